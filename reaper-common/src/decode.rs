@@ -1,0 +1,185 @@
+//! Bytes from the ring, which are not trusted, to a [`Record`].
+
+use crate::{
+    ABI_VERSION, ARGV_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind, RawKey,
+    ReparentRecord,
+};
+
+/// A record that holds what it claims to hold. Borrows its strings from the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    Fork(ForkRecord),
+    Exec {
+        fixed: ExecRecord,
+        filename: &'a [u8],
+        /// Components from the last to the first, each ended by NUL.
+        exe: &'a [u8],
+        argv: &'a [u8],
+    },
+    Exit(ExitRecord),
+    Reparent(ReparentRecord),
+}
+
+/// Why bytes are no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// Fewer bytes than the record says or its kind needs.
+    Short { have: usize, need: usize },
+    /// Written by an object of another version.
+    Abi(u16),
+    /// No [`Kind`] has this number.
+    Kind(u16),
+    /// A length is over its bound.
+    Length(u32),
+    /// A record about nobody: pid or start is zero.
+    Nobody,
+}
+
+impl core::fmt::Display for Defect {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Defect::Short { have, need } => write!(f, "{have} bytes where {need} are needed"),
+            Defect::Abi(v) => write!(f, "abi version {v} where {ABI_VERSION} is expected"),
+            Defect::Kind(k) => write!(f, "unknown record kind {k}"),
+            Defect::Length(n) => write!(f, "length {n} is over its bound"),
+            Defect::Nobody => write!(f, "record about no process"),
+        }
+    }
+}
+
+/// Reads little pieces from the front; every read is bounds-checked.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], Defect> {
+        let short = Defect::Short {
+            have: self.0.len(),
+            need: n,
+        };
+        let (head, tail) = self.0.split_at_checked(n).ok_or(short)?;
+        self.0 = tail;
+        Ok(head)
+    }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Defect> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+    fn u16(&mut self) -> Result<u16, Defect> {
+        self.array().map(u16::from_ne_bytes)
+    }
+    fn u32(&mut self) -> Result<u32, Defect> {
+        self.array().map(u32::from_ne_bytes)
+    }
+    fn u64(&mut self) -> Result<u64, Defect> {
+        self.array().map(u64::from_ne_bytes)
+    }
+    fn key(&mut self) -> Result<RawKey, Defect> {
+        Ok(RawKey {
+            pid: self.u32()?,
+            _pad: self.u32()?,
+            start_ns: self.u64()?,
+        })
+    }
+    fn somebody(&mut self) -> Result<RawKey, Defect> {
+        let key = self.key()?;
+        if key.pid == 0 || key.start_ns == 0 {
+            Err(Defect::Nobody)
+        } else {
+            Ok(key)
+        }
+    }
+}
+
+/// Decodes one record. Bytes after the record's own length are ignored.
+///
+/// # Errors
+/// A [`Defect`]; the caller counts it and goes on with the next record.
+pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
+    let mut b = Bytes(bytes);
+    let header = Header {
+        len: b.u32()?,
+        kind: b.u16()?,
+        abi: b.u16()?,
+        time_ns: b.u64()?,
+        lost: b.u64()?,
+    };
+    if header.abi != ABI_VERSION {
+        return Err(Defect::Abi(header.abi));
+    }
+    let kind = *Kind::ALL
+        .iter()
+        .find(|k| **k as u16 == header.kind)
+        .ok_or(Defect::Kind(header.kind))?;
+    if header.len as usize > bytes.len() {
+        return Err(Defect::Short {
+            have: bytes.len(),
+            need: header.len as usize,
+        });
+    }
+    match kind {
+        Kind::Fork => Ok(Record::Fork(ForkRecord {
+            header,
+            child: b.somebody()?,
+            parent: b.key()?,
+            creator: b.key()?,
+            pidfd_inode: b.u64()?,
+            uid: b.u32()?,
+            euid: b.u32()?,
+            flags: b.u32()?,
+            _pad: 0,
+        })),
+        Kind::Exec => exec(header, b),
+        Kind::Exit => Ok(Record::Exit(ExitRecord {
+            header,
+            process: b.somebody()?,
+            parent: b.key()?,
+            status: b.u32()?,
+            children: b.u32()?,
+            peak_rss_pages: b.u64()?,
+        })),
+        Kind::Reparent => Ok(Record::Reparent(ReparentRecord {
+            header,
+            child: b.somebody()?,
+            old_parent: b.key()?,
+            adopter: b.key()?,
+        })),
+    }
+}
+
+fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
+    let fixed = ExecRecord {
+        header,
+        process: b.somebody()?,
+        parent: b.key()?,
+        pidfd_inode: b.u64()?,
+        cgroup_id: b.u64()?,
+        uid: b.u32()?,
+        euid: b.u32()?,
+        pgid: b.u32()?,
+        sid: b.u32()?,
+        tty: b.u32()?,
+        old_tid: b.u32()?,
+        argv_full_len: b.u32()?,
+        argv_len: b.u32()?,
+        filename_len: b.u16()?,
+        exe_len: b.u16()?,
+        exe_cut: b.u32()?,
+        comm: b.array()?,
+    };
+    if fixed.argv_len as usize > ARGV_MAX || fixed.argv_len > fixed.argv_full_len {
+        return Err(Defect::Length(fixed.argv_len));
+    }
+    if usize::from(fixed.filename_len) > FILENAME_MAX {
+        return Err(Defect::Length(fixed.filename_len.into()));
+    }
+    let filename = b.take(fixed.filename_len.into())?;
+    let exe = b.take(fixed.exe_len.into())?;
+    let argv = b.take(fixed.argv_len as usize)?;
+    Ok(Record::Exec {
+        fixed,
+        filename,
+        exe,
+        argv,
+    })
+}

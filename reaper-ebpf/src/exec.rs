@@ -1,0 +1,155 @@
+//! A process runs another program.
+
+use aya_ebpf::helpers::bpf_get_current_cgroup_id;
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_comm, bpf_probe_read_kernel_str, bpf_probe_read_user, bpf_ringbuf_output,
+};
+use aya_ebpf::macros::{btf_tracepoint, map};
+use aya_ebpf::maps::PerCpuArray;
+use aya_ebpf::programs::BtfTracePointContext;
+use aya_log_ebpf::debug;
+use reaper_common::{ARGV_MAX, EXE_MAX, ExecRecord, FILENAME_MAX, Kind};
+
+use crate::maps::{EVENTS, dropped, header, wake};
+use crate::path;
+use crate::task::{Task, load, offset, read, visible_number};
+
+/// Bytes of the record's fixed part.
+const FIXED: usize = size_of::<ExecRecord>();
+/// `PIDTYPE_PGID` and `PIDTYPE_SID` of include/linux/pid_types.h, as byte offsets into the array of pointers.
+const PGID: usize = 2 * 8;
+const SID: usize = 3 * 8;
+
+/// A record is put together here, since its parts have lengths of their own.
+#[repr(C)]
+struct Scratch {
+    fixed: ExecRecord,
+    strings: [u8; FILENAME_MAX + path::ROOM + ARGV_MAX],
+}
+
+#[map]
+static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// `TP_PROTO(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`.
+///
+/// Fires after the other threads are gone and the caller has taken the leader's identity.
+#[btf_tracepoint(function = "sched_process_exec")]
+pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
+    // SAFETY: the arguments of the prototype above.
+    let (task, bprm) = unsafe { (Task::from_argument(ctx.arg(0)), ctx.arg::<*const u8>(2)) };
+    let key = task.key();
+    if key.pid == 0 {
+        return 0;
+    }
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: per-CPU memory of this map, and a tracepoint program is not preempted by itself.
+    unsafe {
+        let strings = (&raw mut (*scratch).strings).cast::<u8>();
+        let filename_len = filename(bprm, strings);
+        let exe = strings.add(filename_len);
+        let (exe_len, exe_cut) = path::components(load(bprm, offset!(bprm_file)), exe);
+        // Again a bound for the verifier, which has lost the one of the walk.
+        let exe_len = if exe_len > EXE_MAX + 255 { 0 } else { exe_len };
+        let (argv_len, argv_full_len) = argv(task, exe.add(exe_len));
+        if argv_len == 0 && argv_full_len != 0 {
+            debug!(
+                &ctx,
+                "pid {}: argv of {} bytes cannot be read", key.pid, argv_full_len
+            );
+        }
+        let len = FIXED + filename_len + exe_len + argv_len as usize;
+        let (uid, euid) = task.uids();
+        let signal = task.signal();
+        let fixed = &raw mut (*scratch).fixed;
+        fixed.write(ExecRecord {
+            header: header(Kind::Exec, len),
+            process: key,
+            parent: task.real_parent().key(),
+            pidfd_inode: task.pidfd_inode(),
+            cgroup_id: bpf_get_current_cgroup_id(),
+            uid,
+            euid,
+            pgid: visible_number(read(signal, offset!(signal_pids) + PGID)),
+            sid: visible_number(read(signal, offset!(signal_pids) + SID)),
+            tty: terminal(signal),
+            old_tid: ctx.arg(1),
+            argv_full_len,
+            argv_len,
+            filename_len: filename_len as u16,
+            exe_len: exe_len as u16,
+            exe_cut: exe_cut.into(),
+            comm: [0; 16],
+        });
+        bpf_get_current_comm((&raw mut (*fixed).comm).cast(), 16);
+        if bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            scratch.cast(),
+            len as u64,
+            wake(false),
+        ) != 0
+        {
+            dropped(Kind::Exec);
+        }
+    }
+    0
+}
+
+/// Copies the file name as it was given to exec; its length without NUL.
+#[inline(always)]
+unsafe fn filename(bprm: *const u8, out: *mut u8) -> usize {
+    // SAFETY: `bprm` is the tracepoint's argument; `out` has FILENAME_MAX bytes and more.
+    let n = unsafe {
+        let name: *const u8 = load(bprm, offset!(bprm_filename));
+        bpf_probe_read_kernel_str(out.cast(), FILENAME_MAX as u32, name.cast())
+    };
+    if n <= 0 || n > FILENAME_MAX as i64 {
+        0
+    } else {
+        n as usize - 1
+    }
+}
+
+/// Copies argv, as far as it has room and can be read; bytes copied, and its true length.
+#[inline(always)]
+unsafe fn argv(task: Task, out: *mut u8) -> (u32, u32) {
+    let mm: *const u8 = task.load(offset!(task_mm));
+    // SAFETY: `mm` was reached by a typed load.
+    let (start, end): (u64, u64) = unsafe {
+        (
+            load(mm, offset!(mm_arg_start)),
+            load(mm, offset!(mm_arg_end)),
+        )
+    };
+    let full = end.wrapping_sub(start);
+    let wanted = if full > ARGV_MAX as u64 {
+        ARGV_MAX as u64
+    } else {
+        full
+    };
+    // SAFETY: the caller left ARGV_MAX bytes at `out`; the helper checks the source.
+    match unsafe { bpf_probe_read_user(out.cast(), wanted as u32, start as *const _) } {
+        0 => (wanted as u32, full as u32),
+        _ => (0, full as u32),
+    }
+}
+
+/// Number of the controlling terminal, as `new_encode_dev` of include/linux/kdev_t.h makes it.
+#[inline(always)]
+unsafe fn terminal(signal: *const u8) -> u32 {
+    // SAFETY: typed loads; one through a null pointer reads 0.
+    let (major, minor): (u32, u32) = unsafe {
+        let tty: *const u8 = load(signal, offset!(signal_tty));
+        if tty.is_null() {
+            return 0;
+        }
+        let driver: *const u8 = load(tty, offset!(tty_driver));
+        let first: u32 = load(driver, offset!(driver_minor_start));
+        (
+            load(driver, offset!(driver_major)),
+            first + load::<u32>(tty, offset!(tty_index)),
+        )
+    };
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}

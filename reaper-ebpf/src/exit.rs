@@ -1,0 +1,246 @@
+//! A process exits, and its children go to another parent.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use aya_log_ebpf::warn;
+use reaper_common::{ExitRecord, Kind, RawKey, ReparentRecord};
+
+use crate::maps::{EVENTS, constant, dropped, header, wake, watched};
+use crate::task::{Task, key_of, load, offset, read, upid};
+
+/// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
+const SIGNAL_GROUP_EXIT: u32 = 4;
+/// Children counted for the exit record.
+const COUNTED: u32 = 32;
+/// Ancestors looked at for a subreaper.
+const ANCESTORS: u32 = 32;
+/// Steps of the walk over children where the kernel has `bpf_loop` (5.17), and where it has not.
+const STEPS: u32 = 1 << 17;
+const STEPS_BOUNDED: u32 = 128;
+
+/// `TP_PROTO(struct task_struct *p)`, from 6.16 on `(struct task_struct *p, bool group_dead)`.
+///
+/// Fires for each thread, before the children are given away (`exit_notify` of kernel/exit.c).
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
+    if let Some(mut walk) = exited(&ctx) {
+        // SAFETY: `each_child` takes what is handed over here, for no longer than the call.
+        let steps =
+            unsafe { bpf_loop(STEPS, each_child as *mut c_void, (&raw mut walk).cast(), 0) };
+        if steps >= i64::from(STEPS) {
+            warn!(
+                &ctx,
+                "pid {} had more children than were told", walk.parent.pid
+            );
+        }
+    }
+    0
+}
+
+/// The same for kernels without `bpf_loop`.
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
+    if let Some(mut walk) = exited(&ctx) {
+        for _ in 0..STEPS_BOUNDED {
+            if walk.step() {
+                return 0;
+            }
+        }
+        warn!(
+            &ctx,
+            "pid {} had more children than were told", walk.parent.pid
+        );
+    }
+    0
+}
+
+/// Tells of the exit if the process is gone with this thread; the walk over its children if it has any.
+#[inline(always)]
+fn exited(ctx: &BtfTracePointContext) -> Option<Walk> {
+    // SAFETY: the first argument of the prototype above.
+    let task = unsafe { Task::from_argument(ctx.arg(0)) };
+    let signal = task.signal();
+    // A leader may exit first and a thread last. Before 6.16, threads that die together can each see
+    // that none is live; the service takes the first record and ignores the others.
+    let says_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
+    let dead = if says_dead != 0 {
+        ctx.arg::<u32>(1) & 0xff != 0
+    } else {
+        // SAFETY: `signal` was reached by a typed load.
+        unsafe { load::<u32>(signal, offset!(signal_live)) == 0 }
+    };
+    if !dead {
+        return None;
+    }
+    let process = task.key();
+    if process.pid == 0 {
+        return None;
+    }
+    let children = count_children(task);
+    // SAFETY: `signal` was reached by a typed load.
+    let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
+    let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
+        dropped(Kind::Exit);
+        return None;
+    };
+    record.write(ExitRecord {
+        header: header(Kind::Exit, size_of::<ExitRecord>()),
+        process,
+        parent: task.real_parent().key(),
+        status: wait_status(task, signal),
+        children,
+        // SAFETY: `signal` was reached by a typed load.
+        peak_rss_pages: unsafe { load(signal, offset!(signal_maxrss)) },
+    });
+    record.submit(wake(children > 0 || others || watched(process.pid)));
+    (children > 0 || others).then(|| Walk::new(task, process))
+}
+
+/// What `wait_task_zombie` of kernel/exit.c hands to the parent.
+#[inline(always)]
+fn wait_status(task: Task, signal: *const u8) -> u32 {
+    // SAFETY: `signal` was reached by a typed load.
+    let flags: u32 = unsafe { load(signal, offset!(signal_flags)) };
+    if flags & SIGNAL_GROUP_EXIT != 0 {
+        // SAFETY: as above.
+        return unsafe { load(signal, offset!(signal_group_exit_code)) };
+    }
+    let leader: *const u8 = task.load(offset!(task_group_leader));
+    // SAFETY: reached by a typed load.
+    unsafe { load(leader, offset!(task_exit_code)) }
+}
+
+#[inline(always)]
+fn count_children(task: Task) -> u32 {
+    let head = task.as_ptr().wrapping_add(offset!(task_children)) as u64;
+    let mut node: u64 = task.load(offset!(task_children));
+    for n in 0..COUNTED {
+        if node == head || node == 0 {
+            return n;
+        }
+        node = read(node as *const u8, 0);
+    }
+    COUNTED
+}
+
+/// A walk over the children of every thread of a process: they hang on the thread that made them.
+#[repr(C)]
+struct Walk {
+    /// Start of the list of threads, in the shared `signal_struct`.
+    threads: u64,
+    /// The thread whose children are walked, by its place in that list.
+    thread: u64,
+    /// Start of its list of children.
+    head: u64,
+    /// The child to come.
+    node: u64,
+    parent: RawKey,
+    adopter: RawKey,
+}
+
+unsafe extern "C" fn each_child(_: u32, walk: *mut Walk) -> i64 {
+    // SAFETY: `process_exit` hands over its own walk, and nobody else has it meanwhile.
+    unsafe { &mut *walk }.step().into()
+}
+
+impl Walk {
+    #[inline(always)]
+    fn new(task: Task, parent: RawKey) -> Walk {
+        let threads = task.signal() as u64 + offset!(signal_thread_head) as u64;
+        let adopter = key_of(find_new_reaper(task));
+        // Before the first thread, as if the one before it had been walked.
+        Walk {
+            threads,
+            thread: threads,
+            head: 0,
+            node: 0,
+            parent,
+            adopter,
+        }
+    }
+
+    /// One child or the next thread; true when there is no more.
+    #[inline(always)]
+    fn step(&mut self) -> bool {
+        if self.node == self.head {
+            self.thread = read(self.thread as *const u8, 0);
+            if self.thread == self.threads || self.thread == 0 {
+                return true;
+            }
+            self.head =
+                self.thread - offset!(task_thread_node) as u64 + offset!(task_children) as u64;
+            self.node = read(self.head as *const u8, 0);
+            return false;
+        }
+        if self.node == 0 {
+            return true;
+        }
+        let child = (self.node as *const u8).wrapping_sub(offset!(task_sibling));
+        self.node = read(self.node as *const u8, 0);
+        if read::<u32>(child, offset!(task_exit_state)) == 0 {
+            self.tell(key_of(child));
+        }
+        false
+    }
+
+    #[inline(always)]
+    fn tell(&self, child: RawKey) {
+        if child.pid == 0 {
+            return;
+        }
+        let Some(mut record) = EVENTS.reserve::<ReparentRecord>(0) else {
+            dropped(Kind::Reparent);
+            return;
+        };
+        record.write(ReparentRecord {
+            header: header(Kind::Reparent, size_of::<ReparentRecord>()),
+            child,
+            old_parent: self.parent,
+            adopter: self.adopter,
+        });
+        record.submit(wake(false));
+    }
+}
+
+/// Who takes the children, as `find_new_reaper` of kernel/exit.c chooses, no thread of the process
+/// being alive: the nearest subreaper above in the same pid namespace, else that namespace's init.
+#[inline(always)]
+fn find_new_reaper(task: Task) -> *const u8 {
+    let father = task.as_ptr();
+    let pid: *const u8 = read(father, offset!(task_thread_pid));
+    let level: u32 = read(pid, offset!(pid_level));
+    let signal: *const u8 = read(father, offset!(task_signal));
+    let has: u8 = read(signal, offset!(signal_has_subreaper_byte));
+    if u32::from(has) & offset!(signal_has_subreaper_mask) as u32 != 0 {
+        let mut reaper: *const u8 = read(father, offset!(task_real_parent));
+        for _ in 0..ANCESTORS {
+            let pid: *const u8 = read(reaper, offset!(task_thread_pid));
+            // The idle task, the ancestor of all, has pid 0.
+            if read::<u32>(pid, offset!(pid_level)) != level
+                || read::<u32>(reaper, offset!(task_tgid)) == 0
+            {
+                break;
+            }
+            let signal: *const u8 = read(reaper, offset!(task_signal));
+            let bits: u8 = read(signal, offset!(signal_subreaper_byte));
+            if u32::from(bits) & offset!(signal_subreaper_mask) as u32 != 0
+                && read::<u32>(signal, offset!(signal_live)) != 0
+            {
+                return reaper;
+            }
+            reaper = read(reaper, offset!(task_real_parent));
+        }
+    }
+    let namespace: *const u8 = read(upid(pid, level), offset!(upid_ns));
+    let init: *const u8 = read(namespace, offset!(namespace_child_reaper));
+    // The init itself is dying: its namespace dies with it and nobody adopts.
+    let ours: u32 = read(father, offset!(task_tgid));
+    if read::<u32>(init, offset!(task_tgid)) == ours {
+        core::ptr::null()
+    } else {
+        init
+    }
+}

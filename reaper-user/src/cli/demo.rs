@@ -1,0 +1,230 @@
+//! `reaper demo`: a small agent-shaped tree, orphaned and reaped while one looks on.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep};
+
+use super::daemon::{in_thread, runtime, settings, with_writer};
+use super::{Failure, scope};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::export::{Format, Output, Sink};
+use crate::reap;
+use crate::source::ebpf::{Options, Source};
+use crate::sys::pidfd::Pidfd;
+
+/// The demo's own rule, and a grace that nobody has to wait long for.
+const CONFIG: &str = "\
+grace = '1s'
+[[agent]]
+name = 'demo-agent'
+comm = 'reaper'
+argv = '* demo-agent'
+";
+
+/// What the agent leaves behind; each script prints the pid that is to be watched. They end by
+/// themselves after a minute, should the demo be killed.
+const CHILDREN: [(&str, &str); 4] = [
+    ("an ordinary child", "echo $$; exec sleep 60"),
+    (
+        "a session of its own (setsid)",
+        "exec setsid sh -c 'echo $$; exec sleep 61'",
+    ),
+    ("double-forked, orphaned already", "(sleep 62 & echo $!)"),
+    (
+        "ignores SIGTERM",
+        "trap '' TERM; echo $$; n=0; while [ $n -lt 60 ]; do sleep 1; n=$((n+1)); done",
+    ),
+];
+
+/// How long all of it may take before the demo calls it a failure.
+const DEADLINE: Duration = Duration::from_secs(15);
+
+/// Runs the demo; its exit status is 1 if something of the tree lives on.
+pub(super) fn run() -> Result<u8, Failure> {
+    let config = Config::parse(CONFIG, Path::new("demo"))?;
+    let source = Source::open(&Options::default())?;
+    let mut agent = Agent::start()?;
+    let pid = agent.child.id();
+    println!(
+        "A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered."
+    );
+    println!("It starts four processes, each in its own way of getting away:");
+    CHILDREN.iter().for_each(|(what, _)| println!("  - {what}"));
+    println!(
+        "Then it is killed with SIGKILL. SIGTERM goes to what is left, and after 1 s SIGKILL.\n"
+    );
+    let scope_name = pid.to_string();
+    let settings = settings(
+        config,
+        scope::parse(std::slice::from_ref(&scope_name))?,
+        vec![scope_name],
+    );
+    let outputs = vec![Output::stdout(Format::Lines)];
+    let work = move |sink: Sink| {
+        in_thread(move || {
+            runtime()?.block_on(async {
+                let engine = Engine::start(source, settings, sink)?;
+                let mut left = agent.leave_behind()?;
+                let reaped = engine.run(wait(&mut agent, &mut left)).await?.reaped;
+                Ok((reaped, left.end()))
+            })
+        })
+    };
+    let (reaped, left) = with_writer(outputs, work)?;
+    if left.is_empty() {
+        println!("\nNothing is left of it: {reaped} processes ended, each confirmed by its pidfd.");
+        return Ok(0);
+    }
+    println!("\nStill there, and ended now: {}", left.join(", "));
+    Ok(1)
+}
+
+/// Kills the agent, waits until nothing of its tree is left, and tells why the demo is over.
+async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
+    let Ok(mut interrupt) = signal(SignalKind::interrupt()) else {
+        return "no signal handler";
+    };
+    let gone = async {
+        // Time to see what was there before.
+        sleep(Duration::from_millis(300)).await;
+        agent.kill();
+        let deadline = Instant::now() + DEADLINE;
+        while !left.all_ended() && Instant::now() < deadline {
+            sleep(Duration::from_millis(20)).await;
+        }
+        // The engine confirms the ends in its own time.
+        sleep(Duration::from_millis(100)).await;
+        "the demo is over"
+    };
+    tokio::select! {
+        reason = gone => reason,
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+/// The stand-in for an agent: this program again. Killed when dropped.
+struct Agent {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Agent {
+    fn start() -> Result<Agent, Failure> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut child = Command::new(program)
+            .arg("demo-agent")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the demo's agent")?;
+        let stdin = child.stdin.take();
+        let stdout = child
+            .stdout
+            .take()
+            .ok_or_else(|| anyhow!("the demo's agent has no output"))?;
+        Ok(Agent {
+            child,
+            stdin,
+            stdout: BufReader::new(stdout),
+        })
+    }
+
+    /// Has it start its children; a handle on each of them.
+    fn leave_behind(&mut self) -> Result<LeftBehind, Failure> {
+        if let Some(stdin) = &mut self.stdin {
+            stdin
+                .write_all(b"go\n")
+                .context("cannot talk to the demo's agent")?;
+        }
+        let mut left = LeftBehind(Vec::new());
+        for (what, _) in CHILDREN {
+            let mut line = String::new();
+            self.stdout
+                .read_line(&mut line)
+                .context("cannot read from the demo's agent")?;
+            let pid: u32 = line
+                .trim()
+                .parse()
+                .with_context(|| format!("no pid from {what}: {line:?}"))?;
+            let pidfd = Pidfd::open(pid).with_context(|| format!("pid {pid} is gone already"))?;
+            left.0.push((format!("{what} ({pid})"), pidfd));
+        }
+        Ok(left)
+    }
+
+    fn kill(&mut self) {
+        // It is this process's child and not waited for yet, so its pid is its own.
+        if let Ok(pidfd) = Pidfd::open(self.child.id()) {
+            let _ = reap::end_own(&pidfd, Signal::SIGKILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+        }
+    }
+}
+
+/// What the agent left, by what it is.
+struct LeftBehind(Vec<(String, Pidfd)>);
+
+impl LeftBehind {
+    fn all_ended(&self) -> bool {
+        self.0.iter().all(|(_, pidfd)| pidfd.has_exited())
+    }
+
+    /// Ends what lives on; tells what that was.
+    fn end(&self) -> Vec<String> {
+        let alive = self.0.iter().filter(|(_, pidfd)| !pidfd.has_exited());
+        let ended = alive.map(|(what, pidfd)| {
+            let _ = reap::end_own(pidfd, Signal::SIGKILL);
+            what.clone()
+        });
+        ended.collect()
+    }
+}
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What `reaper demo-agent` does: waits for a word, starts the children, and waits to be killed.
+pub(super) fn agent() -> Result<(), Failure> {
+    let mut stdin = std::io::stdin().lock();
+    let mut line = String::new();
+    stdin
+        .read_line(&mut line)
+        .context("cannot read the demo's word")?;
+    if line.is_empty() {
+        return Err(Failure::Usage(
+            "demo-agent is a part of `reaper demo`".into(),
+        ));
+    }
+    let mut children = Vec::new();
+    for (what, script) in CHILDREN {
+        let child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .spawn();
+        children.push(child.with_context(|| format!("cannot start {what}"))?);
+    }
+    // Until the demo goes away, should it not kill this first.
+    stdin
+        .read_line(&mut line)
+        .context("cannot wait for the demo")?;
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! What the built-in rules make of real processes, and of those that only look like them.
+
+use crate::config::{Config, catalogue};
+use crate::model::agent::{Class, Ruleset};
+use crate::model::event::{Image, Uids};
+
+const ME: Uids = Uids {
+    real: 1000,
+    effective: 1000,
+};
+
+/// Arguments separated by `|`, so that one may hold spaces.
+fn image(comm: &str, exe: &str, argv: &str) -> Image {
+    let argv = argv
+        .split('|')
+        .flat_map(|arg| arg.bytes().chain([0]))
+        .collect();
+    Image {
+        comm: comm.into(),
+        exe: exe.into(),
+        argv,
+        ..Image::default()
+    }
+}
+
+fn said(rules: &Ruleset, image: &Image) -> String {
+    match rules.classify(image) {
+        Class::Agent(id) => format!("agent {}", rules.name(id)),
+        Class::Boundary(id) => format!("boundary {}", rules.name(id)),
+        Class::Plain => match rules.keep(image, ME, ME) {
+            Some(id) => format!("keep {}", rules.name(id)),
+            None => "plain".into(),
+        },
+    }
+}
+
+/// Long paths by a short name.
+const PATHS: [(&str, &str); 5] = [
+    ("$npm", "/usr/lib/node_modules"),
+    ("$node", NODE),
+    ("$claude", "/home/u/.local/share/claude/versions/2.1.50"),
+    (
+        "$codex",
+        "/usr/lib/node_modules/@openai/codex/node_modules/@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
+    ),
+    ("$chrome", "/opt/google/chrome/chrome"),
+];
+
+/// Each line: what is expected, comm, exe, argv.
+#[track_caller]
+fn check(table: &str) {
+    let rules = Config::default().rules;
+    let lines = table.lines().map(str::trim).filter(|line| !line.is_empty());
+    let wrong: Vec<_> = lines
+        .filter_map(|line| {
+            let mut full = line.to_owned();
+            PATHS
+                .iter()
+                .for_each(|(short, path)| full = full.replace(short, path));
+            let [expected, comm, exe, argv] = full.splitn(4, "; ").collect::<Vec<_>>()[..] else {
+                panic!("not four fields: {line}");
+            };
+            let said = said(&rules, &image(comm, exe, argv));
+            (said != expected).then(|| format!("{said}: {line}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+const NODE: &str = "/home/u/.nvm/versions/node/v24.1.0/bin/node";
+
+#[test]
+fn agents_as_they_were_seen_to_run() {
+    check(
+        "
+        agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude
+        agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; /usr/bin/claude|-p|run the daemon run test
+        agent claude-code; claude; $claude; claude|--resume
+        agent claude-code; 2.1.50; $claude; $claude|--output-format|stream-json|--resume|8f
+        agent claude-code; claude; $claude (deleted); claude
+        agent claude-code; claude; /home/u/.vscode/extensions/anthropic.claude-code-2.1.145-linux-x64/resources/native-binary/claude; claude
+        agent claude-code; node; $node; node|/usr/local/bin/claude
+        agent claude-code; MainThread; /usr/bin/node-22; node|--no-warnings|/x/node_modules/@anthropic-ai/claude-code/cli.js|-p|hi
+        agent codex; node; $node; node|/home/u/.nvm/versions/node/v24.1.0/bin/codex
+        agent codex; codex; $codex; /x/vendor/x86_64-unknown-linux-musl/bin/codex
+        agent codex; codex; $codex; codex|exec|fix the app-server tests
+        agent codex; codex; /usr/local/bin/codex; codex
+        agent gemini-cli; node; $node; node|/usr/bin/gemini
+        agent gemini-cli; node; $node; /usr/bin/node|--max-old-space-size=7962|/usr/bin/gemini|-i|hello
+        agent gemini-cli; node; $node; node|--require|/x/preload.js|/home/John Doe/.npm-global/bin/gemini
+        agent gemini-cli; node; $node; node|/home/u/.npm/_npx/0a/node_modules/.bin/gemini
+        agent copilot-cli; node; $node; node|/usr/local/bin/copilot
+        agent copilot-cli; MainThread; $npm/@github/copilot/node_modules/@github/copilot-linux-x64/copilot; copilot
+        agent opencode; opencode; $npm/opencode-ai/bin/opencode.exe; opencode
+        agent opencode; opencode; /home/u/.opencode/bin/opencode; opencode|run|serve the page
+        agent qwen-code; node; $node; node|/usr/bin/qwen
+        agent qwen-code; node; $node; /usr/bin/node|--max-old-space-size=7962|/usr/bin/qwen
+        agent amp; amp; $npm/@sourcegraph/amp/node_modules/@ampcode/cli/bin/amp.exe; amp
+        ",
+    );
+}
+
+#[test]
+fn look_alikes_of_agents() {
+    check(
+        "
+        boundary editors-terminal; vim; /usr/bin/vim.basic; vim|/usr/bin/gemini
+        plain; node; $node; node|build.js|--out|bin/gemini
+        plain; node; $node; node|build.js|/usr/bin/gemini
+        plain; node; $node; node|-e|require('/usr/bin/gemini')|/usr/bin/gemini
+        plain; node; $node; node|--require|/usr/bin/gemini|x.js
+        plain; node; $node; node|bin/gemini
+        plain; node; $node; node|/x/bin/gemini-server
+        plain; node; $node; node|/x/node_modules/@google/gemini-cli-core/dist/index.js
+        plain; node; $node; node
+        plain; python3; /usr/bin/python3.13; /usr/bin/python3|/usr/local/bin/gemini
+        plain; gemini; /usr/local/bin/gemini; gemini
+        plain; bash; /usr/bin/bash; bash|-c|claude --version; codex; node /usr/bin/gemini
+        plain; claude; /home/u/src/claude/target/debug/claude; claude
+        plain; claude; ; claude
+        plain; codex; ; codex
+        plain; codex; /home/u/src/codex/target/debug/codex; codex
+        plain; codex; $codex; codex-linux-sandbox|--sandbox-policy|{}|--|bash|-c|npm test
+        plain; codex-linux-san; $codex; /home/u/.codex/tmp/arg0/codex-arg0a1/codex-linux-sandbox|--|bash
+        plain; codex; $codex; apply_patch|*** Begin Patch
+        plain; codex; $codex; codex|--codex-run-as-apply-patch|*** Begin Patch
+        plain; claude; $claude; rg|--files|daemon
+        plain; copilot-languag; /x/node_modules/@github/copilot-language-server-linux-x64/copilot-language-server; copilot-language-server|--stdio
+        plain; copilot; /usr/local/bin/copilot; copilot|svc|deploy
+        plain; amp; /usr/local/bin/amp; amp|song.mp3
+        plain; opencode; /home/u/src/opencode/dist/opencode; opencode
+        ",
+    );
+}
+
+#[test]
+fn daemons_of_agents_are_boundaries() {
+    check(
+        "
+        boundary claude-daemon; claude; $claude; claude|daemon|run
+        boundary claude-daemon; 2.1.50; $claude; /home/John Doe/.local/share/claude/versions/2.1.50|daemon|run
+        boundary codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
+        boundary codex-app-server; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
+        boundary codex-app-server; codex; $codex; codex|-c|model=o3|--verbose|app-server
+        boundary codex-app-server; codex; ; codex|app-server
+        boundary codex-app-server; node; $node; node|/usr/bin/codex|app-server
+        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--port|4096
+        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--print-logs|serve
+        boundary crush-server; crush; /usr/bin/crush; crush|server|--host|unix:///x
+        boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--no-tui
+        plain; crush; /usr/bin/crush; crush
+        ",
+    );
+}
+
+#[test]
+fn boundaries() {
+    check(
+        "
+        boundary tmux; tmux; /usr/bin/tmux; tmux|-L|claude-swarm-1|new|-d
+        boundary tmux; tmux: server; ; tmux
+        boundary screen; screen; /usr/bin/screen; SCREEN|-dmS|x
+        boundary zellij; zellij; /usr/bin/zellij; zellij|--server|/x
+        boundary containers; docker; /usr/bin/docker; docker|run|x
+        boundary containers; containerd-shim; /usr/bin/containerd-shim-runc-v2; x
+        boundary containers; conmon; /usr/bin/conmon; conmon
+        boundary systemd; systemd; /usr/lib/systemd/systemd; /usr/lib/systemd/systemd|--user
+        boundary editors-gui; code; /usr/share/code/code; /usr/share/code/code|.
+        boundary editors-gui; java; /opt/idea/jbr/bin/java; java|-Xmx2g|com.intellij.idea.Main
+        boundary editors-gui; node; /home/u/.vscode-server/cli/servers/Stable-1/server/node; /home/u/.vscode-server/cli/servers/Stable-1/server/node|/home/u/.vscode-server/cli/servers/Stable-1/server/out/server-main.js|--port=0
+        plain; code; /w/.vscode-test/vscode-linux-x64-1.9/code; code|--extensionTestsPath=/w/out
+        plain; code; /usr/share/code/code; code|--extensionTestsPath=/w/out
+        plain; java; /opt/idea/jbr/bin/java; java|-jar|x.jar
+        boundary editors-terminal; nvim; /usr/bin/nvim; nvim|notes
+        boundary editors-terminal; emacs; /usr/bin/emacs-31.1-x; emacs|--daemon
+        plain; nvim; /usr/bin/nvim; nvim|--headless|-c|q
+        plain; emacs; /usr/bin/emacs; emacs|-batch|-l|x
+        plain; git; /usr/bin/git; git|commit|-m|tmux screen zellij docker
+        ",
+    );
+}
+
+#[test]
+fn a_persons_browser_and_those_of_automation() {
+    check(
+        "
+        boundary browser; chrome; $chrome; /opt/google/chrome/chrome|https://example.org
+        boundary browser; chrome; $chrome; /opt/google/chrome/chrome|--user-data-dir=/home/u/second profile
+        boundary browser; firefox; /usr/lib/firefox/firefox; firefox|-new-tab|https://example.org/headless
+        plain; chrome; $chrome; chrome|--headless=new|--dump-dom|x
+        plain; chrome; $chrome; chrome|--headless
+        plain; chrome; $chrome; chrome|--remote-debugging-port=9222
+        plain; chrome; $chrome; chrome|--remote-debugging-pipe
+        plain; chrome; $chrome; chrome|--user-data-dir=/home/u/.cache/ms-playwright/mcp-chrome-1|about:blank
+        plain; chrome; $chrome; chrome|--user-data-dir=/run/agent-browser-chrome-7
+        plain; chrome; $chrome; chrome|--user-data-dir=/x/puppeteer_dev_chrome_profile-Ab
+        plain; chrome; $chrome; chrome|--user-data-dir=/tmp/x
+        plain; chrome; $chrome; /opt/google/chrome/chrome|--type=renderer|--lang=en
+        plain; chrome; /home/u/.cache/ms-playwright/chromium-1200/chrome-linux/chrome; chrome
+        plain; chrome-headless; /home/u/.cache/puppeteer/x/chrome-headless-shell; chrome-headless-shell
+        plain; firefox; /usr/lib/firefox/firefox; firefox|-headless|-profile|/tmp/playwright_firefoxdev_profile-x|-juggler-pipe
+        plain; firefox; /usr/lib/firefox/firefox; firefox|--marionette|-profile|/tmp/rust_mozprofileX
+        plain; firefox; /usr/lib/firefox/firefox; firefox|-contentproc|{1}|tab
+        ",
+    );
+}
+
+#[test]
+fn keeps() {
+    check(
+        "
+        keep pm2; node; $node; node|$npm/pm2/lib/Daemon.js
+        keep pm2; PM2 v6.0.1: God; $node; PM2 v6.0.1: God Daemon (/home/u/.pm2)
+        keep supervisord; supervisord; /usr/bin/python3.13; /usr/bin/python3|/usr/bin/supervisord|-c|x
+        keep ssh-agent; ssh-agent; /usr/bin/ssh-agent; ssh-agent|-s
+        keep gpg-agent; gpg-agent; /usr/bin/gpg-agent; gpg-agent|--daemon
+        keep ssh-master; ssh; /usr/bin/ssh; ssh: /home/u/.ssh/cm-x [mux]
+        keep ssh-master; ssh; /usr/bin/ssh; ssh|-M|-N|host
+        plain; ssh; /usr/bin/ssh; ssh|-o|ControlMaster=no|host
+        keep dbus; dbus-daemon; /usr/bin/dbus-daemon; dbus-daemon|--session
+        keep sound; pipewire; /usr/bin/pipewire; pipewire
+        keep compositors; gnome-shell; /usr/bin/gnome-shell; gnome-shell
+        plain; Xvfb; /usr/bin/Xvfb; Xvfb|:99
+        keep gradle; java; /usr/lib/jvm/21/bin/java; java|-cp|x|org.gradle.launcher.daemon.bootstrap.GradleDaemon|9.1
+        plain; java; /usr/lib/jvm/21/bin/java; java|org.gradle.wrapper.GradleWrapperMain|test
+        keep bazel; java; /home/u/.cache/bazel/x/jdk/bin/java; bazel(repo)|--add-opens|-jar|/x/A-server.jar
+        keep sccache; sccache; /usr/bin/sccache; sccache
+        keep watchman; watchman; /usr/bin/watchman; watchman|--foreground
+        keep adb; adb; /opt/android/platform-tools/adb; adb|-L|tcp:5037|fork-server|server
+        plain; adb; /opt/android/platform-tools/adb; adb|logcat
+        keep git-fsmonitor; git; /usr/bin/git; git|fsmonitor--daemon|run|--detach
+        plain; git; /usr/bin/git; git|status
+        keep package-managers; apt-get; /usr/bin/apt-get; apt-get|install|x
+        keep package-managers; dnf; /usr/bin/python3.13; /usr/bin/python3|/usr/bin/dnf|upgrade
+        keep npm-global; node; $node; node|/usr/bin/npm|install|-g|@openai/codex
+        keep npm-global; node; $node; node|/usr/bin/npm|-g|i|@openai/codex
+        plain; node; $node; node|/usr/bin/npm|run|dev|--|-g
+        ",
+    );
+}
+
+#[test]
+fn another_uid_is_kept_first() {
+    let rules = Config::default().rules;
+    let image = image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x");
+    let other = Uids {
+        real: 1000,
+        effective: 0,
+    };
+    let id = rules.keep(&image, other, ME).expect("is kept");
+    assert_eq!(
+        (&**rules.name(id), rules.rule(id).other_uid),
+        ("other-uid", true)
+    );
+    let id = rules.keep(&image, ME, ME).expect("is kept");
+    assert_eq!(
+        (&**rules.name(id), rules.rule(id).other_uid),
+        ("package-managers", false)
+    );
+}
+
+#[test]
+fn names_are_unique() {
+    let mut names: Vec<_> = catalogue::rules()
+        .into_iter()
+        .map(|rule| rule.name)
+        .collect();
+    names.sort();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all);
+}
+
+/// Printed with `--nocapture`: how long one exec is looked at.
+#[test]
+fn time_of_a_look() {
+    let start = std::time::Instant::now();
+    let rules = Config::default().rules;
+    println!(
+        "compiling the catalogue: {} us",
+        start.elapsed().as_micros()
+    );
+    let args = "x".repeat(40);
+    let long = format!(
+        "node|/home/u/project/node_modules/.bin/vite|{}",
+        vec![&args[..]; 40].join("|")
+    );
+    for (what, image) in [
+        (
+            "no rule",
+            image(
+                "cc1plus",
+                "/usr/lib/gcc/x86_64-linux-gnu/14/cc1plus",
+                "cc1plus|-quiet|-o|x.o",
+            ),
+        ),
+        (
+            "a shell",
+            image("bash", "/usr/bin/bash", "bash|-c|make -j8 && make test"),
+        ),
+        ("a script of node", image("node", NODE, &long)),
+        (
+            "an agent",
+            image(
+                "claude",
+                "/home/u/.local/share/claude/versions/2.1.50",
+                "claude|--resume",
+            ),
+        ),
+    ] {
+        let rounds = 5_000;
+        let look = || {
+            let start = std::time::Instant::now();
+            for _ in 0..rounds {
+                std::hint::black_box(rules.classify(std::hint::black_box(&image)));
+            }
+            start.elapsed().as_nanos() / rounds
+        };
+        println!("{what}: {} ns, then {} ns", look(), look());
+    }
+}

@@ -1,0 +1,96 @@
+//! What is said of a config that cannot be used: `path:line:col: what is wrong`, a line each.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Line and column, both from 1, the column in characters; `None` if it is of the file as a whole.
+    pub place: Option<(usize, usize)>,
+    pub what: String,
+}
+
+/// Why a config cannot be used. Reads as one line for each problem, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    pub path: PathBuf,
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        for (nth, Problem { place, what }) in self.problems.iter().enumerate() {
+            let end = if nth == 0 { "" } else { "\n" };
+            match place {
+                Some((line, column)) => write!(f, "{end}{path}:{line}:{column}: {what}")?,
+                None => write!(f, "{end}{path}: {what}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl ConfigError {
+    pub(super) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
+        let what = match error.kind() {
+            io::ErrorKind::NotFound => {
+                "no such file: write it, or leave out `--config` to run with the defaults".into()
+            }
+            io::ErrorKind::IsADirectory => "this is a directory: name a TOML file".into(),
+            io::ErrorKind::PermissionDenied => {
+                "permission denied: make it readable for this user".into()
+            }
+            _ => format!("cannot be read: {}", error.to_string().to_lowercase()),
+        };
+        ConfigError {
+            path: path.into(),
+            problems: vec![Problem { place: None, what }],
+        }
+    }
+
+    pub(super) fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> ConfigError {
+        let good = String::from_utf8_lossy(&bytes[..at]);
+        let what = format!(
+            "byte 0x{:02x} is not UTF-8: save the file as UTF-8",
+            bytes[at]
+        );
+        ConfigError::at(path, &good, vec![(at, what)])
+    }
+
+    pub(super) fn not_toml(path: &Path, text: &str, errors: &[toml::de::Error]) -> ConfigError {
+        let what = |e: &toml::de::Error| format!("not TOML: {}", e.message().replace('\n', ": "));
+        ConfigError::at(
+            path,
+            text,
+            errors
+                .iter()
+                .map(|e| (e.span().map_or(0, |s| s.start), what(e)))
+                .collect(),
+        )
+    }
+
+    /// Of problems at byte offsets into `text`.
+    pub(super) fn at(path: &Path, text: &str, mut problems: Vec<(usize, String)>) -> ConfigError {
+        problems.sort_by_key(|(at, _)| *at);
+        let problem = |(at, what)| Problem {
+            place: Some(line_and_column(text, at)),
+            what,
+        };
+        ConfigError {
+            path: path.into(),
+            problems: problems.into_iter().map(problem).collect(),
+        }
+    }
+}
+
+fn line_and_column(text: &str, at: usize) -> (usize, usize) {
+    let before = &text[..text.floor_char_boundary(at)];
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    (before.matches('\n').count() + 1, line.chars().count() + 1)
+}

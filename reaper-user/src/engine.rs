@@ -1,0 +1,519 @@
+//! The loop: owns the source, the model, the reaper, the clock, and the order in which they act.
+//!
+//! ```text
+//!   ring readable ─┐
+//!   a timer ───────┼─▶ settle: drain ─▶ decide ─▶ claim ─▶ open pidfds ─▶ drain ─▶ signal ─▶ tell
+//!   a pidfd ───────┘             ▲                                                    │
+//!                                └──────────── while anything is queued ◀─────────────┘
+//! ```
+//!
+//! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
+//! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
+
+mod follow;
+
+use std::io;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::config::{EventScope, Mode};
+use crate::export::{Body, Count, Names, Record, SessionRef, Sink, Who};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
+use crate::model::policy::Verdict;
+use crate::model::session::SessionId;
+use crate::model::{Model, Scope};
+use crate::reap::{Outcome, Reaper, Report, Times};
+use crate::source::ebpf::{Lost, Source, SourceError};
+use crate::source::procfs::{Look, Procfs, ProcfsError};
+use crate::sys;
+use follow::{Follow, Pending, Tally};
+
+/// How long records that wake nobody may wait.
+const DRAIN_EVERY: Duration = Duration::from_millis(50);
+
+/// What the engine is to do.
+pub struct Settings {
+    pub mode: Mode,
+    pub events: EventScope,
+    pub scope: Scope,
+    /// The scope as it was given, for the stream.
+    pub scope_names: Vec<String>,
+    pub times: Times,
+    pub rules: crate::model::agent::Ruleset,
+}
+
+/// Why the engine cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Procfs(#[from] ProcfsError),
+    #[error("cannot wait for events: {0}")]
+    Wait(#[from] io::Error),
+}
+
+/// See the module.
+pub struct Engine {
+    source: Source,
+    procfs: Procfs,
+    model: Model,
+    follow: Follow,
+    settings: Settings,
+    /// Claimed processes, for telling of them when they are gone.
+    claimed: HashMap<Key, Who>,
+    sessions: HashMap<SessionId, Tally>,
+    lost: Lost,
+    ladders_told: usize,
+    count: Count,
+}
+
+impl Engine {
+    /// Attaches nothing itself: takes a source whose probes are attached, and only now reads /proc, so
+    /// that nothing falls between the two.
+    ///
+    /// # Errors
+    /// The process table cannot be read.
+    pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
+        let rules = settings.rules.clone();
+        let model = Model::new(rules, settings.scope.clone(), std::process::id());
+        let reaper = Reaper::new(settings.times).map_err(io::Error::from)?;
+        let mut engine = Engine {
+            source,
+            procfs: Procfs::default(),
+            model,
+            follow: Follow::new(reaper, out, settings.events),
+            settings,
+            claimed: HashMap::new(),
+            sessions: HashMap::new(),
+            lost: Lost::default(),
+            ladders_told: 0,
+            count: Count::default(),
+        };
+        engine.seed()?;
+        engine.tell(Body::Ready {
+            mode: engine.settings.mode.name(),
+            source: "ebpf",
+            processes: engine.model.tree.len(),
+            scope: engine.settings.scope_names.clone(),
+        });
+        engine.settle();
+        sys::trim();
+        Ok(engine)
+    }
+
+    /// Takes in the process table. What happened since the probes were attached waits in the ring and
+    /// is merged afterwards.
+    fn seed(&mut self) -> Result<HashSet<u32>, ProcfsError> {
+        let mut rows = self.procfs.snapshot()?.rows;
+        // Parents before their children, so that membership finds its way down.
+        rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
+        let pids = rows.iter().map(|row| row.key.pid).collect();
+        let time = sys::boot_time();
+        for row in rows {
+            self.apply(&Event {
+                time,
+                provenance: Provenance::Procfs,
+                kind: EventKind::Seen(row),
+            });
+        }
+        Ok(pids)
+    }
+
+    /// Works until `stop` is done; gives what it answers and what was done.
+    ///
+    /// # Errors
+    /// The source or a file descriptor cannot be waited on.
+    pub async fn run(
+        mut self,
+        stop: impl Future<Output = &'static str>,
+    ) -> Result<Count, EngineError> {
+        let ring = sys::readable(self.source.ring())?;
+        let confirm = sys::readable(self.follow.reaper.confirm())?;
+        let mut drain_at = Some(Instant::now() + DRAIN_EVERY);
+        let mut asleep = false;
+        tokio::pin!(stop);
+        let reason = loop {
+            let deadline = self.follow.reaper.next_deadline().map(|at| {
+                Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
+            });
+            tokio::select! {
+                biased;
+                ready = ring.readable() => {
+                    ready?.clear_ready();
+                    self.settle();
+                    (drain_at, asleep) = (Some(Instant::now() + DRAIN_EVERY), false);
+                }
+                ready = confirm.readable() => {
+                    ready?.clear_ready();
+                    self.settle();
+                }
+                () = at(deadline) => {
+                    let procfs = &self.procfs;
+                    self.follow.reaper.tick(|key| {
+                        (procfs.state(key.pid).unwrap_or('?'), procfs.rss_bytes(key.pid).unwrap_or(0))
+                    });
+                    self.settle();
+                }
+                () = at(drain_at) => {
+                    let read = self.settle();
+                    self.find_adopters();
+                    drain_at = if read > 0 {
+                        asleep = false;
+                        Some(Instant::now() + DRAIN_EVERY)
+                    } else if !asleep {
+                        // One more look: a probe may have committed on what was said before.
+                        asleep = true;
+                        self.source.set_idle(true)?;
+                        self.look_for_loss();
+                        Some(Instant::now() + DRAIN_EVERY)
+                    } else {
+                        None
+                    };
+                }
+                reason = &mut stop => break reason,
+            }
+        };
+        self.settle();
+        let count = self.count;
+        self.tell(Body::Summary { count, reason });
+        self.follow.out.flush();
+        Ok(count)
+    }
+
+    /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
+    fn settle(&mut self) -> u64 {
+        let mut read = self.drain();
+        loop {
+            self.confirm();
+            self.decide();
+            if !self.follow.reaper.has_queued() {
+                break;
+            }
+            // Newborns that are claimed from here on must wake this thread at once.
+            self.tell_ladders();
+            self.follow.reaper.open_queued();
+            let lost = self.lost.total;
+            read += self.drain();
+            self.follow
+                .reaper
+                .signal_queued(&mut self.model, self.lost.total == lost);
+            self.report();
+            read += self.drain();
+        }
+        self.report();
+        self.tell_ladders();
+        self.follow.out.flush();
+        read
+    }
+
+    /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
+    fn drain(&mut self) -> u64 {
+        let Engine {
+            source,
+            model,
+            follow,
+            ..
+        } = self;
+        let drained = source.drain(|event| {
+            model.apply(&event, |model, step| follow.step(model, &event, step));
+        });
+        self.followed();
+        self.count.events += drained.records;
+        if let Some(defect) = drained.defect {
+            self.tell(Body::Malformed {
+                count: drained.malformed,
+                reason: defect.to_string(),
+            });
+        }
+        if drained.lost > self.lost.total {
+            self.look_for_loss();
+        }
+        drained.records
+    }
+
+    /// Takes in one event that did not come through the ring.
+    fn apply(&mut self, event: &Event) {
+        let Engine { model, follow, .. } = self;
+        model.apply(event, |model, step| follow.step(model, event, step));
+        self.followed();
+    }
+
+    /// Does what following the model's steps has left to do.
+    fn followed(&mut self) {
+        for (pid, on) in self.follow.watch.drain(..) {
+            if on {
+                self.source.watch(pid)
+            } else {
+                self.source.unwatch(pid)
+            }
+        }
+        for (id, session) in std::mem::take(&mut self.follow.closed) {
+            if self.follow.reaper.is_open(id) {
+                // Told once the ends are confirmed, which comes after the exit records.
+                self.sessions.entry(id).or_default().closed = Some(session);
+            } else {
+                self.close(id, Some(session));
+            }
+        }
+    }
+
+    /// If records were lost, says so and finds in /proc what they would have told.
+    fn look_for_loss(&mut self) {
+        let lost = self.source.lost();
+        if lost.total == self.lost.total {
+            return;
+        }
+        let since = lost.since(&self.lost);
+        self.count.lost += since.total;
+        self.lost = lost;
+        self.tell(Body::Lost {
+            total: since.total,
+            by_kind: since.named(),
+        });
+        let before = sys::boot_time();
+        match self.seed() {
+            Ok(living) => self.forget_vanished(&living, before),
+            Err(error) => {
+                tracing::error!("{error}: what was lost stays unknown until the next look")
+            }
+        }
+    }
+
+    /// Processes that were known before a look at /proc and were not found by it have exited.
+    fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) {
+        self.source_catches_up();
+        let gone: Vec<Key> = self
+            .model
+            .tree
+            .iter()
+            .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
+            .map(|node| node.key)
+            .collect();
+        gone.into_iter().for_each(|key| self.exited_unseen(key));
+    }
+
+    /// Reads what is in the ring without looking for losses again.
+    fn source_catches_up(&mut self) {
+        let told = std::mem::replace(&mut self.lost.total, u64::MAX);
+        self.drain();
+        self.lost.total = told;
+    }
+
+    fn exited_unseen(&mut self, key: Key) {
+        let kind = EventKind::Exit {
+            key,
+            parent: None,
+            ended: Ended::Unknown,
+            peak_rss: 0,
+        };
+        self.apply(&Event {
+            time: sys::boot_time(),
+            provenance: Provenance::Inferred,
+            kind,
+        });
+    }
+
+    /// Takes note of the ends that pidfds tell of.
+    fn confirm(&mut self) {
+        for key in self.follow.reaper.confirm_ended() {
+            // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
+            self.drain();
+            if self.model.tree.get(key).is_some() {
+                self.exited_unseen(key);
+            }
+            self.follow.reaper.ended_unrecorded(key);
+        }
+    }
+
+    fn decide(&mut self) {
+        let mut keys = Vec::new();
+        for pending in std::mem::take(&mut self.follow.pending) {
+            match pending {
+                Pending::Process(key) => keys.push(key),
+                Pending::Session(id) => {
+                    let members = self
+                        .model
+                        .sessions
+                        .inwards(id)
+                        .flat_map(|session| session.members());
+                    keys.extend(
+                        members
+                            .filter_map(|pid| self.model.tree.by_pid(pid))
+                            .map(|node| node.key),
+                    );
+                }
+            }
+        }
+        // The oldest first: parents before the children they may still beget.
+        keys.sort_unstable_by_key(|key| (key.start, key.pid));
+        keys.dedup();
+        keys.into_iter().for_each(|key| self.decide_one(key));
+    }
+
+    fn decide_one(&mut self, key: Key) {
+        let Some(node) = self.model.tree.get(key) else {
+            return;
+        };
+        let decision = self.model.decide(key);
+        let known = (decision.verdict, decision.reason);
+        if self.follow.decided.insert(key, known) != Some(known) {
+            let who = Who::new(&self.model, node);
+            if decision.verdict == Verdict::Keep && decision.due.is_some() {
+                self.count.kept += 1;
+                if let Some((ladder, _)) = node.session.and_then(|id| self.model.sessions.due(id)) {
+                    self.sessions.entry(ladder.id).or_default().kept += 1;
+                }
+            }
+            let verdict = match decision.verdict {
+                Verdict::Reap => "reap",
+                Verdict::Keep => "keep",
+            };
+            let names = Names {
+                verdict,
+                reason: decision.reason.name(),
+                rule: decision.rule.clone(),
+            };
+            self.tell(Body::Decision { who, names });
+        }
+        let reap = decision.verdict == Verdict::Reap && self.settings.mode == Mode::Enforce;
+        if reap
+            && self.follow.reaper.claim(&self.model, key, &decision)
+            && let Some(node) = self.model.tree.get(key)
+        {
+            self.claimed.insert(key, Who::new(&self.model, node));
+        }
+    }
+
+    /// Tells what the reaper has done.
+    fn report(&mut self) {
+        for report in self.follow.reaper.take_reports() {
+            match report {
+                Report::Signal(sent) => {
+                    self.count.signals += 1;
+                    if let Some(who) = self.claimed.get(&sent.key).cloned() {
+                        self.tell(Body::Signal { who, sent });
+                    }
+                }
+                Report::Outcome {
+                    key,
+                    session,
+                    outcome,
+                    signal,
+                    duration,
+                } => {
+                    let tally = self.sessions.entry(session).or_default();
+                    match outcome {
+                        Outcome::Ended(_) => {
+                            (self.count.reaped, tally.reaped) =
+                                (self.count.reaped + 1, tally.reaped + 1)
+                        }
+                        Outcome::Failed(_) => {
+                            (self.count.failed, tally.failed) =
+                                (self.count.failed + 1, tally.failed + 1)
+                        }
+                        Outcome::Released(_) => {}
+                    }
+                    if let Some(who) = self.claimed.remove(&key) {
+                        let signal = signal.map(nix::sys::signal::Signal::as_str);
+                        self.tell(Body::Outcome {
+                            who,
+                            outcome,
+                            signal,
+                            duration,
+                        });
+                    }
+                }
+                Report::Done { session } => {
+                    // What is left of it, if anything, is kept.
+                    let left = self.model.sessions.get(session).map(SessionRef::from);
+                    self.close(session, left);
+                }
+            }
+        }
+    }
+
+    /// Tells that a session is over, once: its ladder is done, or there was none to climb.
+    fn close(&mut self, id: SessionId, session: Option<SessionRef>) {
+        let tally = self.sessions.entry(id).or_default();
+        let Some(session) = tally.closed.take().or(session) else {
+            return;
+        };
+        if !std::mem::replace(&mut tally.told, true) {
+            let Tally {
+                reaped,
+                kept,
+                failed,
+                ..
+            } = *tally;
+            self.tell(Body::SessionClose {
+                session,
+                reaped,
+                kept,
+                failed,
+            });
+        }
+        if self.model.sessions.get(id).is_none() {
+            self.sessions.remove(&id);
+        }
+    }
+
+    /// Tells the probes whether every record matters now.
+    fn tell_ladders(&mut self) {
+        let open = self.follow.reaper.open_ladders();
+        if (open > 0) != (self.ladders_told > 0)
+            && let Err(error) = self.source.set_ladders(open as u64)
+        {
+            tracing::error!("{error}");
+        }
+        self.ladders_told = open;
+    }
+
+    /// Looks up in /proc who has the orphans of which the kernel's record did not come.
+    fn find_adopters(&mut self) {
+        for child in std::mem::take(&mut self.follow.parentless) {
+            let Some(node) = self
+                .model
+                .tree
+                .get(child)
+                .filter(|node| node.parent.is_none())
+            else {
+                continue;
+            };
+            let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
+            let Ok(Look::Alive(seen)) = self.procfs.read(child.pid) else {
+                continue;
+            };
+            let adopter = self.model.tree.by_pid(seen.parent).map(|node| node.key);
+            if seen.key.same_tick(child) && adopter.is_some() {
+                let kind = EventKind::Reparent {
+                    child,
+                    old_parent,
+                    adopter,
+                };
+                self.apply(&Event {
+                    time: sys::boot_time(),
+                    provenance: Provenance::Procfs,
+                    kind,
+                });
+            }
+        }
+    }
+
+    fn tell(&mut self, body: Body) {
+        self.follow.out.push(Record {
+            time: sys::boot_time(),
+            body,
+        });
+    }
+}
+
+/// Waits until then, or for ever.
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,7 @@
+//! The command `reaper`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    reaper::cli::main()
+}

@@ -1,0 +1,190 @@
+//! One pattern over bytes: a glob or a regex, compiled once.
+
+use globset::GlobBuilder;
+use regex::bytes::{Regex, RegexBuilder};
+
+/// Most bytes of comm that the kernel keeps.
+pub const COMM_MAX: usize = 15;
+
+/// A compiled pattern. Bytes need not be UTF-8.
+#[derive(Clone)]
+pub struct Pattern {
+    /// As it was written.
+    text: Box<str>,
+    test: Test,
+    name: Option<Box<[u8]>>,
+}
+
+#[derive(Clone)]
+enum Test {
+    Exact(Box<[u8]>),
+    /// `/**/x/y` and its like: an absolute path with this tail, which begins with a slash.
+    AbsoluteTail(Box<[u8]>),
+    /// `**/x/y`: the same for any path, which may be the tail itself.
+    Tail(Box<[u8]>),
+    Regex(Regex),
+}
+
+/// Why a text is no pattern; reads as the end of a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PatternError(String);
+
+impl std::fmt::Display for PatternError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PatternError {}
+
+impl Pattern {
+    /// A glob over comm.
+    ///
+    /// # Errors
+    /// It is no glob, or a name so long that the kernel would have cut it.
+    pub fn comm(glob: &str) -> Result<Pattern, PatternError> {
+        let plain = is_plain(glob);
+        if plain && glob.len() > COMM_MAX {
+            let cut = &glob[..glob.floor_char_boundary(COMM_MAX)];
+            return Err(PatternError(format!(
+                "the kernel keeps {COMM_MAX} bytes of a name: write {cut:?}, or match `exe`"
+            )));
+        }
+        let name = plain.then(|| glob.as_bytes().into());
+        Ok(Pattern {
+            text: glob.into(),
+            test: glob_test(glob, false)?,
+            name,
+        })
+    }
+
+    /// A glob over the path of the executable. `*` stops at a slash and `**/` does not.
+    ///
+    /// # Errors
+    /// It is no glob, or one that no absolute path can match.
+    pub fn exe(glob: &str) -> Result<Pattern, PatternError> {
+        if !["/", "**", "{"].iter().any(|start| glob.starts_with(start)) {
+            let tail = glob.trim_start_matches('~').trim_start_matches('/');
+            return Err(PatternError(format!(
+                "it is matched against the whole path, so start it with `/` or `**/`: \"**/{tail}\""
+            )));
+        }
+        let last = glob.rsplit('/').next().unwrap_or_default();
+        // A brace or a bracket may have been opened before the last slash.
+        let keyed = is_plain(last) && !last.is_empty() && !glob.contains(['{', '[', '\\']);
+        let test = path_test(glob)?;
+        Ok(Pattern {
+            text: glob.into(),
+            test,
+            name: keyed.then(|| last.as_bytes().into()),
+        })
+    }
+
+    /// A glob over the path of a script as it was given, which may be relative: `/**/x` is an absolute
+    /// one. `*` stops at a slash and `**/` does not.
+    ///
+    /// # Errors
+    /// It is no glob.
+    pub fn script(glob: &str) -> Result<Pattern, PatternError> {
+        Ok(Pattern {
+            text: glob.into(),
+            test: path_test(glob)?,
+            name: None,
+        })
+    }
+
+    /// A glob over the command line. `*` crosses everything.
+    ///
+    /// # Errors
+    /// It is no glob.
+    pub fn argv(glob: &str) -> Result<Pattern, PatternError> {
+        Ok(Pattern {
+            text: glob.into(),
+            test: glob_test(glob, false)?,
+            name: None,
+        })
+    }
+
+    /// A regex over the command line: of bytes, not anchored, `.` takes newlines too.
+    ///
+    /// # Errors
+    /// It is no regex, or one that is too large.
+    pub fn argv_regex(regex: &str) -> Result<Pattern, PatternError> {
+        Ok(Pattern {
+            text: regex.into(),
+            test: Test::Regex(compile(regex)?),
+            name: None,
+        })
+    }
+
+    /// The one comm, or the one file name of an executable, that this can match, if there is only one.
+    pub fn name(&self) -> Option<&[u8]> {
+        self.name.as_deref()
+    }
+
+    pub fn is_match(&self, bytes: &[u8]) -> bool {
+        match &self.test {
+            Test::Exact(text) => **text == *bytes,
+            Test::AbsoluteTail(tail) => bytes.starts_with(b"/") && bytes.ends_with(tail),
+            Test::Tail(tail) => bytes.ends_with(tail) || *bytes == tail[1..],
+            Test::Regex(regex) => regex.is_match(bytes),
+        }
+    }
+}
+
+impl std::fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.text.fmt(f)
+    }
+}
+
+fn is_plain(glob: &str) -> bool {
+    !glob.contains(['*', '?', '[', ']', '{', '}', '\\'])
+}
+
+/// Most globs over paths can be told by their end alone.
+fn path_test(glob: &str) -> Result<Test, PatternError> {
+    let tail_after = |start| {
+        glob.strip_prefix(start)
+            .filter(|tail| tail.starts_with('/') && is_plain(tail))
+    };
+    match (tail_after("/**"), tail_after("**")) {
+        (Some(tail), _) => Ok(Test::AbsoluteTail(tail.as_bytes().into())),
+        (_, Some(tail)) => Ok(Test::Tail(tail.as_bytes().into())),
+        _ => glob_test(glob, true),
+    }
+}
+
+fn glob_test(glob: &str, path: bool) -> Result<Test, PatternError> {
+    if is_plain(glob) {
+        return Ok(Test::Exact(glob.as_bytes().into()));
+    }
+    let glob = GlobBuilder::new(glob)
+        .literal_separator(path)
+        .backslash_escape(true)
+        .build()
+        .map_err(|e| PatternError(e.kind().to_string().to_lowercase()))?;
+    // The same without an anchor, which lets the search jump to the first literal.
+    let regex = match glob.regex().strip_prefix("(?-u)^(?:/?|.*/)") {
+        Some(rest) => format!("(?:^|/){rest}"),
+        None => glob.regex().into(),
+    };
+    compile(&regex).map(Test::Regex)
+}
+
+fn compile(regex: &str) -> Result<Regex, PatternError> {
+    RegexBuilder::new(regex)
+        .unicode(false)
+        .dot_matches_new_line(true)
+        .build()
+        .map_err(|e| {
+            // A syntax error is drawn over several lines; the last one says what is wrong.
+            let text = e.to_string();
+            let last = text.lines().last().unwrap_or_default().trim();
+            let what = last
+                .strip_prefix("error: ")
+                .unwrap_or(last)
+                .trim_end_matches('.');
+            PatternError(what.to_lowercase())
+        })
+}

@@ -1,0 +1,52 @@
+//! The script that an interpreter was told to run: its first argument that is no option.
+
+use crate::model::event::Image;
+
+/// Options of node, bun and python whose value is an argument of its own.
+const WITH_VALUE: [&[u8]; 12] = [
+    b"-r",
+    b"--require",
+    b"--import",
+    b"--preload",
+    b"--loader",
+    b"--experimental-loader",
+    b"-C",
+    b"--conditions",
+    b"--env-file",
+    b"--cwd",
+    b"-W",
+    b"-X",
+];
+
+/// Options of node, bun and python after which no script comes.
+const INSTEAD: [&[u8]; 7] = [b"-e", b"--eval", b"-p", b"--print", b"-pe", b"-c", b"-m"];
+
+/// Whether a program of this file name is node, bun or python, in whatever version.
+pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
+    let version = |b: &u8| b.is_ascii_digit() || b".-".contains(b);
+    let end = exe_name
+        .iter()
+        .rposition(|b| !version(b))
+        .map_or(0, |last| last + 1);
+    matches!(&exe_name[..end], b"node" | b"nodejs" | b"bun" | b"python")
+}
+
+/// The path as it was given; empty if there is none or the program is no interpreter.
+pub(super) fn of<'a>(exe_name: &[u8], image: &'a Image) -> &'a [u8] {
+    if !is_interpreter(exe_name) {
+        return b"";
+    }
+    let mut args = image.args().skip(1);
+    while let Some(arg) = args.next() {
+        if arg == b"--" {
+            return args.next().unwrap_or_default();
+        } else if INSTEAD.contains(&arg) {
+            return b"";
+        } else if WITH_VALUE.contains(&arg) {
+            args.next();
+        } else if !arg.starts_with(b"-") {
+            return arg;
+        }
+    }
+    b""
+}

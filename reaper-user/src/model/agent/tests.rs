@@ -1,0 +1,312 @@
+use super::*;
+
+fn image(comm: &str, exe: &[u8], args: &[&[u8]]) -> Image {
+    let argv = args
+        .iter()
+        .flat_map(|arg| arg.iter().chain(&[0]))
+        .copied()
+        .collect();
+    Image {
+        comm: comm.into(),
+        exe: exe.into(),
+        argv,
+        ..Image::default()
+    }
+}
+
+fn condition(field: Field, pattern: Result<Pattern, PatternError>) -> Condition {
+    Condition {
+        field,
+        any_of: vec![pattern.unwrap()],
+        negative: false,
+    }
+}
+
+fn not(condition: Condition) -> Condition {
+    Condition {
+        negative: true,
+        ..condition
+    }
+}
+
+fn rule(name: &str, action: Action, conditions: Vec<Condition>) -> Rule {
+    Rule {
+        name: name.into(),
+        action,
+        matchers: vec![Matcher::new(conditions)],
+        other_uid: false,
+    }
+}
+
+fn class(rules: &Ruleset, image: &Image) -> String {
+    match rules.classify(image) {
+        Class::Agent(id) => format!("agent {}", rules.name(id)),
+        Class::Boundary(id) => format!("boundary {}", rules.name(id)),
+        Class::Plain => "plain".into(),
+    }
+}
+
+#[test]
+fn a_boundary_is_asked_before_an_agent_and_the_first_given_wins() {
+    let comm = |name| condition(Field::Comm, Pattern::comm(name));
+    let exe = |path| condition(Field::Exe, Pattern::exe(path));
+    let rules = Ruleset::new(vec![
+        rule("a1", Action::Agent, vec![exe("**/x")]),
+        rule("a2", Action::Agent, vec![comm("x")]),
+        rule(
+            "b1",
+            Action::Boundary,
+            vec![condition(Field::Argv, Pattern::argv("* serve"))],
+        ),
+        rule("a3", Action::Agent, vec![comm("y*")]),
+        rule("a4", Action::Agent, vec![comm("yy")]),
+    ]);
+    assert_eq!(class(&rules, &image("x", b"/bin/x", &[b"x"])), "agent a1");
+    assert_eq!(class(&rules, &image("x", b"/bin/z", &[b"x"])), "agent a2");
+    assert_eq!(
+        class(&rules, &image("x", b"/bin/x", &[b"x", b"serve"])),
+        "boundary b1"
+    );
+    assert_eq!(class(&rules, &image("yy", b"/bin/z", &[b"x"])), "agent a3");
+    assert_eq!(class(&rules, &image("z", b"/bin/z", &[b"x"])), "plain");
+    let served = image("x", b"/bin/x", &[b"x", b"serve"]);
+    assert_eq!(rules.agent(&served).map(|id| &**rules.name(id)), Some("a1"));
+    assert_eq!(
+        rules.boundary(&served).map(|id| &**rules.name(id)),
+        Some("b1")
+    );
+}
+
+#[test]
+fn all_conditions_hold_and_what_is_unknown_fulfils_none() {
+    let rules = Ruleset::new(vec![rule(
+        "r",
+        Action::Agent,
+        vec![
+            condition(Field::Comm, Pattern::comm("x")),
+            not(condition(Field::Exe, Pattern::exe("/tmp/**"))),
+            not(condition(Field::Argv, Pattern::argv("* --help*"))),
+        ],
+    )]);
+    assert_eq!(class(&rules, &image("x", b"/bin/x", &[b"x"])), "agent r");
+    assert_eq!(class(&rules, &image("x", b"/tmp/a/x", &[b"x"])), "plain");
+    assert_eq!(
+        class(&rules, &image("x", b"/bin/x", &[b"x", b"--help"])),
+        "plain"
+    );
+    assert_eq!(class(&rules, &image("x", b"", &[b"x"])), "plain");
+    assert_eq!(class(&rules, &image("x", b"/bin/x", &[])), "plain");
+    assert_eq!(class(&rules, &image("", b"/bin/x", &[b"x"])), "plain");
+}
+
+#[test]
+fn globs_and_regexes_take_any_bytes() {
+    let exe = Pattern::exe("/opt/*/x").unwrap();
+    assert!(exe.is_match(b"/opt/\xff\xfe/x"));
+    assert!(!exe.is_match(b"/opt/\xff/\xfe/x"));
+    assert!(
+        Pattern::exe("/opt/?/x").unwrap().is_match(b"/opt/\x80/x"),
+        "a byte, not a character"
+    );
+    assert!(
+        Pattern::exe("**/\u{e9}")
+            .unwrap()
+            .is_match("/opt/\u{e9}".as_bytes())
+    );
+    assert!(
+        Pattern::exe("/o[!p]t/\u{e9}*")
+            .unwrap()
+            .is_match("/o\u{1}t/\u{e9}\u{e9}".as_bytes())
+    );
+    let argv = Pattern::argv("*--x *").unwrap();
+    assert!(
+        argv.is_match(b"\xff\n --x \xff/y"),
+        "a newline and a slash are crossed"
+    );
+    let regex = Pattern::argv_regex("^[^ ]+ .* z$").unwrap();
+    assert!(regex.is_match(b"\xff\xfe a\nb z"));
+    assert!(
+        Pattern::argv_regex("\u{e9}")
+            .unwrap()
+            .is_match("x\u{e9}".as_bytes())
+    );
+    let rules = Ruleset::new(vec![rule(
+        "r",
+        Action::Agent,
+        vec![condition(Field::Exe, Pattern::exe("**/x"))],
+    )]);
+    assert_eq!(
+        class(&rules, &image("x", b"/\xff/x", &[b"\xff"])),
+        "agent r"
+    );
+}
+
+#[test]
+fn an_exe_glob_stops_at_slashes_and_a_tail_at_a_component() {
+    for (glob, path, expected) in [
+        ("**/a/b", "/x/y/a/b", true),
+        ("**/a/b", "/a/b", true),
+        ("**/a/b", "/x/ya/b", false),
+        ("/x/*/b", "/x/a/b", true),
+        ("/x/*/b", "/x/a/c/b", false),
+        ("/x/**/b", "/x/a/c/b", true),
+        ("**/{a,b}", "/x/b", true),
+        ("**/{a/b,c}", "/x/a/b", true),
+        ("/x/y", "/x/y", true),
+        ("/x/y", "/x/y/z", false),
+    ] {
+        assert_eq!(
+            Pattern::exe(glob).unwrap().is_match(path.as_bytes()),
+            expected,
+            "{glob} {path}"
+        );
+        // The index must find what the pattern matches.
+        let rules = Ruleset::new(vec![rule(
+            "r",
+            Action::Agent,
+            vec![condition(Field::Exe, Pattern::exe(glob))],
+        )]);
+        let class = class(&rules, &image("x", path.as_bytes(), &[b"x"]));
+        assert_eq!(class == "agent r", expected, "{glob} {path}");
+    }
+}
+
+#[test]
+fn a_replaced_file_is_still_the_program() {
+    let rules = Ruleset::new(vec![rule(
+        "r",
+        Action::Agent,
+        vec![condition(Field::Exe, Pattern::exe("/bin/x"))],
+    )]);
+    assert_eq!(
+        class(&rules, &image("x", b"/bin/x (deleted)", &[b"x"])),
+        "agent r"
+    );
+}
+
+#[test]
+fn a_title_written_over_argv_is_one_line() {
+    let rules = Ruleset::new(vec![rule(
+        "r",
+        Action::Agent,
+        vec![condition(Field::Argv, Pattern::argv_regex("^x y$"))],
+    )]);
+    let mut image = image("x", b"/bin/x", &[b"x y"]);
+    image.argv.extend([0; 40]);
+    assert_eq!(class(&rules, &image), "agent r");
+}
+
+#[test]
+fn the_script_is_the_first_argument_that_is_no_option() {
+    for (exe, args, expected) in [
+        ("node", "node /x/a.js /x/b.js", "/x/a.js"),
+        ("node", "node --flag -r /x/r.js --max=1 a.js", "a.js"),
+        ("node-22", "node -- -a.js", "-a.js"),
+        ("node", "node -e code a.js", ""),
+        ("node", "node --import", ""),
+        ("node", "", ""),
+        ("bun", "bun /x/a.ts", "/x/a.ts"),
+        ("python3.13", "python3 -u -X dev /x/a.py", "/x/a.py"),
+        ("python3", "python3 -m http.server", ""),
+        ("nodemon", "nodemon /x/a.js", ""),
+        ("bash", "bash /x/a.sh", ""),
+    ] {
+        let args: Vec<&[u8]> = args
+            .split(' ')
+            .filter(|a| !a.is_empty())
+            .map(str::as_bytes)
+            .collect();
+        let image = image("x", format!("/usr/bin/{exe}").as_bytes(), &args);
+        assert_eq!(
+            Subject::new(&image).field(Field::Script),
+            expected.as_bytes(),
+            "{exe} {args:?}"
+        );
+    }
+}
+
+#[test]
+fn an_absolute_script_glob_takes_no_relative_path() {
+    let script = Pattern::script("/**/bin/x").unwrap();
+    assert!(script.is_match(b"/usr/bin/x") && script.is_match(b"/bin/x"));
+    assert!(
+        !script.is_match(b"bin/x")
+            && !script.is_match(b"./bin/x")
+            && !script.is_match(b"/usr/bin/xy")
+    );
+    let script = Pattern::script("**/bin/x").unwrap();
+    assert!(
+        script.is_match(b"bin/x") && script.is_match(b"./bin/x") && script.is_match(b"/usr/bin/x")
+    );
+}
+
+#[test]
+fn patterns_that_can_not_be() {
+    let said = |pattern: Result<Pattern, PatternError>| pattern.unwrap_err().to_string();
+    assert_eq!(
+        said(Pattern::comm("a-name-of-sixteen")),
+        "the kernel keeps 15 bytes of a name: write \"a-name-of-sixte\", or match `exe`"
+    );
+    assert_eq!(
+        said(Pattern::exe("~/bin/x")),
+        "it is matched against the whole path, so start it with `/` or `**/`: \"**/bin/x\""
+    );
+    assert_eq!(
+        said(Pattern::argv("a[")),
+        "unclosed character class; missing ']'"
+    );
+    assert_eq!(
+        said(Pattern::argv("a{b")),
+        "unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)"
+    );
+    assert_eq!(said(Pattern::argv_regex("a(")), "unclosed group");
+    assert_eq!(
+        said(Pattern::argv_regex(r"\w{9999}{9999}")),
+        "compiled regex exceeds size limit of 10485760 bytes"
+    );
+}
+
+#[test]
+fn a_keep_for_another_uid_may_have_conditions() {
+    let me = Uids {
+        real: 1,
+        effective: 1,
+    };
+    let other = Uids {
+        real: 1,
+        effective: 0,
+    };
+    let keep = |name: &str, conditions: Vec<Condition>| Rule {
+        matchers: if conditions.is_empty() {
+            vec![]
+        } else {
+            vec![Matcher::new(conditions)]
+        },
+        other_uid: true,
+        ..rule(name, Action::Keep, vec![])
+    };
+    let x = || vec![condition(Field::Comm, Pattern::comm("x"))];
+    let some = Ruleset::new(vec![keep("some", x())]);
+    let all = Ruleset::new(vec![rule("x", Action::Keep, x()), keep("all", vec![])]);
+    let image = |comm| image(comm, b"/bin/x", &[b"x"]);
+    let name = |rules: &Ruleset, comm, uids| {
+        rules
+            .keep(&image(comm), uids, me)
+            .map(|id| rules.name(id).to_string())
+    };
+    assert_eq!(name(&some, "x", other).as_deref(), Some("some"));
+    assert_eq!(name(&some, "x", me), None);
+    assert_eq!(name(&some, "y", other), None);
+    assert_eq!(
+        name(&all, "x", other).as_deref(),
+        Some("x"),
+        "the first in order"
+    );
+    assert_eq!(name(&all, "y", other).as_deref(), Some("all"));
+    assert_eq!(name(&all, "y", me), None);
+    assert_eq!(
+        all.classify(&image("x")),
+        Class::Plain,
+        "a keep is no class"
+    );
+}

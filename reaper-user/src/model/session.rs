@@ -1,0 +1,325 @@
+//! Sessions: an agent and everything that ever descended from it, down to a boundary.
+//!
+//! ```text
+//!   shell ── claude ─┬─ bash ── npm ── node         members of claude's session
+//!                    ├─ tmux ── bash ── claude      tmux is a boundary; the agent below it is of its own
+//!                    └─ codex ── bash               a nested session: due with its own root or with claude's
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::agent::{Class, RuleId, Ruleset};
+use super::event::{Ended, Key, Uids};
+use super::tree::{Node, Tree};
+
+/// Number of a session, never given twice by one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u32);
+
+/// The end of a root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RootGone {
+    /// Nanoseconds since boot.
+    pub at: u64,
+    pub ended: Ended,
+}
+
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub id: SessionId,
+    /// The agent's name: that of its rule.
+    pub agent: Arc<str>,
+    pub rule: RuleId,
+    pub root: Key,
+    /// Uids of the root when it became one.
+    pub uids: Uids,
+    /// Nanoseconds since boot.
+    pub opened: u64,
+    /// The process that was the root first: with the start, this session's name for ever.
+    pub first_root: Key,
+    /// The session that this one is nested in.
+    pub outer: Option<SessionId>,
+    pub root_gone: Option<RootGone>,
+    members: HashSet<u32, foldhash::fast::FixedState>,
+}
+
+impl Session {
+    /// Pids of its living members, nested sessions' not among them, in no order.
+    pub fn members(&self) -> impl Iterator<Item = u32> {
+        self.members.iter().copied()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    fn with_end(&self) -> Option<(&Session, RootGone)> {
+        Some((self, self.root_gone?))
+    }
+}
+
+/// What became of sessions by a change in the tree.
+#[derive(Clone, Debug)]
+pub enum Turn {
+    Opened {
+        session: SessionId,
+    },
+    /// A member became a boundary, by the rule of this name.
+    Boundary {
+        key: Key,
+        session: SessionId,
+        rule: Arc<str>,
+    },
+    /// The root left of its own accord and handed over to its child.
+    Relaunched {
+        session: SessionId,
+        old_root: Key,
+        root: Key,
+    },
+    RootGone {
+        session: SessionId,
+    },
+    /// Nothing of it lives, nested sessions included; it is forgotten.
+    Closed {
+        session: Box<Session>,
+    },
+}
+
+#[derive(Debug, Default)]
+pub struct Sessions {
+    by_id: BTreeMap<SessionId, Session>,
+    last: u32,
+}
+
+impl Sessions {
+    pub fn get(&self, id: SessionId) -> Option<&Session> {
+        self.by_id.get(&id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.by_id.values()
+    }
+
+    /// The session and those it is nested in, innermost first.
+    pub fn outwards(&self, id: SessionId) -> impl Iterator<Item = &Session> {
+        std::iter::successors(self.get(id), |session| self.get(session.outer?))
+    }
+
+    /// The sessions nested in one, itself first.
+    pub fn inwards(&self, id: SessionId) -> impl Iterator<Item = &Session> {
+        self.by_id
+            .values()
+            .filter(move |session| self.outwards(session.id).any(|outer| outer.id == id))
+    }
+
+    /// Whether the members of a session are due: the outermost session whose root is gone, on whose
+    /// ladder they belong, and the first end of a root, which made them so.
+    pub fn due(&self, id: SessionId) -> Option<(&Session, RootGone)> {
+        let gone = || self.outwards(id).filter_map(Session::with_end);
+        let (outermost, _) = gone().last()?;
+        let first = gone().map(|(_, end)| end).min_by_key(|end| end.at)?;
+        Some((outermost, first))
+    }
+
+    /// The session that has this process for its root.
+    pub fn of_root(&self, key: Key) -> Option<&Session> {
+        self.by_id
+            .values()
+            .find(|session| session.root == key && session.root_gone.is_none())
+    }
+
+    /// A new process is what its creator is: a member of its session, or of none.
+    pub(super) fn born(&mut self, tree: &mut Tree, key: Key, creator: Option<Key>) {
+        let Some(node) = tree.get(key) else { return };
+        if node.session.is_some() {
+            return;
+        }
+        let birth_parent = node.birth_parent;
+        let by_creator = creator.and_then(|creator| tree.session_of(creator));
+        let inherited =
+            by_creator.or_else(|| birth_parent.and_then(|parent| tree.session_of(parent)));
+        if let Some(id) = inherited {
+            self.join(tree, key, id);
+        }
+        if let Some(scope) = creator
+            .and_then(|creator| tree.get(creator))
+            .map(|node| node.in_scope)
+            && let Some(node) = tree.get_mut(key)
+        {
+            node.in_scope |= scope;
+        }
+    }
+
+    fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId) {
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        if let Some(session) = node.session.and_then(|old| self.by_id.get_mut(&old)) {
+            session.members.remove(&key.pid);
+        }
+        node.session = self.by_id.get_mut(&id).map(|session| {
+            session.members.insert(key.pid);
+            id
+        });
+    }
+
+    /// A process runs another program, which may make it an agent or a boundary.
+    pub(super) fn execed(
+        &mut self,
+        tree: &mut Tree,
+        rules: &Ruleset,
+        key: Key,
+        now: u64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let Some(node) = tree.get(key) else { return };
+        match rules.classify(&node.image) {
+            Class::Plain => {}
+            Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
+            Class::Agent(rule) if node.in_scope => self.open(tree, rules, key, rule, now, turns),
+            Class::Agent(_) => {}
+        }
+    }
+
+    fn stop_at(&mut self, tree: &mut Tree, key: Key, rule: &Arc<str>, turns: &mut Vec<Turn>) {
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        node.boundary = Some(Arc::clone(rule));
+        let Some(id) = node.session.take() else {
+            return;
+        };
+        if let Some(session) = self.by_id.get_mut(&id) {
+            session.members.remove(&key.pid);
+        }
+        turns.push(Turn::Boundary {
+            key,
+            session: id,
+            rule: Arc::clone(rule),
+        });
+        self.close_if_empty(id, turns);
+    }
+
+    fn open(
+        &mut self,
+        tree: &mut Tree,
+        rules: &Ruleset,
+        key: Key,
+        rule: RuleId,
+        now: u64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let agent = Arc::clone(rules.name(rule));
+        if let Some(id) = self.of_root(key).map(|session| session.id) {
+            // A shim that has turned into the agent itself.
+            if let Some(session) = self.by_id.get_mut(&id) {
+                (session.agent, session.rule) = (agent, rule);
+            }
+            return;
+        }
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        self.last += 1;
+        let id = SessionId(self.last);
+        node.boundary = None;
+        let outer = node.session;
+        self.by_id.insert(
+            id,
+            Session {
+                id,
+                agent,
+                rule,
+                root: key,
+                uids: node.uids,
+                opened: now,
+                first_root: key,
+                outer,
+                root_gone: None,
+                members: HashSet::default(),
+            },
+        );
+        self.join(tree, key, id);
+        turns.push(Turn::Opened { session: id });
+    }
+
+    /// A process has exited.
+    pub(super) fn exited(
+        &mut self,
+        tree: &Tree,
+        node: &Node,
+        ended: Ended,
+        orphans: &[Key],
+        now: u64,
+        turns: &mut Vec<Turn>,
+    ) {
+        if let Some(session) = node.session.and_then(|id| self.by_id.get_mut(&id)) {
+            session.members.remove(&node.key.pid);
+        }
+        // Two, if it had become the root of another's session: of its own and of that.
+        while let Some(id) = self.of_root(node.key).map(|session| session.id) {
+            let heir = match ended {
+                Ended::Exited(_) => self.heir(tree, node, id, orphans),
+                Ended::Signalled { .. } | Ended::Unknown => None,
+            };
+            let Some(session) = self.by_id.get_mut(&id) else {
+                break;
+            };
+            match heir {
+                Some(root) => {
+                    session.root = root;
+                    turns.push(Turn::Relaunched {
+                        session: id,
+                        old_root: node.key,
+                        root,
+                    });
+                }
+                None => {
+                    session.root_gone = Some(RootGone { at: now, ended });
+                    turns.push(Turn::RootGone { session: id });
+                }
+            }
+        }
+        if let Some(id) = node.session {
+            self.close_if_empty(id, turns);
+        }
+    }
+
+    /// The child to which a root that left of its own accord has handed over: one that has become an
+    /// agent by the same rule, in the same terminal.
+    fn heir(&self, tree: &Tree, root: &Node, id: SessionId, orphans: &[Key]) -> Option<Key> {
+        let session = self.get(id)?;
+        let is_heir = |key: &&Key| {
+            tree.get(**key).is_some_and(|child| {
+                let nested = child.session.and_then(|id| self.get(id));
+                root.image.tty != 0
+                    && child.image.tty == root.image.tty
+                    && nested.is_some_and(|nested| {
+                        nested.root == child.key && nested.rule == session.rule
+                    })
+            })
+        };
+        orphans.iter().find(is_heir).copied()
+    }
+
+    fn close_if_empty(&mut self, id: SessionId, turns: &mut Vec<Turn>) {
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let nested = self.by_id.values().any(|session| session.outer == Some(id));
+            let finished = |session: &Session| session.is_empty() && session.root_gone.is_some();
+            if nested || !self.by_id.get(&id).is_some_and(finished) {
+                return;
+            }
+            let Some(session) = self.by_id.remove(&id) else {
+                return;
+            };
+            next = session.outer;
+            turns.push(Turn::Closed {
+                session: Box::new(session),
+            });
+        }
+    }
+}

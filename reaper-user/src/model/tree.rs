@@ -1,0 +1,553 @@
+//! The process tree: who lives, who begot whom, and who has whom for a parent now.
+//!
+//! Events may come doubled, late, or not at all; the tree takes from each what it adds and ignores the
+//! rest. A process that was found in /proc keeps the start time that was found there as part of its
+//! key, and takes on its exact one beside it when a probe tells of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, Uids};
+use super::session::SessionId;
+
+type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
+
+/// Exited processes kept for the stories of their descendants.
+const EXITED_MAX: usize = 16_384;
+/// Exited members of which nothing is kept but their session, for children that turn up late.
+const RECENT_MAX: usize = 64;
+
+/// When and from whom a process was orphaned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orphaned {
+    pub old_parent: Key,
+    /// Nanoseconds since boot.
+    pub at: u64,
+}
+
+/// A living process. A zombie is none: it has exited.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub key: Key,
+    /// Start time to the ns, known once a probe has told of it.
+    exact_start: Option<u64>,
+    /// Who has it now; `None` while that is unknown.
+    pub parent: Option<Key>,
+    /// Who had it first; never changes.
+    pub birth_parent: Option<Key>,
+    pub uids: Uids,
+    pub image: Arc<Image>,
+    /// Inode number of its pidfds, 0 while unknown.
+    pub pidfd_inode: u64,
+    /// The innermost session it is a member of.
+    pub session: Option<SessionId>,
+    /// Membership stopped here, by the rule of this name.
+    pub boundary: Option<Arc<str>>,
+    pub orphaned: Option<Orphaned>,
+    pub provenance: Provenance,
+    pub kernel_thread: bool,
+    pub namespace_init: bool,
+    /// Within what this program was told to consider.
+    pub in_scope: bool,
+    children: Vec<u32>,
+    /// Where it stands among its parent's children.
+    slot: u32,
+    /// Living and kept processes that have it for a birth parent.
+    born: u32,
+}
+
+impl Node {
+    /// Pids of the living children, in no order.
+    pub fn children(&self) -> &[u32] {
+        &self.children
+    }
+
+    fn is(&self, key: Key) -> bool {
+        match self.exact_start {
+            Some(start) => start == key.start || self.key == key,
+            None => self.key.same_tick(key),
+        }
+    }
+}
+
+/// What is kept of a process that has exited.
+#[derive(Clone, Debug)]
+pub struct Exited {
+    pub key: Key,
+    pub birth_parent: Option<Key>,
+    pub image: Arc<Image>,
+    pub session: Option<SessionId>,
+    pub ended: Ended,
+    born: u32,
+}
+
+/// What an event has changed.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A process is new to the tree.
+    Born {
+        key: Key,
+        creator: Option<Key>,
+        provenance: Provenance,
+    },
+    /// It runs another program.
+    Execed { key: Key },
+    /// It is gone. Its children were orphaned by that, just now.
+    Exited {
+        node: Box<Node>,
+        ended: Ended,
+        peak_rss: u64,
+        provenance: Provenance,
+        orphans: Vec<Key>,
+    },
+    /// It has another parent.
+    Reparented {
+        key: Key,
+        old_parent: Option<Key>,
+        adopter: Option<Key>,
+    },
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Tree {
+    live: Map<u32, Node>,
+    exited: Map<Key, Exited>,
+    /// Keys of `exited`, oldest first; some may be gone from there.
+    order: VecDeque<Key>,
+    recent: VecDeque<(Key, SessionId)>,
+}
+
+impl Tree {
+    /// Living processes.
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// The living process with this key.
+    pub fn get(&self, key: Key) -> Option<&Node> {
+        self.live.get(&key.pid).filter(|node| node.is(key))
+    }
+
+    /// The living process that has this pid now.
+    pub fn by_pid(&self, pid: u32) -> Option<&Node> {
+        self.live.get(&pid)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Node> {
+        self.live.get_mut(&key.pid).filter(|node| node.is(key))
+    }
+
+    /// What is kept of an exited process.
+    pub fn exited(&self, key: Key) -> Option<&Exited> {
+        self.exited.get(&key)
+    }
+
+    /// All living processes, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Node> {
+        self.live.values()
+    }
+
+    /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
+    /// damaged input could make.
+    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node> {
+        let parent = |node: &Node| node.parent.and_then(|key| self.get(key));
+        let first = self.get(key).and_then(parent);
+        std::iter::successors(first, move |node| parent(node)).take(self.live.len())
+    }
+
+    /// Session of a process that lives or has lived lately.
+    pub(super) fn session_of(&self, key: Key) -> Option<SessionId> {
+        match self.get(key) {
+            Some(node) => node.session,
+            None => match self.exited.get(&key) {
+                Some(exited) => exited.session,
+                None => self
+                    .recent
+                    .iter()
+                    .find(|(k, _)| *k == key)
+                    .map(|(_, session)| *session),
+            },
+        }
+    }
+
+    /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
+    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
+        let Event {
+            time,
+            provenance,
+            ref kind,
+        } = *event;
+        match *kind {
+            EventKind::Fork {
+                child,
+                parent,
+                creator,
+                uids,
+                pidfd_inode,
+                namespace_init,
+            } => {
+                let image = [creator, parent]
+                    .into_iter()
+                    .flatten()
+                    .find_map(|key| self.get(key));
+                let image = image
+                    .map(|node| Arc::clone(&node.image))
+                    .unwrap_or_default();
+                let inexact = self
+                    .get(child)
+                    .is_some_and(|node| node.exact_start.is_none());
+                let Some(node) =
+                    self.meet(child, time, parent, creator, provenance, image, changes)
+                else {
+                    return;
+                };
+                if inexact && node.session.is_none() && node.boundary.is_none() {
+                    // Found in /proc before its fork was read; only now it is known who made it.
+                    changes.push(Change::Born {
+                        key: node.key,
+                        creator,
+                        provenance,
+                    });
+                }
+                node.uids = uids;
+                node.pidfd_inode = pidfd_inode;
+                node.namespace_init = namespace_init;
+            }
+            EventKind::Exec {
+                key,
+                parent,
+                uids,
+                pidfd_inode,
+                ref image,
+            } => {
+                let Some(node) = self.meet(
+                    key,
+                    time,
+                    parent,
+                    parent,
+                    provenance,
+                    Arc::clone(image),
+                    changes,
+                ) else {
+                    return;
+                };
+                node.image = Arc::clone(image);
+                node.uids = uids;
+                node.pidfd_inode = pidfd_inode;
+                changes.push(Change::Execed { key: node.key });
+            }
+            EventKind::Exit {
+                key,
+                ended,
+                peak_rss,
+                ..
+            } => {
+                if self.get(key).is_some() {
+                    self.exit(key.pid, time, ended, peak_rss, provenance, changes);
+                }
+            }
+            EventKind::Reparent {
+                child,
+                old_parent,
+                adopter,
+            } => {
+                self.reparent(child, old_parent, adopter, time, provenance, changes);
+            }
+            EventKind::Seen(ref seen) => self.seen(seen, time, provenance, changes),
+        }
+    }
+
+    /// The node of a process that an event tells of: known, known less exactly, or new. `None` if the
+    /// event is about one that has been succeeded already.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of them are what an event says of a process"
+    )]
+    fn meet(
+        &mut self,
+        key: Key,
+        time: u64,
+        parent: Option<Key>,
+        creator: Option<Key>,
+        provenance: Provenance,
+        image: Arc<Image>,
+        changes: &mut Vec<Change>,
+    ) -> Option<&mut Node> {
+        match self.live.get(&key.pid) {
+            Some(known) if known.is(key) => {}
+            Some(known) if known.key.start > key.start => return None,
+            successor => {
+                if successor.is_some() {
+                    // Its exit was not seen, but its pid has been given away.
+                    self.exit(
+                        key.pid,
+                        time,
+                        Ended::Unknown,
+                        0,
+                        Provenance::Inferred,
+                        changes,
+                    );
+                }
+                self.insert(key, parent, provenance, image);
+                changes.push(Change::Born {
+                    key,
+                    creator,
+                    provenance,
+                });
+            }
+        }
+        let node = self.live.get_mut(&key.pid)?;
+        if provenance == Provenance::Kernel {
+            node.exact_start.get_or_insert(key.start);
+        }
+        Some(node)
+    }
+
+    fn insert(&mut self, key: Key, parent: Option<Key>, provenance: Provenance, image: Arc<Image>) {
+        let holder =
+            parent.and_then(|parent| self.live.get(&parent.pid).filter(|node| node.is(parent)));
+        let parent_key = holder.map(|node| node.key);
+        let in_scope = holder.is_some_and(|node| node.in_scope);
+        let birth_parent = parent_key.or(parent);
+        self.live.insert(
+            key.pid,
+            Node {
+                key,
+                exact_start: (provenance == Provenance::Kernel).then_some(key.start),
+                parent: None,
+                birth_parent,
+                uids: Uids::default(),
+                image,
+                pidfd_inode: 0,
+                session: None,
+                boundary: None,
+                orphaned: None,
+                provenance,
+                kernel_thread: false,
+                namespace_init: false,
+                in_scope,
+                children: Vec::new(),
+                slot: 0,
+                born: 0,
+            },
+        );
+        self.attach(key.pid, parent_key);
+        if let Some(count) = birth_parent.and_then(|key| self.born_count(key)) {
+            *count += 1;
+        }
+    }
+
+    fn born_count(&mut self, key: Key) -> Option<&mut u32> {
+        if self.get(key).is_some() {
+            return self.get_mut(key).map(|node| &mut node.born);
+        }
+        self.exited.get_mut(&key).map(|exited| &mut exited.born)
+    }
+
+    /// Gives a process a parent; takes it from the one it had.
+    fn attach(&mut self, pid: u32, parent: Option<Key>) {
+        let Some(node) = self.live.get(&pid) else {
+            return;
+        };
+        let (slot, old) = (node.slot as usize, node.parent);
+        if let Some(old) = old.and_then(|key| self.get_mut(key)) {
+            old.children.swap_remove(slot);
+            if let Some(moved) = old.children.get(slot).copied()
+                && let Some(moved) = self.live.get_mut(&moved)
+            {
+                moved.slot = slot as u32;
+            }
+        }
+        let mut slot = 0;
+        let parent = parent.filter(|key| key.pid != pid).and_then(|key| {
+            let parent = self.get_mut(key)?;
+            slot = parent.children.len() as u32;
+            parent.children.push(pid);
+            Some(parent.key)
+        });
+        if let Some(node) = self.live.get_mut(&pid) {
+            (node.parent, node.slot) = (parent, slot);
+        }
+    }
+
+    fn exit(
+        &mut self,
+        pid: u32,
+        time: u64,
+        ended: Ended,
+        peak_rss: u64,
+        provenance: Provenance,
+        changes: &mut Vec<Change>,
+    ) {
+        self.attach(pid, None);
+        let Some(mut node) = self.live.remove(&pid) else {
+            return;
+        };
+        let mut orphans = Vec::with_capacity(node.children.len());
+        for child in std::mem::take(&mut node.children) {
+            let Some(child) = self.live.get_mut(&child) else {
+                continue;
+            };
+            child.parent = None;
+            child.orphaned = Some(Orphaned {
+                old_parent: node.key,
+                at: time,
+            });
+            orphans.push(child.key);
+        }
+        self.keep(&node, ended);
+        changes.push(Change::Exited {
+            node: Box::new(node),
+            ended,
+            peak_rss,
+            provenance,
+            orphans,
+        });
+    }
+
+    /// Keeps of an exited member what its descendants' stories need.
+    fn keep(&mut self, node: &Node, ended: Ended) {
+        let Node {
+            key,
+            birth_parent,
+            session,
+            born,
+            ..
+        } = *node;
+        let (Some(session), true) = (session, born > 0) else {
+            if let Some(session) = session {
+                self.recent.truncate(RECENT_MAX - 1);
+                self.recent.push_front((key, session));
+            }
+            return self.release(birth_parent);
+        };
+        let image = Arc::clone(&node.image);
+        self.exited.insert(
+            key,
+            Exited {
+                key,
+                birth_parent,
+                image,
+                session: Some(session),
+                ended,
+                born,
+            },
+        );
+        self.order.push_back(key);
+        while self.exited.len() > EXITED_MAX {
+            let Some(oldest) = self.order.pop_front() else {
+                break;
+            };
+            self.exited.remove(&oldest);
+        }
+        if self.order.len() > 2 * EXITED_MAX {
+            self.order.retain(|key| self.exited.contains_key(key));
+        }
+    }
+
+    /// One less has this process for a birth parent; lets go of all that nobody needs any more.
+    fn release(&mut self, mut key: Option<Key>) {
+        while let Some(count) = key.and_then(|key| self.born_count(key)) {
+            *count = count.saturating_sub(1);
+            let unneeded = *count == 0;
+            key = match key.and_then(|key| self.exited.get(&key)) {
+                Some(exited) if unneeded => {
+                    let key = exited.key;
+                    self.exited
+                        .remove(&key)
+                        .and_then(|exited| exited.birth_parent)
+                }
+                _ => None,
+            };
+        }
+    }
+
+    fn reparent(
+        &mut self,
+        child: Key,
+        old_parent: Option<Key>,
+        adopter: Option<Key>,
+        time: u64,
+        provenance: Provenance,
+        changes: &mut Vec<Change>,
+    ) {
+        if self.get(child).is_none() {
+            // Its fork was lost, or it has exited; a successor of its pid settles which.
+            if self.live.contains_key(&child.pid) {
+                return;
+            }
+            self.insert(child, old_parent, provenance, Arc::default());
+            changes.push(Change::Born {
+                key: child,
+                creator: old_parent,
+                provenance,
+            });
+        }
+        let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
+        let Some(node) = self.get_mut(child) else {
+            return;
+        };
+        if node.parent.is_some() && node.parent != adopter_key && node.parent != old_parent {
+            return;
+        }
+        let key = node.key;
+        if let (None, Some(old_parent)) = (node.orphaned, old_parent) {
+            node.orphaned = Some(Orphaned {
+                old_parent,
+                at: time,
+            });
+        }
+        self.attach(key.pid, adopter_key);
+        changes.push(Change::Reparented {
+            key,
+            old_parent,
+            adopter: adopter_key.or(adopter),
+        });
+    }
+
+    /// A row of the process table: adds what is missing, corrects nothing that a probe has told.
+    fn seen(&mut self, seen: &Seen, time: u64, provenance: Provenance, changes: &mut Vec<Change>) {
+        let parent = self.live.get(&seen.parent).map(|node| node.key);
+        match self.live.get_mut(&seen.key.pid) {
+            Some(known) if known.is(seen.key) => {
+                if known.image.comm.is_empty() {
+                    known.image = Arc::clone(&seen.image);
+                    known.uids = seen.uids;
+                    changes.push(Change::Execed { key: known.key });
+                }
+                if known.parent.is_none() && parent.is_some() {
+                    self.attach(seen.key.pid, parent);
+                }
+                return;
+            }
+            Some(known) if known.key.start > seen.key.start => return,
+            Some(_) => self.exit(
+                seen.key.pid,
+                time,
+                Ended::Unknown,
+                0,
+                Provenance::Inferred,
+                changes,
+            ),
+            None => {}
+        }
+        self.insert(seen.key, parent, provenance, Arc::clone(&seen.image));
+        if let Some(node) = self.live.get_mut(&seen.key.pid) {
+            node.uids = seen.uids;
+            node.kernel_thread = seen.kernel_thread;
+            node.namespace_init = seen.namespace_init;
+        }
+        changes.push(Change::Born {
+            key: seen.key,
+            creator: parent,
+            provenance,
+        });
+    }
+}

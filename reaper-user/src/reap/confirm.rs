@@ -1,0 +1,46 @@
+//! Waiting for many pidfds at once.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::sys::pidfd::Pidfd;
+
+/// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
+#[derive(Clone)]
+pub struct Confirm(Arc<Epoll>);
+
+impl Confirm {
+    pub(super) fn new() -> nix::Result<Confirm> {
+        Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| Confirm(Arc::new(epoll)))
+    }
+
+    /// Waits for one more. It may be in the set already.
+    pub(super) fn add(&self, pidfd: &Pidfd, token: u64) -> nix::Result<()> {
+        match self
+            .0
+            .add(pidfd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, token))
+        {
+            Err(nix::Error::EEXIST) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The tokens of those that have exited.
+    pub(super) fn ready(&self) -> Vec<u64> {
+        let mut events = [EpollEvent::empty(); 256];
+        let mut tokens = Vec::new();
+        // Bounded, since what is ready stays so until its pidfd is closed.
+        if let Ok(n) = self.0.wait(&mut events, EpollTimeout::ZERO) {
+            tokens.extend(events.iter().take(n).map(EpollEvent::data));
+        }
+        tokens
+    }
+}
+
+impl AsFd for Confirm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+}

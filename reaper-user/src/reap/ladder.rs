@@ -1,0 +1,117 @@
+//! One session's way from SIGTERM to nothing left. Pure: time comes in.
+
+use std::time::Duration;
+
+/// Births during the grace after which it ends at once.
+const BIRTHS_MAX: u32 = 256;
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// From SIGTERM to SIGKILL.
+    pub grace: Duration,
+    /// From the last sign of progress after SIGKILL to giving up.
+    pub stuck_after: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times {
+            grace: Duration::from_secs(5),
+            stuck_after: Duration::from_secs(1),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// SIGTERM has been sent; SIGKILL follows at the deadline.
+    Term { kill_at: u64 },
+    /// SIGKILL has been sent, and is to whatever appears.
+    Kill { look_at: u64 },
+}
+
+/// See the module. Times are ns on the monotonic clock.
+#[derive(Clone, Debug)]
+pub struct Ladder {
+    times: Times,
+    stage: Stage,
+    births: u32,
+    open: u32,
+    /// Looked at once for progress since the last sign of it.
+    looked: bool,
+}
+
+impl Ladder {
+    pub fn new(times: Times, now: u64) -> Ladder {
+        let stage = Stage::Term {
+            kill_at: now + ns(times.grace),
+        };
+        Ladder {
+            times,
+            stage,
+            births: 0,
+            open: 0,
+            looked: false,
+        }
+    }
+
+    /// Whether SIGKILL is not called for yet.
+    pub fn is_gentle(&self) -> bool {
+        matches!(self.stage, Stage::Term { .. })
+    }
+
+    pub fn deadline(&self) -> u64 {
+        match self.stage {
+            Stage::Term { kill_at } => kill_at,
+            Stage::Kill { look_at } => look_at,
+        }
+    }
+
+    /// One more process is on it.
+    pub fn claimed(&mut self) {
+        self.open += 1;
+    }
+
+    /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
+    pub fn birth(&mut self, now: u64) -> bool {
+        self.births += 1;
+        let overrun = self.is_gentle() && self.births > BIRTHS_MAX;
+        if overrun {
+            self.kill(now);
+        }
+        overrun
+    }
+
+    /// The grace is over.
+    pub fn kill(&mut self, now: u64) {
+        // Two looks without progress between them, the second one at the end of the time.
+        self.stage = Stage::Kill {
+            look_at: now + ns(self.times.stuck_after) / 2,
+        };
+    }
+
+    /// Whether there has been a look since the last sign of progress; there has been now.
+    pub fn warned(&mut self) -> bool {
+        std::mem::replace(&mut self.looked, true)
+    }
+
+    /// Something moves.
+    pub fn progress(&mut self, now: u64) {
+        if !self.is_gentle() {
+            self.kill(now);
+        }
+    }
+
+    /// One is off it; true if that was the last.
+    pub fn finished(&mut self, now: u64) -> bool {
+        self.looked = false;
+        self.progress(now);
+        self.open = self.open.saturating_sub(1);
+        self.open == 0
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 2)
+}

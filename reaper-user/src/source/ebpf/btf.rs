@@ -1,0 +1,469 @@
+//! Layout of the running kernel's structures, read from its BTF (the crate `btf-rs` parses all of
+//! it ahead, which took 140 ms and 41 MB for one kernel; this takes a few ms and a table of offsets).
+//!
+//! A blob is a header, a section of types and a section of strings. Types are numbered from 1 in the
+//! order in which they stand; each is 12 bytes (name, kind with a count, size or another type) and
+//! what its kind adds. The blob is not trusted: every read is bounds-checked, every walk is bounded.
+
+use std::path::{Path, PathBuf};
+
+use reaper_common::{ABSENT, Offsets};
+
+/// Where the kernel shows its BTF.
+pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// Why the kernel's type information is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum BtfError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    /// Not BTF, or damaged; says what is wrong and where.
+    #[error("malformed btf at byte {at}: {what}")]
+    Malformed { at: usize, what: &'static str },
+    /// The structure or `structure.member` that is not there.
+    #[error("the kernel's btf has no {0}")]
+    Missing(String),
+    /// Neither a whole number of bytes where one is needed nor a single bit where one is.
+    #[error("{0} is laid out in an unexpected way in the kernel's btf")]
+    Shape(String),
+}
+
+const MAGIC: u16 = 0xeb9f;
+const HEADER: usize = 24;
+/// Size of what every type has.
+const TYPE: usize = 12;
+/// Members looked at for one path, nested ones included; the largest of a kernel has some hundreds.
+const MEMBERS_MAX: u32 = 100_000;
+/// Typedefs and qualifiers on the way to a type, and anonymous structures within each other.
+const DEPTH_MAX: u32 = 32;
+
+mod kind {
+    pub const PTR: u32 = 2;
+    pub const STRUCT: u32 = 4;
+    pub const UNION: u32 = 5;
+    pub const ENUM: u32 = 6;
+    pub const TYPEDEF: u32 = 8;
+    pub const FUNC: u32 = 12;
+    pub const FUNC_PROTO: u32 = 13;
+    pub const ENUM64: u32 = 19;
+
+    /// Kinds that only stand before another type: typedef, volatile, const, restrict, type tag.
+    pub fn is_alias(kind: u32) -> bool {
+        matches!(kind, 8..=11 | 18)
+    }
+
+    /// Bytes that follow the fixed part, `None` for a kind that is not known.
+    pub fn extra(kind: u32, count: usize) -> Option<usize> {
+        Some(match kind {
+            2 | 7..=12 | 16 | 18 => 0,
+            1 | 14 | 17 => 4,
+            3 => 12,
+            6 | 13 => 8 * count,
+            4 | 5 | 15 | 19 => 12 * count,
+            _ => return None,
+        })
+    }
+}
+
+/// Type information that has been looked through once. Drop it when the questions are answered:
+/// it holds the whole blob, some MB.
+pub struct Btf {
+    blob: Vec<u8>,
+    /// Byte offset of each type in the blob, by id; id 0 is `void` and stands nowhere.
+    types: Vec<u32>,
+    /// The section of strings.
+    strings: std::ops::Range<usize>,
+}
+
+/// The fixed part of a type.
+#[derive(Clone, Copy)]
+struct Type {
+    /// Byte offset of what follows the fixed part.
+    body: usize,
+    name: u32,
+    kind: u32,
+    count: usize,
+    /// Whether members carry bitfield sizes.
+    flag: bool,
+    /// Size in bytes, or the id of another type.
+    value: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Member {
+    bit: u32,
+    /// Width of a bitfield, 0 for an ordinary member.
+    width: u32,
+    ty: u32,
+}
+
+impl Btf {
+    /// Reads and indexes the file at `path`, in general [`VMLINUX`].
+    ///
+    /// # Errors
+    /// If it cannot be read or is malformed.
+    pub fn load(path: &Path) -> Result<Btf, BtfError> {
+        let blob = std::fs::read(path).map_err(|source| BtfError::Read {
+            path: path.into(),
+            source,
+        })?;
+        Btf::parse(blob)
+    }
+
+    /// Indexes a blob of this machine's byte order.
+    ///
+    /// # Errors
+    /// [`BtfError::Malformed`].
+    pub fn parse(blob: Vec<u8>) -> Result<Btf, BtfError> {
+        let bad = |at, what| BtfError::Malformed { at, what };
+        let field = |at| u32_at(&blob, at).ok_or(bad(at, "the header is cut off"));
+        match field(0)?.to_ne_bytes() {
+            [a, b, ..] if u16::from_ne_bytes([a, b]) == MAGIC => {}
+            [a, b, ..] if u16::from_ne_bytes([b, a]) == MAGIC => {
+                return Err(bad(0, "written in another byte order"));
+            }
+            _ => return Err(bad(0, "no btf magic")),
+        }
+        let header = field(4)? as usize;
+        if header < HEADER {
+            return Err(bad(4, "the header is too short"));
+        }
+        let section = |at: usize| {
+            let start = header.checked_add(field(at)? as usize);
+            let end = start.and_then(|s| s.checked_add(u32_at(&blob, at + 4)? as usize));
+            match (start, end) {
+                (Some(s), Some(e)) if e <= blob.len() => Ok(s..e),
+                _ => Err(bad(at, "a section lies outside of the file")),
+            }
+        };
+        let (area, strings) = (section(8)?, section(16)?);
+
+        // Twice over the headers, so that the table is allocated once and at its size.
+        let walk = |each: &mut dyn FnMut(u32)| {
+            let mut at = area.start;
+            while at < area.end {
+                let ty = type_at(&blob, at).ok_or(bad(at, "a type is cut off"))?;
+                each(at as u32);
+                let extra =
+                    kind::extra(ty.kind, ty.count).ok_or(bad(at, "unknown kind of type"))?;
+                at = ty.body + extra;
+            }
+            if at == area.end {
+                Ok(())
+            } else {
+                Err(bad(at, "the last type is cut off"))
+            }
+        };
+        let mut count = 1;
+        walk(&mut |_| count += 1)?;
+        let mut types = Vec::with_capacity(count);
+        types.push(0);
+        walk(&mut |at| types.push(at))?;
+        Ok(Btf {
+            blob,
+            types,
+            strings,
+        })
+    }
+
+    /// Where the probes find what they read.
+    ///
+    /// # Errors
+    /// Names the structure and member that this kernel lacks.
+    pub fn offsets(&self) -> Result<Offsets, BtfError> {
+        let [task, signal, cred, tty, driver, pid, upid, namespace, mm] = self.structures([
+            "task_struct",
+            "signal_struct",
+            "cred",
+            "tty_struct",
+            "tty_driver",
+            "pid",
+            "upid",
+            "pid_namespace",
+            "mm_struct",
+        ])?;
+        let [bprm, file, path, dentry, mount, vfsmount] = self.structures([
+            "linux_binprm",
+            "file",
+            "path",
+            "dentry",
+            "mount",
+            "vfsmount",
+        ])?;
+        let (signal_subreaper_byte, signal_subreaper_mask) = signal.bit("is_child_subreaper")?;
+        let (signal_has_subreaper_byte, signal_has_subreaper_mask) =
+            signal.bit("has_child_subreaper")?;
+        Ok(Offsets {
+            task_pid: task.offset("pid")?,
+            task_tgid: task.offset("tgid")?,
+            task_real_parent: task.offset("real_parent")?,
+            task_group_leader: task.offset("group_leader")?,
+            task_start_boottime: task.offset("start_boottime")?,
+            task_exit_code: task.offset("exit_code")?,
+            task_exit_state: task.offset("exit_state")?,
+            task_signal: task.offset("signal")?,
+            task_children: task.offset("children")?,
+            task_sibling: task.offset("sibling")?,
+            task_thread_node: task.offset("thread_node")?,
+            task_thread_pid: task.offset("thread_pid")?,
+            task_mm: task.offset("mm")?,
+            task_comm: task.offset("comm")?,
+            task_cred: task.offset("cred")?,
+            cred_uid: cred.offset("uid.val")?,
+            cred_euid: cred.offset("euid.val")?,
+            signal_live: signal.offset("live.counter")?,
+            signal_thread_head: signal.offset("thread_head")?,
+            signal_nr_threads: signal.offset("nr_threads")?,
+            signal_group_exit_code: signal.offset("group_exit_code")?,
+            signal_flags: signal.offset("flags")?,
+            signal_subreaper_byte,
+            signal_subreaper_mask,
+            signal_has_subreaper_byte,
+            signal_has_subreaper_mask,
+            signal_maxrss: signal.offset("maxrss")?,
+            signal_pids: signal.offset("pids")?,
+            signal_tty: signal.offset("tty")?,
+            tty_driver: tty.offset("driver")?,
+            tty_index: tty.offset("index")?,
+            driver_major: driver.offset("major")?,
+            driver_minor_start: driver.offset("minor_start")?,
+            pid_level: pid.offset("level")?,
+            pid_numbers: pid.offset("numbers")?,
+            pid_tasks: pid.offset("tasks")?,
+            pid_ino: optional(pid.offset("ino"))?,
+            upid_nr: upid.offset("nr")?,
+            upid_ns: upid.offset("ns")?,
+            upid_size: upid.size()?,
+            namespace_inum: namespace.offset("ns.inum")?,
+            namespace_child_reaper: namespace.offset("child_reaper")?,
+            mm_arg_start: mm.offset("arg_start")?,
+            mm_arg_end: mm.offset("arg_end")?,
+            bprm_filename: bprm.offset("filename")?,
+            bprm_file: bprm.offset("file")?,
+            file_path: file.offset("f_path")?,
+            path_mnt: path.offset("mnt")?,
+            path_dentry: path.offset("dentry")?,
+            dentry_parent: dentry.offset("d_parent")?,
+            dentry_name: dentry.offset("d_name.name")?,
+            mount_mnt: mount.offset("mnt")?,
+            mount_parent: mount.offset("mnt_parent")?,
+            mount_mountpoint: mount.offset("mnt_mountpoint")?,
+            mnt_root: vfsmount.offset("mnt_root")?,
+        })
+    }
+
+    /// Number of arguments that a `tp_btf` program on this tracepoint gets, `None` if there is no such
+    /// tracepoint.
+    pub fn tracepoint_args(&self, tracepoint: &str) -> Option<usize> {
+        let typedef = self.get(
+            self.ids(kind::TYPEDEF, &format!("btf_trace_{tracepoint}"))
+                .next()?,
+        )?;
+        let pointer = self.get(typedef.value).filter(|t| t.kind == kind::PTR)?;
+        let proto = self
+            .get(pointer.value)
+            .filter(|t| t.kind == kind::FUNC_PROTO)?;
+        // The first is the tracer's own data, which no program sees.
+        proto.count.checked_sub(1)
+    }
+
+    /// Whether the kernel has a function of this name, such as a kfunc.
+    pub fn has_func(&self, name: &str) -> bool {
+        self.ids(kind::FUNC, name).next().is_some()
+    }
+
+    /// Whether the kernel has a structure of this name.
+    pub fn has_struct(&self, name: &str) -> bool {
+        self.structures([name]).is_ok()
+    }
+
+    /// Whether an enum has a value of this name, such as `BPF_FUNC_loop` of `bpf_func_id`.
+    pub fn has_enum_value(&self, name: &str, value: &str) -> bool {
+        [(kind::ENUM, 8), (kind::ENUM64, 12)]
+            .into_iter()
+            .any(|(kind, width)| {
+                self.ids(kind, name)
+                    .filter_map(|id| self.get(id))
+                    .any(|ty| {
+                        (0..ty.count)
+                            .map_while(|i| u32_at(&self.blob, ty.body + width * i))
+                            .any(|n| self.named(n, value))
+                    })
+            })
+    }
+
+    /// The structures of these names, found in one pass.
+    fn structures<'a, const N: usize>(
+        &'a self,
+        names: [&'a str; N],
+    ) -> Result<[Structure<'a>; N], BtfError> {
+        let mut found = names.map(|name| Structure {
+            btf: self,
+            name,
+            ids: vec![],
+        });
+        for id in 1..self.types.len() as u32 {
+            if let Some(ty) = self.get(id).filter(|t| t.kind == kind::STRUCT)
+                && let Some(s) = found.iter_mut().find(|s| self.named(ty.name, s.name))
+            {
+                s.ids.push(id);
+            }
+        }
+        match found.iter().find(|s| s.ids.is_empty()) {
+            Some(s) => Err(BtfError::Missing(format!("struct {}", s.name))),
+            None => Ok(found),
+        }
+    }
+
+    fn ids<'a>(&'a self, kind: u32, name: &'a str) -> impl Iterator<Item = u32> + 'a {
+        (1..self.types.len() as u32).filter(move |&id| {
+            self.get(id)
+                .is_some_and(|t| t.kind == kind && self.named(t.name, name))
+        })
+    }
+
+    fn get(&self, id: u32) -> Option<Type> {
+        let at = *self.types.get(id as usize).filter(|_| id != 0)?;
+        type_at(&self.blob, at as usize)
+    }
+
+    /// Whether the string at `offset` is `name`; what has no name has the empty string.
+    fn named(&self, offset: u32, name: &str) -> bool {
+        let strings = self.blob.get(self.strings.clone()).unwrap_or_default();
+        let rest = strings.get(offset as usize..).unwrap_or_default();
+        rest.strip_prefix(name.as_bytes())
+            .is_some_and(|rest| rest.first() == Some(&0))
+    }
+
+    /// The type behind typedefs and qualifiers.
+    fn resolve(&self, mut id: u32) -> Option<Type> {
+        for _ in 0..DEPTH_MAX {
+            match self.get(id)? {
+                ty if kind::is_alias(ty.kind) => id = ty.value,
+                ty => return Some(ty),
+            }
+        }
+        None
+    }
+
+    /// A member of a structure or union, those of anonymous ones within it included.
+    fn member(&self, id: u32, name: &str, depth: u32, budget: &mut u32) -> Option<Member> {
+        let ty = self
+            .resolve(id)
+            .filter(|t| matches!(t.kind, kind::STRUCT | kind::UNION))?;
+        for i in 0..ty.count {
+            *budget = budget.checked_sub(1)?;
+            let at = ty.body + TYPE * i;
+            let found = u32_at(&self.blob, at)?;
+            let place = u32_at(&self.blob, at + 8)?;
+            let (bit, width) = if ty.flag {
+                (place & 0xff_ffff, place >> 24)
+            } else {
+                (place, 0)
+            };
+            let this = Member {
+                bit,
+                width,
+                ty: u32_at(&self.blob, at + 4)?,
+            };
+            if self.named(found, name) {
+                return Some(this);
+            }
+            if self.named(found, "")
+                && depth < DEPTH_MAX
+                && let Some(inner) = self.member(this.ty, name, depth + 1, budget)
+            {
+                return Some(Member {
+                    bit: bit.checked_add(inner.bit)?,
+                    ..inner
+                });
+            }
+        }
+        None
+    }
+}
+
+/// A structure by its name; kernels may carry more than one type under it.
+struct Structure<'a> {
+    btf: &'a Btf,
+    name: &'a str,
+    ids: Vec<u32>,
+}
+
+impl Structure<'_> {
+    /// Byte offset of a member, which may be a dotted path through embedded structures.
+    fn offset(&self, path: &str) -> Result<u32, BtfError> {
+        match self.find(path)? {
+            Member { bit, width: 0, .. } if bit % 8 == 0 => Ok(bit / 8),
+            _ => Err(BtfError::Shape(format!("{}.{path}", self.name))),
+        }
+    }
+
+    /// Byte and mask of a bitfield of one bit, bits numbered from the lowest.
+    fn bit(&self, path: &str) -> Result<(u32, u32), BtfError> {
+        match self.find(path)? {
+            Member { bit, width: 1, .. } => Ok((bit / 8, 1 << (bit % 8))),
+            _ => Err(BtfError::Shape(format!("{}.{path}", self.name))),
+        }
+    }
+
+    fn size(&self) -> Result<u32, BtfError> {
+        let ty = self.ids.first().and_then(|&id| self.btf.get(id));
+        ty.map(|t| t.value)
+            .ok_or_else(|| BtfError::Missing(format!("struct {}", self.name)))
+    }
+
+    fn find(&self, path: &str) -> Result<Member, BtfError> {
+        let through = |id: u32| {
+            let mut budget = MEMBERS_MAX;
+            path.split('.').try_fold(
+                Member {
+                    bit: 0,
+                    width: 0,
+                    ty: id,
+                },
+                |outer, name| {
+                    let inner = self.btf.member(outer.ty, name, 0, &mut budget)?;
+                    Some(Member {
+                        bit: outer.bit.checked_add(inner.bit)?,
+                        ..inner
+                    })
+                },
+            )
+        };
+        let found = self.ids.iter().find_map(|&id| through(id));
+        found.ok_or_else(|| BtfError::Missing(format!("{}.{path}", self.name)))
+    }
+}
+
+/// [`ABSENT`] for a member that this kernel does not have.
+fn optional(offset: Result<u32, BtfError>) -> Result<u32, BtfError> {
+    match offset {
+        Err(BtfError::Missing(_)) => Ok(ABSENT),
+        other => other,
+    }
+}
+
+fn u32_at(blob: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*blob.get(at..)?.first_chunk()?))
+}
+
+/// The fixed part of the type at a byte offset. Newer kernels use 24 bits for the count and 7 for the
+/// kind, where older ones leave the upper bits zero.
+fn type_at(blob: &[u8], at: usize) -> Option<Type> {
+    let info = u32_at(blob, at + 4)?;
+    Some(Type {
+        body: at + TYPE,
+        name: u32_at(blob, at)?,
+        kind: info >> 24 & 0x7f,
+        count: (info & 0xff_ffff) as usize,
+        flag: info >> 31 == 1,
+        value: u32_at(blob, at + 8)?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! Why the probes cannot be used, in one sentence each, with what to do.
+
+use std::path::PathBuf;
+
+use reaper_common::ABI_VERSION;
+
+use super::btf::BtfError;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error(
+        "the kernel's type information is not to be had: {0}; a kernel with CONFIG_DEBUG_INFO_BTF=y is needed"
+    )]
+    Btf(#[source] BtfError),
+    #[error(
+        "not permitted to load the kernel probes: run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE ({0})"
+    )]
+    NotPermitted(#[source] BoxError),
+    #[error(
+        "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality ({source})"
+    )]
+    Lockdown { mode: String, source: BoxError },
+    #[error(
+        "the probes' object has abi version {found}, this program needs {ABI_VERSION}: rebuild it with `cargo xtask build-ebpf`"
+    )]
+    Abi { found: u16 },
+    #[error("the probes' object has no {what}: it is not an object of this program")]
+    Foreign { what: String },
+    #[error("cannot read the probes' object {}: {source}", path.display())]
+    Object {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("the kernel does not take the probes: {0}")]
+    Refused(#[source] BoxError),
+    #[error("a map of the probes cannot be used: {0}")]
+    Map(#[source] BoxError),
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl SourceError {
+    pub(super) fn foreign(what: &str) -> SourceError {
+        SourceError::Foreign {
+            what: what.to_owned(),
+        }
+    }
+
+    pub(super) fn map(error: aya::maps::MapError) -> SourceError {
+        SourceError::Map(error.into())
+    }
+
+    /// Sorts a failure to load by what its reader can do about it.
+    pub(super) fn load(error: BoxError) -> SourceError {
+        let errno = errno_of(&*error);
+        if !matches!(errno, Some(libc::EPERM | libc::EACCES))
+            || crate::sys::host::is_root_with_bpf() && errno == Some(libc::EACCES)
+        {
+            return SourceError::Refused(brief(error));
+        }
+        match crate::sys::host::lockdown() {
+            Some(mode) if mode == "confidentiality" => SourceError::Lockdown {
+                mode,
+                source: brief(error),
+            },
+            _ => SourceError::NotPermitted(brief(error)),
+        }
+    }
+
+    pub(super) fn attach(error: BoxError) -> SourceError {
+        SourceError::load(error)
+    }
+}
+
+/// The errno at the bottom of a chain of errors.
+fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return io.raw_os_error();
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// The first and the last line of an error: between them the verifier prints thousands.
+fn brief(error: BoxError) -> BoxError {
+    let text = error.to_string();
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.next().unwrap_or_default().to_owned();
+    match lines.rfind(|line| !line.starts_with("processed ") && !line.contains("verification time"))
+    {
+        Some(last) => format!("{first}: {last}").into(),
+        None => first.into(),
+    }
+}

@@ -1,0 +1,476 @@
+//! The process table as /proc has it: what ran before the probes, and what they may have missed.
+//!
+//! A process is read through one directory handle, so that all of a row is about one process even
+//! where its pid is given away meanwhile. That a process is gone is a result, not an error.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
+use nix::sys::stat::Mode;
+use reaper_common::ARGV_MAX;
+
+use crate::model::event::{Image, Key, Seen, TICK_NS, Uids};
+
+#[cfg(test)]
+mod tests;
+
+/// Bit of a task's flags that says that it is a thread of the kernel.
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// The kernel's names have 15 bytes; /proc appends to those of its own workers.
+const COMM_MAX: usize = 15;
+/// More than any file of /proc read here holds, argv aside.
+const FILE_MAX: usize = 128 << 10;
+/// What the kernel appends to the path of an executable that has been removed or replaced.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Something in /proc that cannot be read or understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcfsError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot understand {}", path.display())]
+    Malformed { path: PathBuf },
+}
+
+/// What a look at one pid found.
+#[derive(Debug)]
+pub enum Look {
+    Alive(Seen),
+    /// Nothing of it runs any more; only its parent has not waited for it yet.
+    Zombie,
+    /// There is no such process, or no more.
+    Vanished,
+}
+
+/// The process table, read in one pass.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// All living processes, by pid as the directory lists them.
+    pub rows: Vec<Seen>,
+    /// Left out because nothing of them runs any more.
+    pub zombies: u32,
+    /// Gone between the listing and the look.
+    pub vanished: u32,
+    /// There, but not to be read; whoever concludes from an absence has to mind these.
+    pub unreadable: u32,
+}
+
+/// Reads one /proc. Has no state that changes, so threads can share it.
+#[derive(Debug)]
+pub struct Procfs {
+    root: PathBuf,
+    /// Where cgroup v2 is mounted.
+    cgroups: Option<PathBuf>,
+}
+
+impl Default for Procfs {
+    fn default() -> Procfs {
+        Procfs::new("/proc")
+    }
+}
+
+impl Procfs {
+    pub fn new(root: impl Into<PathBuf>) -> Procfs {
+        let root = root.into();
+        let mounts = std::fs::read(root.join("self/mountinfo")).unwrap_or_default();
+        let cgroups = cgroup2_mount(&mounts);
+        Procfs { root, cgroups }
+    }
+
+    /// All processes.
+    ///
+    /// # Errors
+    /// If the directory itself cannot be listed to its end.
+    pub fn snapshot(&self) -> Result<Snapshot, ProcfsError> {
+        let mut reader = Reader::new(self);
+        let mut all = Snapshot::default();
+        let listing = |source| ProcfsError::Read {
+            path: self.root.clone(),
+            source,
+        };
+        for entry in std::fs::read_dir(&self.root).map_err(listing)? {
+            let Some(pid) = number(entry.map_err(listing)?.file_name().as_bytes()) else {
+                continue;
+            };
+            match reader.look(pid) {
+                Ok(Look::Alive(row)) => all.rows.push(row),
+                Ok(Look::Zombie) => all.zombies += 1,
+                Ok(Look::Vanished) => all.vanished += 1,
+                Err(_) => all.unreadable += 1,
+            }
+        }
+        Ok(all)
+    }
+
+    /// One process.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read; names the file.
+    pub fn read(&self, pid: u32) -> Result<Look, ProcfsError> {
+        Reader::new(self).look(pid)
+    }
+
+    /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
+    pub fn start_ticks(&self, pid: u32) -> Option<u64> {
+        self.stat(pid, |stat| stat.start)
+    }
+
+    /// State letter of a process's leader as `ps` shows it (`D` is uninterruptible); `None` if it is gone.
+    pub fn state(&self, pid: u32) -> Option<char> {
+        self.stat(pid, |stat| char::from(stat.state))
+    }
+
+    /// Memory a process has resident, in bytes; 0 for what has none, `None` if it is gone.
+    pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
+        let status = std::fs::read(self.root.join(pid.to_string()).join("status")).ok()?;
+        let kib = field(&status, b"VmRSS:").and_then(|rest| words(rest).next().and_then(number));
+        Some(kib.map_or(0, |kib: u64| kib.saturating_mul(1024)))
+    }
+
+    fn stat<T>(&self, pid: u32, take: impl FnOnce(Stat) -> T) -> Option<T> {
+        let bytes = std::fs::read(self.root.join(pid.to_string()).join("stat")).ok()?;
+        Stat::parse(&bytes).map(take)
+    }
+}
+
+/// A pass over processes, with the buffers it reuses.
+struct Reader<'a> {
+    root: &'a Path,
+    stat: Vec<u8>,
+    buffer: Vec<u8>,
+    cgroups: Cgroups<'a>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(proc: &'a Procfs) -> Reader<'a> {
+        Reader {
+            root: &proc.root,
+            stat: Vec::with_capacity(1024),
+            buffer: Vec::with_capacity(16 << 10),
+            cgroups: Cgroups {
+                mount: proc.cgroups.as_deref(),
+                known: HashMap::new(),
+            },
+        }
+    }
+
+    fn look(&mut self, pid: u32) -> Result<Look, ProcfsError> {
+        let dir = self.root.join(pid.to_string());
+        self.process(&dir, pid).or_else(|(name, source)| {
+            let path = dir.join(name);
+            match source.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Look::Vanished),
+                None => Err(ProcfsError::Malformed { path }),
+                Some(_) => Err(ProcfsError::Read { path, source }),
+            }
+        })
+    }
+
+    /// Errors carry the file's name; one without an errno is about its content.
+    fn process(&mut self, path: &Path, pid: u32) -> Result<Look, (&'static str, io::Error)> {
+        let malformed = |name| (name, io::Error::from(io::ErrorKind::InvalidData));
+        let dir = Dir::open(path).map_err(|e| ("", e))?;
+        dir.read("stat", &mut self.stat).map_err(|e| ("stat", e))?;
+        let stat = Stat::parse(&self.stat).ok_or_else(|| malformed("stat"))?;
+        // A leader that exited before other threads has no memory left: they know what the process runs.
+        let thread = if stat.dead() {
+            living_thread(path, &dir, &stat)
+        } else {
+            None
+        };
+        if stat.dead() && thread.is_none() {
+            return Ok(Look::Zombie);
+        }
+        let runner = thread.as_ref().unwrap_or(&dir);
+
+        dir.read("status", &mut self.buffer)
+            .map_err(|e| ("status", e))?;
+        let uids = uids(&self.buffer).ok_or_else(|| malformed("status"))?;
+        let namespace_init = namespace_init(&self.buffer);
+        let kernel_thread = stat.flags & PF_KTHREAD != 0;
+        let mut image = Image {
+            comm: stat.comm[..stat.comm.len().min(COMM_MAX)].to_vec(),
+            pgid: stat.pgid,
+            sid: stat.sid,
+            tty: stat.tty,
+            ..Image::default()
+        };
+        if !kernel_thread {
+            image.exe = runner.executable().map_err(|e| ("exe", e))?;
+            runner
+                .read_some("cmdline", ARGV_MAX + 1, &mut self.buffer)
+                .map_err(|e| ("cmdline", e))?;
+            set_argv(&mut image, &self.buffer, stat.args);
+        }
+        if runner.read("cgroup", &mut self.buffer).is_ok() {
+            image.cgroup_id = self.cgroups.id(&self.buffer);
+        }
+        Ok(Look::Alive(Seen {
+            key: Key {
+                pid,
+                start: stat.start.saturating_mul(TICK_NS),
+            },
+            parent: stat.parent,
+            uids,
+            image: Arc::new(image),
+            kernel_thread,
+            namespace_init,
+        }))
+    }
+}
+
+/// Ids of the cgroups met in a pass, and no longer: one that is made anew has the old path and another id.
+struct Cgroups<'a> {
+    mount: Option<&'a Path>,
+    known: HashMap<Vec<u8>, u64>,
+}
+
+impl Cgroups<'_> {
+    /// Id of the cgroup that a `cgroup` file names; 0 if there is no telling.
+    fn id(&mut self, file: &[u8]) -> u64 {
+        let (Some(mount), Some(path)) = (self.mount, field(file, b"0::/")) else {
+            return 0;
+        };
+        // Outside of this program's cgroup namespace, and so of what its mount shows.
+        if path.starts_with(b"..") {
+            return 0;
+        }
+        if let Some(id) = self.known.get(path) {
+            return *id;
+        }
+        let id = std::fs::metadata(mount.join(OsStr::from_bytes(path))).map_or(0, |m| m.ino());
+        self.known.insert(path.to_vec(), id);
+        id
+    }
+}
+
+/// A handle on the directory of one process or thread; reading through it fails once that is gone.
+struct Dir(OwnedFd);
+
+impl Dir {
+    fn open(path: &Path) -> io::Result<Dir> {
+        Dir::open_at(AT_FDCWD, path)
+    }
+
+    fn open_at(at: impl AsFd, path: &Path) -> io::Result<Dir> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(Dir(openat(at, path, flags, Mode::empty())?))
+    }
+
+    /// The whole file.
+    fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
+        self.read_some(name, FILE_MAX, into)
+    }
+
+    fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
+        into.clear();
+        let file = openat(
+            &self.0,
+            name,
+            OFlag::O_RDONLY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        File::from(file)
+            .take(most as u64)
+            .read_to_end(into)
+            .map(drop)
+    }
+
+    /// Path of the executable; empty where it is another user's secret or there is none.
+    fn executable(&self) -> io::Result<Vec<u8>> {
+        let mut path = match readlinkat(&self.0, "exe") {
+            Ok(path) => path.into_vec(),
+            Err(Errno::ENOENT | Errno::EACCES | Errno::EPERM | Errno::ENAMETOOLONG) => {
+                return Ok(vec![]);
+            }
+            Err(e) => return Err(e.into()),
+        };
+        if path.ends_with(DELETED) {
+            path.truncate(path.len() - DELETED.len());
+        }
+        Ok(path)
+    }
+}
+
+/// The fields of a `stat` file that matter here.
+struct Stat<'a> {
+    comm: &'a [u8],
+    state: u8,
+    parent: u32,
+    pgid: u32,
+    sid: u32,
+    tty: u32,
+    flags: u64,
+    threads: u64,
+    /// Ticks since boot.
+    start: u64,
+    /// Length of the area of the arguments, 0 where it is not shown.
+    args: u64,
+}
+
+impl Stat<'_> {
+    /// A name may hold anything, parentheses and newlines too: it ends at the last `)`.
+    fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
+        let open = bytes.iter().position(|&b| b == b'(')?;
+        let close = bytes.iter().rposition(|&b| b == b')')?;
+        let comm = bytes.get(open + 1..close)?;
+        let mut rest = words(&bytes[close + 1..]);
+        let state = *rest.next()?.first()?;
+        // Numbered as in proc(5), where the state is field 3; what is negative there is nothing here.
+        let mut fields = [0_u64; 50];
+        let mut last = 3;
+        for (place, word) in fields[4..].iter_mut().zip(rest) {
+            *place = if word.starts_with(b"-") {
+                0
+            } else {
+                number(word)?
+            };
+            last += 1;
+        }
+        if last < 22 {
+            return None;
+        }
+        Some(Stat {
+            comm,
+            state,
+            parent: fields[4].try_into().ok()?,
+            pgid: fields[5].try_into().ok()?,
+            sid: fields[6].try_into().ok()?,
+            tty: fields[7].try_into().ok()?,
+            flags: fields[9],
+            threads: fields[20],
+            start: fields[22],
+            args: fields[49].saturating_sub(fields[48]),
+        })
+    }
+
+    fn dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
+/// A thread of the process that still runs.
+fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<Dir> {
+    if leader.threads < 2 {
+        return None;
+    }
+    let mut bytes = vec![];
+    std::fs::read_dir(path.join("task"))
+        .ok()?
+        .flatten()
+        .find_map(|entry| {
+            let thread = Dir::open_at(&dir.0, &Path::new("task").join(entry.file_name())).ok()?;
+            thread.read("stat", &mut bytes).ok()?;
+            (!Stat::parse(&bytes)?.dead()).then_some(thread)
+        })
+}
+
+/// Takes the arguments from a `cmdline` file that was read to one byte over the bound. `area` is the
+/// length that `stat` tells, 0 if it does not.
+fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
+    image.truncated = bytes.len() > ARGV_MAX;
+    let kept = &bytes[..bytes.len().min(ARGV_MAX)];
+    let whole = if image.truncated {
+        area.max(bytes.len() as u64)
+    } else {
+        kept.len() as u64
+    };
+    image.argv_full_len = whole.try_into().unwrap_or(u32::MAX);
+    if kept.is_empty() {
+        return;
+    }
+    image.argv = kept.to_vec();
+    // A process that rewrote its title may have left the last NUL out.
+    if !image.truncated && !kept.ends_with(&[0]) {
+        image.argv.push(0);
+        image.argv_full_len += 1;
+    }
+}
+
+fn uids(status: &[u8]) -> Option<Uids> {
+    let mut ids = words(field(status, b"Uid:")?).map(number);
+    Some(Uids {
+        real: ids.next()??,
+        effective: ids.next()??,
+    })
+}
+
+/// Whether a process has a number of its own in a pid namespace below, and it is 1.
+fn namespace_init(status: &[u8]) -> bool {
+    let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
+    ids.next().is_some() && ids.last() == Some(b"1")
+}
+
+/// Mount point of cgroup v2 in a `mountinfo` file; the mount of the whole hierarchy before others.
+fn cgroup2_mount(mountinfo: &[u8]) -> Option<PathBuf> {
+    let mut part = None;
+    for line in mountinfo.split(|&b| b == b'\n') {
+        let mut fields = words(line);
+        let (Some(root), Some(point)) = (fields.nth(3), fields.next()) else {
+            continue;
+        };
+        if fields.skip_while(|f| *f != b"-").nth(1) == Some(b"cgroup2") {
+            let point = PathBuf::from(OsString::from_vec(unescape(point)));
+            if root == b"/" {
+                return Some(point);
+            }
+            part.get_or_insert(point);
+        }
+    }
+    part
+}
+
+/// Blanks and backslashes stand in mountinfo as three octal digits.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        match rest {
+            [
+                b'\\',
+                a @ b'0'..=b'3',
+                b @ b'0'..=b'7',
+                c @ b'0'..=b'7',
+                tail @ ..,
+            ] => {
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = tail;
+            }
+            _ => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// What follows `name` on the line that begins with it.
+fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    file.split(|&b| b == b'\n')
+        .find_map(|line| line.strip_prefix(name))
+}
+
+fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty())
+}
+
+/// A decimal number, and nothing else.
+fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
+    let digits = word.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(word)
+        .ok()
+        .filter(|_| digits)?
+        .parse()
+        .ok()
+}

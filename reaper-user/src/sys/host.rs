@@ -1,0 +1,335 @@
+//! Facts about the host that decide what can be used here. Nothing in this module fails: what cannot
+//! be read is unknown.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Inode of the first pid namespace, the same on every kernel.
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// Inode of the first user namespace, the same on every kernel.
+const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// In the order of their numbers.
+const CAPABILITIES: [&str; 41] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+];
+
+/// Effective capabilities of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities(u64);
+
+impl Capabilities {
+    /// Whether the one of this name, such as `CAP_KILL`, is among them.
+    pub fn has(self, name: &str) -> bool {
+        self.names().any(|n| n == name)
+    }
+
+    /// Whether they are enough to load the probes.
+    pub fn may_load_probes(self) -> bool {
+        self.has("CAP_SYS_ADMIN") || (self.has("CAP_BPF") && self.has("CAP_PERFMON"))
+    }
+
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        CAPABILITIES
+            .into_iter()
+            .enumerate()
+            .filter(move |(bit, _)| self.0 >> bit & 1 == 1)
+            .map(|(_, name)| name)
+    }
+}
+
+/// A namespace of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Namespace {
+    /// 0 if unknown.
+    pub inode: u64,
+    /// Whether it is the one that the host started with.
+    pub first: bool,
+}
+
+/// A limit of resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Bytes(u64),
+    Unlimited,
+    Unknown,
+}
+
+/// What is known of the host, and of this process on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The kernel's release as `uname -r` has it; empty if unknown.
+    pub release: String,
+    /// Random id of this boot; empty if unknown.
+    pub boot_id: String,
+    pub euid: Option<u32>,
+    pub capabilities: Capabilities,
+    /// `none`, `integrity`, `confidentiality`, or `unknown` where the kernel has or shows no lockdown.
+    pub lockdown: String,
+    pub pid_namespace: Namespace,
+    pub user_namespace: Namespace,
+    /// Whether the kernel shows its type information.
+    pub btf: bool,
+    /// How much memory this process may lock, which counted for BPF maps before 5.11.
+    pub memlock: Limit,
+    /// The kernel's setting of this name; 0 means that anyone may load some kinds of programs.
+    pub unprivileged_bpf_disabled: Option<u8>,
+    /// Signs that this is a container or a guest of another system, with where each was seen.
+    pub container: Vec<String>,
+}
+
+impl Host {
+    /// This host.
+    pub fn read() -> Host {
+        Host::read_at(Path::new("/"))
+    }
+
+    /// A host whose files are below `root`.
+    pub fn read_at(root: &Path) -> Host {
+        let text = |path: &str| -> Option<String> {
+            let bytes = std::fs::read(root.join(path)).ok()?;
+            Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        let status = text("proc/self/status").unwrap_or_default();
+        let limits = text("proc/self/limits").unwrap_or_default();
+        let release = text("proc/sys/kernel/osrelease").unwrap_or_default();
+        Host {
+            boot_id: text("proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            euid: field(&status, "Uid:").nth(1).and_then(|id| id.parse().ok()),
+            capabilities: Capabilities(
+                field(&status, "CapEff:")
+                    .next()
+                    .and_then(|s| u64::from_str_radix(s, 16).ok())
+                    .unwrap_or(0),
+            ),
+            lockdown: lockdown_at(root).unwrap_or_else(|| "unknown".to_owned()),
+            pid_namespace: namespace(&root.join("proc/self/ns/pid"), FIRST_PID_NAMESPACE),
+            user_namespace: namespace(&root.join("proc/self/ns/user"), FIRST_USER_NAMESPACE),
+            btf: root.join("sys/kernel/btf/vmlinux").is_file(),
+            memlock: match field(&limits, "Max locked memory").next() {
+                Some("unlimited") => Limit::Unlimited,
+                Some(bytes) => bytes.parse().map_or(Limit::Unknown, Limit::Bytes),
+                None => Limit::Unknown,
+            },
+            unprivileged_bpf_disabled: text("proc/sys/kernel/unprivileged_bpf_disabled")
+                .and_then(|s| s.parse().ok()),
+            container: container(root, &release),
+            release,
+        }
+    }
+
+    /// Major and minor number of the kernel's release.
+    pub fn version(&self) -> Option<(u32, u32)> {
+        let mut numbers = self
+            .release
+            .split(|c: char| !c.is_ascii_digit())
+            .map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    }
+}
+
+/// The kernel's lockdown mode; `None` where it has or shows none.
+pub fn lockdown() -> Option<String> {
+    lockdown_at(Path::new("/"))
+}
+
+/// Whether this process holds the capabilities that loading probes takes, in the host's own user
+/// namespace: a refusal then has another cause.
+pub fn is_root_with_bpf() -> bool {
+    let host = Host::read();
+    host.capabilities.may_load_probes()
+        && (host.user_namespace.first || host.user_namespace.inode == 0)
+}
+
+fn lockdown_at(root: &Path) -> Option<String> {
+    let modes = std::fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
+    bracketed(&modes)
+}
+
+/// The words after `name` on the line that begins with it.
+fn field<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().split_whitespace()
+}
+
+/// The chosen one of a list like `none [integrity] confidentiality`.
+fn bracketed(modes: &str) -> Option<String> {
+    let (_, rest) = modes.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+fn namespace(link: &Path, first: u64) -> Namespace {
+    let inode = std::fs::metadata(link).map_or(0, |m| m.ino());
+    Namespace {
+        inode,
+        first: inode == first,
+    }
+}
+
+fn container(root: &Path, release: &str) -> Vec<String> {
+    let mut signs = vec![];
+    for (file, name) in [(".dockerenv", "docker"), ("run/.containerenv", "podman")] {
+        if root.join(file).exists() {
+            signs.push(format!("{name} (/{file})"));
+        }
+    }
+    if let Ok(name) = std::fs::read_to_string(root.join("run/systemd/container")) {
+        signs.push(format!("{} (/run/systemd/container)", name.trim()));
+    }
+    // Readable for root alone; no sign otherwise.
+    let environ = std::fs::read(root.join("proc/1/environ")).unwrap_or_default();
+    let named = environ
+        .split(|&b| b == 0)
+        .find_map(|v| v.strip_prefix(b"container="));
+    if let Some(name) = named.filter(|name| !name.is_empty()) {
+        signs.push(format!(
+            "{} (environment of pid 1)",
+            OsStr::from_bytes(name).display()
+        ));
+    }
+    if release.to_ascii_lowercase().contains("microsoft") {
+        signs.push("wsl (kernel release)".to_owned());
+    }
+    signs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(root: &Path, path: &str, content: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    #[test]
+    fn everything_is_unknown_where_nothing_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::read_at(dir.path());
+        assert_eq!(
+            (host.release.as_str(), host.version(), host.euid),
+            ("", None, None)
+        );
+        assert_eq!(
+            (host.lockdown.as_str(), host.memlock, host.btf),
+            ("unknown", Limit::Unknown, false)
+        );
+        assert_eq!(
+            host.pid_namespace,
+            Namespace {
+                inode: 0,
+                first: false
+            }
+        );
+        assert_eq!(host.capabilities.names().count(), 0);
+        assert!(host.container.is_empty() && !host.capabilities.may_load_probes());
+    }
+
+    #[test]
+    fn facts_are_read_from_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        put(
+            root,
+            "proc/self/status",
+            "Name:\tx\nUid:\t1\t2\t3\t4\nCapPrm:\tff\nCapEff:\t000000c000000020\n",
+        );
+        put(
+            root,
+            "proc/self/limits",
+            "Limit    Soft   Hard\nMax locked memory         8388608   8388608   bytes\n",
+        );
+        put(
+            root,
+            "proc/sys/kernel/osrelease",
+            "6.6.87.2-microsoft-standard-WSL2\n",
+        );
+        put(root, "proc/sys/kernel/random/boot_id", "a-b-c\n");
+        put(root, "proc/sys/kernel/unprivileged_bpf_disabled", "2\n");
+        put(
+            root,
+            "sys/kernel/security/lockdown",
+            "none integrity [confidentiality]\n",
+        );
+        put(root, "proc/1/environ", "PATH=/bin\0container=lxc\0");
+        put(root, ".dockerenv", "");
+        let host = Host::read_at(root);
+        assert_eq!(host.euid, Some(2));
+        assert_eq!(
+            host.capabilities.names().collect::<Vec<_>>(),
+            ["CAP_KILL", "CAP_PERFMON", "CAP_BPF"]
+        );
+        assert!(host.capabilities.may_load_probes());
+        assert!(host.capabilities.has("CAP_BPF") && !host.capabilities.has("CAP_SYS_ADMIN"));
+        assert_eq!(host.memlock, Limit::Bytes(8_388_608));
+        assert_eq!(host.version(), Some((6, 6)));
+        assert_eq!(
+            (host.boot_id.as_str(), host.unprivileged_bpf_disabled),
+            ("a-b-c", Some(2))
+        );
+        assert_eq!(host.lockdown, "confidentiality");
+        assert_eq!(
+            host.container,
+            [
+                "docker (/.dockerenv)",
+                "lxc (environment of pid 1)",
+                "wsl (kernel release)"
+            ]
+        );
+    }
+
+    #[test]
+    fn this_host() {
+        let host = Host::read();
+        assert!(host.version().is_some_and(|v| v > (2, 6)));
+        assert_eq!(host.boot_id.len(), 36);
+        assert!(host.euid.is_some());
+        assert_ne!(
+            (host.pid_namespace.inode, host.user_namespace.inode),
+            (0, 0)
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! What forks while it is being ended. Each has a bound of its own, far beyond what a reaper may take.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+
+use super::member::await_term;
+use super::stage::{Stage, fork, leave, rest};
+
+const BIRTHS: u32 = 5000;
+const TIME: Duration = Duration::from_secs(10);
+
+/// From SIGTERM on, it and each child of it fork a child each millisecond.
+pub fn hydra(s: &Stage) -> ! {
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let size = NonZeroUsize::MIN.saturating_add(4095);
+    // SAFETY: a new mapping, which stays for as long as the process does.
+    let page = unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }.expect("mmap");
+    // SAFETY: the page is zeroed, aligned, never unmapped, and only ever used as this one atomic.
+    let births: &'static AtomicU32 = unsafe { page.cast::<AtomicU32>().as_ref() };
+    await_term(s);
+    heads(births, Instant::now() + TIME)
+}
+
+fn heads(births: &'static AtomicU32, end: Instant) -> ! {
+    while births.fetch_add(1, Ordering::Relaxed) < BIRTHS && Instant::now() < end {
+        fork(|| heads(births, end));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rest()
+}
+
+/// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
+pub fn runner(s: &Stage) -> ! {
+    await_term(s);
+    let end = Instant::now() + TIME;
+    for _ in 0..BIRTHS {
+        if Instant::now() > end {
+            break;
+        }
+        // SAFETY: this actor has one thread.
+        if unsafe { nix::unistd::fork() }.expect("fork").is_parent() {
+            leave(0);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    rest()
+}

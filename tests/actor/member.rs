@@ -1,0 +1,205 @@
+//! What members of a session do.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal, sigprocmask};
+use nix::unistd::{Pid, Uid, getpid};
+
+use super::stage::{Stage, begin, fork, leave, orphaned_by, rest};
+use crate::proc;
+
+/// Is there.
+pub fn sleep(s: &Stage) -> ! {
+    s.report();
+    rest()
+}
+
+/// Leads a session of its own.
+pub fn own_session(s: &Stage) -> ! {
+    nix::unistd::setsid().expect("setsid");
+    s.report();
+    rest()
+}
+
+/// Has a child: `parent ROLE PLAY…`.
+pub fn parent(s: &Stage) -> ! {
+    s.spawn(&s.args[0], &s.args[1..].join(" "));
+    s.report();
+    rest()
+}
+
+/// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
+pub fn middle(s: &Stage) -> ! {
+    s.spawn(&s.role, &format!("orphan {} {}", getpid(), s.args.join(" ")));
+    leave(0)
+}
+
+/// `orphan PID PLAY…`: plays once the parent PID is gone.
+pub fn orphan(s: &Stage) -> ! {
+    orphaned_by(Pid::from_raw(s.args[0].parse().expect("the parent's pid")));
+    s.perform(&s.role, &s.args[1..].join(" "))
+}
+
+/// Ignores SIGTERM.
+pub fn stubborn(s: &Stage) -> ! {
+    // SAFETY: no handler is installed, the signal is ignored.
+    unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
+    s.report();
+    rest()
+}
+
+/// Blocks until SIGTERM is sent to this process, which does not end it.
+pub fn await_term(s: &Stage) {
+    let mut term = SigSet::empty();
+    term.add(Signal::SIGTERM);
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&term), None).expect("block SIGTERM");
+    s.report();
+    term.wait().expect("wait for SIGTERM");
+}
+
+/// Forks a clean-up when it is told to end, and ends when that is done.
+pub fn trap(s: &Stage) -> ! {
+    await_term(s);
+    let status = s.command("worker", "cleaner", "cleaner", &[]).status().expect("run the clean-up");
+    leave(i32::from(!status.success()))
+}
+
+/// The clean-up: takes a while, and leaves a file to show that it came to its end.
+pub fn cleaner(s: &Stage) -> ! {
+    s.report();
+    std::thread::sleep(Duration::from_millis(200));
+    std::fs::write(s.dir.join("cleaned"), "").expect("write the file");
+    leave(0)
+}
+
+/// Is stopped.
+pub fn stopped(s: &Stage) -> ! {
+    s.report();
+    raise(Signal::SIGSTOP).expect("stop");
+    rest()
+}
+
+/// Its leader thread exits while another goes on.
+pub fn leader_first(s: &Stage) -> ! {
+    let zombie_leader = {
+        let s = s.with(&s.role, &[]);
+        move || {
+            while proc::stat("self").is_none_or(|me| me.state != b'Z') {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            s.report();
+            rest()
+        }
+    };
+    std::thread::spawn(zombie_leader);
+    leave_thread()
+}
+
+/// Ends the calling thread alone.
+pub fn leave_thread() -> ! {
+    // SAFETY: ends this thread, whose stack nobody else uses.
+    unsafe { nix::libc::syscall(nix::libc::SYS_exit, 0) };
+    unreachable!("exit returned")
+}
+
+/// Runs another program from a thread that is not the leader.
+pub fn thread_exec(s: &Stage) -> ! {
+    let s = s.with(&s.role, &[]);
+    std::thread::spawn(move || s.exec("sleep"));
+    rest()
+}
+
+/// A subreaper inside the tree: adopts `leaf`.
+pub fn nurse(s: &Stage) -> ! {
+    nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
+    s.spawn("leaf", "double sleep");
+    s.report();
+    rest()
+}
+
+/// Never waits for its child, which has ended.
+pub fn negligent(s: &Stage) -> ! {
+    let child = fork(|| leave(0));
+    while proc::stat(child).is_some_and(|c| c.lives()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    s.report();
+    rest()
+}
+
+/// Makes `twin`, whose parent is this process's own: `CLONE_PARENT`.
+pub fn twins(s: &Stage) -> ! {
+    make_twin(s);
+    s.report();
+    rest()
+}
+
+/// The twin of [`twins`], of whatever process calls.
+pub fn make_twin(s: &Stage) {
+    let flags = nix::libc::CLONE_PARENT | nix::libc::SIGCHLD;
+    // SAFETY: like fork: no new stack, nothing shared, and this process has one thread.
+    let pid = unsafe { nix::libc::syscall(nix::libc::SYS_clone, flags, 0, 0, 0, 0) };
+    assert!(pid >= 0, "clone: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        nix::unistd::alarm::set(super::LIFETIME_S);
+        s.perform("twin", "sleep");
+    }
+}
+
+/// `chain LENGTH MIDDLE`: so many processes, each the child of the one before. Those after number `MIDDLE`
+/// (counted from the end) are called `lower`, the first of them `cut`, the one itself `middle`.
+pub fn chain(s: &Stage) -> ! {
+    let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
+    let (left, middle) = (number(0) - 1, number(1));
+    if left > 0 {
+        let role = match left.cmp(&middle) {
+            std::cmp::Ordering::Greater => "upper",
+            std::cmp::Ordering::Equal => "middle",
+            std::cmp::Ordering::Less if left + 1 == middle => "cut",
+            std::cmp::Ordering::Less => "lower",
+        };
+        s.spawn(role, &format!("chain {left} {middle}"));
+    }
+    s.report();
+    rest()
+}
+
+/// Becomes nobody, with a child.
+pub fn other_uid(s: &Stage) -> ! {
+    nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
+    if let [role] = s.args.as_slice() {
+        s.spawn(role, "sleep");
+    }
+    s.report();
+    rest()
+}
+
+/// Makes a pid namespace, whose init is `init` with two processes below it.
+pub fn namespace(s: &Stage) -> ! {
+    unshare(CloneFlags::CLONE_NEWPID).expect("unshare the pid namespace");
+    s.spawn("init", "parent inside parent inside-too setsid");
+    s.report();
+    rest()
+}
+
+/// Runs the command in its arguments in place of this program.
+pub fn run(s: &Stage) -> ! {
+    let error = std::process::Command::new(&s.args[0]).args(&s.args[1..]).exec();
+    panic!("exec {}: {error}", s.args[0])
+}
+
+/// Starts a program whose name and arguments try to break out of a line.
+pub fn forger(s: &Stage) -> ! {
+    let program = s.dir.join("bin/\u{1b}[2J\nFORGED");
+    std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
+    let mut command = std::process::Command::new(program);
+    command.args(["actor", "sleep", "forged"]).arg(&s.dir);
+    command.args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""]).arg(OsStr::from_bytes(b"\xff\xfe\x80"));
+    begin(&mut command);
+    s.report();
+    rest()
+}

@@ -1,0 +1,71 @@
+//! The processes of the trees: this very binary under other names, playing a part each.
+//!
+//! `IMAGE actor PLAY ROLE DIR ARG…`: `PLAY` names a function below, `ROLE` is what the test calls the
+//! process, `DIR` is the test's directory. A process reports itself when it is what it should be, by a line
+//! in `DIR/report`; everything it needs is in its arguments, so that an empty environment changes nothing.
+
+mod agent;
+mod bomb;
+mod launcher;
+mod member;
+mod recycle;
+mod stage;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use stage::Stage;
+
+/// Seconds after which an actor ends by itself, should everything that cleans up fail.
+const LIFETIME_S: u32 = 180;
+
+type Play = fn(&Stage) -> !;
+
+const PLAYS: &[(&str, Play)] = &[
+    ("launcher", launcher::launcher),
+    ("witness", launcher::witness),
+    ("capsule", launcher::capsule),
+    ("agent", agent::agent),
+    ("hoarder", agent::hoarder),
+    ("shim-exec", agent::shim_exec),
+    ("shim-spawn", agent::shim_spawn),
+    ("shim-thread", agent::shim_thread),
+    ("terminal", agent::terminal),
+    ("sleep", member::sleep),
+    ("setsid", member::own_session),
+    ("parent", member::parent),
+    ("middle", member::middle),
+    ("orphan", member::orphan),
+    ("stubborn", member::stubborn),
+    ("trap", member::trap),
+    ("cleaner", member::cleaner),
+    ("stopped", member::stopped),
+    ("leader-first", member::leader_first),
+    ("thread-exec", member::thread_exec),
+    ("nurse", member::nurse),
+    ("negligent", member::negligent),
+    ("twins", member::twins),
+    ("chain", member::chain),
+    ("other-uid", member::other_uid),
+    ("namespace", member::namespace),
+    ("run", member::run),
+    ("forger", member::forger),
+    ("hydra", bomb::hydra),
+    ("runner", bomb::runner),
+    ("recycler", recycle::recycler),
+    ("recycled-agent", recycle::agent),
+];
+
+fn play(name: &str) -> Play {
+    let found = PLAYS.iter().find(|(n, _)| *n == name);
+    found.unwrap_or_else(|| panic!("no actor plays '{name}'")).1
+}
+
+/// Plays the part that the arguments after `actor` name. Returns only to the caller's `exit`.
+pub fn main(args: impl Iterator<Item = OsString>) -> ! {
+    let mut args = args.map(|a| a.to_string_lossy().into_owned());
+    let mut next = || args.next().expect("an actor needs PLAY, ROLE and DIR");
+    let (name, role, dir) = (next(), next(), next());
+    nix::unistd::alarm::set(LIFETIME_S);
+    play(&name)(&Stage { role, dir: Path::new(&dir).to_owned(), args: args.collect() })
+}

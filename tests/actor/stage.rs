@@ -1,0 +1,169 @@
+//! What every actor can do: report itself, start others in all the ways there are, wait for its cue.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use nix::sys::stat::Mode;
+use nix::unistd::{ForkResult, Pid, getpid, getppid};
+
+use crate::proc;
+
+/// Who an actor is and where it stands.
+pub struct Stage {
+    pub role: String,
+    pub dir: PathBuf,
+    pub args: Vec<String>,
+}
+
+/// Path of a program in the test's directory. `claude` is where npm puts it, called through its link.
+pub fn image(dir: &Path, name: &str) -> PathBuf {
+    match name {
+        "claude" => dir.join("node_modules/.bin/claude"),
+        other => dir.join("bin").join(other),
+    }
+}
+
+impl Stage {
+    /// Tells the test that this process is up.
+    pub fn report(&self) {
+        let me = proc::stat("self").expect("/proc/self/stat");
+        let line = format!("{} {} {}\n", self.role, me.id.pid, me.id.ticks);
+        let mut file = OpenOptions::new().append(true).open(self.dir.join("report")).expect("open the report");
+        // One write to a file opened for appending: lines of many processes do not mix.
+        file.write_all(line.as_bytes()).expect("write the report");
+    }
+
+    /// The same stage for another process.
+    pub fn with(&self, role: &str, args: &[&str]) -> Stage {
+        Stage { role: role.into(), dir: self.dir.clone(), args: args.iter().map(|a| a.to_string()).collect() }
+    }
+
+    /// A program that plays `play` as `role`.
+    pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
+        let mut command = Command::new(image(&self.dir, image_name));
+        command.args(["actor", play, role]).arg(&self.dir).args(args);
+        command
+    }
+
+    /// The agent, with this actor's own arguments as its.
+    pub fn agent(&self) -> Command {
+        self.command("claude", "agent", "agent", &self.args)
+    }
+
+    /// Starts `role`. `how` is the play and its arguments, after an optional word for the way:
+    /// `env-i` without environment, `fork` without exec, `double` as an orphan, `hops` as an orphan of
+    /// three processes that never ran a program, `as:IMAGE` as another program.
+    pub fn spawn(&self, role: &str, how: &str) {
+        let (way, rest) = how.split_once(' ').unwrap_or((how, ""));
+        match way {
+            "fork" => {
+                fork(|| self.perform(role, rest));
+            }
+            "hops" => hop(3, &|| self.perform(role, rest)),
+            "double" => {
+                let mut middle = self.start("worker", role, &format!("middle {rest}"), false);
+                middle.wait().expect("wait for the middle process");
+            }
+            "env-i" => drop(self.start("worker", role, rest, true)),
+            _ => match way.strip_prefix("as:") {
+                Some(image_name) => drop(self.start(image_name, role, rest, false)),
+                None => drop(self.start("worker", role, how, false)),
+            },
+        }
+    }
+
+    fn start(&self, image_name: &str, role: &str, how: &str, clear: bool) -> Child {
+        let mut words = how.split(' ').map(String::from);
+        let play = words.next().expect("a play");
+        let mut command = self.command(image_name, &play, role, &words.collect::<Vec<_>>());
+        if clear {
+            command.env_clear();
+        }
+        command.spawn().unwrap_or_else(|e| panic!("start {role}: {e}"))
+    }
+
+    /// Plays `how` in this process.
+    pub fn perform(&self, role: &str, how: &str) -> ! {
+        let words: Vec<&str> = how.split(' ').collect();
+        super::play(words[0])(&self.with(role, &words[1..]))
+    }
+
+    /// Runs the worker program in place of this one.
+    pub fn exec(&self, how: &str) -> ! {
+        let mut words = how.split(' ').map(String::from);
+        let play = words.next().expect("a play");
+        let error = self.command("worker", &play, &self.role, &words.collect::<Vec<_>>()).exec();
+        panic!("exec {how}: {error}")
+    }
+
+    /// Blocks until the test opens the gate of this name.
+    pub fn gate(&self, name: &str) {
+        let path = self.dir.join(name);
+        match nix::unistd::mkfifo(&path, Mode::from_bits_truncate(0o666)) {
+            Ok(()) | Err(nix::Error::EEXIST) => {}
+            Err(e) => panic!("make the gate {name}: {e}"),
+        }
+        // Opening a FIFO to read blocks until somebody opens it to write.
+        File::open(path).expect("wait at the gate");
+    }
+}
+
+/// Starts a process that nobody waits for.
+pub fn begin(command: &mut Command) {
+    drop(command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}")));
+}
+
+/// Does nothing until it is ended.
+pub fn rest() -> ! {
+    loop {
+        nix::unistd::pause();
+    }
+}
+
+/// Waits until this process has been given to another parent than `parent`.
+pub fn orphaned_by(parent: Pid) {
+    while getppid() == parent {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A new process that runs no other program, and ends when `child` returns.
+pub fn fork(child: impl FnOnce()) -> Pid {
+    // SAFETY: actors that fork have one thread, so the child may do whatever the parent may.
+    match unsafe { nix::unistd::fork() }.expect("fork") {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            nix::unistd::alarm::set(super::LIFETIME_S);
+            child();
+            leave(0)
+        }
+    }
+}
+
+/// A process at the end of `n` others which are gone as soon as they have forked.
+fn hop(n: u32, last: &dyn Fn()) {
+    let first = fork(|| onward(n - 1, last));
+    nix::sys::wait::waitpid(first, None).expect("wait for the first hop");
+}
+
+fn onward(n: u32, last: &dyn Fn()) -> ! {
+    let me = getpid();
+    fork(|| {
+        if n > 1 {
+            onward(n - 1, last);
+        }
+        orphaned_by(me);
+        last()
+    });
+    leave(0)
+}
+
+/// Ends this process at once, without the runtime's own clean-up.
+pub fn leave(code: i32) -> ! {
+    // SAFETY: ends the process; there is nothing to flush.
+    unsafe { nix::libc::_exit(code) }
+}

@@ -1,0 +1,148 @@
+//! A running `reaper daemon`, and what it says.
+
+use std::cell::{Ref, RefCell};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+
+use crate::proc::Identity;
+use crate::world::eventually;
+
+/// The program under test.
+pub const REAPER: &str = env!("CARGO_BIN_EXE_reaper");
+
+/// Nanoseconds of a tick of /proc.
+const TICK_NS: u64 = 10_000_000;
+
+/// One line of the event stream, as far as the tests look at it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    pub schema: u32,
+    pub seq: u64,
+    pub event: String,
+    #[serde(rename = "process.pid")]
+    pub pid: Option<i32>,
+    #[serde(rename = "process.exit.code")]
+    pub exit_code: Option<i32>,
+    #[serde(rename = "process.exit.signal")]
+    pub exit_signal: Option<String>,
+    pub entity_id: Option<String>,
+    pub birth_parent_id: Option<String>,
+    pub session_id: Option<String>,
+    pub outer_session_id: Option<String>,
+    pub agent: Option<String>,
+    pub adopter_pid: Option<i32>,
+    pub decision: Option<String>,
+    pub reason: Option<String>,
+    pub rule: Option<String>,
+    pub signal: Option<String>,
+    pub outcome: Option<String>,
+    pub failed: Option<u64>,
+    pub lost: Option<u64>,
+}
+
+impl Event {
+    /// When the process began that it is about, in nanoseconds since boot.
+    pub fn start_ns(&self) -> Option<u64> {
+        let (before, _pid) = self.entity_id.as_ref()?.rsplit_once('-')?;
+        before.rsplit_once('-')?.1.parse().ok()
+    }
+
+    /// Whether it is about this process.
+    pub fn about(&self, who: Identity) -> bool {
+        self.pid == Some(who.pid) && self.start_ns().is_some_and(|ns| ns / TICK_NS == who.ticks)
+    }
+
+    /// Whether it is of this name and about this process.
+    pub fn is(&self, name: &str, who: Identity) -> bool {
+        self.event == name && self.about(who)
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    read: u64,
+    events: Vec<Event>,
+}
+
+/// A daemon, killed when this is dropped.
+pub struct Daemon {
+    child: Child,
+    dir: PathBuf,
+    log: RefCell<Log>,
+}
+
+impl Daemon {
+    /// Starts one on `scope` and waits until it is ready. Its files are in `dir`: `config.toml`, `events.jsonl`,
+    /// `stdout`, `stderr`, and the runtime directory `run`.
+    pub fn start(dir: &Path, scope: &str, config: &str, more: &[&str]) -> Daemon {
+        let path = |name| dir.join(name);
+        std::fs::write(path("config.toml"), config).expect("write the configuration");
+        let _ = std::fs::remove_file(path("events.jsonl"));
+        let mut command = Command::new(REAPER);
+        command.args(["daemon", "--scope", scope]).args(more);
+        command.arg("--config").arg(path("config.toml")).arg("--events").arg(path("events.jsonl"));
+        command.arg("--runtime-dir").arg(path("run")).current_dir(dir).stdin(Stdio::null());
+        let file = |name| File::create(path(name)).expect("create a file for its output");
+        command.stdout(file("stdout")).stderr(file("stderr"));
+        // SAFETY: one system call, which is safe between fork and exec.
+        unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
+        let child = command.spawn().unwrap_or_else(|e| panic!("start {REAPER}: {e}"));
+        let mut daemon = Daemon { child, dir: dir.to_owned(), log: RefCell::default() };
+        eventually("the daemon is ready", || {
+            let status = daemon.child.try_wait().expect("look whether the daemon runs");
+            assert!(status.is_none(), "the daemon ended with {}", status.unwrap_or_default());
+            daemon.events().iter().any(|e| e.event == "ready").then_some(())
+        });
+        daemon
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// All that it has said so far, whole lines only.
+    pub fn events(&self) -> Ref<'_, Vec<Event>> {
+        self.log.borrow_mut().refresh(&self.dir.join("events.jsonl"));
+        Ref::map(self.log.borrow(), |log| &log.events)
+    }
+
+    /// Ends it with a signal and gives its exit status and all its events.
+    pub fn stop(mut self, signal: Signal) -> (ExitStatus, Vec<Event>) {
+        kill(Pid::from_raw(self.pid()), signal).expect("interrupt the daemon");
+        let status = eventually("the daemon stops", || self.child.try_wait().expect("wait for the daemon"));
+        let events = self.events().clone();
+        (status, events)
+    }
+}
+
+impl Log {
+    fn refresh(&mut self, path: &Path) {
+        let Ok(mut file) = File::open(path) else { return };
+        let mut new = Vec::new();
+        file.seek(SeekFrom::Start(self.read)).expect("seek in the events");
+        file.read_to_end(&mut new).expect("read the events");
+        let whole = new.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+        for line in new[..whole].split_inclusive(|b| *b == b'\n') {
+            let event = serde_json::from_slice(line);
+            let text = || String::from_utf8_lossy(line).into_owned();
+            self.events.push(event.unwrap_or_else(|e| panic!("no event: {e}: {}", text())));
+        }
+        self.read += whole as u64;
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,141 @@
+//! Trees with a story of their own.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{CONFIG, judge};
+use crate::daemon::Event;
+use crate::proc::Identity;
+use crate::world::{World, eventually};
+
+pub const STORIES: &[(&str, fn())] = &[
+    ("agents-leader-thread-first", leader_thread_first),
+    ("tmux", tmux),
+    ("out-of-scope", out_of_scope),
+    ("cgroup-scope", cgroup_scope),
+];
+
+/// An agent whose leader thread exits is an agent still, until its last thread has gone.
+fn leader_thread_first() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    world.order("claude", "agent", "agent", &["leaf=sleep".into(), "die=leader-first".into()]);
+    world.await_cast("leaf", 1);
+    let agent = world.await_cast("agent", 1)[0];
+    world.open("die-agent");
+    world.await_cast("leaderless", 1);
+    // A process that begins and ends later: when its exit has been told, the thread's would have been.
+    world.order("worker", "middle", "probe", &["sleep".into()]);
+    let probe = world.await_cast("probe", 1)[0];
+    let second = world.daemon().events().iter().any(|e| e.is("session.root_gone", agent));
+    assert!(probe.lives() && !second, "a thread's exit was taken for the agent's");
+    world.assert_alive(&["agent", "leaf"]);
+    world.open("die-leaderless");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.assert_alive(&["canary", "stray", "probe"]);
+    let events = world.stop();
+    judge::sound(&world, &events);
+    judge::death(&world, &events, (Some(3), None));
+}
+
+/// A tmux server that was started inside of the agent, with a user's pane in it, is not the agent's.
+fn tmux() {
+    let socket = "reaper-real";
+    if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
+        eprintln!("tmux is not installed: the test with the real one is left out");
+        return;
+    }
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let worker = world.dir().join("bin/worker");
+    let start = format!("run env TMUX_TMPDIR={0} tmux -L {socket} -f /dev/null new-session -d", world.dir().display());
+    let pane = format!("{} actor sleep user {}", worker.display(), world.dir().display());
+    let tmux = format!("client={start} {pane}").replace(' ', "+");
+    world.order("claude", "agent", "agent", &[tmux, "leaf=sleep".into()]);
+    ["agent", "leaf", "user"].iter().for_each(|role| drop(world.await_cast(role, 1)));
+    let user = world.one("user");
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.assert_alive(&["user", "canary", "stray"]);
+    let server = eventually("the tmux server", || crate::proc::stat(user.pid)).parent;
+    let events = world.stop();
+    judge::sound(&world, &events);
+    assert!(events.iter().any(|e| e.event == "boundary" && e.pid == Some(server)), "no boundary at the tmux server");
+    let touched = |e: &&Event| e.event == "signal" && [user.pid, server].contains(&e.pid.unwrap_or(0));
+    assert!(!events.iter().any(|e| touched(&e)), "tmux was signalled");
+}
+
+/// An agent outside of the scope is nobody's business.
+fn out_of_scope() {
+    let mut other = World::new(true);
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    for world in [&mut other, &mut world] {
+        world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+        world.await_cast("agent", 1);
+    }
+    other.kill("agent");
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    other.assert_alive(&["leaf"]);
+    let outsiders = [other.one("agent"), other.one("leaf")];
+    let events = world.stop();
+    judge::sound(&world, &events);
+    assert!(!events.iter().any(|e| outsiders.iter().any(|who| e.about(*who))), "an event about an outsider");
+}
+
+/// A cgroup of its own, gone when this is dropped and nobody is in it any more.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Option<Cgroup> {
+        let mounts = fs::read_to_string("/proc/mounts").ok()?;
+        let root = mounts.lines().find_map(|line| {
+            let mut words = line.split(' ');
+            let (_, place, kind) = (words.next()?, words.next()?, words.next()?);
+            (kind == "cgroup2").then(|| PathBuf::from(place))
+        })?;
+        let path = root.join(format!("reaper-real-{}", std::process::id()));
+        fs::create_dir(&path).ok().map(|()| Cgroup(path))
+    }
+
+    fn take(&self, who: Identity) {
+        fs::write(self.0.join("cgroup.procs"), who.pid.to_string()).expect("move a process to the cgroup");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while fs::remove_dir(&self.0).is_err() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// A scope may be a cgroup: what is in it or below it.
+fn cgroup_scope() {
+    let Some(cgroup) = Cgroup::new() else {
+        eprintln!("no cgroup v2 can be made here: the test of a scope that is one is left out");
+        return;
+    };
+    let mut world = World::new(true);
+    world.watch_scope(cgroup.0.to_str().expect("a path in UTF-8"), CONFIG, &[]);
+    world.order("claude", "agent", "outsider", &["outsiders-leaf=sleep".into()]);
+    world.await_cast("outsider", 1);
+    cgroup.take(world.one("launcher"));
+    world.order("claude", "agent", "agent", &["leaf=sleep".into(), "other=double+setsid".into()]);
+    ["agent", "leaf", "other"].iter().for_each(|role| drop(world.await_cast(role, 1)));
+    world.kill("outsider");
+    world.kill("agent");
+    world.await_gone(&["leaf", "other"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.assert_alive(&["outsiders-leaf", "canary", "stray"]);
+    let events = world.stop();
+    judge::sound(&world, &events);
+}

@@ -1,0 +1,263 @@
+//! A place for one test: a directory, a launcher with canaries, a daemon that watches them, and the trees.
+//! All of it is gone when the test ends, however it ends.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::sys::signal::Signal;
+
+use crate::daemon::{Daemon, Event};
+use crate::proc::{self, Identity, Stat};
+
+/// How long anything may take before a test gives up on it.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Polls until `look` has found something.
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not within {} s: {what}", DEADLINE.as_secs());
+        std::thread::sleep(Duration::from_millis(4));
+    }
+}
+
+/// Makes a program available at another path.
+pub fn link(program: &Path, path: &Path) {
+    fs::create_dir_all(path.parent().expect("a path with a parent")).expect("create a directory");
+    if fs::hard_link(program, path).is_err() {
+        fs::copy(program, path).expect("copy the program");
+    }
+}
+
+/// A directory that is removed with all that is in it when this is dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    /// Everybody may look into it.
+    pub fn new() -> TempDir {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let dir = loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let dir = std::env::temp_dir().join(format!("reaper-real-{}-{number}", std::process::id()));
+            match fs::create_dir(&dir) {
+                Ok(()) => break dir,
+                // The pid is another process's too where a test runs in a pid namespace.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => panic!("create {}: {e}", dir.display()),
+            }
+        };
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("open the directory to all");
+        TempDir(dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        // What cannot be removed is no reason to fail a test.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub struct World {
+    launcher: Child,
+    orders: Option<ChildStdin>,
+    daemon: Option<Daemon>,
+    /// The last field: it goes when all that used it has gone.
+    dir: TempDir,
+}
+
+impl World {
+    /// Nothing but the launcher and its canaries, who are up.
+    pub fn new(subreaper: bool) -> World {
+        let temp = TempDir::new();
+        let dir = temp.path();
+        fs::write(dir.join("report"), "").expect("create the report");
+        fs::set_permissions(dir.join("report"), Permissions::from_mode(0o666)).expect("open the report to all");
+        let this = std::env::current_exe().expect("this program's path");
+        for name in ["worker", "test-agent", "test-wall", "test-keeper"] {
+            link(&this, &dir.join("bin").join(name));
+        }
+        let package = dir.join("node_modules/@anthropic-ai/claude-code/bin/claude.exe");
+        link(&this, &package);
+        fs::create_dir(dir.join("node_modules/.bin")).expect("create a directory");
+        std::os::unix::fs::symlink(package, dir.join("node_modules/.bin/claude")).expect("link claude");
+
+        let mut command = Command::new(dir.join("bin/worker"));
+        command.args(["actor", "launcher", "launcher"]).arg(dir).args((!subreaper).then_some("no-subreaper"));
+        let errors = fs::File::create(dir.join("actors")).expect("create a file for errors");
+        let output = errors.try_clone().expect("clone the file");
+        command.stdin(Stdio::piped()).stdout(output).stderr(errors).current_dir(dir);
+        let mut launcher = command.spawn().expect("start the launcher");
+        let orders = launcher.stdin.take();
+        let world = World { launcher, orders, daemon: None, dir: temp };
+        for role in ["launcher", "canary", "stray"] {
+            world.await_cast(role, 1);
+        }
+        world
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Has the launcher start a process.
+    pub fn order(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
+        let words: Vec<&str> = [image, play, role].into_iter().chain(args.iter().map(String::as_str)).collect();
+        let orders = self.orders.as_mut().expect("the launcher's input");
+        writeln!(orders, "{}", words.join("\t")).expect("tell the launcher");
+    }
+
+    /// Starts the daemon on the launcher and what is below it.
+    pub fn watch(&mut self, config: &str, more: &[&str]) {
+        self.watch_scope(&self.one("launcher").pid.to_string(), config, more);
+    }
+
+    /// Starts the daemon on a pid or a cgroup.
+    pub fn watch_scope(&mut self, scope: &str, config: &str, more: &[&str]) {
+        self.daemon = Some(Daemon::start(self.dir(), scope, config, more));
+    }
+
+    pub fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("a daemon")
+    }
+
+    /// All who have reported themselves, in order.
+    pub fn everybody(&self) -> Vec<(String, Identity)> {
+        let text = fs::read_to_string(self.dir().join("report")).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+        whole.filter_map(parse).collect()
+    }
+
+    pub fn cast(&self, role: &str) -> Vec<Identity> {
+        self.everybody().into_iter().filter(|(r, _)| r == role).map(|(_, id)| id).collect()
+    }
+
+    /// The one process of this role.
+    pub fn one(&self, role: &str) -> Identity {
+        match self.cast(role).as_slice() {
+            [id] => *id,
+            other => panic!("{} processes are '{role}'", other.len()),
+        }
+    }
+
+    /// Waits until `n` processes of this role are up.
+    pub fn await_cast(&self, role: &str, n: usize) -> Vec<Identity> {
+        eventually(&format!("{n} × '{role}' up"), || Some(self.cast(role)).filter(|cast| cast.len() >= n))
+    }
+
+    /// Kills the one process of this role.
+    pub fn kill(&self, role: &str) {
+        assert!(self.one(role).signal(Signal::SIGKILL), "'{role}' could not be killed");
+    }
+
+    /// Lets those pass who wait at this gate.
+    pub fn open(&self, gate: &str) {
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(libc::O_NONBLOCK);
+        // Fails until somebody waits there.
+        eventually(&format!("somebody at the gate {gate}"), || options.open(self.dir().join(gate)).ok());
+    }
+
+    /// Who lives below the launcher.
+    pub fn living(&self) -> Vec<Stat> {
+        proc::descendants(self.one("launcher")).into_iter().filter(Stat::lives).collect()
+    }
+
+    /// Waits until an event is there that `which` picks.
+    pub fn await_event(&self, what: &str, which: impl Fn(&Event) -> bool) -> Event {
+        eventually(&format!("an event: {what}"), || self.daemon().events().iter().find(|e| which(e)).cloned())
+    }
+
+    /// Waits until these roles, whoever else there is, are gone.
+    pub fn await_gone(&self, roles: &[&str]) {
+        eventually(&format!("{roles:?} gone"), || {
+            let everybody = self.everybody();
+            let left = everybody.iter().any(|(role, id)| roles.contains(&role.as_str()) && id.lives());
+            (!left).then_some(())
+        });
+    }
+
+    /// Whether all of these roles are there and alive.
+    pub fn assert_alive(&self, roles: &[&str]) {
+        for role in roles {
+            let cast = self.cast(role);
+            assert!(!cast.is_empty() && cast.iter().all(|id| id.lives()), "'{role}' is dead");
+        }
+    }
+
+    /// Ends the daemon as a user does, and gives all its events.
+    pub fn stop(&mut self) -> Vec<Event> {
+        self.stop_by(Signal::SIGINT)
+    }
+
+    pub fn stop_by(&mut self, signal: Signal) -> Vec<Event> {
+        let (status, events) = self.daemon.take().expect("a daemon").stop(signal);
+        assert_eq!(status.code(), Some(0), "the daemon ended with {status}");
+        events
+    }
+
+    /// The end of what the daemon and the actors said, for a test that failed.
+    fn tell(&self) {
+        for name in ["stderr", "actors", "events.jsonl"] {
+            let text = fs::read(self.dir().join(name)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(60)..];
+            eprintln!("--- {} of {} lines of {name}\n{}", tail.len(), lines.len(), tail.join("\n"));
+        }
+        for (role, id) in self.everybody().into_iter().take(60) {
+            eprintln!("--- {role} {} {}: {}", id.pid, id.ticks, if id.lives() { "alive" } else { "dead" });
+        }
+    }
+}
+
+fn parse(line: &str) -> Option<(String, Identity)> {
+    let mut words = line.trim_end().split(' ');
+    let role = words.next()?.to_owned();
+    Some((role, Identity { pid: words.next()?.parse().ok()?, ticks: words.next()?.parse().ok()? }))
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("REAPER_TEST_BRIEF").is_none() {
+            self.tell();
+        }
+        self.daemon = None;
+        let end = Instant::now() + DEADLINE;
+        let launcher = proc::stat(self.launcher.id()).map(|s| s.id);
+        loop {
+            let mut left: Vec<Identity> = launcher
+                .map(proc::descendants)
+                .unwrap_or_default()
+                .into_iter()
+                .filter(Stat::lives)
+                .map(|s| s.id)
+                .collect();
+            // Who was adopted by somebody else is no longer below the launcher, but has reported itself.
+            let reported = self.everybody().into_iter().map(|(_, id)| id);
+            left.extend(reported.filter(|id| Some(*id) != launcher && id.lives()));
+            if left.is_empty() || Instant::now() > end {
+                break;
+            }
+            for id in left {
+                id.signal(Signal::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}

@@ -1,0 +1,226 @@
+//! Finding and installing what builds the BPF object.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::record::{Identity, Origin};
+use crate::shell::{cargo, find_program, install, output, run, say, target_dir};
+
+/// The linker decides about the bytes too, and each version is made for one LLVM.
+const BPF_LINKER: &str = "0.10.3";
+const LLVM_MAJOR: &str = "22";
+
+/// Debian's packages of a current compiler, its cargo and the sources of `core`.
+const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
+
+/// Programs that are there and fit each other.
+pub struct Toolchain {
+    pub identity: Identity,
+    pub cargo: PathBuf,
+    pub rustc: PathBuf,
+    /// Directory whose only `libLLVM*` is the compiler's.
+    pub llvm: PathBuf,
+    linker: PathBuf,
+}
+
+impl Toolchain {
+    /// rustup's nightly if the user has it with rust-src, else Debian's, installing what is missing.
+    pub fn find() -> Result<Toolchain> {
+        match Toolchain::rustup() {
+            Some(toolchain) => toolchain,
+            None => Toolchain::debian(false),
+        }
+    }
+
+    /// The one that is recorded.
+    ///
+    /// # Errors
+    /// It is not here and cannot be had.
+    pub fn recorded(wanted: &Identity) -> Result<Toolchain> {
+        let same = |toolchain: &Toolchain| toolchain.identity == *wanted;
+        let found = match wanted.origin {
+            Origin::Rustup => Toolchain::rustup().context(
+                "the recorded toolchain is rustup's nightly with rust-src and LLVM 22, which is not installed",
+            )??,
+            Origin::Debian => match Toolchain::debian(false)? {
+                fits if same(&fits) => fits,
+                _ => Toolchain::debian(true)?,
+            },
+        };
+        ensure!(
+            same(&found),
+            "the recorded toolchain cannot be had: the object was built with {wanted}, here is {}; \
+             rebuild it with `cargo xtask build-ebpf`",
+            found.identity
+        );
+        Ok(found)
+    }
+
+    /// PATH with the linker in front.
+    pub fn path(&self) -> Result<OsString> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dir = self.linker.parent().unwrap_or(Path::new("/")).to_path_buf();
+        Ok(std::env::join_paths(
+            std::iter::once(dir).chain(std::env::split_paths(&path)),
+        )?)
+    }
+
+    /// `None` where the user has no such nightly; nothing is installed for it.
+    fn rustup() -> Option<Result<Toolchain>> {
+        let which = |program| {
+            let mut rustup = Command::new(find_program("rustup")?);
+            rustup.args(["which", "--toolchain=nightly", program]);
+            let found = rustup
+                .env("RUSTUP_AUTO_INSTALL", "0")
+                .stderr(Stdio::null())
+                .output()
+                .ok()?;
+            let path = String::from_utf8(found.stdout).ok()?;
+            found.status.success().then(|| PathBuf::from(path.trim()))
+        };
+        let (rustc, cargo) = (which("rustc")?, which("cargo")?);
+        let sysroot = rustc.parent()?.parent()?;
+        let llvm = sysroot.join("lib");
+        if !sysroot
+            .join("lib/rustlib/src/rust/library/core/Cargo.toml")
+            .is_file()
+        {
+            return None;
+        }
+        let (line, commit, version) = compiler(&rustc).ok()?;
+        if !fits_linker(&version) {
+            say(format_args!(
+                "not taking {line}: its LLVM is {version}, bpf-linker {BPF_LINKER} is for {LLVM_MAJOR}"
+            ));
+            return None;
+        }
+        Some(bpf_linker().map(|linker| Toolchain {
+            identity: Identity {
+                origin: Origin::Rustup,
+                rustc: line,
+                commit,
+                llvm: version,
+                bpf_linker: BPF_LINKER.to_owned(),
+            },
+            cargo,
+            rustc,
+            llvm,
+            linker,
+        }))
+    }
+
+    /// With `upgrade`, brings the packages to the newest version even if they are installed.
+    fn debian(upgrade: bool) -> Result<Toolchain> {
+        let missing: Vec<&str> = DEBIAN_PACKAGES
+            .into_iter()
+            .filter(|package| upgrade || !is_installed(package))
+            .collect();
+        if !missing.is_empty() {
+            install(
+                &missing,
+                "a Rust that builds for BPF, with the sources of `core`",
+            )?;
+        }
+        let rustc = PathBuf::from("/usr/bin/rustc");
+        let (line, commit, version) = compiler(&rustc)?;
+        ensure!(
+            fits_linker(&version),
+            "{line} has LLVM {version}, and bpf-linker {BPF_LINKER} is for LLVM {LLVM_MAJOR}: \
+             this Debian has no compiler that fits, use rustup's nightly with rust-src"
+        );
+        Ok(Toolchain {
+            llvm: llvm_alone(&version)?,
+            linker: bpf_linker()?,
+            identity: Identity {
+                origin: Origin::Debian,
+                rustc: line,
+                commit,
+                llvm: version,
+                bpf_linker: BPF_LINKER.to_owned(),
+            },
+            cargo: PathBuf::from("/usr/bin/cargo"),
+            rustc,
+        })
+    }
+}
+
+fn is_installed(package: &str) -> bool {
+    let status = Command::new("dpkg-query")
+        .args(["--show", "--showformat=${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output();
+    status.is_ok_and(|output| output.stdout == b"installed")
+}
+
+fn fits_linker(llvm: &str) -> bool {
+    llvm.split('.').next() == Some(LLVM_MAJOR)
+}
+
+/// First line, commit and LLVM version of a compiler.
+fn compiler(rustc: &Path) -> Result<(String, String, String)> {
+    let text = output(Command::new(rustc).arg("-vV"))?;
+    let field = |name| {
+        let found = text.lines().find_map(|line| line.strip_prefix(name));
+        found
+            .map(str::to_owned)
+            .with_context(|| format!("{}: -vV says no {name}", rustc.display()))
+    };
+    let first = text.lines().next().unwrap_or_default().to_owned();
+    Ok((first, field("commit-hash: ")?, field("LLVM version: ")?))
+}
+
+/// A directory with nothing but a link to Debian's libLLVM of that version: bpf-linker takes the first
+/// it finds in a directory, and the system's own may hold several.
+fn llvm_alone(version: &str) -> Result<PathBuf> {
+    let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
+    let name = format!("libLLVM.so.{minor}");
+    let library = fs::read_dir("/usr/lib")
+        .context("/usr/lib")?
+        .filter_map(|entry| Some(entry.ok()?.path().join(&name)))
+        .find(|path| path.is_file())
+        .with_context(|| format!("{name} of the compiler is not below /usr/lib"))?;
+    let dir = target_dir().join("tools").join(format!("llvm-{version}"));
+    let link = dir.join(&name);
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    if fs::read_link(&link).ok().as_ref() != Some(&library) {
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(&library, &link).with_context(|| link.display().to_string())?;
+    }
+    Ok(dir)
+}
+
+/// The linker in the pinned version: this checkout's own, the user's, or installed now.
+fn bpf_linker() -> Result<PathBuf> {
+    let tools = target_dir().join("tools");
+    let own = tools.join("bin/bpf-linker");
+    let is_pinned = |path: &PathBuf| {
+        let version = Command::new(path).arg("--version").output();
+        version
+            .is_ok_and(|v| v.stdout.trim_ascii() == format!("bpf-linker {BPF_LINKER}").as_bytes())
+    };
+    if let Some(linker) = [Some(own.clone()), find_program("bpf-linker")]
+        .into_iter()
+        .flatten()
+        .find(is_pinned)
+    {
+        return Ok(linker);
+    }
+    say(format_args!(
+        "installing bpf-linker {BPF_LINKER} from crates.io into {} (about a minute)",
+        tools.display()
+    ));
+    run(cargo()
+        .args(["install", "--quiet", "--locked", "--force", "--root"])
+        .arg(&tools)
+        .args(["bpf-linker", "--version", BPF_LINKER]))?;
+    ensure!(
+        is_pinned(&own),
+        "{} does not run or is not version {BPF_LINKER}",
+        own.display()
+    );
+    Ok(own)
+}

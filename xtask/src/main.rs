@@ -1,0 +1,65 @@
+//! `cargo xtask`: everything a developer of reaper runs.
+//!
+//! Each command first says what it does, one line a step, and prints the commands it runs, so that
+//! any of them can be repeated by hand.
+
+mod ebpf;
+mod run;
+mod shell;
+mod tally;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of reaper
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build everything, show the demo, then watch the whole host without sending a signal
+    Run {
+        /// Arguments for `reaper daemon`; `--enforce` among them reaps for real
+        #[arg(last = true, value_name = "ARGS")]
+        args: Vec<String>,
+    },
+    /// Run every check and every test, the privileged ones included
+    ///
+    /// With CI set in the environment, nothing may be left out.
+    Test {
+        /// Only the tests whose name contains one of these; tidy and the object's check are left out
+        filters: Vec<String>,
+    },
+    /// Rebuild the checked-in BPF object from reaper-ebpf
+    BuildEbpf {
+        /// Change nothing: rebuild with the recorded toolchain and compare the bytes
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check the import rules, the names in the root, formatting and lints
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run { args } => run::run(&args),
+        Command::Test { filters } => test::test(&filters),
+        Command::BuildEbpf { check: true } => ebpf::check(),
+        Command::BuildEbpf { check: false } => ebpf::build(),
+        Command::Tidy => tidy::tidy(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

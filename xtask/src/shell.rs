@@ -1,0 +1,159 @@
+//! Running other programs, saying so.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// Says in one line what comes next or what came of it.
+pub fn say(line: impl std::fmt::Display) {
+    println!("xtask: {line}");
+}
+
+/// The directory of the workspace's Cargo.toml.
+pub fn workspace() -> PathBuf {
+    // Set by `cargo run`, so it is right even when the checkout was moved after it was built.
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR");
+    let xtask = xtask.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    xtask.parent().unwrap_or(Path::new("/")).to_path_buf()
+}
+
+/// Where cargo puts what it builds; what this tool needs for itself goes below it too.
+pub fn target_dir() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    workspace().join(chosen)
+}
+
+/// Whether nothing may be left out.
+pub fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|v| !v.is_empty() && v != "false" && v != "0")
+}
+
+/// The cargo that runs this tool, in the workspace.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace());
+    cargo
+}
+
+/// A command that runs as root, through sudo where this process does not.
+///
+/// # Errors
+/// Neither root nor a sudo to become it.
+pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(Command::new(program));
+    }
+    let name = Path::new(program.as_ref()).display();
+    let Some(sudo) = find_program("sudo") else {
+        bail!("{name} needs root and there is no sudo: run this command as root");
+    };
+    let mut command = Command::new(sudo);
+    // sudo drops the environment; these say how to behave and are harmless.
+    command.arg("env");
+    for key in ["CI", "NO_COLOR", "RUST_BACKTRACE"] {
+        if let Ok(value) = std::env::var(key) {
+            command.arg(format!("{key}={value}"));
+        }
+    }
+    command.arg(program);
+    Ok(command)
+}
+
+/// Runs a command to its end, after printing it.
+///
+/// # Errors
+/// It cannot be started, or does not end with status 0.
+pub fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", line(command));
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start `{}`", line(command)))?;
+    ensure!(status.success(), "`{}` failed: {status}", line(command));
+    Ok(())
+}
+
+/// What a command prints; its errors go to this tool's own.
+///
+/// # Errors
+/// It cannot be started, does not end with status 0, or prints no UTF-8.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{}`", line(command)))?;
+    let status = output.status;
+    ensure!(status.success(), "`{}` failed: {status}", line(command));
+    String::from_utf8(output.stdout).with_context(|| format!("output of `{}`", line(command)))
+}
+
+/// Has cargo build, and tells where the executable of the target `name` is.
+///
+/// `arguments` begin with the subcommand, `build` or `test --no-run`.
+///
+/// # Errors
+/// The build fails, or makes no such executable.
+pub fn built(arguments: &[&str], name: &str) -> Result<PathBuf> {
+    println!("$ cargo {}", arguments.join(" "));
+    let mut cargo = cargo();
+    cargo
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics");
+    output(&mut cargo)?
+        .lines()
+        .filter_map(|message| serde_json::from_str::<Value>(message).ok())
+        .filter(|message| message["target"]["name"] == name)
+        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
+        .with_context(|| format!("cargo built no executable named {name}"))
+}
+
+/// Looks a program up on PATH.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Installs Debian packages, after saying so and why.
+///
+/// # Errors
+/// Not a Debian system, not root and no sudo, or apt-get fails.
+pub fn install(packages: &[&str], why: &str) -> Result<()> {
+    let list = packages.join(" ");
+    say(format_args!("installing {list}: {why}"));
+    ensure!(
+        find_program("apt-get").is_some(),
+        "{list} missing and this is no Debian: install what corresponds to it yourself"
+    );
+    let apt = |arguments: &[&str]| {
+        let mut env = as_root("env")?;
+        run(env
+            .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet=2"])
+            .args(arguments))
+    };
+    let install = [&["install", "--yes", "--no-install-recommends"], packages].concat();
+    // The lists may be absent or old; they are fetched only when that shows.
+    apt(&install).or_else(|_| {
+        apt(&["update"])?;
+        apt(&install)
+    })
+}
+
+/// A command as one would type it.
+fn line(command: &Command) -> String {
+    let program = command.get_program();
+    let own_cargo = std::env::var_os("CARGO").is_some_and(|cargo| cargo == program);
+    let program = if own_cargo {
+        OsStr::new("cargo")
+    } else {
+        program
+    };
+    std::iter::once(program)
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}

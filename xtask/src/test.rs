@@ -1,0 +1,176 @@
+//! `cargo xtask test`: all checks and all tests, and what was left out.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::shell::{as_root, built, cargo, find_program, in_ci, install, output, say, workspace};
+use crate::tally::{Counts, Tally, counted};
+use crate::{ebpf, tidy};
+
+/// Programs that tests drive, and the Debian packages they are in.
+const PROGRAMS: &[(&str, &str)] = &[("tmux", "tmux")];
+
+/// The test target of real process trees, which needs root and BPF.
+const REAL: &str = "real";
+
+/// Runs every step even when one fails, then sums up in one line.
+///
+/// # Errors
+/// Something failed, or something was left out in CI.
+pub fn test(filters: &[String]) -> Result<()> {
+    ensure!(
+        !in_ci() || filters.is_empty(),
+        "in CI everything is run: call `cargo xtask test` without a filter"
+    );
+    let mut tally = Tally::default();
+    let whole = filters.is_empty();
+
+    if whole {
+        say("1/5 tidy: import rules, names in the root, fmt, clippy");
+        tally.step("tidy", tidy::tidy());
+    }
+    say("2/5 unit, table and property tests");
+    tally.suite("unit tests", unit(filters));
+    say("3/5 examples in the documentation");
+    tally.suite("documentation tests", documentation(filters));
+    say("4/5 real process trees under the kernel probes, as root");
+    real(filters, &mut tally);
+    if whole {
+        say("5/5 the checked-in BPF object against its sources");
+        if in_ci() {
+            tally.step("build-ebpf --check", ebpf::check());
+        } else {
+            tally.leave_out(
+                "build-ebpf --check (CI runs it; call `cargo xtask build-ebpf --check`)",
+            );
+        }
+    }
+    tally.conclude()
+}
+
+fn unit(filters: &[String]) -> Result<Counts> {
+    let mut cargo = cargo();
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    for target in test_targets()?.iter().filter(|t| *t != REAL) {
+        cargo.args(["--test", target]);
+    }
+    counted(cargo.arg("--").args(filters))
+}
+
+fn documentation(filters: &[String]) -> Result<Counts> {
+    counted(
+        cargo()
+            .args(["test", "--workspace", "--no-fail-fast", "--doc", "--"])
+            .args(filters),
+    )
+}
+
+/// Names of all integration tests of the workspace.
+fn test_targets() -> Result<Vec<String>> {
+    let metadata = output(cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
+    let metadata: Value = serde_json::from_str(&metadata).context("output of cargo metadata")?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    Ok(packages
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten())
+        .filter(|target| target["kind"][0] == "test")
+        .filter_map(|target| Some(target["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+fn real(filters: &[String], tally: &mut Tally) {
+    match unusable() {
+        Ok(None) => {}
+        Ok(Some(reason)) => return tally.leave_out(&format!("real process trees: {reason}")),
+        Err(error) => return tally.fail("looking for what the kernel allows", &error),
+    }
+    for (program, package) in PROGRAMS {
+        if find_program(program).is_none()
+            && let Err(error) = install(&[package], &format!("tests drive {program}"))
+        {
+            return tally.fail(program, &error);
+        }
+    }
+    // libtest-mimic takes one filter, so each gets a run of its own.
+    let filters = if filters.is_empty() {
+        &[String::new()]
+    } else {
+        filters
+    };
+    for filter in filters {
+        tally.suite("real trees", real_run(filter));
+    }
+}
+
+fn real_run(filter: &str) -> Result<Counts> {
+    let build = [
+        "test",
+        "--no-run",
+        "--package",
+        "reaper-user",
+        "--test",
+        REAL,
+    ];
+    let mut binary = as_root(built(&build, REAL)?)?;
+    // Few at a time: each starts a daemon and hundreds of processes, and all share the machine.
+    binary.arg("--test-threads=2");
+    // Where cargo would start it.
+    binary.current_dir(workspace().join("reaper-user"));
+    if !filter.is_empty() {
+        binary.arg(filter);
+    }
+    counted(&mut binary)
+}
+
+/// Why the kernel probes cannot be used here, if so, in the words of `reaper doctor`.
+fn unusable() -> Result<Option<String>> {
+    let reaper = built(
+        &["build", "--package", "reaper-user", "--bin", "reaper"],
+        "reaper",
+    )?;
+    let mut doctor = match as_root(&reaper) {
+        Ok(doctor) => doctor,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let answer = doctor
+        .args(["doctor", "--json"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start `reaper doctor`")?;
+    verdict(answer.status.code(), &answer.stdout)
+}
+
+/// Reads the answer of `reaper doctor --json`: exit code 3 or `usable: false` say no.
+fn verdict(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    match (code, answer["usable"].as_bool()) {
+        (_, Some(true)) => Ok(None),
+        (_, Some(false)) | (Some(3), None) => {
+            let reasons = answer["reasons"].as_array().into_iter().flatten();
+            let reasons: Vec<_> = reasons.filter_map(Value::as_str).collect();
+            Ok(Some(match reasons.as_slice() {
+                [] => "reaper doctor says that the kernel probes cannot be used".to_owned(),
+                some => some.join("; "),
+            }))
+        }
+        (code, None) => bail!("`reaper doctor --json` ended with {code:?} and no word on `usable`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_doctor_decides_what_can_be_run() {
+        assert_eq!(verdict(Some(0), br#"{"usable":true}"#).unwrap(), None);
+        let no = br#"{"usable":false,"reasons":["no BTF","lockdown"]}"#;
+        assert_eq!(
+            verdict(Some(3), no).unwrap().as_deref(),
+            Some("no BTF; lockdown")
+        );
+        assert!(verdict(Some(3), b"").unwrap().is_some());
+        assert!(verdict(Some(1), b"").is_err());
+    }
+}

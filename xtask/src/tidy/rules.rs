@@ -1,0 +1,315 @@
+//! The import rules of the architecture, as a table.
+
+use std::path::Path;
+
+use super::scan::Mention;
+
+/// What must not be mentioned where, and why.
+pub struct Rule {
+    pub name: &'static str,
+    /// Files that it covers, by the beginning of their path.
+    pub within: &'static [&'static str],
+    /// Files among them that it does not cover.
+    pub except: &'static [&'static str],
+    /// Whether it holds in `#[cfg(test)]` too.
+    pub in_tests: bool,
+    /// `a::b` is that path and all below it, `f()` a call of something of that name, whatever its
+    /// path, and a bare word that word.
+    pub forbidden: &'static [&'static str],
+    /// Paths among the forbidden ones that are fine.
+    pub allowed: &'static [&'static str],
+    pub why: &'static str,
+}
+
+/// All rules.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "pure-model",
+        within: &["reaper-user/src/model"],
+        except: &[],
+        in_tests: false,
+        forbidden: &[
+            "std::env",
+            "std::fs",
+            "std::io",
+            "std::net",
+            "std::os",
+            "std::process",
+            "std::thread",
+            "std::time::Instant",
+            "std::time::SystemTime",
+            "aya",
+            "libc",
+            "nix",
+            "tokio",
+        ],
+        allowed: &["std::os::unix::ffi"],
+        why: "the model does no IO and reads no clock, so that it cannot fail or block; time comes in as `now`",
+    },
+    Rule {
+        name: "model-stands-alone",
+        within: &["reaper-user/src/model"],
+        except: &[],
+        in_tests: true,
+        forbidden: &["crate"],
+        allowed: &["crate::model"],
+        why: "everything rests on the model, and the model on nothing of this crate",
+    },
+    Rule {
+        name: "sources-know-no-policy",
+        within: &["reaper-user/src/source"],
+        except: &[],
+        in_tests: true,
+        forbidden: &[
+            "crate::model::policy",
+            "crate::model::session",
+            "crate::reap",
+        ],
+        allowed: &[],
+        why: "a source says what happened; what is done about it is decided elsewhere",
+    },
+    Rule {
+        name: "one-place-signals",
+        within: &["reaper-user/src"],
+        except: &["reaper-user/src/reap", "reaper-user/src/sys"],
+        in_tests: false,
+        forbidden: &[
+            "kill()",
+            "killpg()",
+            "tgkill()",
+            "tkill()",
+            "pidfd_send_signal()",
+            "send_signal()",
+            "libc::SYS_kill",
+            "libc::SYS_pidfd_send_signal",
+            "libc::SYS_tgkill",
+            "libc::kill",
+            "libc::killpg",
+            "nix::sys::signal::kill",
+            "nix::sys::signal::killpg",
+        ],
+        allowed: &["crate::reap"],
+        why: "only reap/ sends signals, so that none goes to a process whose identity was not checked",
+    },
+    Rule {
+        name: "unsafe-has-its-places",
+        within: &["reaper-common/src", "reaper-user/src", "xtask/src"],
+        except: &["reaper-user/src/source/ebpf", "reaper-user/src/sys"],
+        in_tests: true,
+        forbidden: &["unsafe"],
+        allowed: &[],
+        why: "unsafe code lives in sys/, source/ebpf/ and reaper-ebpf, where it is reviewed as such",
+    },
+    Rule {
+        name: "faces-ask-the-engine",
+        within: &["reaper-user/src/api", "reaper-user/src/cli"],
+        except: &[],
+        in_tests: true,
+        forbidden: &[
+            "crate::model::policy",
+            "crate::model::session",
+            "crate::model::tree",
+        ],
+        allowed: &[],
+        why: "the engine owns the model; who talks to users talks to the engine",
+    },
+];
+
+impl Rule {
+    /// Whether the rule holds in a file, given relative to the root.
+    pub fn covers(&self, file: &Path) -> bool {
+        // `a/b` stands for the module in both its shapes, a/b/… and a/b.rs.
+        let lies_in =
+            |place: &&str| file.starts_with(place) || file.with_extension("") == Path::new(place);
+        self.within.iter().any(lies_in) && !self.except.iter().any(lies_in)
+    }
+
+    pub fn forbids(&self, mention: &Mention) -> bool {
+        (self.in_tests || !mention.test)
+            && self
+                .forbidden
+                .iter()
+                .any(|pattern| matches(pattern, mention))
+            && !self.allowed.iter().any(|pattern| matches(pattern, mention))
+    }
+}
+
+fn matches(pattern: &str, mention: &Mention) -> bool {
+    if let Some(name) = pattern.strip_suffix("()") {
+        return mention.called && mention.path.last().is_some_and(|last| last == name);
+    }
+    let mut pattern = pattern.split("::");
+    let mut path = mention.path.iter().map(String::as_str);
+    loop {
+        match (pattern.next(), path.next()) {
+            (None, _) => return true,
+            // A glob brings in whatever lies below.
+            (Some(_), Some("*")) => return true,
+            (Some(wanted), Some(segment)) if wanted == segment => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::scan::scan;
+
+    /// Names of the rules that a snippet in `file` violates.
+    fn violated(file: &str, source: &str) -> Vec<&'static str> {
+        let file = Path::new(file);
+        let mentions = scan(file, source).unwrap();
+        let broken = |rule: &&Rule| rule.covers(file) && mentions.iter().any(|m| rule.forbids(m));
+        RULES.iter().filter(broken).map(|rule| rule.name).collect()
+    }
+
+    #[test]
+    fn every_rule_finds_its_violation_and_spares_the_neighbour() {
+        let table = [
+            (
+                "model/tree.rs",
+                "use std::{collections::HashMap, fs::File};",
+                vec!["pure-model"],
+            ),
+            ("model/tree.rs", "use std::time::*;", vec!["pure-model"]),
+            (
+                "model/tree.rs",
+                "use std::time; fn f() { time::Instant::now(); }",
+                vec!["pure-model"],
+            ),
+            (
+                "model/mod.rs",
+                "fn f() { println!(\"{}\", ::std::process::id()) }",
+                vec!["pure-model"],
+            ),
+            (
+                "model.rs",
+                "fn f(t: core::time::Duration) -> tokio::Handle {}",
+                vec!["pure-model"],
+            ),
+            (
+                "model/tree.rs",
+                "use std::time::Duration; use std::sync::Arc;",
+                vec![],
+            ),
+            (
+                "model/tree.rs",
+                "#[cfg(test)] mod tests { use std::fs; }",
+                vec![],
+            ),
+            (
+                "model/tree.rs",
+                "#[cfg(test)] use std::fs; use std::io;",
+                vec!["pure-model"],
+            ),
+            (
+                "model/tree.rs",
+                "use super::event::Key; use crate::model::agent;",
+                vec![],
+            ),
+            (
+                "model/tree.rs",
+                "use super::super::engine::Engine;",
+                vec!["model-stands-alone"],
+            ),
+            (
+                "model/tree.rs",
+                "mod a { use super::super::event; use super::b; }",
+                vec![],
+            ),
+            (
+                "source/procfs.rs",
+                "use crate::model::policy::Decision;",
+                vec!["sources-know-no-policy"],
+            ),
+            (
+                "source/procfs.rs",
+                "use crate::{model::event::Key, reap};",
+                vec!["sources-know-no-policy"],
+            ),
+            ("source/procfs.rs", "use crate::model::event::Key;", vec![]),
+            (
+                "engine.rs",
+                "use nix::sys::signal as s; fn f() { s::kill(p, t) }",
+                vec!["one-place-signals"],
+            ),
+            (
+                "engine.rs",
+                "fn f() { sys::pidfd_send_signal(fd, 15) }",
+                vec!["one-place-signals"],
+            ),
+            (
+                "engine.rs",
+                "fn f() { pidfd.send_signal(s) }",
+                vec!["one-place-signals"],
+            ),
+            (
+                "engine.rs",
+                "fn kill(p: Key) {} use nix::sys::signal::Signal;",
+                vec![],
+            ),
+            (
+                "engine.rs",
+                "fn f() { crate::reap::kill(key) } // libc::kill(1)",
+                vec![],
+            ),
+            ("reap/send.rs", "fn f() { libc::kill(1, 2) }", vec![]),
+            ("sys.rs", "fn f() { unsafe { libc::kill(1, 2) } }", vec![]),
+            (
+                "engine.rs",
+                "fn f() { unsafe { g() } }",
+                vec!["unsafe-has-its-places"],
+            ),
+            (
+                "engine.rs",
+                "#[unsafe(no_mangle)] static A: u8 = 0;",
+                vec!["unsafe-has-its-places"],
+            ),
+            (
+                "engine.rs",
+                "m! { unsafe impl Send for A {} }",
+                vec!["unsafe-has-its-places"],
+            ),
+            (
+                "engine.rs",
+                "#[cfg(test)] mod t { unsafe fn f() {} }",
+                vec!["unsafe-has-its-places"],
+            ),
+            ("engine.rs", "/// unsafe\nfn f() { \"unsafe\"; }", vec![]),
+            ("source/ebpf/ring.rs", "unsafe fn f() {}", vec![]),
+            (
+                "cli/daemon.rs",
+                "use crate::model::tree::Tree;",
+                vec!["faces-ask-the-engine"],
+            ),
+            ("cli/daemon.rs", "use crate::engine::Engine;", vec![]),
+        ];
+        for (file, source, expected) in table {
+            assert_eq!(
+                violated(&format!("reaper-user/src/{file}"), source),
+                expected,
+                "{file}: {source}"
+            );
+        }
+    }
+
+    #[test]
+    fn rules_hold_in_their_places_only() {
+        assert_eq!(
+            violated(
+                "reaper-ebpf/src/exit.rs",
+                "unsafe fn f() { std::fs::read(p) }"
+            ),
+            Vec::<&str>::new()
+        );
+        assert_eq!(
+            violated("xtask/src/run.rs", "unsafe fn f() {}"),
+            ["unsafe-has-its-places"]
+        );
+        assert_eq!(
+            violated("reaper-user/src/modelling.rs", "use std::fs;"),
+            Vec::<&str>::new()
+        );
+    }
+}
