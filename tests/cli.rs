@@ -1,5 +1,7 @@
 //! The program from outside: what it says to bad input, to those without privilege, and on one line.
 
+mod config;
+
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -19,9 +21,7 @@ const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/ebpf/reape
 
 /// What needs neither root nor probes.
 pub fn trials() -> Vec<Trial> {
-    let bad = BAD_CONFIGS.iter().map(|bad| trial("cli", &format!("config-{}", bad.name), move || bad_config(bad)));
-    let mut trials: Vec<Trial> = bad.collect();
-    trials.push(trial("cli", "good-config", good_config));
+    let mut trials = config::trials();
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
     trials.push(trial("cli", "doctor", doctor));
@@ -51,77 +51,37 @@ struct Said {
 /// Runs a command to its end, with its output in files of `dir`.
 fn run(dir: &Path, command: &mut Command) -> Said {
     let file = |name| File::create(dir.join(name)).expect("create a file for output");
-    let mut child = command.stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn().expect("run");
-    let look = || eventually("the command ends", || child.try_wait().expect("wait for the command"));
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(file("out"))
+        .stderr(file("err"))
+        .spawn()
+        .expect("run");
+    let look = || {
+        eventually("the command ends", || {
+            child.try_wait().expect("wait for the command")
+        })
+    };
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
     if ended.is_err() {
         // Ended or not, nothing of it stays.
         let _ = child.kill();
         let _ = child.wait();
     }
-    let read = |name| String::from_utf8_lossy(&fs::read(dir.join(name)).expect("read output")).into_owned();
+    let read = |name| {
+        String::from_utf8_lossy(&fs::read(dir.join(name)).expect("read output")).into_owned()
+    };
     let (out, err) = (read("out"), read("err"));
     let status = ended.unwrap_or_else(|_| panic!("{command:?} does not end\n{out}\n{err}"));
-    Said { code: status.code(), out, err }
+    Said {
+        code: status.code(),
+        out,
+        err,
+    }
 }
 
 fn reaper(dir: &Path, args: &[&str]) -> Said {
     run(dir, Command::new(REAPER).args(args).current_dir(dir))
-}
-
-struct BadConfig {
-    name: &'static str,
-    text: &'static str,
-    line: u32,
-    /// What the message must name.
-    names: &'static [&'static str],
-}
-
-const BAD_CONFIGS: &[BadConfig] = &[
-    BadConfig { name: "not-toml", text: "mode = \"observe\"\ngrace = = 3\n", line: 2, names: &["TOML"] },
-    BadConfig { name: "unknown-key", text: "\n\ngrave = \"5s\"\n", line: 3, names: &["grave", "grace"] },
-    BadConfig {
-        name: "unknown-key-of-a-rule",
-        text: "[[agent]]\nname = \"x\"\ncom = \"y\"\n",
-        line: 3,
-        names: &["com", "comm"],
-    },
-    BadConfig {
-        name: "bad-regex",
-        text: "[[agent]]\nname = \"x\"\nargv_regex = \"a(b\"\n",
-        line: 3,
-        names: &["argv_regex"],
-    },
-    BadConfig { name: "bad-duration", text: "grace = \"5 parsecs\"\n", line: 1, names: &["grace", "5 parsecs"] },
-    BadConfig { name: "bad-mode", text: "mode = \"kill\"\n", line: 1, names: &["enforce", "observe"] },
-];
-
-/// Exit 2, the file, the line and what is wrong with it; nothing is started.
-fn bad_config(bad: &BadConfig) {
-    let dir = TempDir::new();
-    let path = dir.path().join("bad.toml");
-    fs::write(&path, bad.text).expect("write the configuration");
-    let config = path.to_str().expect("a path in UTF-8");
-    for args in [&["config", "check", config][..], &["daemon", "--config", config, "--events", "e", "--runtime-dir", "r"]] {
-        let said = reaper(dir.path(), args);
-        assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
-        let place = format!("bad.toml:{}:", bad.line);
-        assert!(said.err.contains(&place), "no '{place}' in: {}", said.err);
-        for name in bad.names {
-            assert!(said.err.contains(name), "no '{name}' in: {}", said.err);
-        }
-        assert!(!dir.path().join("e").exists() && !dir.path().join("r").exists(), "something was started");
-    }
-}
-
-fn good_config() {
-    let dir = TempDir::new();
-    fs::write(dir.path().join("good.toml"), CONFIG).expect("write the configuration");
-    let said = reaper(dir.path(), &["config", "check", "good.toml"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    let said = reaper(dir.path(), &["config", "check", "absent.toml"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("absent.toml"), "the file is not named: {}", said.err);
 }
 
 fn help() {
@@ -135,7 +95,12 @@ fn help() {
 
 fn wrong_usage() {
     let dir = TempDir::new();
-    for args in [&["demon"][..], &["daemon", "--scope"], &["daemon", "--observe", "--enforce"], &["daemon", "--scope", "x"]] {
+    for args in [
+        &["demon"][..],
+        &["daemon", "--scope"],
+        &["daemon", "--observe", "--enforce"],
+        &["daemon", "--scope", "x"],
+    ] {
         let said = reaper(dir.path(), args);
         assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
         assert!(!said.err.is_empty(), "{args:?} is refused without a word");
@@ -148,10 +113,22 @@ fn doctor() {
     let told = reaper(dir.path(), &["doctor", "--json"]);
     let report: Value = serde_json::from_str(&told.out).expect("doctor --json gives JSON");
     let usable = report["usable"].as_bool().expect("`usable` is a boolean");
-    assert_eq!(told.code, Some(if usable { 0 } else { 3 }), "exit code of doctor --json");
+    assert_eq!(
+        told.code,
+        Some(if usable { 0 } else { 3 }),
+        "exit code of doctor --json"
+    );
     let told = reaper(dir.path(), &["doctor"]);
-    assert_eq!(told.code, Some(if usable { 0 } else { 3 }), "exit code of doctor");
-    assert!(told.out.lines().count() > 3, "the doctor says little: {}", told.out);
+    assert_eq!(
+        told.code,
+        Some(if usable { 0 } else { 3 }),
+        "exit code of doctor"
+    );
+    assert!(
+        told.out.lines().count() > 3,
+        "the doctor says little: {}",
+        told.out
+    );
 }
 
 /// Nobody gets one sentence, and exit 3.
@@ -162,13 +139,30 @@ fn no_privilege() {
     link(Path::new(REAPER), &program);
     let run_dir = dir.path().join("run");
     fs::create_dir(&run_dir).expect("create the runtime directory");
-    fs::set_permissions(&run_dir, Permissions::from_mode(0o777)).expect("open the runtime directory to all");
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o777))
+        .expect("open the runtime directory to all");
     let mut command = Command::new(program);
-    command.args(["daemon", "--scope", &std::process::id().to_string(), "--runtime-dir"]).arg(run_dir);
+    command
+        .args([
+            "daemon",
+            "--scope",
+            &std::process::id().to_string(),
+            "--runtime-dir",
+        ])
+        .arg(run_dir);
     let said = run(dir.path(), command.uid(65534).gid(65534).current_dir("/"));
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
-    assert_eq!(said.err.trim_end().lines().count(), 1, "more than one sentence: {}", said.err);
-    assert!(said.err.contains("root"), "it is not said what to do: {}", said.err);
+    assert_eq!(
+        said.err.trim_end().lines().count(),
+        1,
+        "more than one sentence: {}",
+        said.err
+    );
+    assert!(
+        said.err.contains("root"),
+        "it is not said what to do: {}",
+        said.err
+    );
 }
 
 /// An object whose records have another layout is refused before it is loaded.
@@ -179,11 +173,28 @@ fn foreign_object() {
     object[at] ^= 0x40;
     fs::write(dir.path().join("foreign.o"), object).expect("write the object");
     let scope = std::process::id().to_string();
-    let args = ["daemon", "--scope", &scope, "--runtime-dir", "run", "--bpf-object", "foreign.o"];
+    let args = [
+        "daemon",
+        "--scope",
+        &scope,
+        "--runtime-dir",
+        "run",
+        "--bpf-object",
+        "foreign.o",
+    ];
     let said = reaper(dir.path(), &args);
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
-    assert_eq!(said.err.trim_end().lines().count(), 1, "more than one sentence: {}", said.err);
-    assert!(said.err.contains("version"), "the version is not named: {}", said.err);
+    assert_eq!(
+        said.err.trim_end().lines().count(),
+        1,
+        "more than one sentence: {}",
+        said.err
+    );
+    assert!(
+        said.err.contains("version"),
+        "the version is not named: {}",
+        said.err
+    );
     fs::write(dir.path().join("foreign.o"), "no object").expect("write garbage");
     let said = reaper(dir.path(), &args);
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
@@ -195,12 +206,20 @@ fn section(elf: &[u8], name: &[u8]) -> Option<usize> {
         let field = elf.get(at..at + bytes)?;
         usize::try_from(field.iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b))).ok()
     };
-    let (table, size, count, names) = (number(0x28, 8)?, number(0x3a, 2)?, number(0x3c, 2)?, number(0x3e, 2)?);
+    let (table, size, count, names) = (
+        number(0x28, 8)?,
+        number(0x3a, 2)?,
+        number(0x3c, 2)?,
+        number(0x3e, 2)?,
+    );
     let bytes_of = |nth: usize| number(table + nth * size + 0x18, 8);
     let strings = bytes_of(names)?;
     let named = |nth: &usize| {
         let text = number(table + nth * size, 4).and_then(|at| elf.get(strings + at..));
-        text.is_some_and(|text| text.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0)))
+        text.is_some_and(|text| {
+            text.strip_prefix(name)
+                .is_some_and(|rest| rest.first() == Some(&0))
+        })
     };
     bytes_of((0..count).find(named)?)
 }
@@ -210,10 +229,17 @@ fn second_daemon() {
     let mut world = World::new(true);
     world.watch(CONFIG, &[]);
     let scope = world.one("launcher").pid.to_string();
-    let said = reaper(world.dir(), &["daemon", "--scope", &scope, "--runtime-dir", "run"]);
+    let said = reaper(
+        world.dir(),
+        &["daemon", "--scope", &scope, "--runtime-dir", "run"],
+    );
     assert_eq!(said.code, Some(4), "{}{}", said.out, said.err);
     let holder = world.daemon().pid().to_string();
-    assert!(said.err.contains(&holder), "the holder's pid {holder} is not named: {}", said.err);
+    assert!(
+        said.err.contains(&holder),
+        "the holder's pid {holder} is not named: {}",
+        said.err
+    );
     world.stop();
     world.watch(CONFIG, &[]);
     world.stop();
@@ -226,7 +252,12 @@ fn terminated() {
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     world.await_cast("agent", 1);
     let events = world.stop_by(Signal::SIGTERM);
-    assert_eq!(events.last().map(|e| (e.event.as_str(), e.reason.as_deref())), Some(("summary", Some("SIGTERM"))));
+    assert_eq!(
+        events
+            .last()
+            .map(|e| (e.event.as_str(), e.reason.as_deref())),
+        Some(("summary", Some("SIGTERM")))
+    );
     world.assert_alive(&["agent", "leaf", "canary"]);
 }
 
@@ -243,29 +274,56 @@ fn forged_argv(more: &[&str]) {
     world.stop();
     let one_line = |text: &[u8]| {
         let text = std::str::from_utf8(text).expect("output in UTF-8");
-        assert!(!text.lines().any(|line| line.starts_with("FORGED")), "a forged line:\n{text}");
-        let control = text.chars().find(|c| c.is_control() && *c != '\n');
-        assert_eq!(control, None, "a control character in:\n{text}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("FORGED")),
+            "a forged line:\n{text}"
+        );
+        let control = text.lines().find(|line| line.contains(char::is_control));
+        assert_eq!(control, None, "a control character in a line of output");
         text.to_owned()
     };
     let json = one_line(&fs::read(world.dir().join("events.jsonl")).expect("read the events"));
     let printed = one_line(&fs::read(world.dir().join("stdout")).expect("read the output"));
     assert!(!printed.is_empty(), "nothing was printed");
-    let lines = if more.is_empty() { json } else { printed + &json };
-    let events: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let lines = if more.is_empty() {
+        json
+    } else {
+        printed + &json
+    };
+    let events: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
     let exec = |e: &&Value| e["event"] == "exec" && e["process.pid"] == forged.pid;
     let exec = events.iter().find(exec).expect("the forged exec");
-    let args = exec["process.command_args"].as_array().expect("an array of arguments");
-    assert_eq!(exec["process.args_count"].as_u64(), Some(args.len() as u64), "arguments of {exec}");
-    assert!(args.iter().any(|a| a.as_str().is_some_and(|a| a.contains("FORGED\r"))), "argv of {exec}");
-    assert!(args.iter().any(|a| a.as_str().is_some_and(|a| a.contains('\u{fffd}'))), "invalid UTF-8 in {exec}");
+    let args = exec["process.command_args"]
+        .as_array()
+        .expect("an array of arguments");
+    assert_eq!(
+        exec["process.args_count"].as_u64(),
+        Some(args.len() as u64),
+        "arguments of {exec}"
+    );
+    assert!(
+        args.iter()
+            .any(|a| a.as_str().is_some_and(|a| a.contains("FORGED\r"))),
+        "argv of {exec}"
+    );
+    assert!(
+        args.iter()
+            .any(|a| a.as_str().is_some_and(|a| a.contains('\u{fffd}'))),
+        "invalid UTF-8 in {exec}"
+    );
 }
 
 /// Shows the orphans of a small tree being reaped, and leaves nothing of it.
 fn demo() {
     let world = World::new(true);
     let mut witness = Command::new(world.dir().join("bin/worker"));
-    witness.args(["actor", "witness", "witness"]).arg(world.dir()).args([REAPER, "demo"]);
+    witness
+        .args(["actor", "witness", "witness"])
+        .arg(world.dir())
+        .args([REAPER, "demo"]);
     let said = run(world.dir(), &mut witness);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     for word in ["SIGTERM", "SIGKILL", "orphan"] {

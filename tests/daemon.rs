@@ -88,18 +88,43 @@ impl Daemon {
         let _ = std::fs::remove_file(path("events.jsonl"));
         let mut command = Command::new(REAPER);
         command.args(["daemon", "--scope", scope]).args(more);
-        command.arg("--config").arg(path("config.toml")).arg("--events").arg(path("events.jsonl"));
-        command.arg("--runtime-dir").arg(path("run")).current_dir(dir).stdin(Stdio::null());
+        command
+            .arg("--config")
+            .arg(path("config.toml"))
+            .arg("--events")
+            .arg(path("events.jsonl"));
+        command
+            .arg("--runtime-dir")
+            .arg(path("run"))
+            .current_dir(dir)
+            .stdin(Stdio::null());
         let file = |name| File::create(path(name)).expect("create a file for its output");
         command.stdout(file("stdout")).stderr(file("stderr"));
         // SAFETY: one system call, which is safe between fork and exec.
         unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
-        let child = command.spawn().unwrap_or_else(|e| panic!("start {REAPER}: {e}"));
-        let mut daemon = Daemon { child, dir: dir.to_owned(), log: RefCell::default() };
+        let child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("start {REAPER}: {e}"));
+        let mut daemon = Daemon {
+            child,
+            dir: dir.to_owned(),
+            log: RefCell::default(),
+        };
         eventually("the daemon is ready", || {
-            let status = daemon.child.try_wait().expect("look whether the daemon runs");
-            assert!(status.is_none(), "the daemon ended with {}", status.unwrap_or_default());
-            daemon.events().iter().any(|e| e.event == "ready").then_some(())
+            let status = daemon
+                .child
+                .try_wait()
+                .expect("look whether the daemon runs");
+            assert!(
+                status.is_none(),
+                "the daemon ended with {}",
+                status.unwrap_or_default()
+            );
+            daemon
+                .events()
+                .iter()
+                .any(|e| e.event == "ready")
+                .then_some(())
         });
         daemon
     }
@@ -110,14 +135,18 @@ impl Daemon {
 
     /// All that it has said so far, whole lines only.
     pub fn events(&self) -> Ref<'_, Vec<Event>> {
-        self.log.borrow_mut().refresh(&self.dir.join("events.jsonl"));
+        self.log
+            .borrow_mut()
+            .refresh(&self.dir.join("events.jsonl"));
         Ref::map(self.log.borrow(), |log| &log.events)
     }
 
     /// Ends it with a signal and gives its exit status and all its events.
     pub fn stop(mut self, signal: Signal) -> (ExitStatus, Vec<Event>) {
         kill(Pid::from_raw(self.pid()), signal).expect("interrupt the daemon");
-        let status = eventually("the daemon stops", || self.child.try_wait().expect("wait for the daemon"));
+        let status = eventually("the daemon stops", || {
+            self.child.try_wait().expect("wait for the daemon")
+        });
         let events = self.events().clone();
         (status, events)
     }
@@ -125,15 +154,22 @@ impl Daemon {
 
 impl Log {
     fn refresh(&mut self, path: &Path) {
-        let Ok(mut file) = File::open(path) else { return };
+        let Ok(mut file) = File::open(path) else {
+            return;
+        };
         let mut new = Vec::new();
-        file.seek(SeekFrom::Start(self.read)).expect("seek in the events");
+        file.seek(SeekFrom::Start(self.read))
+            .expect("seek in the events");
         file.read_to_end(&mut new).expect("read the events");
-        let whole = new.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+        let whole = new
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |end| end + 1);
         for line in new[..whole].split_inclusive(|b| *b == b'\n') {
             let event = serde_json::from_slice(line);
             let text = || String::from_utf8_lossy(line).into_owned();
-            self.events.push(event.unwrap_or_else(|e| panic!("no event: {e}: {}", text())));
+            self.events
+                .push(event.unwrap_or_else(|e| panic!("no event: {e}: {}", text())));
         }
         self.read += whole as u64;
     }

@@ -32,13 +32,21 @@ fn main() -> ExitCode {
     }
     let gate = |trial: Trial| trial.with_ignored_flag(obstacle.is_some());
     let mut trials = cli::trials();
-    trials.extend(trees::trials().into_iter().chain(trees::observed()).chain(cli::privileged()).map(gate));
+    trials.extend(
+        trees::trials()
+            .into_iter()
+            .chain(trees::observed())
+            .chain(cli::privileged())
+            .map(gate),
+    );
     libtest_mimic::run(&args, trials).exit_code()
 }
 
 /// Why the probes cannot be used here, if so.
 fn obstacle() -> Option<String> {
-    let output = Command::new(daemon::REAPER).args(["doctor", "--json"]).output();
+    let output = Command::new(daemon::REAPER)
+        .args(["doctor", "--json"])
+        .output();
     let output = match output {
         Ok(output) => output,
         Err(e) => return Some(format!("{}: {e}", daemon::REAPER)),

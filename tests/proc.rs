@@ -34,9 +34,15 @@ pub fn stat(who: impl std::fmt::Display) -> Option<Stat> {
     // The name in brackets may hold anything, brackets included.
     let close = text.iter().rposition(|b| *b == b')')?;
     let pid = std::str::from_utf8(text.get(..text.iter().position(|b| *b == b' ')?)?).ok()?;
-    let rest: Vec<&str> = std::str::from_utf8(text.get(close + 2..)?).ok()?.split(' ').collect();
+    let rest: Vec<&str> = std::str::from_utf8(text.get(close + 2..)?)
+        .ok()?
+        .split(' ')
+        .collect();
     Some(Stat {
-        id: Identity { pid: pid.parse().ok()?, ticks: rest.get(19)?.parse().ok()? },
+        id: Identity {
+            pid: pid.parse().ok()?,
+            ticks: rest.get(19)?.parse().ok()?,
+        },
         parent: rest.get(1)?.parse().ok()?,
         state: *rest.first()?.as_bytes().first()?,
         threads: rest.get(17)?.parse().ok()?,
@@ -45,8 +51,13 @@ pub fn stat(who: impl std::fmt::Display) -> Option<Stat> {
 
 /// Every process that can be seen.
 pub fn all() -> Vec<Stat> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok()).filter_map(stat).collect()
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter_map(stat)
+        .collect()
 }
 
 /// Every process below `root`, dead ones that nobody has waited for included.
@@ -55,7 +66,8 @@ pub fn descendants(root: Identity) -> Vec<Stat> {
     let mut found: Vec<Stat> = Vec::new();
     let mut parents: std::collections::HashSet<i32> = [root.pid].into();
     loop {
-        let (below, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|s| parents.contains(&s.parent));
+        let (below, others): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|s| parents.contains(&s.parent));
         if below.is_empty() {
             return found;
         }
@@ -76,7 +88,9 @@ impl Identity {
     pub fn signal(self, signal: nix::sys::signal::Signal) -> bool {
         // SAFETY: takes a number and flags, returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid, 0) };
-        let Ok(fd @ 0..) = i32::try_from(fd) else { return false };
+        let Ok(fd @ 0..) = i32::try_from(fd) else {
+            return false;
+        };
         // SAFETY: the call above has just returned it, and nobody else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if stat(self.pid).is_none_or(|s| s.id != self) {
@@ -84,7 +98,13 @@ impl Identity {
         }
         // SAFETY: the descriptor is open; a null siginfo is allowed.
         let sent = unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), signal as i32, std::ptr::null::<u8>(), 0)
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                fd.as_raw_fd(),
+                signal as i32,
+                std::ptr::null::<u8>(),
+                0,
+            )
         };
         sent == 0
     }

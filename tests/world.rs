@@ -25,7 +25,11 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < end, "not within {} s: {what}", DEADLINE.as_secs());
+        assert!(
+            Instant::now() < end,
+            "not within {} s: {what}",
+            DEADLINE.as_secs()
+        );
         std::thread::sleep(Duration::from_millis(4));
     }
 }
@@ -47,7 +51,8 @@ impl TempDir {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let dir = std::env::temp_dir().join(format!("reaper-real-{}-{number}", std::process::id()));
+            let dir =
+                std::env::temp_dir().join(format!("reaper-real-{}-{number}", std::process::id()));
             match fs::create_dir(&dir) {
                 Ok(()) => break dir,
                 // The pid is another process's too where a test runs in a pid namespace.
@@ -55,7 +60,8 @@ impl TempDir {
                 Err(e) => panic!("create {}: {e}", dir.display()),
             }
         };
-        fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("open the directory to all");
+        fs::set_permissions(&dir, Permissions::from_mode(0o755))
+            .expect("open the directory to all");
         TempDir(dir)
     }
 
@@ -85,7 +91,8 @@ impl World {
         let temp = TempDir::new();
         let dir = temp.path();
         fs::write(dir.join("report"), "").expect("create the report");
-        fs::set_permissions(dir.join("report"), Permissions::from_mode(0o666)).expect("open the report to all");
+        fs::set_permissions(dir.join("report"), Permissions::from_mode(0o666))
+            .expect("open the report to all");
         let this = std::env::current_exe().expect("this program's path");
         for name in ["worker", "test-agent", "test-wall", "test-keeper"] {
             link(&this, &dir.join("bin").join(name));
@@ -93,16 +100,29 @@ impl World {
         let package = dir.join("node_modules/@anthropic-ai/claude-code/bin/claude.exe");
         link(&this, &package);
         fs::create_dir(dir.join("node_modules/.bin")).expect("create a directory");
-        std::os::unix::fs::symlink(package, dir.join("node_modules/.bin/claude")).expect("link claude");
+        std::os::unix::fs::symlink(package, dir.join("node_modules/.bin/claude"))
+            .expect("link claude");
 
         let mut command = Command::new(dir.join("bin/worker"));
-        command.args(["actor", "launcher", "launcher"]).arg(dir).args((!subreaper).then_some("no-subreaper"));
+        command
+            .args(["actor", "launcher", "launcher"])
+            .arg(dir)
+            .args((!subreaper).then_some("no-subreaper"));
         let errors = fs::File::create(dir.join("actors")).expect("create a file for errors");
         let output = errors.try_clone().expect("clone the file");
-        command.stdin(Stdio::piped()).stdout(output).stderr(errors).current_dir(dir);
+        command
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .stderr(errors)
+            .current_dir(dir);
         let mut launcher = command.spawn().expect("start the launcher");
         let orders = launcher.stdin.take();
-        let world = World { launcher, orders, daemon: None, dir: temp };
+        let world = World {
+            launcher,
+            orders,
+            daemon: None,
+            dir: temp,
+        };
         for role in ["launcher", "canary", "stray"] {
             world.await_cast(role, 1);
         }
@@ -115,7 +135,10 @@ impl World {
 
     /// Has the launcher start a process.
     pub fn order(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
-        let words: Vec<&str> = [image, play, role].into_iter().chain(args.iter().map(String::as_str)).collect();
+        let words: Vec<&str> = [image, play, role]
+            .into_iter()
+            .chain(args.iter().map(String::as_str))
+            .collect();
         let orders = self.orders.as_mut().expect("the launcher's input");
         writeln!(orders, "{}", words.join("\t")).expect("tell the launcher");
     }
@@ -142,7 +165,11 @@ impl World {
     }
 
     pub fn cast(&self, role: &str) -> Vec<Identity> {
-        self.everybody().into_iter().filter(|(r, _)| r == role).map(|(_, id)| id).collect()
+        self.everybody()
+            .into_iter()
+            .filter(|(r, _)| r == role)
+            .map(|(_, id)| id)
+            .collect()
     }
 
     /// The one process of this role.
@@ -155,12 +182,17 @@ impl World {
 
     /// Waits until `n` processes of this role are up.
     pub fn await_cast(&self, role: &str, n: usize) -> Vec<Identity> {
-        eventually(&format!("{n} × '{role}' up"), || Some(self.cast(role)).filter(|cast| cast.len() >= n))
+        eventually(&format!("{n} × '{role}' up"), || {
+            Some(self.cast(role)).filter(|cast| cast.len() >= n)
+        })
     }
 
     /// Kills the one process of this role.
     pub fn kill(&self, role: &str) {
-        assert!(self.one(role).signal(Signal::SIGKILL), "'{role}' could not be killed");
+        assert!(
+            self.one(role).signal(Signal::SIGKILL),
+            "'{role}' could not be killed"
+        );
     }
 
     /// Lets those pass who wait at this gate.
@@ -168,24 +200,33 @@ impl World {
         let mut options = OpenOptions::new();
         options.write(true).custom_flags(libc::O_NONBLOCK);
         // Fails until somebody waits there.
-        eventually(&format!("somebody at the gate {gate}"), || options.open(self.dir().join(gate)).ok());
+        eventually(&format!("somebody at the gate {gate}"), || {
+            options.open(self.dir().join(gate)).ok()
+        });
     }
 
     /// Who lives below the launcher.
     pub fn living(&self) -> Vec<Stat> {
-        proc::descendants(self.one("launcher")).into_iter().filter(Stat::lives).collect()
+        proc::descendants(self.one("launcher"))
+            .into_iter()
+            .filter(Stat::lives)
+            .collect()
     }
 
     /// Waits until an event is there that `which` picks.
     pub fn await_event(&self, what: &str, which: impl Fn(&Event) -> bool) -> Event {
-        eventually(&format!("an event: {what}"), || self.daemon().events().iter().find(|e| which(e)).cloned())
+        eventually(&format!("an event: {what}"), || {
+            self.daemon().events().iter().find(|e| which(e)).cloned()
+        })
     }
 
     /// Waits until these roles, whoever else there is, are gone.
     pub fn await_gone(&self, roles: &[&str]) {
         eventually(&format!("{roles:?} gone"), || {
             let everybody = self.everybody();
-            let left = everybody.iter().any(|(role, id)| roles.contains(&role.as_str()) && id.lives());
+            let left = everybody
+                .iter()
+                .any(|(role, id)| roles.contains(&role.as_str()) && id.lives());
             (!left).then_some(())
         });
     }
@@ -194,7 +235,10 @@ impl World {
     pub fn assert_alive(&self, roles: &[&str]) {
         for role in roles {
             let cast = self.cast(role);
-            assert!(!cast.is_empty() && cast.iter().all(|id| id.lives()), "'{role}' is dead");
+            assert!(
+                !cast.is_empty() && cast.iter().all(|id| id.lives()),
+                "'{role}' is dead"
+            );
         }
     }
 
@@ -216,10 +260,20 @@ impl World {
             let text = String::from_utf8_lossy(&text).into_owned();
             let lines: Vec<&str> = text.lines().collect();
             let tail = &lines[lines.len().saturating_sub(60)..];
-            eprintln!("--- {} of {} lines of {name}\n{}", tail.len(), lines.len(), tail.join("\n"));
+            eprintln!(
+                "--- {} of {} lines of {name}\n{}",
+                tail.len(),
+                lines.len(),
+                tail.join("\n")
+            );
         }
         for (role, id) in self.everybody().into_iter().take(60) {
-            eprintln!("--- {role} {} {}: {}", id.pid, id.ticks, if id.lives() { "alive" } else { "dead" });
+            eprintln!(
+                "--- {role} {} {}: {}",
+                id.pid,
+                id.ticks,
+                if id.lives() { "alive" } else { "dead" }
+            );
         }
     }
 }
@@ -227,7 +281,13 @@ impl World {
 fn parse(line: &str) -> Option<(String, Identity)> {
     let mut words = line.trim_end().split(' ');
     let role = words.next()?.to_owned();
-    Some((role, Identity { pid: words.next()?.parse().ok()?, ticks: words.next()?.parse().ok()? }))
+    Some((
+        role,
+        Identity {
+            pid: words.next()?.parse().ok()?,
+            ticks: words.next()?.parse().ok()?,
+        },
+    ))
 }
 
 impl Drop for World {

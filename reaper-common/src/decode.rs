@@ -183,3 +183,6 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
         argv,
     })
 }
+
+#[cfg(test)]
+mod tests;

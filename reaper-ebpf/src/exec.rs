@@ -59,6 +59,10 @@ pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
                 "pid {}: argv of {} bytes cannot be read", key.pid, argv_full_len
             );
         }
+        debug!(
+            &ctx,
+            "exec: pid {}, argv of {} bytes", key.pid, argv_full_len
+        );
         let len = FIXED + filename_len + exe_len + argv_len as usize;
         let (uid, euid) = task.uids();
         let signal = task.signal();

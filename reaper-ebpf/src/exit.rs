@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
-use aya_log_ebpf::warn;
+use aya_log_ebpf::{debug, warn};
 use reaper_common::{ExitRecord, Kind, RawKey, ReparentRecord};
 
 use crate::maps::{EVENTS, constant, dropped, header, wake, watched};
@@ -96,6 +96,7 @@ fn exited(ctx: &BtfTracePointContext) -> Option<Walk> {
         peak_rss_pages: unsafe { load(signal, offset!(signal_maxrss)) },
     });
     record.submit(wake(children > 0 || others || watched(process.pid)));
+    debug!(ctx, "exit: pid {}, {} children", process.pid, children);
     (children > 0 || others).then(|| Walk::new(task, process))
 }
 
@@ -180,7 +181,9 @@ impl Walk {
         }
         let child = (self.node as *const u8).wrapping_sub(offset!(task_sibling));
         self.node = read(self.node as *const u8, 0);
-        if read::<u32>(child, offset!(task_exit_state)) == 0 {
+        // A leader may be a zombie while its other threads run; a process without a live one has exited.
+        let signal: *const u8 = read(child, offset!(task_signal));
+        if read::<u32>(signal, offset!(signal_live)) != 0 {
             self.tell(key_of(child));
         }
         false
@@ -216,12 +219,14 @@ fn find_new_reaper(task: Task) -> *const u8 {
     let has: u8 = read(signal, offset!(signal_has_subreaper_byte));
     if u32::from(has) & offset!(signal_has_subreaper_mask) as u32 != 0 {
         let mut reaper: *const u8 = read(father, offset!(task_real_parent));
+        let mut none = false;
         for _ in 0..ANCESTORS {
             let pid: *const u8 = read(reaper, offset!(task_thread_pid));
             // The idle task, the ancestor of all, has pid 0.
             if read::<u32>(pid, offset!(pid_level)) != level
                 || read::<u32>(reaper, offset!(task_tgid)) == 0
             {
+                none = true;
                 break;
             }
             let signal: *const u8 = read(reaper, offset!(task_signal));
@@ -232,6 +237,9 @@ fn find_new_reaper(task: Task) -> *const u8 {
                 return reaper;
             }
             reaper = read(reaper, offset!(task_real_parent));
+        }
+        if !none {
+            return core::ptr::null();
         }
     }
     let namespace: *const u8 = read(upid(pid, level), offset!(upid_ns));

@@ -2,6 +2,7 @@
 
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
+use aya_log_ebpf::debug;
 use reaper_common::{FORK_NAMESPACE_INIT, ForkRecord, Kind};
 
 use crate::maps::{EVENTS, dropped, header, wake};
@@ -47,5 +48,6 @@ pub fn process_fork(ctx: BtfTracePointContext) -> i32 {
         _pad: 0,
     });
     record.submit(wake(false));
+    debug!(&ctx, "fork: pid {}", key.pid);
     0
 }

@@ -155,7 +155,7 @@ pub fn upid(pid: *const u8, level: u32) -> *const u8 {
 }
 
 /// The number of a `struct pid` as the service's namespace has it, 0 if it is not seen from there.
-#[inline(always)]
+#[inline(never)]
 pub fn visible_number(pid: *const u8) -> u32 {
     let wanted = namespace();
     if wanted == 0 {

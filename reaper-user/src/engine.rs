@@ -16,15 +16,16 @@ use std::io;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
+use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{EventScope, Mode};
 use crate::export::{Body, Count, Names, Record, SessionRef, Sink, Who};
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::model::policy::Verdict;
+use crate::model::policy::{Decision, Verdict};
 use crate::model::session::SessionId;
 use crate::model::{Model, Scope};
-use crate::reap::{Outcome, Reaper, Report, Times};
+use crate::reap::{Outcome, Reaper, Released, Report, Times};
 use crate::source::ebpf::{Lost, Source, SourceError};
 use crate::source::procfs::{Look, Procfs, ProcfsError};
 use crate::sys;
@@ -79,7 +80,7 @@ impl Engine {
     pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
         let rules = settings.rules.clone();
         let model = Model::new(rules, settings.scope.clone(), std::process::id());
-        let reaper = Reaper::new(settings.times).map_err(io::Error::from)?;
+        let reaper = Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
@@ -111,13 +112,12 @@ impl Engine {
         // Parents before their children, so that membership finds its way down.
         rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
         let pids = rows.iter().map(|row| row.key.pid).collect();
-        let time = sys::boot_time();
-        for row in rows {
-            self.apply(&Event {
-                time,
-                provenance: Provenance::Procfs,
-                kind: EventKind::Seen(row),
-            });
+        // A second time, for those whose parent is younger: it has adopted them.
+        for _ in 0..2 {
+            for row in &rows {
+                let kind = EventKind::Seen(row.clone());
+                self.apply(&Event { time: sys::boot_time(), provenance: Provenance::Procfs, kind });
+            }
         }
         Ok(pids)
     }
@@ -148,6 +148,7 @@ impl Engine {
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
+                    self.confirm();
                     self.settle();
                 }
                 () = at(deadline) => {
@@ -177,34 +178,35 @@ impl Engine {
             }
         };
         self.settle();
-        let count = self.count;
+        let count = Count { sessions: self.follow.opened, ..self.count };
         self.tell(Body::Summary { count, reason });
         self.follow.out.flush();
         Ok(count)
     }
 
     /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
+    ///
+    /// The signals come first: whatever else follows from what was read waits until they are sent.
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         loop {
-            self.confirm();
             self.decide();
-            if !self.follow.reaper.has_queued() {
+            if self.follow.reaper.has_queued() {
+                self.follow.reaper.open_queued();
+                let lost = self.lost.total;
+                read += self.drain();
+                let lossless = self.lost.total == lost;
+                self.follow.reaper.signal_queued(&mut self.model, lossless);
+            }
+            self.report();
+            self.tell_ladders();
+            // What was born before the probes knew of the ladder has woken nobody.
+            read += self.drain();
+            if self.follow.pending.is_empty() && !self.follow.reaper.has_queued() {
                 break;
             }
-            // Newborns that are claimed from here on must wake this thread at once.
-            self.tell_ladders();
-            self.follow.reaper.open_queued();
-            let lost = self.lost.total;
-            read += self.drain();
-            self.follow
-                .reaper
-                .signal_queued(&mut self.model, self.lost.total == lost);
-            self.report();
-            read += self.drain();
         }
-        self.report();
-        self.tell_ladders();
+        self.tell_watches();
         self.follow.out.flush();
         read
     }
@@ -243,19 +245,11 @@ impl Engine {
 
     /// Does what following the model's steps has left to do.
     fn followed(&mut self) {
-        for (pid, on) in self.follow.watch.drain(..) {
-            if on {
-                self.source.watch(pid)
-            } else {
-                self.source.unwatch(pid)
-            }
-        }
         for (id, session) in std::mem::take(&mut self.follow.closed) {
-            if self.follow.reaper.is_open(id) {
-                // Told once the ends are confirmed, which comes after the exit records.
-                self.sessions.entry(id).or_default().closed = Some(session);
-            } else {
-                self.close(id, Some(session));
+            self.sessions.entry(id).or_default().closed = Some(session);
+            // Told once the ends are confirmed, which comes after the exit records.
+            if !self.follow.reaper.has_members_of(id) {
+                self.close(id);
             }
         }
     }
@@ -316,24 +310,42 @@ impl Engine {
         });
     }
 
+    /// Tells the probes whose exit is to wake this thread at once.
+    fn tell_watches(&mut self) {
+        for (pid, on) in self.follow.watch.drain(..) {
+            if on {
+                self.source.watch(pid)
+            } else {
+                self.source.unwatch(pid)
+            }
+        }
+    }
+
     /// Takes note of the ends that pidfds tell of.
     fn confirm(&mut self) {
-        for key in self.follow.reaper.confirm_ended() {
-            // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
-            self.drain();
-            if self.model.tree.get(key).is_some() {
-                self.exited_unseen(key);
+        loop {
+            let (ready, unrecorded) = self.follow.reaper.confirm_ended();
+            if ready == 0 {
+                return;
             }
-            self.follow.reaper.ended_unrecorded(key);
+            for key in unrecorded {
+                // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
+                self.drain();
+                if self.model.tree.get(key).is_some() {
+                    self.exited_unseen(key);
+                }
+                self.follow.reaper.ended_unrecorded(key);
+            }
         }
     }
 
     fn decide(&mut self) {
-        let mut keys = Vec::new();
+        let (mut keys, mut ended) = (Vec::new(), Vec::new());
         for pending in std::mem::take(&mut self.follow.pending) {
             match pending {
                 Pending::Process(key) => keys.push(key),
                 Pending::Session(id) => {
+                    ended.push(id);
                     let members = self
                         .model
                         .sessions
@@ -351,111 +363,118 @@ impl Engine {
         keys.sort_unstable_by_key(|key| (key.start, key.pid));
         keys.dedup();
         keys.into_iter().for_each(|key| self.decide_one(key));
+        for id in ended {
+            // Nothing to be reaped: it is over but for what is kept.
+            if self.settings.mode == Mode::Enforce && !self.follow.reaper.is_open(id) {
+                self.close(id);
+            }
+        }
     }
 
     fn decide_one(&mut self, key: Key) {
-        let Some(node) = self.model.tree.get(key) else {
-            return;
-        };
+        let Some(node) = self.model.tree.get(key) else { return };
         let decision = self.model.decide(key);
         let known = (decision.verdict, decision.reason);
-        if self.follow.decided.insert(key, known) != Some(known) {
-            let who = Who::new(&self.model, node);
-            if decision.verdict == Verdict::Keep && decision.due.is_some() {
-                self.count.kept += 1;
-                if let Some((ladder, _)) = node.session.and_then(|id| self.model.sessions.due(id)) {
-                    self.sessions.entry(ladder.id).or_default().kept += 1;
+        let news = self.follow.decided.insert(key, known) != Some(known);
+        match decision.verdict {
+            // Told once it is verified, which changes it where the process has changed its uid.
+            Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
+                if self.follow.reaper.claim(&self.model, key, &decision) {
+                    let who = Who::new(&self.model, node);
+                    self.claimed.insert(key, who);
                 }
             }
-            let verdict = match decision.verdict {
-                Verdict::Reap => "reap",
-                Verdict::Keep => "keep",
-            };
-            let names = Names {
-                verdict,
-                reason: decision.reason.name(),
-                rule: decision.rule.clone(),
-            };
-            self.tell(Body::Decision { who, names });
+            Verdict::Keep if news => {
+                if let Some(id) = node.session.filter(|_| decision.due.is_some()) {
+                    self.count.kept += 1;
+                    self.sessions.entry(id).or_default().kept += 1;
+                }
+                let who = Who::new(&self.model, node);
+                self.tell_decision(who, &decision);
+            }
+            Verdict::Reap | Verdict::Keep => {}
         }
-        let reap = decision.verdict == Verdict::Reap && self.settings.mode == Mode::Enforce;
-        if reap
-            && self.follow.reaper.claim(&self.model, key, &decision)
-            && let Some(node) = self.model.tree.get(key)
-        {
-            self.claimed.insert(key, Who::new(&self.model, node));
-        }
+    }
+
+    fn tell_decision(&mut self, who: Who, decision: &Decision) {
+        let verdict = match decision.verdict {
+            Verdict::Reap => "reap",
+            Verdict::Keep => "keep",
+        };
+        let (reason, rule) = (decision.reason.name(), decision.rule.clone());
+        let names = Names { verdict, reason, rule };
+        self.tell(Body::Decision { who, names });
     }
 
     /// Tells what the reaper has done.
     fn report(&mut self) {
         for report in self.follow.reaper.take_reports() {
             match report {
+                Report::Decided { key, decision } => {
+                    if let Some(who) = self.claimed.get(&key).cloned() {
+                        self.tell_decision(who, &decision);
+                    }
+                }
                 Report::Signal(sent) => {
                     self.count.signals += 1;
                     if let Some(who) = self.claimed.get(&sent.key).cloned() {
                         self.tell(Body::Signal { who, sent });
                     }
                 }
-                Report::Outcome {
-                    key,
-                    session,
-                    outcome,
-                    signal,
-                    duration,
-                } => {
-                    let tally = self.sessions.entry(session).or_default();
-                    match outcome {
-                        Outcome::Ended(_) => {
-                            (self.count.reaped, tally.reaped) =
-                                (self.count.reaped + 1, tally.reaped + 1)
-                        }
-                        Outcome::Failed(_) => {
-                            (self.count.failed, tally.failed) =
-                                (self.count.failed + 1, tally.failed + 1)
-                        }
-                        Outcome::Released(_) => {}
-                    }
-                    if let Some(who) = self.claimed.remove(&key) {
-                        let signal = signal.map(nix::sys::signal::Signal::as_str);
-                        self.tell(Body::Outcome {
-                            who,
-                            outcome,
-                            signal,
-                            duration,
-                        });
-                    }
+                Report::Outcome { key, session, outcome, signal, duration } => {
+                    self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
                 }
-                Report::Done { session } => {
-                    // What is left of it, if anything, is kept.
-                    let left = self.model.sessions.get(session).map(SessionRef::from);
-                    self.close(session, left);
-                }
+                // What is left of it, if anything, is kept.
+                Report::Done { session } => self.close(session),
             }
         }
     }
 
-    /// Tells that a session is over, once: its ladder is done, or there was none to climb.
-    fn close(&mut self, id: SessionId, session: Option<SessionRef>) {
-        let tally = self.sessions.entry(id).or_default();
-        let Some(session) = tally.closed.take().or(session) else {
-            return;
-        };
-        if !std::mem::replace(&mut tally.told, true) {
-            let Tally {
-                reaped,
-                kept,
-                failed,
-                ..
-            } = *tally;
-            self.tell(Body::SessionClose {
-                session,
-                reaped,
-                kept,
-                failed,
-            });
+    fn outcome(
+        &mut self,
+        key: Key,
+        session: SessionId,
+        outcome: Outcome,
+        signal: Option<&'static str>,
+        duration: Option<u64>,
+    ) {
+        let tally = self.sessions.entry(session).or_default();
+        match outcome {
+            Outcome::Ended(_) => {
+                self.count.reaped += 1;
+                tally.reaped += 1;
+            }
+            Outcome::Failed(_) => {
+                self.count.failed += 1;
+                tally.failed += 1;
+            }
+            // Decided about anew, from what is known now.
+            Outcome::Released(Released::NotDue(_)) => self.follow.pending.push(Pending::Process(key)),
+            Outcome::Released(_) => {}
         }
-        if self.model.sessions.get(id).is_none() {
+        let closed = tally.closed.is_some();
+        if let Some(who) = self.claimed.remove(&key)
+            && outcome != Outcome::Released(Released::Observed)
+        {
+            self.tell(Body::Outcome { who, outcome, signal, duration });
+        }
+        if closed && !self.follow.reaper.has_members_of(session) {
+            self.close(session);
+        }
+    }
+
+    /// Tells that a session is over, once: of what was due nothing is left but what is kept.
+    fn close(&mut self, id: SessionId) {
+        let tally = self.sessions.entry(id).or_default();
+        let living = self.model.sessions.get(id).map(SessionRef::from);
+        let over = living.is_none();
+        if let Some(session) = tally.closed.take().or(living)
+            && !std::mem::replace(&mut tally.told, true)
+        {
+            let Tally { reaped, kept, failed, .. } = *tally;
+            self.tell(Body::SessionClose { session, reaped, kept, failed });
+        }
+        if over {
             self.sessions.remove(&id);
         }
     }

@@ -33,7 +33,7 @@ fn die(s: &Stage, how: &str) -> ! {
         ("exit", code) => leave(code.parse().expect("an exit code")),
         ("segfault", _) => {
             setrlimit(Resource::RLIMIT_CORE, 0, 0).expect("do without a core dump");
-            // SAFETY: none: this is the segmentation fault that the test is about.
+            // SAFETY: not sound, on purpose: nothing is mapped at 8, and the fault is what the test is about.
             unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) };
             unreachable!("wrote to address 8")
         }
@@ -92,7 +92,12 @@ pub fn terminal(s: &Stage) -> ! {
     nix::unistd::setsid().expect("setsid");
     // SAFETY: the descriptor is open; 0 steals no terminal from anybody.
     let got = unsafe { nix::libc::ioctl(pty.slave.as_raw_fd(), nix::libc::TIOCSCTTY, 0) };
-    assert_eq!(got, 0, "take the terminal: {}", std::io::Error::last_os_error());
+    assert_eq!(
+        got,
+        0,
+        "take the terminal: {}",
+        std::io::Error::last_os_error()
+    );
     let slave = || dup(&pty.slave).expect("dup");
     begin(s.agent().stdin(slave()).stdout(slave()));
     s.report();

@@ -17,7 +17,8 @@ pub fn hydra(s: &Stage) -> ! {
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let size = NonZeroUsize::MIN.saturating_add(4095);
     // SAFETY: a new mapping, which stays for as long as the process does.
-    let page = unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }.expect("mmap");
+    let page =
+        unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }.expect("mmap");
     // SAFETY: the page is zeroed, aligned, never unmapped, and only ever used as this one atomic.
     let births: &'static AtomicU32 = unsafe { page.cast::<AtomicU32>().as_ref() };
     await_term(s);

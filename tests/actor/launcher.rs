@@ -17,7 +17,11 @@ extern "C" fn nothing(_: i32) {}
 /// Lets the kernel take the dead children away. Unlike an ignored SIGCHLD it is not handed on through exec.
 fn forget_children() {
     let handler = SigHandler::Handler(nothing);
-    let action = SigAction::new(handler, SaFlags::SA_NOCLDWAIT | SaFlags::SA_RESTART, SigSet::empty());
+    let action = SigAction::new(
+        handler,
+        SaFlags::SA_NOCLDWAIT | SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
     // SAFETY: the handler does nothing.
     unsafe { sigaction(Signal::SIGCHLD, &action) }.expect("set the handler of SIGCHLD");
 }
@@ -39,7 +43,9 @@ pub fn launcher(s: &Stage) -> ! {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("read the next order");
         let words: Vec<String> = line.split('\t').map(String::from).collect();
-        let [image, play, role, args @ ..] = words.as_slice() else { panic!("no order: {line:?}") };
+        let [image, play, role, args @ ..] = words.as_slice() else {
+            panic!("no order: {line:?}")
+        };
         begin(&mut s.command(image, play, role, args));
     }
     end_all_below(Duration::from_secs(10));
@@ -51,7 +57,10 @@ fn end_all_below(limit: Duration) -> usize {
     let me = proc::stat("self").expect("/proc/self/stat").id;
     let mut most = 0;
     loop {
-        let left: Vec<_> = proc::descendants(me).into_iter().filter(proc::Stat::lives).collect();
+        let left: Vec<_> = proc::descendants(me)
+            .into_iter()
+            .filter(proc::Stat::lives)
+            .collect();
         most = most.max(left.len());
         if left.is_empty() || Instant::now() > end {
             return most;
@@ -66,9 +75,16 @@ fn end_all_below(limit: Duration) -> usize {
 /// Runs the command in its arguments, and passes its exit code on if nothing is left of it; else 99.
 pub fn witness(s: &Stage) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
-    let status = Command::new(&s.args[0]).args(&s.args[1..]).stdin(Stdio::null()).status();
+    let status = Command::new(&s.args[0])
+        .args(&s.args[1..])
+        .stdin(Stdio::null())
+        .status();
     let code = status.expect("run the command").code().unwrap_or(98);
-    leave(if end_all_below(Duration::from_secs(5)) == 0 { code } else { 99 })
+    leave(if end_all_below(Duration::from_secs(5)) == 0 {
+        code
+    } else {
+        99
+    })
 }
 
 /// Runs the test that its argument names as the init of a pid namespace with a /proc of its own.
@@ -78,7 +94,8 @@ pub fn capsule(s: &Stage) -> ! {
         // A namespace's init does not die of its own alarm.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("die with the parent");
         let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("make mounts private");
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .expect("make mounts private");
         mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("mount /proc");
         let passed = std::panic::catch_unwind(|| crate::trees::in_capsule(&s.args[0])).is_ok();
         leave(i32::from(!passed))

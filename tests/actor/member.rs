@@ -34,7 +34,10 @@ pub fn parent(s: &Stage) -> ! {
 
 /// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
 pub fn middle(s: &Stage) -> ! {
-    s.spawn(&s.role, &format!("orphan {} {}", getpid(), s.args.join(" ")));
+    s.spawn(
+        &s.role,
+        &format!("orphan {} {}", getpid(), s.args.join(" ")),
+    );
     leave(0)
 }
 
@@ -64,7 +67,10 @@ pub fn await_term(s: &Stage) {
 /// Forks a clean-up when it is told to end, and ends when that is done.
 pub fn trap(s: &Stage) -> ! {
     await_term(s);
-    let status = s.command("worker", "cleaner", "cleaner", &[]).status().expect("run the clean-up");
+    let status = s
+        .command("worker", "cleaner", "cleaner", &[])
+        .status()
+        .expect("run the clean-up");
     leave(i32::from(!status.success()))
 }
 
@@ -168,12 +174,15 @@ pub fn chain(s: &Stage) -> ! {
     rest()
 }
 
-/// Becomes nobody, with a child.
+/// Becomes nobody, and then what its arguments say: by another program, as `su` and `sudo` do it.
 pub fn other_uid(s: &Stage) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
-    if let [role] = s.args.as_slice() {
-        s.spawn(role, "sleep");
-    }
+    s.exec(&s.args.join(" "))
+}
+
+/// Becomes nobody within its program, as a server does that has bound its port.
+pub fn drop_privileges(s: &Stage) -> ! {
+    nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.report();
     rest()
 }
@@ -188,7 +197,9 @@ pub fn namespace(s: &Stage) -> ! {
 
 /// Runs the command in its arguments in place of this program.
 pub fn run(s: &Stage) -> ! {
-    let error = std::process::Command::new(&s.args[0]).args(&s.args[1..]).exec();
+    let error = std::process::Command::new(&s.args[0])
+        .args(&s.args[1..])
+        .exec();
     panic!("exec {}: {error}", s.args[0])
 }
 
@@ -198,7 +209,9 @@ pub fn forger(s: &Stage) -> ! {
     std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
     let mut command = std::process::Command::new(program);
     command.args(["actor", "sleep", "forged"]).arg(&s.dir);
-    command.args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""]).arg(OsStr::from_bytes(b"\xff\xfe\x80"));
+    command
+        .args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""])
+        .arg(OsStr::from_bytes(b"\xff\xfe\x80"));
     begin(&mut command);
     s.report();
     rest()

@@ -47,6 +47,7 @@ const PLAYS: &[(&str, Play)] = &[
     ("twins", member::twins),
     ("chain", member::chain),
     ("other-uid", member::other_uid),
+    ("drop-privileges", member::drop_privileges),
     ("namespace", member::namespace),
     ("run", member::run),
     ("forger", member::forger),
@@ -67,5 +68,9 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ! {
     let mut next = || args.next().expect("an actor needs PLAY, ROLE and DIR");
     let (name, role, dir) = (next(), next(), next());
     nix::unistd::alarm::set(LIFETIME_S);
-    play(&name)(&Stage { role, dir: Path::new(&dir).to_owned(), args: args.collect() })
+    play(&name)(&Stage {
+        role,
+        dir: Path::new(&dir).to_owned(),
+        args: args.collect(),
+    })
 }

@@ -31,19 +31,35 @@ pub fn recycler(s: &Stage) -> ! {
 /// One round: whether the successor has the member's pid and tick.
 fn recycle(s: &Stage, daemon: Pid, stop: bool) -> bool {
     let mut agent = s.command("claude", "recycled-agent", "agent", &[]);
-    let mut agent = agent.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start the agent");
+    let mut agent = agent
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start the agent");
     let mut says = BufReader::new(agent.stdout.take().expect("its output")).lines();
-    let mut said = || says.next().expect("a line of the agent").expect("read what it says");
+    let mut said = || {
+        says.next()
+            .expect("a line of the agent")
+            .expect("read what it says")
+    };
     assert_eq!(said(), "ready");
     if stop {
         kill(daemon, Signal::SIGSTOP).expect("stop the daemon");
         until(|| proc::stat(daemon).is_none_or(|d| d.state == b'T'));
     }
-    agent.stdin.take().expect("its input").write_all(b"go\n").expect("tell it to go");
+    agent
+        .stdin
+        .take()
+        .expect("its input")
+        .write_all(b"go\n")
+        .expect("tell it to go");
     let member: proc::Identity = {
         let line = said();
         let (pid, ticks) = line.split_once(' ').expect("pid and ticks");
-        proc::Identity { pid: pid.parse().expect("a pid"), ticks: ticks.parse().expect("ticks") }
+        proc::Identity {
+            pid: pid.parse().expect("a pid"),
+            ticks: ticks.parse().expect("ticks"),
+        }
     };
     agent.kill().expect("end the agent");
     until(|| proc::stat(member.pid).is_none());
@@ -59,7 +75,8 @@ fn recycle(s: &Stage, daemon: Pid, stop: bool) -> bool {
 /// A new process with this pid. The kernel gives a number back some moments after the process is gone.
 fn succeed(s: &Stage, pid: i32) -> Pid {
     loop {
-        std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("turn the pids back");
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
+            .expect("turn the pids back");
         let child = fork(|| {
             if getpid().as_raw() == pid {
                 s.perform("successor", "sleep");
@@ -82,7 +99,10 @@ fn until(mut done: impl FnMut() -> bool) {
 /// The agent of a round: has a child once it is told, and says who it is.
 pub fn agent(_: &Stage) -> ! {
     println!("ready");
-    std::io::stdin().lock().read_line(&mut String::new()).expect("wait for the word");
+    std::io::stdin()
+        .lock()
+        .read_line(&mut String::new())
+        .expect("wait for the word");
     let me = getpid();
     let child = fork(|| {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("die with the parent");

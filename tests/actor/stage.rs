@@ -32,20 +32,30 @@ impl Stage {
     pub fn report(&self) {
         let me = proc::stat("self").expect("/proc/self/stat");
         let line = format!("{} {} {}\n", self.role, me.id.pid, me.id.ticks);
-        let mut file = OpenOptions::new().append(true).open(self.dir.join("report")).expect("open the report");
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(self.dir.join("report"))
+            .expect("open the report");
         // One write to a file opened for appending: lines of many processes do not mix.
         file.write_all(line.as_bytes()).expect("write the report");
     }
 
     /// The same stage for another process.
     pub fn with(&self, role: &str, args: &[&str]) -> Stage {
-        Stage { role: role.into(), dir: self.dir.clone(), args: args.iter().map(|a| a.to_string()).collect() }
+        Stage {
+            role: role.into(),
+            dir: self.dir.clone(),
+            args: args.iter().map(|a| a.to_string()).collect(),
+        }
     }
 
     /// A program that plays `play` as `role`.
     pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
         let mut command = Command::new(image(&self.dir, image_name));
-        command.args(["actor", play, role]).arg(&self.dir).args(args);
+        command
+            .args(["actor", play, role])
+            .arg(&self.dir)
+            .args(args);
         command
     }
 
@@ -83,7 +93,9 @@ impl Stage {
         if clear {
             command.env_clear();
         }
-        command.spawn().unwrap_or_else(|e| panic!("start {role}: {e}"))
+        command
+            .spawn()
+            .unwrap_or_else(|e| panic!("start {role}: {e}"))
     }
 
     /// Plays `how` in this process.
@@ -96,7 +108,9 @@ impl Stage {
     pub fn exec(&self, how: &str) -> ! {
         let mut words = how.split(' ').map(String::from);
         let play = words.next().expect("a play");
-        let error = self.command("worker", &play, &self.role, &words.collect::<Vec<_>>()).exec();
+        let error = self
+            .command("worker", &play, &self.role, &words.collect::<Vec<_>>())
+            .exec();
         panic!("exec {how}: {error}")
     }
 
@@ -114,7 +128,11 @@ impl Stage {
 
 /// Starts a process that nobody waits for.
 pub fn begin(command: &mut Command) {
-    drop(command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}")));
+    drop(
+        command
+            .spawn()
+            .unwrap_or_else(|e| panic!("start {command:?}: {e}")),
+    );
 }
 
 /// Does nothing until it is ended.

@@ -15,11 +15,20 @@ pub type Decided = (Identity, String, String);
 
 /// What was decided about the processes of a role, each once.
 pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decided> {
-    let cast: HashMap<i32, Identity> = world.cast(role).into_iter().map(|id| (id.pid, id)).collect();
+    let cast: HashMap<i32, Identity> = world
+        .cast(role)
+        .into_iter()
+        .map(|id| (id.pid, id))
+        .collect();
     let mut found = BTreeSet::new();
     for e in events.iter().filter(|e| e.event == "decision") {
-        let who = e.pid.and_then(|pid| cast.get(&pid)).filter(|who| e.about(**who));
-        let (Some(who), Some(decision), Some(reason)) = (who, &e.decision, &e.reason) else { continue };
+        let who = e
+            .pid
+            .and_then(|pid| cast.get(&pid))
+            .filter(|who| e.about(**who));
+        let (Some(who), Some(decision), Some(reason)) = (who, &e.decision, &e.reason) else {
+            continue;
+        };
         if !IDLE.contains(&reason.as_str()) {
             found.insert((*who, decision.clone(), reason.clone()));
         }
@@ -32,7 +41,10 @@ pub fn decided(world: &World, events: &[Event], part: &Part) {
     let mut by_process: BTreeMap<Identity, BTreeSet<(&str, &str)>> = BTreeMap::new();
     let found = decisions(world, events, part.role);
     for (who, decision, reason) in &found {
-        by_process.entry(*who).or_default().insert((decision, reason));
+        by_process
+            .entry(*who)
+            .or_default()
+            .insert((decision, reason));
     }
     if part.fate == Fate::First {
         return;
@@ -40,38 +52,77 @@ pub fn decided(world: &World, events: &[Event], part: &Part) {
     let wanted: BTreeSet<_> = part.decisions().iter().copied().collect();
     for who in world.cast(part.role) {
         let got = by_process.remove(&who).unwrap_or_default();
-        assert_eq!(got, wanted, "decisions about '{}' (pid {})", part.role, who.pid);
+        assert_eq!(
+            got, wanted,
+            "decisions about '{}' (pid {})",
+            part.role, who.pid
+        );
+        let signalled = || events.iter().any(|e| e.is("signal", who));
+        assert!(
+            part.dies() || !signalled(),
+            "'{}' (pid {}) was signalled",
+            part.role,
+            who.pid
+        );
+    }
+}
+
+/// Each process of the part was told to have gone to its adopter. One that is ended as fast as it is
+/// orphaned may be dead before the kernel gives it away, and then has none: `all` asks for it still.
+pub fn adopted(world: &World, events: &[Event], part: &Part, all: bool) {
+    let Some(role) = part.adopter else { return };
+    let adopter = if role == "init" { 1 } else { world.one(role).pid };
+    for who in world.cast(part.role) {
+        // Told with the orphan if it was known then, else by the kernel's own word for it.
+        let told = events.iter().filter(|e| e.is("orphan", who) || e.is("reparent", who));
+        let told = told.filter_map(|e| e.adopter_pid).next();
+        if all || told.is_some() {
+            assert_eq!(told, Some(adopter), "adopter of '{}' ({who:?})", part.role);
+        }
     }
 }
 
 /// Each process of the part was orphaned, decided, signalled and ended, in this order.
 pub fn reaped(world: &World, events: &[Event], part: &Part) {
-    let adopter = part.adopter.map(|role| if role == "init" { 1 } else { world.one(role).pid });
     let mut by_pid: HashMap<i32, Vec<&Event>> = HashMap::new();
-    events.iter().filter_map(|e| Some((e.pid?, e))).for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
+    events
+        .iter()
+        .filter_map(|e| Some((e.pid?, e)))
+        .for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
     for who in world.cast(part.role) {
         let mine = by_pid.remove(&who.pid).unwrap_or_default();
         let find = |name: &str| mine.iter().copied().find(|e| e.is(name, who));
-        let need = |name: &str| find(name).unwrap_or_else(|| panic!("no {name} of '{}' ({who:?})", part.role));
-        if let Some(adopter) = adopter {
+        let need = |name: &str| {
+            find(name).unwrap_or_else(|| panic!("no {name} of '{}' ({who:?})", part.role))
+        };
+        if part.adopter.is_some() {
             need("orphan");
-            // Told with the orphan if it was known then, else by the kernel's own word for it.
-            let told = mine.iter().filter(|e| e.is("orphan", who) || e.is("reparent", who));
-            let told = told.filter_map(|e| e.adopter_pid).next();
-            assert_eq!(told, Some(adopter), "adopter of '{}' ({who:?})", part.role);
         }
-        let due = mine.iter().find(|e| e.is("decision", who) && e.decision.as_deref() == Some("reap"));
+        let due = mine
+            .iter()
+            .find(|e| e.is("decision", who) && e.decision.as_deref() == Some("reap"));
         let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({who:?})", part.role));
         let outcome = need("outcome");
-        assert!(due.seq < outcome.seq, "outcome of '{}' before the decision", part.role);
+        assert!(
+            due.seq < outcome.seq,
+            "outcome of '{}' before the decision",
+            part.role
+        );
         match outcome.outcome.as_deref() {
             Some("ended") => {}
             Some("not_sent") if part.may_fall => {}
-            other => panic!("outcome of '{}' ({who:?}) is {other:?}, {:?}", part.role, outcome.reason),
+            other => panic!(
+                "outcome of '{}' ({who:?}) is {other:?}, {:?}",
+                part.role, outcome.reason
+            ),
         }
         match find("signal") {
             Some(signal) => {
-                assert!(due.seq < signal.seq && signal.seq < outcome.seq, "signal of '{}' out of order", part.role);
+                assert!(
+                    due.seq < signal.seq && signal.seq < outcome.seq,
+                    "signal of '{}' out of order",
+                    part.role
+                );
             }
             None => assert!(part.may_fall, "no signal for '{}' ({who:?})", part.role),
         }
@@ -81,9 +132,18 @@ pub fn reaped(world: &World, events: &[Event], part: &Part) {
 /// The agent's end was told once, and truly.
 pub fn death(world: &World, events: &[Event], status: (Option<i32>, Option<&str>)) {
     let agent = world.one("agent");
-    let told: Vec<&Event> = events.iter().filter(|e| e.is("session.root_gone", agent)).collect();
-    let [gone] = told.as_slice() else { panic!("{} events tell that the agent is gone", told.len()) };
-    assert_eq!((gone.exit_code, gone.exit_signal.as_deref()), status, "the agent's exit code and signal");
+    let told: Vec<&Event> = events
+        .iter()
+        .filter(|e| e.is("session.root_gone", agent))
+        .collect();
+    let [gone] = told.as_slice() else {
+        panic!("{} events tell that the agent is gone", told.len())
+    };
+    assert_eq!(
+        (gone.exit_code, gone.exit_signal.as_deref()),
+        status,
+        "the agent's exit code and signal"
+    );
 }
 
 /// What holds for every stream: numbered without a gap, nothing lost, no process told twice, and no signal for
@@ -92,7 +152,11 @@ pub fn sound(world: &World, events: &[Event]) {
     let mut seen: HashMap<(&str, &str), u32> = HashMap::new();
     let mut seq = 0;
     for e in events {
-        assert_eq!((e.schema, e.seq), (1, seq + 1), "schema and number of the event after {seq}");
+        assert_eq!(
+            (e.schema, e.seq),
+            (1, seq + 1),
+            "schema and number of the event after {seq}"
+        );
         seq = e.seq;
         assert!(e.event != "malformed", "malformed record: {e:?}");
         assert!(e.event != "lost", "lost {:?} records", e.lost);
@@ -102,7 +166,10 @@ pub fn sound(world: &World, events: &[Event]) {
     }
     let twice = seen.iter().find(|(_, n)| **n > 1);
     assert!(twice.is_none(), "told twice: {twice:?}");
-    let summary = events.last().filter(|e| e.event == "summary").expect("a summary as the last event");
+    let summary = events
+        .last()
+        .filter(|e| e.event == "summary")
+        .expect("a summary as the last event");
     assert_eq!(summary.failed, Some(0), "processes that could not be ended");
     only_members_signalled(world, events);
 }
@@ -112,12 +179,21 @@ fn only_members_signalled(world: &World, events: &[Event]) {
         .iter()
         .filter_map(|e| Some((e.entity_id.as_deref()?, e.birth_parent_id.as_deref()?)))
         .collect();
-    let roots: HashSet<&str> =
-        events.iter().filter(|e| e.event == "session.open").filter_map(|e| e.entity_id.as_deref()).collect();
-    let (spared, cast): (Vec<_>, Vec<_>) =
-        world.everybody().into_iter().partition(|(role, _)| ["launcher", "canary", "stray"].contains(&role.as_str()));
+    let roots: HashSet<&str> = events
+        .iter()
+        .filter(|e| e.event == "session.open")
+        .filter_map(|e| e.entity_id.as_deref())
+        .collect();
+    const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
+    let (spared, cast): (Vec<_>, Vec<_>) = world
+        .everybody()
+        .into_iter()
+        .partition(|(role, _)| SPARED.contains(&role.as_str()));
     for e in events.iter().filter(|e| e.event == "signal") {
-        assert!(!spared.iter().any(|(_, who)| e.about(*who)), "signalled an outsider: {e:?}");
+        assert!(
+            !spared.iter().any(|(_, who)| e.about(*who)),
+            "signalled an outsider: {e:?}"
+        );
         // What the actors report of themselves is judged by role.
         if cast.iter().any(|(_, who)| e.about(*who)) {
             continue;
@@ -126,6 +202,9 @@ fn only_members_signalled(world: &World, events: &[Event]) {
         while let Some(id) = ancestor.filter(|id| !roots.contains(id)) {
             ancestor = parents.get(id).copied();
         }
-        assert!(ancestor.is_some(), "signalled somebody who does not descend from an agent: {e:?}");
+        assert!(
+            ancestor.is_some(),
+            "signalled somebody who does not descend from an agent: {e:?}"
+        );
     }
 }

@@ -17,14 +17,23 @@ pub const CONFIG: &str = "grace = \"500ms\"\n";
 
 /// Every tree in `enforce`.
 pub fn trials() -> Vec<Trial> {
-    let rows = table::rows().into_iter().map(|row| trial("enforce", row.name, move || row.enforce()));
-    let special = special::STORIES.iter().chain(nested::STORIES).chain(pids::STORIES);
-    rows.chain(special.map(|(name, story)| trial("enforce", name, story))).collect()
+    let rows = table::rows()
+        .into_iter()
+        .map(|row| trial("enforce", row.name, move || row.enforce()));
+    let special = special::STORIES
+        .iter()
+        .chain(nested::STORIES)
+        .chain(pids::STORIES);
+    rows.chain(special.map(|(name, story)| trial("enforce", name, story)))
+        .collect()
 }
 
 /// Every tree of the table in `observe`.
 pub fn observed() -> Vec<Trial> {
-    table::rows().into_iter().map(|row| trial("observe", row.name, move || row.observe())).collect()
+    table::rows()
+        .into_iter()
+        .map(|row| trial("observe", row.name, move || row.observe()))
+        .collect()
 }
 
 /// A story that fails by panicking.
@@ -38,5 +47,7 @@ pub fn trial(kind: &str, name: &str, story: impl FnOnce() + Send + 'static) -> T
 /// Runs a story as the init of a pid namespace of its own.
 pub fn in_capsule(name: &str) {
     let story = pids::INSIDE.iter().find(|(n, _)| *n == name);
-    story.unwrap_or_else(|| panic!("no story is called '{name}'")).1();
+    story
+        .unwrap_or_else(|| panic!("no story is called '{name}'"))
+        .1();
 }

@@ -27,7 +27,12 @@ fn play(world: &mut World, via: Option<&str>, args: &[&str], cast: &[&str]) {
 
 fn await_closed(world: &World, n: usize) {
     eventually(&format!("{n} sessions closed"), || {
-        let closed = world.daemon().events().iter().filter(|e| e.event == "session.close").count();
+        let closed = world
+            .daemon()
+            .events()
+            .iter()
+            .filter(|e| e.event == "session.close")
+            .count();
         (closed >= n).then_some(())
     });
 }
@@ -45,7 +50,9 @@ fn side_by_side() {
     world.watch(CONFIG, &[]);
     play(&mut world, None, &["leaf=sleep"], &["agent", "leaf"]);
     world.order("claude", "agent", "other", &["others-leaf=sleep".into()]);
-    ["other", "others-leaf"].iter().for_each(|role| drop(world.await_cast(role, 1)));
+    ["other", "others-leaf"]
+        .iter()
+        .for_each(|role| drop(world.await_cast(role, 1)));
     world.kill("agent");
     world.await_gone(&["leaf"]);
     await_closed(&world, 1);
@@ -61,10 +68,18 @@ fn inner_alone() {
     let mut world = World::new(true);
     world.watch(CONFIG, &[]);
     let inner = "inner=as:claude+agent+inner-leaf=sleep";
-    play(&mut world, None, &["leaf=sleep", inner], &["agent", "leaf", "inner", "inner-leaf"]);
+    play(
+        &mut world,
+        None,
+        &["leaf=sleep", inner],
+        &["agent", "leaf", "inner", "inner-leaf"],
+    );
     let inner = world.one("inner");
     let open = world.await_event("the inner session", |e| e.is("session.open", inner));
-    assert!(open.outer_session_id.is_some(), "the inner session has no outer one");
+    assert!(
+        open.outer_session_id.is_some(),
+        "the inner session has no outer one"
+    );
     world.kill("inner");
     world.await_gone(&["inner-leaf"]);
     await_closed(&world, 1);
@@ -80,10 +95,18 @@ fn below_a_boundary() {
     let mut world = World::new(true);
     world.watch(WALL, &[]);
     let wall = "wall=as:test-wall+parent+second+as:claude+agent+second-leaf=sleep";
-    play(&mut world, None, &["leaf=sleep", wall], &["agent", "leaf", "wall", "second", "second-leaf"]);
+    play(
+        &mut world,
+        None,
+        &["leaf=sleep", wall],
+        &["agent", "leaf", "wall", "second", "second-leaf"],
+    );
     let second = world.one("second");
     let open = world.await_event("the second session", |e| e.is("session.open", second));
-    assert_eq!(open.outer_session_id, None, "the session below the boundary has an outer one");
+    assert_eq!(
+        open.outer_session_id, None,
+        "the session below the boundary has an outer one"
+    );
     world.kill("agent");
     world.await_gone(&["leaf"]);
     await_closed(&world, 1);
@@ -99,8 +122,17 @@ fn below_a_boundary() {
 fn relaunch() {
     let mut world = World::new(true);
     world.watch(CONFIG, &[]);
-    let args = ["leaf=sleep", "second=as:claude+agent+second-leaf=sleep", "die=exit+0"];
-    play(&mut world, Some("terminal"), &args, &["terminal", "agent", "leaf", "second", "second-leaf"]);
+    let args = [
+        "leaf=sleep",
+        "second=as:claude+agent+second-leaf=sleep",
+        "die=exit+0",
+    ];
+    play(
+        &mut world,
+        Some("terminal"),
+        &args,
+        &["terminal", "agent", "leaf", "second", "second-leaf"],
+    );
     world.open("die-agent");
     let (agent, second) = (world.one("agent"), world.one("second"));
     world.await_event("the agent's exit", |e| e.is("exit", agent));
@@ -110,6 +142,8 @@ fn relaunch() {
     world.await_gone(&["leaf", "second-leaf"]);
     world.assert_alive(&["terminal"]);
     let events = end(world);
-    let judged = events.iter().any(|e| e.is("decision", second) && e.decision.as_deref() == Some("reap"));
+    let judged = events
+        .iter()
+        .any(|e| e.is("decision", second) && e.decision.as_deref() == Some("reap"));
     assert!(!judged, "the new root was to be reaped");
 }

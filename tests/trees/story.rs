@@ -37,8 +37,20 @@ pub struct Part {
 }
 
 impl Part {
-    const fn new(role: &'static str, how: &'static str, fate: Fate, adopter: Option<&'static str>) -> Part {
-        Part { role, how, times: 1, fate, adopter, may_fall: false }
+    const fn new(
+        role: &'static str,
+        how: &'static str,
+        fate: Fate,
+        adopter: Option<&'static str>,
+    ) -> Part {
+        Part {
+            role,
+            how,
+            times: 1,
+            fate,
+            adopter,
+            may_fall: false,
+        }
     }
     /// A child of the agent, orphaned by its death.
     pub const fn child(role: &'static str, how: &'static str) -> Part {
@@ -67,10 +79,16 @@ impl Part {
         Part { times, ..self }
     }
     pub const fn to(self, adopter: &'static str) -> Part {
-        Part { adopter: Some(adopter), ..self }
+        Part {
+            adopter: Some(adopter),
+            ..self
+        }
     }
     pub const fn may_fall(self) -> Part {
-        Part { may_fall: true, ..self }
+        Part {
+            may_fall: true,
+            ..self
+        }
     }
 
     /// What must be decided about each, and nothing else.
@@ -136,29 +154,43 @@ impl Scenario {
     }
     /// What the launcher starts, which starts the agent.
     pub fn via(self, play: &'static str) -> Scenario {
-        Scenario { via: Some(play), ..self }
+        Scenario {
+            via: Some(play),
+            ..self
+        }
     }
     pub fn config(self, config: &'static str) -> Scenario {
         Scenario { config, ..self }
     }
     /// All of it is there before the daemon.
     pub fn before(self) -> Scenario {
-        Scenario { before: true, ..self }
+        Scenario {
+            before: true,
+            ..self
+        }
     }
     /// Orphans go to PID 1.
     pub fn no_subreaper(self) -> Scenario {
-        Scenario { subreaper: false, ..self }
+        Scenario {
+            subreaper: false,
+            ..self
+        }
     }
     /// What else must be true at the end, in enforce.
     pub fn also(self, check: fn(&World)) -> Scenario {
-        Scenario { also: Some(check), ..self }
+        Scenario {
+            also: Some(check),
+            ..self
+        }
     }
 
     /// Nobody who is due survives, nobody else is touched.
     pub fn enforce(&self) {
         let mut world = World::new(self.subreaper);
         self.up_to_the_death(&mut world, "--enforce");
-        eventually("nobody left who is due", || self.left(&world).is_empty().then_some(()));
+        eventually("nobody left who is due", || {
+            self.left(&world).is_empty().then_some(())
+        });
         world.await_event("the session is closed", |e| e.event == "session.close");
         self.await_decisions(&world);
         self.assert_others_alive(&world);
@@ -172,6 +204,7 @@ impl Scenario {
             judge::decided(&world, &events, part);
             if part.dies() {
                 judge::reaped(&world, &events, part);
+                judge::adopted(&world, &events, part, false);
             }
         }
     }
@@ -188,10 +221,18 @@ impl Scenario {
         }
         self.assert_others_alive(&world);
         let events = world.stop();
-        assert!(!events.iter().any(|e| e.event == "signal"), "a signal was sent in observe");
+        assert!(
+            !events.iter().any(|e| e.event == "signal"),
+            "a signal was sent in observe"
+        );
         judge::sound(&world, &events);
         judge::death(&world, &events, self.status());
-        self.parts.iter().for_each(|part| judge::decided(&world, &events, part));
+        for part in &self.parts {
+            judge::decided(&world, &events, part);
+            if part.dies() {
+                judge::adopted(&world, &events, part, true);
+            }
+        }
     }
 
     fn up_to_the_death(&self, world: &mut World, mode: &str) {
@@ -224,7 +265,12 @@ impl Scenario {
     fn start(&self, world: &mut World) {
         let mut args: Vec<String> = Vec::new();
         for part in self.parts.iter().filter(|p| !p.how.is_empty()) {
-            args.push(format!("{}*{}={}", part.role, part.times, part.how.replace(' ', "+")));
+            args.push(format!(
+                "{}*{}={}",
+                part.role,
+                part.times,
+                part.how.replace(' ', "+")
+            ));
         }
         if let Death::Exits(how, _) | Death::Falls(how, _) = self.death {
             args.push(format!("die={}", how.replace(' ', "+")));
@@ -251,10 +297,18 @@ impl Scenario {
         let spared = spared.chain(self.parts.iter().filter(|p| !p.dies()).map(|p| p.role));
         let spared: BTreeSet<&str> = spared.collect();
         let everybody = world.everybody();
-        let (lives, gone): (Vec<_>, Vec<_>) = everybody.into_iter().partition(|(r, _)| spared.contains(r.as_str()));
+        let (lives, gone): (Vec<_>, Vec<_>) = everybody
+            .into_iter()
+            .partition(|(r, _)| spared.contains(r.as_str()));
         let lives: BTreeSet<Identity> = lives.into_iter().map(|(_, id)| id).collect();
-        let below = world.living().into_iter().map(|s| s.id).filter(|id| !lives.contains(id));
-        below.chain(gone.into_iter().map(|(_, id)| id).filter(|id| id.lives())).collect()
+        let below = world
+            .living()
+            .into_iter()
+            .map(|s| s.id)
+            .filter(|id| !lives.contains(id));
+        below
+            .chain(gone.into_iter().map(|(_, id)| id).filter(|id| id.lives()))
+            .collect()
     }
 
     fn assert_others_alive(&self, world: &World) {
@@ -270,7 +324,8 @@ impl Scenario {
         for part in &self.parts {
             let wanted = part.decisions().len() * world.cast(part.role).len();
             eventually(&format!("every decision about '{}'", part.role), || {
-                (judge::decisions(world, &world.daemon().events(), part.role).len() >= wanted).then_some(())
+                (judge::decisions(world, &world.daemon().events(), part.role).len() >= wanted)
+                    .then_some(())
             });
         }
     }

@@ -25,22 +25,53 @@ pub fn rows() -> Vec<Scenario> {
     let (child, below, detached) = (Part::child, Part::below, Part::detached);
     let (kept, outside) = (Part::kept, Part::outside);
     vec![
-        row("plain", &[child("leaf", "sleep"), child("shell", "parent tool sleep"), below("tool", "")]),
-        row("before-the-daemon", &[child("shell", "parent tool setsid"), below("tool", "")]).before(),
-        row("user-rule", &[child("leaf", "sleep")]).image("test-agent").config(OWN_RULES),
+        row(
+            "plain",
+            &[
+                child("leaf", "sleep"),
+                child("shell", "parent tool sleep"),
+                below("tool", ""),
+            ],
+        ),
+        row(
+            "before-the-daemon",
+            &[child("shell", "parent tool setsid"), below("tool", "")],
+        )
+        .before(),
+        row("user-rule", &[child("leaf", "sleep")])
+            .image("test-agent")
+            .config(OWN_RULES),
         // Ways to leave the parent.
         row("setsid", &[child("leaf", "setsid")]),
         row("env-i", &[child("leaf", "env-i sleep")]),
         row("double-fork", &[detached("daemon", "double setsid")]),
         row("no-exec", &[child("leaf", "fork setsid")]),
-        row("short-lived-intermediates", &[detached("leaf", "hops setsid")]),
-        row("clone-parent", &[child("maker", "twins"), child("twin", "")]),
+        row(
+            "short-lived-intermediates",
+            &[detached("leaf", "hops setsid")],
+        ),
+        row(
+            "clone-parent",
+            &[child("maker", "twins"), child("twin", "")],
+        ),
         row("clone-parent-of-the-agent", &[below("twin", "twin")]),
         // Ways to take a signal.
-        row("term-ignored", &[child("leaf", "stubborn"), child("shell", "parent deep stubborn"), below("deep", "")]),
-        row("term-trap", &[child("shell", "trap")]).config(PATIENT).also(|world| {
-            assert!(world.dir().join("cleaned").exists(), "the clean-up did not come to its end");
-        }),
+        row(
+            "term-ignored",
+            &[
+                child("leaf", "stubborn"),
+                child("shell", "parent deep stubborn"),
+                below("deep", ""),
+            ],
+        ),
+        row("term-trap", &[child("shell", "trap")])
+            .config(PATIENT)
+            .also(|world| {
+                assert!(
+                    world.dir().join("cleaned").exists(),
+                    "the clean-up did not come to its end"
+                );
+            }),
         row("stopped", &[child("leaf", "stopped")]),
         row("fork-bomb", &[child("bomb", "hydra")]),
         row("runaway", &[child("runner", "runner").may_fall()]),
@@ -50,10 +81,17 @@ pub fn rows() -> Vec<Scenario> {
         // Ways to die.
         row("segfault", &[child("leaf", "sleep")]).dies(Death::Falls("segfault", "SIGSEGV")),
         row("exit-group", &[child("leaf", "sleep")]).dies(Death::Exits("exit-group 50", 7)),
-        row("exit-0", &[child("leaf", "sleep"), detached("other", "double sleep")]).dies(Death::Exits("exit 0", 0)),
+        row(
+            "exit-0",
+            &[child("leaf", "sleep"), detached("other", "double sleep")],
+        )
+        .dies(Death::Exits("exit 0", 0)),
         row("exit-3", &[child("leaf", "sleep")]).dies(Death::Exits("exit 3", 3)),
         // Many, and deep.
-        row("ten-thousand-children", &[child("leaf", "fork sleep").times(10_000)]),
+        row(
+            "ten-thousand-children",
+            &[child("leaf", "fork sleep").times(10_000)],
+        ),
         row(
             "chain",
             &[
@@ -65,10 +103,23 @@ pub fn rows() -> Vec<Scenario> {
             ],
         ),
         // Adopters.
-        row("subreaper-inside", &[child("nurse", "nurse"), detached("leaf", "").to("nurse")]),
-        row("adopted-by-init", &[child("leaf", "sleep").to("init"), detached("other", "double sleep").to("init")])
-            .no_subreaper(),
-        row("adopter-never-waits", &[child("leaf", "sleep").to("hoarder"), outside("hoarder", "")]).via("hoarder"),
+        row(
+            "subreaper-inside",
+            &[child("nurse", "nurse"), detached("leaf", "").to("nurse")],
+        ),
+        row(
+            "adopted-by-init",
+            &[
+                child("leaf", "sleep").to("init"),
+                detached("other", "double sleep").to("init"),
+            ],
+        )
+        .no_subreaper(),
+        row(
+            "adopter-never-waits",
+            &[child("leaf", "sleep").to("hoarder"), outside("hoarder", "")],
+        )
+        .via("hoarder"),
         row("zombie-below", &[child("leaf", "negligent")]),
         row(
             "namespace-init",
@@ -86,29 +137,70 @@ pub fn rows() -> Vec<Scenario> {
         // Agents inside of agents.
         row(
             "outer-agent-first",
-            &[child("leaf", "sleep"), child("inner", "as:claude agent inner-leaf=stubborn"), below("inner-leaf", "")],
+            &[
+                child("leaf", "sleep"),
+                child("inner", "as:claude agent inner-leaf=stubborn"),
+                below("inner-leaf", ""),
+            ],
         ),
         row(
             "inner-agent-first",
-            &[child("leaf", "sleep"), Part::first("inner").plays("as:claude agent inner-leaf=stubborn"), below("inner-leaf", "")],
+            &[
+                child("leaf", "sleep"),
+                Part::first("inner").plays("as:claude agent inner-leaf=stubborn"),
+                below("inner-leaf", ""),
+            ],
         ),
-        row("no-relaunch-after-a-crash", &[child("second", "as:claude agent leaf=sleep"), below("leaf", ""), outside("terminal", "")])
-            .via("terminal"),
+        row(
+            "no-relaunch-after-a-crash",
+            &[
+                child("second", "as:claude agent leaf=sleep"),
+                below("leaf", ""),
+                outside("terminal", ""),
+            ],
+        )
+        .via("terminal"),
         // What is spared.
-        row("boundary", &[outside("wall", "as:test-wall parent user sleep"), outside("user", ""), child("leaf", "sleep")])
-            .config(OWN_RULES),
+        row(
+            "boundary",
+            &[
+                outside("wall", "as:test-wall parent user sleep"),
+                outside("user", ""),
+                child("leaf", "sleep"),
+            ],
+        )
+        .config(OWN_RULES),
         row(
             "agent-below-a-boundary",
             &[
-                outside("wall", "as:test-wall parent second as:claude agent second-leaf=sleep"),
+                outside(
+                    "wall",
+                    "as:test-wall parent second as:claude agent second-leaf=sleep",
+                ),
                 outside("second", ""),
                 outside("second-leaf", ""),
                 child("leaf", "sleep"),
             ],
         )
         .config(OWN_RULES),
-        row("keep-rule", &[kept("keeper", "as:test-keeper parent under sleep", "keep_rule"), kept("under", "", "below_kept")])
-            .config(OWN_RULES),
-        row("other-uid", &[kept("nobody", "other-uid under", "other_uid"), kept("under", "", "other_uid")]),
+        row(
+            "keep-rule",
+            &[
+                kept("keeper", "as:test-keeper parent under sleep", "keep_rule"),
+                kept("under", "", "below_kept"),
+            ],
+        )
+        .config(OWN_RULES),
+        row(
+            "other-uid",
+            &[
+                kept("nobody", "other-uid parent under sleep", "other_uid"),
+                kept("under", "", "other_uid"),
+            ],
+        ),
+        row(
+            "privileges-dropped-without-exec",
+            &[kept("server", "drop-privileges", "other_uid")],
+        ),
     ]
 }

@@ -3,6 +3,7 @@
 //! Each command first says what it does, one line a step, and prints the commands it runs, so that
 //! any of them can be repeated by hand.
 
+mod bench;
 mod ebpf;
 mod run;
 mod shell;
@@ -43,6 +44,11 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Measure what was promised, and print it beside the goals
+    Bench(bench::Args),
+    /// The processes that `bench` measures with
+    #[command(hide = true)]
+    BenchActor { role: Vec<String> },
     /// Check the import rules, the names in the root, formatting and lints
     Tidy,
 }
@@ -53,6 +59,8 @@ fn main() -> ExitCode {
         Command::Test { filters } => test::test(&filters),
         Command::BuildEbpf { check: true } => ebpf::check(),
         Command::BuildEbpf { check: false } => ebpf::build(),
+        Command::Bench(args) => bench::bench(&args),
+        Command::BenchActor { role } => bench::actor::play(&role),
         Command::Tidy => tidy::tidy(),
     };
     match done {

@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{DaemonArgs, Failure, lock, scope};
-use crate::config::{Config, Mode};
+use crate::config::{Config, EventScope, Mode};
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::model::Scope;
@@ -26,7 +26,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         config.mode = Mode::Enforce;
     }
     let scope = scope::parse(&args.scope)?;
-    let outputs = outputs(args.events.as_deref(), args.json)?;
+    let outputs = outputs(args.events.as_deref(), args.json, config.events == EventScope::All)?;
     let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
     let options = Options {
         ring_size: config.ring_size,
@@ -68,13 +68,10 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
     }
 }
 
-fn outputs(events: Option<&Path>, json: bool) -> Result<Vec<Output>, Failure> {
+fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Output>, Failure> {
     let to_stdout = events.is_some_and(|path| path.as_os_str() == "-");
-    let mut outputs = vec![Output::stdout(if json || to_stdout {
-        Format::Json
-    } else {
-        Format::Lines
-    })];
+    let format = if json || to_stdout { Format::Json } else { Format::Lines { lifecycle } };
+    let mut outputs = vec![Output::stdout(format)];
     if let Some(path) = events.filter(|_| !to_stdout) {
         let file = Output::file(path)
             .with_context(|| format!("cannot write events to {}", path.display()))?;

@@ -19,12 +19,18 @@ use crate::reap;
 use crate::source::ebpf::{Options, Source};
 use crate::sys::pidfd::Pidfd;
 
+/// Prints a line; that nobody reads any more is no reason to leave the tree behind.
+macro_rules! say {
+    ($($part:tt)*) => {
+        let _ = writeln!(std::io::stdout(), $($part)*);
+    };
+}
+
 /// The demo's own rule, and a grace that nobody has to wait long for.
 const CONFIG: &str = "\
 grace = '1s'
 [[agent]]
 name = 'demo-agent'
-comm = 'reaper'
 argv = '* demo-agent'
 ";
 
@@ -52,12 +58,14 @@ pub(super) fn run() -> Result<u8, Failure> {
     let source = Source::open(&Options::default())?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
-    println!(
+    say!(
         "A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered."
     );
-    println!("It starts four processes, each in its own way of getting away:");
-    CHILDREN.iter().for_each(|(what, _)| println!("  - {what}"));
-    println!(
+    say!("It starts four processes, each in its own way of getting away:");
+    for (what, _) in CHILDREN {
+        say!("  - {what}");
+    }
+    say!(
         "Then it is killed with SIGKILL. SIGTERM goes to what is left, and after 1 s SIGKILL.\n"
     );
     let scope_name = pid.to_string();
@@ -66,7 +74,7 @@ pub(super) fn run() -> Result<u8, Failure> {
         scope::parse(std::slice::from_ref(&scope_name))?,
         vec![scope_name],
     );
-    let outputs = vec![Output::stdout(Format::Lines)];
+    let outputs = vec![Output::stdout(Format::Lines { lifecycle: false })];
     let work = move |sink: Sink| {
         in_thread(move || {
             runtime()?.block_on(async {
@@ -79,10 +87,10 @@ pub(super) fn run() -> Result<u8, Failure> {
     };
     let (reaped, left) = with_writer(outputs, work)?;
     if left.is_empty() {
-        println!("\nNothing is left of it: {reaped} processes ended, each confirmed by its pidfd.");
+        say!("\nNothing is left of it: {reaped} processes ended, each confirmed by its pidfd.");
         return Ok(0);
     }
-    println!("\nStill there, and ended now: {}", left.join(", "));
+    say!("\nStill there, and ended now: {}", left.join(", "));
     Ok(1)
 }
 

@@ -7,12 +7,14 @@ pub mod doctor;
 mod lock;
 mod scope;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::ConfigError;
 use crate::engine::EngineError;
@@ -152,17 +154,7 @@ impl Failure {
 /// Runs the command that the arguments name; gives its exit status.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let verbose = matches!(&cli.command, Command::Daemon(args) if args.bpf_log);
-    let level = if verbose {
-        LevelFilter::DEBUG
-    } else {
-        LevelFilter::WARN
-    };
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_max_level(level)
-        .with_target(false)
-        .init();
+    log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
     let result = match cli.command {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         Command::Demo => demo::run(),
@@ -180,6 +172,15 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.status())
         }
     }
+}
+
+/// Warnings and errors, and what the probes say where that is wanted.
+fn log_to_stderr(probes: bool) {
+    let level = if probes { LevelFilter::TRACE } else { LevelFilter::OFF };
+    let wanted = Targets::new().with_default(LevelFilter::WARN).with_target("reaper_ebpf", level);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
+    let lines = lines.with_ansi(io::stderr().is_terminal());
+    tracing_subscriber::registry().with(wanted).with(lines).init();
 }
 
 /// Whether somebody has stopped reading, as `head` does.

@@ -133,30 +133,21 @@ impl Follow {
                     .iter()
                     .for_each(|orphan| self.orphaned(model, node, *orphan, time));
             }
-            Change::Reparented {
-                key,
-                old_parent,
-                adopter,
-            } => {
-                let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else {
-                    return;
+            Change::Reparented { key, old_parent, adopter } => {
+                let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else { return };
+                let name = |key: Option<Key>| match key {
+                    Some(key) => model.tree.comm(key).to_vec(),
+                    None => Vec::new(),
                 };
-                let adopter_command = adopter
-                    .and_then(|key| model.tree.get(key))
-                    .map(command)
-                    .unwrap_or_default();
-                let who = Who::new(model, node);
-                let provenance = told_by;
-                self.tell(
-                    time,
-                    Body::Reparent {
-                        who,
-                        old_parent,
-                        adopter,
-                        adopter_command,
-                        provenance,
-                    },
-                );
+                let body = Body::Reparent {
+                    who: Who::new(model, node),
+                    old_parent,
+                    old_parent_command: name(old_parent),
+                    adopter,
+                    adopter_command: name(adopter),
+                    provenance: told_by,
+                };
+                self.tell(time, body);
             }
         }
     }
@@ -173,7 +164,7 @@ impl Follow {
             Body::Orphan {
                 who,
                 old_parent,
-                parent_command: command(parent),
+                parent_command: parent.image.comm.clone(),
             },
         );
     }
@@ -289,9 +280,4 @@ impl Follow {
     fn tell(&mut self, time: u64, body: Body) {
         self.out.push(Record { time, body });
     }
-}
-
-/// What a process is called where there is little room.
-fn command(node: &Node) -> Vec<u8> {
-    node.image.comm.clone()
 }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
+use serde_json::ser::Formatter;
 
 use super::record::{Body, Count, Lifecycle, Record, SessionRef, Who};
 use super::redact;
@@ -16,17 +17,37 @@ use crate::reap::{Failure, Outcome, Released};
 /// Version of the stream: raised when a key changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
 
-type Map<'a, W> = <&'a mut serde_json::Serializer<W> as Serializer>::SerializeMap;
+type Map<'a, W> = <&'a mut serde_json::Serializer<W, Harmless> as Serializer>::SerializeMap;
 type Result = std::result::Result<(), serde_json::Error>;
 
 /// Writes one record as one line.
 pub fn write(out: &mut impl Write, record: &Record, seq: u64, clock: &Clock) -> io::Result<()> {
-    let mut serializer = serde_json::Serializer::new(&mut *out);
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, Harmless);
     let map = serializer.serialize_map(None)?;
     let mut line = Line { map, clock };
     line.whole(record, seq)?;
     line.map.end()?;
     out.write_all(b"\n")
+}
+
+/// Escapes more than JSON asks for: what some terminals take for a command (DEL, C1) and some readers
+/// for the end of a line.
+struct Harmless;
+
+impl Formatter for Harmless {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+        let mut rest = text;
+        while let Some(at) = rest.find(|c| matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}')) {
+            let (plain, tail) = rest.split_at(at);
+            let mut tail = tail.chars();
+            out.write_all(plain.as_bytes())?;
+            if let Some(c) = tail.next() {
+                write!(out, "\\u{:04x}", u32::from(c))?;
+            }
+            rest = tail.as_str();
+        }
+        out.write_all(rest.as_bytes())
+    }
 }
 
 struct Line<'a, 'c, W: Write> {
@@ -90,13 +111,7 @@ impl<W: Write> Line<'_, '_, W> {
                     String::from_utf8_lossy(parent_command),
                 )
             }
-            Body::Reparent {
-                who,
-                old_parent,
-                adopter,
-                adopter_command,
-                provenance,
-            } => {
+            Body::Reparent { who, old_parent, old_parent_command: _, adopter, adopter_command, provenance } => {
                 self.who(who)?;
                 self.put("provenance", provenance.name())?;
                 self.old_parent(*old_parent)?;
@@ -186,6 +201,7 @@ impl<W: Write> Line<'_, '_, W> {
                     Outcome::Released(Released::NotDue(reason)) => {
                         self.put("reason", reason.name())?
                     }
+                    Outcome::Released(Released::Observed) => self.put("reason", "observe")?,
                     Outcome::Released(Released::Gone) => self.put("reason", "gone")?,
                     Outcome::Released(Released::Identity) => self.put("reason", "identity")?,
                 }

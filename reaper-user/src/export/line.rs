@@ -22,6 +22,16 @@ const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 
+/// Whether a record is a line for people: an orphan is told of once its adopter is known, and what
+/// every process does only where all of it was asked for.
+pub fn is_shown(record: &Record, lifecycle: bool) -> bool {
+    match record.body {
+        Body::Lifecycle { .. } => lifecycle,
+        Body::Orphan { .. } => false,
+        _ => true,
+    }
+}
+
 /// Writes one record as one line; colours are the writer's to take out.
 pub fn write(out: &mut impl Write, record: &Record, clock: &Clock) -> io::Result<()> {
     let time = clock.time_of_day(record.time);
@@ -80,31 +90,18 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             Lifecycle::Exec => (DIM, "exec", Process(who), String::new()),
             Lifecycle::Exit { ended: how, .. } => (DIM, "exit", Process(who), ended(*how)),
         },
-        Body::Orphan {
-            who,
-            old_parent,
-            parent_command,
-        } => {
-            let parent = printable(&String::from_utf8_lossy(parent_command), 16);
-            let pid = old_parent.map_or(0, |key| key.pid);
-            (
-                NOTE,
-                "orphan",
-                Process(who),
-                format!("its parent {parent} ({pid}) exited"),
-            )
-        }
+        Body::Orphan { who, .. } => (NOTE, "orphan", Process(who), String::new()),
         Body::Reparent {
             who,
+            old_parent,
+            old_parent_command,
             adopter,
             adopter_command,
             ..
         } => {
-            let command = printable(&String::from_utf8_lossy(adopter_command), 16);
-            let adopter = adopter.map_or("nobody".to_owned(), |key| {
-                format!("{command} ({})", key.pid)
-            });
-            (DIM, "adopted", Process(who), format!("by {adopter}"))
+            let parent = process(*old_parent, old_parent_command);
+            let adopter = process(*adopter, adopter_command);
+            (NOTE, "orphan", Process(who), format!("{parent} exited, {adopter} adopted it"))
         }
         Body::SessionOpen { who, outer, .. } => {
             let nested = outer
@@ -188,6 +185,9 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                     Process(who),
                     format!("{}{after}", FailureName(why)),
                 ),
+                Outcome::Released(Released::Observed) => {
+                    (DIM, "observed", Process(who), String::new())
+                }
                 Outcome::Released(Released::Gone) => {
                     (DIM, "gone", Process(who), "before a signal was sent".into())
                 }
@@ -227,6 +227,16 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             );
             (GOOD, "stopped", Nobody, detail)
         }
+    }
+}
+
+/// A process where there is little room.
+fn process(key: Option<Key>, command: &[u8]) -> String {
+    let command = printable(&String::from_utf8_lossy(command), 16);
+    match key {
+        Some(key) if command.is_empty() => key.pid.to_string(),
+        Some(key) => format!("{command} ({})", key.pid),
+        None => "nobody known".into(),
     }
 }
 

@@ -111,6 +111,8 @@ pub enum Body {
     Reparent {
         who: Who,
         old_parent: Option<Key>,
+        /// Empty if it is not known any more.
+        old_parent_command: Vec<u8>,
         adopter: Option<Key>,
         adopter_command: Vec<u8>,
         provenance: Provenance,

@@ -18,11 +18,14 @@ use crate::sys;
 /// Records on their way to the writer at most; what comes beyond is dropped and counted.
 const WAITING_MAX: usize = 65_536;
 
+/// Records that a batch has room for from the start.
+const BATCH: usize = 64;
+
 /// How a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
-    Lines,
+    /// For people; with what every process does, or only what is decided and done.
+    Lines { lifecycle: bool },
     Json,
 }
 
@@ -131,8 +134,9 @@ impl Sink {
             return;
         }
         self.shared.waiting.fetch_add(n, Ordering::Relaxed);
+        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
         // A writer that is gone has said why.
-        let _ = self.sender.send(std::mem::take(&mut self.batch));
+        let _ = self.sender.send(batch);
     }
 }
 
@@ -202,7 +206,8 @@ impl Output {
             return;
         }
         let written = match self.format {
-            Format::Lines => line::write(&mut self.writer, record, clock),
+            Format::Lines { lifecycle } if !line::is_shown(record, lifecycle) => Ok(()),
+            Format::Lines { .. } => line::write(&mut self.writer, record, clock),
             Format::Json => json::write(&mut self.writer, record, seq, clock),
         };
         self.check(written);

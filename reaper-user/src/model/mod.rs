@@ -8,6 +8,9 @@ pub mod policy;
 pub mod session;
 pub mod tree;
 
+#[cfg(test)]
+mod tests;
+
 use agent::Ruleset;
 use event::{Event, EventKind, Key, Uids};
 use policy::Decision;
@@ -49,6 +52,8 @@ pub struct Model {
     pub rules: Ruleset,
     scope: Scope,
     own_pid: u32,
+    /// This program and its ancestors.
+    own: Vec<Key>,
     changes: Vec<Change>,
     turns: Vec<Turn>,
 }
@@ -63,6 +68,7 @@ impl Model {
             rules,
             scope,
             own_pid,
+            own: Vec::new(),
             changes: Vec::new(),
             turns: Vec::new(),
         }
@@ -80,13 +86,17 @@ impl Model {
                 sink(self, Step::Tree(change));
             }
             self.follow(change, event, &mut turns);
+            self.follow_own(change, event);
             if !exit {
                 sink(self, Step::Tree(change));
             }
-            turns
-                .iter()
-                .for_each(|turn| sink(self, Step::Session(turn)));
-            turns.clear();
+            for turn in turns.drain(..) {
+                sink(self, Step::Session(&turn));
+            }
+            self.sessions.close_finished(&mut turns);
+            for turn in turns.drain(..) {
+                sink(self, Step::Session(&turn));
+            }
         }
         changes.clear();
         (self.changes, self.turns) = (changes, turns);
@@ -100,7 +110,7 @@ impl Model {
                 self.widen(key);
                 self.sessions.born(&mut self.tree, key, creator);
                 // What is found running has become what it is before anybody looked.
-                if matches!(event.kind, EventKind::Seen(_)) {
+                if matches!(event.kind, EventKind::Seen(_)) && !self.is_copy(key) {
                     self.sessions
                         .execed(&mut self.tree, &self.rules, key, now, turns);
                 }
@@ -123,6 +133,18 @@ impl Model {
         }
     }
 
+    /// Whether a member's child still is the program of its parent: it has forked and not run another
+    /// yet, and is no agent or boundary of its own.
+    fn is_copy(&self, key: Key) -> bool {
+        let node = self.tree.get(key);
+        let parent = node.and_then(|node| self.tree.get(node.parent?));
+        node.zip(parent).is_some_and(|(node, parent)| {
+            let (own, other) = (&node.image, &parent.image);
+            parent.session.is_some()
+                && (&own.comm, &own.exe, &own.argv) == (&other.comm, &other.exe, &other.argv)
+        })
+    }
+
     fn widen(&mut self, key: Key) {
         let scope = &self.scope;
         if let Some(node) = self.tree.get_mut(key) {
@@ -142,9 +164,26 @@ impl Model {
         policy::decide(self, key)
     }
 
-    fn is_own_ancestor(&self, key: Key) -> bool {
-        let own = self.tree.by_pid(self.own_pid).map(|node| node.key);
-        own.is_some_and(|own| self.tree.ancestors(own).any(|above| above.key == key))
+    /// Whether it is this program or one of its ancestors.
+    fn is_own(&self, key: Key) -> bool {
+        self.own.contains(&key)
+    }
+
+    /// Keeps the list of this program's ancestors, which hardly ever changes.
+    fn follow_own(&mut self, change: &Change, event: &Event) {
+        let touched = match change {
+            Change::Born { key, .. } => key.pid == self.own_pid,
+            Change::Execed { .. } => false,
+            Change::Exited { node, .. } => self.own.contains(&node.key),
+            Change::Reparented { key, .. } => self.own.contains(key),
+        };
+        if touched || matches!(event.kind, EventKind::Seen(_)) {
+            self.own.clear();
+            if let Some(own) = self.tree.by_pid(self.own_pid) {
+                self.own.push(own.key);
+                self.own.extend(self.tree.ancestors(own.key).map(|above| above.key));
+            }
+        }
     }
 
     fn born_after(&self, node: &Node, due: RootGone) -> bool {

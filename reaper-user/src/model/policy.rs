@@ -138,7 +138,7 @@ fn never(model: &Model, node: &Node) -> Option<Reason> {
         Some(Reason::NeverPid1)
     } else if node.kernel_thread {
         Some(Reason::NeverKernelThread)
-    } else if node.key.pid == model.own_pid || model.is_own_ancestor(node.key) {
+    } else if node.key.pid == model.own_pid || model.is_own(node.key) {
         Some(Reason::NeverSelf)
     } else {
         None

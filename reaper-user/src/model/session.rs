@@ -6,7 +6,7 @@
 //!                    └─ codex ── bash               a nested session: due with its own root or with claude's
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use hashbrown::HashSet;
@@ -14,6 +14,9 @@ use hashbrown::HashSet;
 use super::agent::{Class, RuleId, Ruleset};
 use super::event::{Ended, Key, Uids};
 use super::tree::{Node, Tree};
+
+/// Closed sessions that are kept for members of which nothing was known when they closed.
+const CLOSED_MAX: usize = 64;
 
 /// Number of a session, never given twice by one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,6 +94,10 @@ pub enum Turn {
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
+    /// Oldest first.
+    closed: VecDeque<Session>,
+    /// Sessions that something has left.
+    left: Vec<SessionId>,
     last: u32,
 }
 
@@ -134,15 +141,19 @@ impl Sessions {
     /// A new process is what its creator is: a member of its session, or of none.
     pub(super) fn born(&mut self, tree: &mut Tree, key: Key, creator: Option<Key>) {
         let Some(node) = tree.get(key) else { return };
-        if node.session.is_some() {
-            return;
-        }
-        let birth_parent = node.birth_parent;
+        let (birth_parent, found) = (node.birth_parent, node.session);
         let by_creator = creator.and_then(|creator| tree.session_of(creator));
         let inherited =
             by_creator.or_else(|| birth_parent.and_then(|parent| tree.session_of(parent)));
-        if let Some(id) = inherited {
-            self.join(tree, key, id);
+        match (found, inherited.flatten()) {
+            (None, Some(id)) => self.join(tree, key, id),
+            // An agent that was found in /proc before it was known whose it is.
+            (Some(own), Some(outer)) if own != outer => {
+                if let Some(session) = self.by_id.get_mut(&own).filter(|own| own.root == key) {
+                    session.outer.get_or_insert(outer);
+                }
+            }
+            _ => {}
         }
         if let Some(scope) = creator
             .and_then(|creator| tree.get(creator))
@@ -154,6 +165,7 @@ impl Sessions {
     }
 
     fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId) {
+        self.reopen(id);
         let Some(node) = tree.get_mut(key) else {
             return;
         };
@@ -162,8 +174,19 @@ impl Sessions {
         }
         node.session = self.by_id.get_mut(&id).map(|session| {
             session.members.insert(key.pid);
+            // Whoever descends from a root is in scope with it, also where those between are forgotten.
+            node.in_scope = true;
             id
         });
+    }
+
+    /// A member turns up of which nothing was known when the last one was gone: its birth was lost.
+    fn reopen(&mut self, id: SessionId) {
+        if let Some(at) = self.closed.iter().position(|session| session.id == id)
+            && let Some(session) = self.closed.remove(at)
+        {
+            self.by_id.insert(id, session);
+        }
     }
 
     /// A process runs another program, which may make it an agent or a boundary.
@@ -200,7 +223,7 @@ impl Sessions {
             session: id,
             rule: Arc::clone(rule),
         });
-        self.close_if_empty(id, turns);
+        self.left.push(id);
     }
 
     fn open(
@@ -213,10 +236,19 @@ impl Sessions {
         turns: &mut Vec<Turn>,
     ) {
         let agent = Arc::clone(rules.name(rule));
-        if let Some(id) = self.of_root(key).map(|session| session.id) {
-            // A shim that has turned into the agent itself.
-            if let Some(session) = self.by_id.get_mut(&id) {
-                (session.agent, session.rule) = (agent, rule);
+        let mut own = None;
+        for session in self.by_id.values_mut() {
+            if session.root == key && session.root_gone.is_none() {
+                // A shim that has turned into the agent itself.
+                (session.agent, session.rule) = (Arc::clone(&agent), rule);
+                own = Some(session.id);
+            }
+        }
+        if let Some(id) = own {
+            if let Some(node) = tree.get_mut(key).filter(|node| node.session.is_none()) {
+                // It has been a boundary in between.
+                node.boundary = None;
+                self.join(tree, key, id);
             }
             return;
         }
@@ -259,6 +291,7 @@ impl Sessions {
         if let Some(session) = node.session.and_then(|id| self.by_id.get_mut(&id)) {
             session.members.remove(&node.key.pid);
         }
+        self.left.extend(node.session);
         // Two, if it had become the root of another's session: of its own and of that.
         while let Some(id) = self.of_root(node.key).map(|session| session.id) {
             let heir = match ended {
@@ -280,11 +313,10 @@ impl Sessions {
                 None => {
                     session.root_gone = Some(RootGone { at: now, ended });
                     turns.push(Turn::RootGone { session: id });
+                    // It need not have been a member of it still: it may be a boundary.
+                    self.left.push(id);
                 }
             }
-        }
-        if let Some(id) = node.session {
-            self.close_if_empty(id, turns);
         }
     }
 
@@ -305,6 +337,14 @@ impl Sessions {
         orphans.iter().find(is_heir).copied()
     }
 
+    /// Closes what is over since the last call. Apart from the rest, so that whoever follows the turns
+    /// still finds the session that the ones before this were about.
+    pub(super) fn close_finished(&mut self, turns: &mut Vec<Turn>) {
+        while let Some(id) = self.left.pop() {
+            self.close_if_empty(id, turns);
+        }
+    }
+
     fn close_if_empty(&mut self, id: SessionId, turns: &mut Vec<Turn>) {
         let mut next = Some(id);
         while let Some(id) = next {
@@ -317,6 +357,10 @@ impl Sessions {
                 return;
             };
             next = session.outer;
+            if self.closed.len() == CLOSED_MAX {
+                self.closed.pop_front();
+            }
+            self.closed.push_back(session.clone());
             turns.push(Turn::Closed {
                 session: Box::new(session),
             });

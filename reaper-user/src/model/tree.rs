@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, Uids};
+use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
 use super::session::SessionId;
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 /// Exited processes kept for the stories of their descendants.
 const EXITED_MAX: usize = 16_384;
-/// Exited members of which nothing is kept but their session, for children that turn up late.
-const RECENT_MAX: usize = 64;
+/// Exited processes of which it is remembered that they were, for what is told of them too late.
+const RECENT_MAX: usize = 1024;
 
 /// When and from whom a process was orphaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Node {
     pub namespace_init: bool,
     /// Within what this program was told to consider.
     pub in_scope: bool,
+    /// Its image is its own, not the one it was born with.
+    execed: bool,
     children: Vec<u32>,
     /// Where it stands among its parent's children.
     slot: u32,
@@ -70,6 +72,38 @@ impl Node {
             None => self.key.same_tick(key),
         }
     }
+
+    /// Whether a row of the process table is about it.
+    fn is_row(&self, row: Key) -> bool {
+        let start = self.exact_start.unwrap_or(self.key.start);
+        Key { start, ..self.key }.same_tick(row)
+    }
+
+    /// Whether it runs another program by now than it was known to: an exec went unseen.
+    fn is_another_program(&self, found: &Image) -> bool {
+        let differs = |a: &[u8], b: &[u8]| !a.is_empty() && !b.is_empty() && a != b;
+        let whole = !self.image.exe.starts_with("…".as_bytes());
+        self.image.comm.is_empty()
+            || whole && differs(&self.image.exe, &found.exe)
+            // Programs rewrite their arguments, but hardly before they run.
+            || !self.execed && differs(&self.image.argv, &found.argv)
+    }
+}
+
+/// From whom an event says that a process comes.
+#[derive(Clone, Copy)]
+struct Birth {
+    /// Who has it.
+    parent: Option<Key>,
+    /// Who had it first.
+    birth_parent: Option<Key>,
+    creator: Option<Key>,
+}
+
+/// What is remembered of a process that has exited lately.
+struct Gone {
+    start: u64,
+    session: Option<SessionId>,
 }
 
 /// What is kept of a process that has exited.
@@ -117,7 +151,10 @@ pub struct Tree {
     exited: Map<Key, Exited>,
     /// Keys of `exited`, oldest first; some may be gone from there.
     order: VecDeque<Key>,
-    recent: VecDeque<(Key, SessionId)>,
+    /// By pid and tick of the start.
+    recent: Map<Key, Gone>,
+    /// Keys of `recent`, oldest first.
+    recent_order: VecDeque<Key>,
 }
 
 impl Tree {
@@ -149,6 +186,18 @@ impl Tree {
         self.exited.get(&key)
     }
 
+    /// What a process that lives, or is kept, is called; empty if it is neither.
+    pub fn comm(&self, key: Key) -> &[u8] {
+        let image = self.get(key).map(|node| &node.image);
+        image.or_else(|| self.exited(key).map(|exited| &exited.image)).map_or(&[], |image| &image.comm)
+    }
+
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> [usize; 4] {
+        let (exited, recent) = (self.exited.len(), self.recent.len());
+        [exited, self.order.len(), recent, self.recent_order.len()]
+    }
+
     /// All living processes, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Node> {
         self.live.values()
@@ -162,18 +211,33 @@ impl Tree {
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
-    /// Session of a process that lives or has lived lately.
-    pub(super) fn session_of(&self, key: Key) -> Option<SessionId> {
-        match self.get(key) {
-            Some(node) => node.session,
-            None => match self.exited.get(&key) {
-                Some(exited) => exited.session,
-                None => self
-                    .recent
-                    .iter()
-                    .find(|(k, _)| *k == key)
-                    .map(|(_, session)| *session),
-            },
+    /// Session of a process that lives or has lived lately; `None` if nothing is known of it.
+    pub(super) fn session_of(&self, key: Key) -> Option<Option<SessionId>> {
+        if let Some(node) = self.get(key) {
+            return Some(node.session);
+        }
+        let recent = self.gone(key).map(|gone| gone.session);
+        recent.or_else(|| self.exited.get(&key).map(|exited| exited.session))
+    }
+
+    /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
+    fn gone(&self, key: Key) -> Option<&Gone> {
+        self.recent.get(&tick(key)).filter(|gone| {
+            gone.start == key.start
+                || gone.start.is_multiple_of(TICK_NS)
+                || key.start.is_multiple_of(TICK_NS)
+        })
+    }
+
+    /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
+    /// of a pid namespace, which also adopts what others bring in.
+    fn found(&self, parent: Option<Key>) -> Birth {
+        let init = |key: &Key| self.get(*key).is_some_and(|node| node.namespace_init);
+        let birth_parent = parent.filter(|key| !init(key));
+        Birth {
+            parent,
+            birth_parent,
+            creator: birth_parent,
         }
     }
 
@@ -196,29 +260,35 @@ impl Tree {
                 let image = [creator, parent]
                     .into_iter()
                     .flatten()
-                    .find_map(|key| self.get(key));
-                let image = image
+                    .find_map(|key| self.get(key))
                     .map(|node| Arc::clone(&node.image))
                     .unwrap_or_default();
-                let inexact = self
-                    .get(child)
-                    .is_some_and(|node| node.exact_start.is_none());
-                let Some(node) =
-                    self.meet(child, time, parent, creator, provenance, image, changes)
-                else {
+                let birth = Birth {
+                    parent,
+                    birth_parent: parent,
+                    creator,
+                };
+                let known = self.get(child).map(|node| node.exact_start.is_some());
+                let Some(node) = self.meet(child, time, birth, provenance, image, changes) else {
                     return;
                 };
-                if inexact && node.session.is_none() && node.boundary.is_none() {
-                    // Found in /proc before its fork was read; only now it is known who made it.
-                    changes.push(Change::Born {
-                        key: node.key,
-                        creator,
-                        provenance,
-                    });
-                }
-                node.uids = uids;
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
+                match known {
+                    None => node.uids = uids,
+                    Some(true) => {}
+                    Some(false) => {
+                        // Found in /proc before its fork was read; only now it is known who made it.
+                        if node.boundary.is_none() {
+                            changes.push(Change::Born {
+                                key: node.key,
+                                creator,
+                                provenance,
+                            });
+                        }
+                        self.begot(child, parent);
+                    }
+                }
             }
             EventKind::Exec {
                 key,
@@ -227,18 +297,13 @@ impl Tree {
                 pidfd_inode,
                 ref image,
             } => {
-                let Some(node) = self.meet(
-                    key,
-                    time,
-                    parent,
-                    parent,
-                    provenance,
-                    Arc::clone(image),
-                    changes,
-                ) else {
+                let birth = self.found(parent);
+                let own = Arc::clone(image);
+                let Some(node) = self.meet(key, time, birth, provenance, own, changes) else {
                     return;
                 };
                 node.image = Arc::clone(image);
+                node.execed = true;
                 node.uids = uids;
                 node.pidfd_inode = pidfd_inode;
                 changes.push(Change::Execed { key: node.key });
@@ -249,7 +314,10 @@ impl Tree {
                 peak_rss,
                 ..
             } => {
-                if self.get(key).is_some() {
+                if let Some(node) = self.get_mut(key) {
+                    if provenance == Provenance::Kernel {
+                        node.exact_start.get_or_insert(key.start);
+                    }
                     self.exit(key.pid, time, ended, peak_rss, provenance, changes);
                 }
             }
@@ -265,17 +333,12 @@ impl Tree {
     }
 
     /// The node of a process that an event tells of: known, known less exactly, or new. `None` if the
-    /// event is about one that has been succeeded already.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all of them are what an event says of a process"
-    )]
+    /// event is about one that has exited already.
     fn meet(
         &mut self,
         key: Key,
         time: u64,
-        parent: Option<Key>,
-        creator: Option<Key>,
+        birth: Birth,
         provenance: Provenance,
         image: Arc<Image>,
         changes: &mut Vec<Change>,
@@ -283,8 +346,9 @@ impl Tree {
         match self.live.get(&key.pid) {
             Some(known) if known.is(key) => {}
             Some(known) if known.key.start > key.start => return None,
-            successor => {
-                if successor.is_some() {
+            _ if self.gone(key).is_some() => return None,
+            predecessor => {
+                if predecessor.is_some() {
                     // Its exit was not seen, but its pid has been given away.
                     self.exit(
                         key.pid,
@@ -295,10 +359,10 @@ impl Tree {
                         changes,
                     );
                 }
-                self.insert(key, parent, provenance, image);
+                self.insert(key, birth, provenance, image);
                 changes.push(Change::Born {
                     key,
-                    creator,
+                    creator: birth.creator,
                     provenance,
                 });
             }
@@ -310,12 +374,11 @@ impl Tree {
         Some(node)
     }
 
-    fn insert(&mut self, key: Key, parent: Option<Key>, provenance: Provenance, image: Arc<Image>) {
-        let holder =
-            parent.and_then(|parent| self.live.get(&parent.pid).filter(|node| node.is(parent)));
-        let parent_key = holder.map(|node| node.key);
+    fn insert(&mut self, key: Key, birth: Birth, provenance: Provenance, image: Arc<Image>) {
+        let holder = birth.parent.and_then(|parent| self.get(parent));
+        let parent = holder.map(|node| node.key);
         let in_scope = holder.is_some_and(|node| node.in_scope);
-        let birth_parent = parent_key.or(parent);
+        let birth_parent = birth.birth_parent.map(|key| self.own_key(key));
         self.live.insert(
             key.pid,
             Node {
@@ -333,14 +396,41 @@ impl Tree {
                 kernel_thread: false,
                 namespace_init: false,
                 in_scope,
+                execed: false,
                 children: Vec::new(),
                 slot: 0,
                 born: 0,
             },
         );
-        self.attach(key.pid, parent_key);
+        self.attach(key.pid, parent);
         if let Some(count) = birth_parent.and_then(|key| self.born_count(key)) {
             *count += 1;
+        }
+    }
+
+    /// The key under which a process is known here, if it lives.
+    fn own_key(&self, key: Key) -> Key {
+        self.get(key).map_or(key, |node| node.key)
+    }
+
+    /// The fork of a process has come to light that was found with a parent, perhaps an adopter.
+    fn begot(&mut self, child: Key, parent: Option<Key>) {
+        let parent = parent.map(|key| self.own_key(key));
+        let Some(node) = self.get_mut(child) else {
+            return;
+        };
+        let (pid, found) = (node.key.pid, node.birth_parent);
+        if parent.is_none() || parent == found {
+            return;
+        }
+        node.birth_parent = parent;
+        if let Some(count) = parent.and_then(|key| self.born_count(key)) {
+            *count += 1;
+        }
+        self.release(found);
+        // If it has had another since, that is told next.
+        if parent.is_some_and(|key| self.get(key).is_some()) {
+            self.attach(pid, parent);
         }
     }
 
@@ -421,11 +511,8 @@ impl Tree {
             born,
             ..
         } = *node;
+        self.remember(node);
         let (Some(session), true) = (session, born > 0) else {
-            if let Some(session) = session {
-                self.recent.truncate(RECENT_MAX - 1);
-                self.recent.push_front((key, session));
-            }
             return self.release(birth_parent);
         };
         let image = Arc::clone(&node.image);
@@ -449,6 +536,21 @@ impl Tree {
         }
         if self.order.len() > 2 * EXITED_MAX {
             self.order.retain(|key| self.exited.contains_key(key));
+        }
+    }
+
+    fn remember(&mut self, node: &Node) {
+        let start = node.exact_start.unwrap_or(node.key.start);
+        let key = tick(Key { start, ..node.key });
+        // What turns up with a pid namespace's init for a parent need not come from it.
+        let session = node.session.filter(|_| !node.namespace_init);
+        if self.recent.insert(key, Gone { start, session }).is_none() {
+            self.recent_order.push_back(key);
+        }
+        if self.recent_order.len() > RECENT_MAX
+            && let Some(oldest) = self.recent_order.pop_front()
+        {
+            self.recent.remove(&oldest);
         }
     }
 
@@ -478,23 +580,25 @@ impl Tree {
         provenance: Provenance,
         changes: &mut Vec<Change>,
     ) {
-        if self.get(child).is_none() {
-            // Its fork was lost, or it has exited; a successor of its pid settles which.
-            if self.live.contains_key(&child.pid) {
-                return;
-            }
-            self.insert(child, old_parent, provenance, Arc::default());
-            changes.push(Change::Born {
-                key: child,
-                creator: old_parent,
-                provenance,
-            });
+        // If it is unknown, its fork was lost.
+        let birth = self.found(old_parent);
+        let image = Arc::default();
+        if self
+            .meet(child, time, birth, provenance, image, changes)
+            .is_none()
+        {
+            return;
         }
         let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
+        let old_parent = old_parent.map(|key| self.own_key(key));
         let Some(node) = self.get_mut(child) else {
             return;
         };
-        if node.parent.is_some() && node.parent != adopter_key && node.parent != old_parent {
+        let stays = node.parent == adopter_key;
+        if node.parent.is_some() && !stays && node.parent != old_parent {
+            return;
+        }
+        if node.parent.is_some() && stays && node.orphaned.is_some() {
             return;
         }
         let key = node.key;
@@ -512,22 +616,35 @@ impl Tree {
         });
     }
 
-    /// A row of the process table: adds what is missing, corrects nothing that a probe has told.
+    /// A row of the process table: adds what is missing and what happened unseen.
     fn seen(&mut self, seen: &Seen, time: u64, provenance: Provenance, changes: &mut Vec<Change>) {
         let parent = self.live.get(&seen.parent).map(|node| node.key);
+        let gone = self.gone(seen.key).is_some();
         match self.live.get_mut(&seen.key.pid) {
-            Some(known) if known.is(seen.key) => {
-                if known.image.comm.is_empty() {
+            Some(known) if known.is_row(seen.key) => {
+                let key = known.key;
+                known.uids = seen.uids;
+                if known.is_another_program(&seen.image) {
                     known.image = Arc::clone(&seen.image);
-                    known.uids = seen.uids;
-                    changes.push(Change::Execed { key: known.key });
+                    known.execed = true;
+                    changes.push(Change::Execed { key });
                 }
                 if known.parent.is_none() && parent.is_some() {
-                    self.attach(seen.key.pid, parent);
+                    let orphaned = known.orphaned;
+                    self.attach(key.pid, parent);
+                    if let Some(Orphaned { old_parent, .. }) = orphaned {
+                        changes.push(Change::Reparented {
+                            key,
+                            old_parent: Some(old_parent),
+                            adopter: parent,
+                        });
+                    }
                 }
                 return;
             }
             Some(known) if known.key.start > seen.key.start => return,
+            // Exited, but for what the kernel still tidies up.
+            _ if gone => return,
             Some(_) => self.exit(
                 seen.key.pid,
                 time,
@@ -538,16 +655,26 @@ impl Tree {
             ),
             None => {}
         }
-        self.insert(seen.key, parent, provenance, Arc::clone(&seen.image));
+        let birth = self.found(parent);
+        self.insert(seen.key, birth, provenance, Arc::clone(&seen.image));
         if let Some(node) = self.live.get_mut(&seen.key.pid) {
             node.uids = seen.uids;
             node.kernel_thread = seen.kernel_thread;
             node.namespace_init = seen.namespace_init;
+            node.execed = true;
         }
         changes.push(Change::Born {
             key: seen.key,
-            creator: parent,
+            creator: birth.creator,
             provenance,
         });
+    }
+}
+
+/// A key as far as /proc knows it.
+fn tick(key: Key) -> Key {
+    Key {
+        start: key.start - key.start % TICK_NS,
+        ..key
     }
 }

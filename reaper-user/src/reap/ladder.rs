@@ -40,6 +40,8 @@ pub struct Ladder {
     open: u32,
     /// Looked at once for progress since the last sign of it.
     looked: bool,
+    /// Being looked at, and nothing moves.
+    looking: bool,
 }
 
 impl Ladder {
@@ -53,6 +55,7 @@ impl Ladder {
             births: 0,
             open: 0,
             looked: false,
+            looking: false,
         }
     }
 
@@ -75,7 +78,7 @@ impl Ladder {
 
     /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
     pub fn birth(&mut self, now: u64) -> bool {
-        self.births += 1;
+        self.births = self.births.saturating_add(1);
         let overrun = self.is_gentle() && self.births > BIRTHS_MAX;
         if overrun {
             self.kill(now);
@@ -91,13 +94,16 @@ impl Ladder {
         };
     }
 
-    /// Whether there has been a look since the last sign of progress; there has been now.
+    /// A look that finds nothing moving: whether there has been one before since the last sign of
+    /// progress. If not, [`Ladder::progress`] sets the time of the next one.
     pub fn warned(&mut self) -> bool {
-        std::mem::replace(&mut self.looked, true)
+        self.looking = true;
+        self.looked
     }
 
-    /// Something moves.
+    /// Something moves, or may still.
     pub fn progress(&mut self, now: u64) {
+        self.looked = std::mem::take(&mut self.looking);
         if !self.is_gentle() {
             self.kill(now);
         }
@@ -105,7 +111,7 @@ impl Ladder {
 
     /// One is off it; true if that was the last.
     pub fn finished(&mut self, now: u64) -> bool {
-        self.looked = false;
+        self.looking = false;
         self.progress(now);
         self.open = self.open.saturating_sub(1);
         self.open == 0
@@ -115,3 +121,6 @@ impl Ladder {
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 2)
 }
+
+#[cfg(test)]
+mod tests;

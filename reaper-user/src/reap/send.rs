@@ -5,12 +5,12 @@ use nix::sys::signal::Signal;
 use super::Released;
 use crate::model::Model;
 use crate::model::event::Key;
-use crate::model::policy::Verdict;
+use crate::model::policy::{Decision, Verdict};
 use crate::sys::pidfd::Pidfd;
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and it is still due.
 /// The ring has been drained past the opening.
-pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<(), Released> {
+pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<Decision, Released> {
     let node = model.tree.get(key).ok_or(Released::Gone)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
     if inode != 0 && pidfd.inode() != Some(inode) {
@@ -24,15 +24,15 @@ pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<(), R
     }
     let decision = model.decide(key);
     match decision.verdict {
-        Verdict::Reap => Ok(()),
+        Verdict::Reap => Ok(decision),
         Verdict::Keep => Err(Released::NotDue(decision.reason)),
     }
 }
 
 /// Sends a signal; after SIGTERM a SIGCONT, without which a stopped process would not see it.
-pub(super) fn send(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
     // The model never decides so; that it cannot happen is worth a second line of defence.
-    if pid <= 1 || pid == std::process::id() {
+    if pid <= 1 || pid == own_pid {
         return Err(nix::Error::EPERM);
     }
     pidfd.send_signal(signal)?;

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Inode of the first pid namespace, the same on every kernel.
-const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Inode of the first user namespace, the same on every kernel.
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 

@@ -12,13 +12,10 @@ pub use thread::{prioritise, raise_open_files};
 
 use std::os::linux::fs::MetadataExt;
 
-/// `PROC_PID_INIT_INO` of include/linux/proc_ns.h: the first pid namespace has this inode always.
-const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-
 /// Inode of this process's pid namespace, or 0 if it is the first one (or cannot be told).
 pub fn pid_namespace_unless_first() -> u32 {
     match std::fs::metadata("/proc/self/ns/pid").map(|m| m.st_ino()) {
-        Ok(FIRST_PID_NAMESPACE) | Err(_) => 0,
+        Ok(host::FIRST_PID_NAMESPACE) | Err(_) => 0,
         Ok(inode) => inode as u32,
     }
 }

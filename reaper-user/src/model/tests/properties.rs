@@ -1,0 +1,544 @@
+//! What holds whatever happens: random lives of random trees, told truly, twice, with gaps, out of order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::world::{INIT, OWN_PID, USER, World, assert_consistent, image, rules};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
+use crate::model::policy::Verdict;
+use crate::model::{Model, Scope};
+
+const PROGRAMS: [&str; 6] = ["claude", "codex", "tmux", "apt", "npm", "bash"];
+
+/// One thing that happens to one of the living.
+#[derive(Clone, Copy, Debug)]
+struct Act {
+    what: u8,
+    who: u8,
+    how: u8,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = (any::<u8>(), any::<u8>(), any::<u8>());
+    prop::collection::vec(
+        act.prop_map(|(what, who, how)| Act { what, who, how }),
+        1..120,
+    )
+}
+
+/// A process as it truly is.
+#[derive(Clone, Debug)]
+struct Proc {
+    key: Key,
+    parent: Key,
+    program: &'static str,
+    /// The root of its session, then that of the session that one is nested in, and so on.
+    roots: Vec<Key>,
+}
+
+/// What truly happens, with the simplest possible account of who belongs to whom.
+#[derive(Default)]
+struct Truth {
+    live: BTreeMap<Key, Proc>,
+    /// Roots that have exited.
+    gone: BTreeSet<Key>,
+    /// Whoever was ever a member of anything.
+    ever: BTreeSet<Key>,
+    events: Vec<Event>,
+    now: u64,
+    next_pid: u32,
+}
+
+impl Truth {
+    fn of(acts: &[Act], first_pid: u32) -> Truth {
+        let mut truth = Truth {
+            now: 1_000_000_000,
+            next_pid: first_pid,
+            ..Truth::default()
+        };
+        truth.born(INIT, INIT, "bash", vec![]);
+        acts.iter().for_each(|act| truth.act(*act));
+        truth
+    }
+
+    fn act(&mut self, act: Act) {
+        let at = usize::from(act.who) % self.live.len();
+        let Some(process) = self.live.values().nth(at).cloned() else {
+            return;
+        };
+        match act.what % 8 {
+            0..=2 => {
+                let Proc {
+                    key,
+                    program,
+                    roots,
+                    ..
+                } = process;
+                self.born(key, key, program, roots);
+            }
+            // CLONE_PARENT
+            3 => {
+                let Proc {
+                    key,
+                    parent,
+                    program,
+                    roots,
+                } = process;
+                let parent = if self.live.contains_key(&parent) {
+                    parent
+                } else {
+                    INIT
+                };
+                self.born(parent, key, program, roots);
+            }
+            4 | 5 => self.exec(process, PROGRAMS[usize::from(act.how) % PROGRAMS.len()]),
+            _ if self.live.len() > 1 => self.exit(&process, act.how),
+            _ => {}
+        }
+    }
+
+    fn tell(&mut self, kind: EventKind) {
+        self.now += 1_000_000;
+        let time = self.now;
+        let provenance = Provenance::Kernel;
+        self.events.push(Event {
+            time,
+            provenance,
+            kind,
+        });
+    }
+
+    fn born(&mut self, parent: Key, creator: Key, program: &'static str, roots: Vec<Key>) {
+        self.next_pid += 1;
+        let key = Key {
+            pid: self.next_pid,
+            start: self.now + 1_000_000,
+        };
+        self.ever.extend((!roots.is_empty()).then_some(key));
+        self.live.insert(
+            key,
+            Proc {
+                key,
+                parent,
+                program,
+                roots,
+            },
+        );
+        self.tell(EventKind::Fork {
+            child: key,
+            parent: Some(parent),
+            creator: Some(creator),
+            uids: USER,
+            pidfd_inode: 0,
+            namespace_init: false,
+        });
+    }
+
+    fn exec(&mut self, process: Proc, program: &'static str) {
+        let Proc {
+            key,
+            parent,
+            mut roots,
+            ..
+        } = process;
+        let was_root = self.was_root(key);
+        match program {
+            "tmux" if was_root => return,
+            "tmux" => roots.clear(),
+            "claude" | "codex" if !was_root => roots.insert(0, key),
+            _ => {}
+        }
+        self.ever.extend((!roots.is_empty()).then_some(key));
+        self.live.insert(
+            key,
+            Proc {
+                key,
+                parent,
+                program,
+                roots,
+            },
+        );
+        self.tell(EventKind::Exec {
+            key,
+            parent: Some(parent),
+            uids: USER,
+            pidfd_inode: 0,
+            image: image(program, 0),
+        });
+    }
+
+    fn was_root(&self, key: Key) -> bool {
+        self.live[&key].roots.first() == Some(&key)
+    }
+
+    fn exit(&mut self, process: &Proc, how: u8) {
+        let key = process.key;
+        self.live.remove(&key);
+        self.gone.insert(key);
+        let ended = match how % 2 {
+            0 => Ended::Exited(0),
+            _ => Ended::Signalled {
+                signal: 9,
+                core: false,
+            },
+        };
+        self.tell(EventKind::Exit {
+            key,
+            parent: None,
+            ended,
+            peak_rss: 0,
+        });
+        let children: Vec<Key> = self
+            .live
+            .values()
+            .filter(|child| child.parent == key)
+            .map(|child| child.key)
+            .collect();
+        for child in children {
+            self.live.get_mut(&child).unwrap().parent = INIT;
+            self.tell(EventKind::Reparent {
+                child,
+                old_parent: Some(key),
+                adopter: Some(INIT),
+            });
+        }
+    }
+
+    /// The living whose root, or a root further out, is gone.
+    fn due(&self) -> BTreeSet<Key> {
+        let is_due = |process: &&Proc| process.roots.iter().any(|root| self.gone.contains(root));
+        self.live
+            .values()
+            .filter(is_due)
+            .map(|process| process.key)
+            .collect()
+    }
+
+    fn row(&self, process: &Proc) -> Event {
+        let Key { pid, start } = process.key;
+        let start = start - start % TICK_NS;
+        Event {
+            time: self.now,
+            provenance: Provenance::Procfs,
+            kind: EventKind::Seen(Seen {
+                key: Key { pid, start },
+                parent: process.parent.pid,
+                uids: USER,
+                image: image(process.program, 0),
+                kernel_thread: false,
+                namespace_init: false,
+            }),
+        }
+    }
+}
+
+fn told(own_pid: u32, events: &[Event]) -> Model {
+    let mut model = Model::new(rules(), Scope::default(), own_pid);
+    for event in events {
+        model.apply(event, |_, _| {});
+        assert_consistent(&model);
+    }
+    model
+}
+
+/// By exact key, which is what the pids of a truth stand for: none of them is used twice.
+fn due(model: &Model) -> BTreeSet<u32> {
+    let due = model
+        .tree
+        .iter()
+        .filter(|node| model.decide(node.key).due.is_some());
+    due.map(|node| node.key.pid).collect()
+}
+
+fn reaped(model: &Model) -> BTreeSet<u32> {
+    let keys = model.tree.iter().map(|node| node.key);
+    let reaped = keys.filter(|key| model.decide(*key).verdict == Verdict::Reap);
+    reaped.map(|key| key.pid).collect()
+}
+
+fn pids(keys: &BTreeSet<Key>) -> BTreeSet<u32> {
+    keys.iter().map(|key| key.pid).collect()
+}
+
+fn decisions(model: &Model) -> BTreeMap<Key, crate::model::policy::Decision> {
+    let keys = model.tree.iter().map(|node| node.key);
+    keys.map(|key| (key, model.decide(key))).collect()
+}
+
+proptest! {
+    #[test]
+    fn who_is_due_is_who_truly_is(acts in acts()) {
+        let truth = Truth::of(&acts, 100);
+        let model = told(OWN_PID, &truth.events);
+        prop_assert_eq!(model.tree.len(), truth.live.len());
+        prop_assert_eq!(due(&model), pids(&truth.due()));
+        prop_assert!(reaped(&model).is_subset(&pids(&truth.due())));
+    }
+
+    #[test]
+    fn doubled_events_change_no_decision(acts in acts(), at_once in any::<bool>()) {
+        let events = Truth::of(&acts, 100).events;
+        let doubled = if at_once {
+            events.iter().flat_map(|event| [event.clone(), event.clone()]).collect()
+        } else {
+            [&events[..], &events[..]].concat()
+        };
+        let (once, twice) = (told(OWN_PID, &events), told(OWN_PID, &doubled));
+        // A whole life told again brings no exec of the past back into force but the last one.
+        if at_once {
+            prop_assert_eq!(decisions(&once), decisions(&twice));
+        } else {
+            prop_assert_eq!(once.tree.len(), twice.tree.len());
+        }
+    }
+
+    #[test]
+    fn trees_that_have_nothing_in_common_do_not_mind_each_other(
+        a in acts(),
+        b in acts(),
+        order in prop::collection::vec(any::<bool>(), 600),
+    ) {
+        let (a, b) = (Truth::of(&a, 100).events, Truth::of(&b, 100_000).events);
+        let (mut left, mut right) = (a.iter().peekable(), b.iter().peekable());
+        let mut mixed = vec![];
+        for first in order.iter().cycle() {
+            let next = if *first { left.next() } else { right.next() };
+            mixed.extend(next.cloned());
+            if left.peek().is_none() && right.peek().is_none() {
+                break;
+            }
+            if left.peek().is_none() || right.peek().is_none() {
+                mixed.extend(left.by_ref().cloned());
+                mixed.extend(right.by_ref().cloned());
+                break;
+            }
+        }
+        let mut apart = decisions(&told(OWN_PID, &a));
+        apart.extend(decisions(&told(OWN_PID, &b)));
+        prop_assert_eq!(decisions(&told(OWN_PID, &mixed)), apart);
+    }
+
+    /// The probes were attached before anything happened, and /proc was read somewhere on the way.
+    #[test]
+    fn a_look_at_proc_on_the_way_makes_nobody_due_who_is_not(
+        acts in acts(),
+        looked in 0..120_usize,
+        drained in 0..600_usize,
+    ) {
+        let before = Truth::of(&acts[..looked.min(acts.len())], 100);
+        let truth = Truth::of(&acts, 100);
+        let drained = drained.min(before.events.len());
+        let mut events = truth.events[..drained].to_vec();
+        let mut rows: Vec<_> = before.live.values().collect();
+        rows.sort_by_key(|process| process.key.pid);
+        events.extend(rows.into_iter().map(|process| before.row(process)));
+        events.extend_from_slice(&truth.events[drained..]);
+        let model = told(OWN_PID, &events);
+        prop_assert_eq!(model.tree.len(), truth.live.len());
+        let ever: BTreeSet<u32> = pids(&truth.ever);
+        prop_assert!(due(&model).is_subset(&ever));
+        prop_assert!(pids(&truth.due()).is_subset(&due(&model)) || drained < before.events.len());
+        if drained == before.events.len() {
+            prop_assert_eq!(due(&model), pids(&truth.due()));
+        }
+    }
+
+    /// Events doubled, dropped and out of order: nothing panics, what was never a member is not reaped.
+    #[test]
+    fn damage_reaps_no_stranger(
+        acts in acts(),
+        damage in prop::collection::vec((0..8_u8, any::<prop::sample::Index>()), 600),
+        own in any::<prop::sample::Index>(),
+        thread in any::<prop::sample::Index>(),
+    ) {
+        let truth = Truth::of(&acts, 100);
+        let all: Vec<u32> = (101..=truth.next_pid).collect();
+        let (own, thread) = (*own.get(&all), *thread.get(&all));
+        let mut events = vec![];
+        for (event, (damage, other)) in truth.events.iter().zip(damage.iter().cycle()) {
+            match damage {
+                0 => {}
+                1 => events.extend([event.clone(), event.clone()]),
+                2 => events.extend([event.clone(), other.get(&truth.events).clone()]),
+                3 => events.insert(events.len().saturating_sub(1), event.clone()),
+                _ => events.push(event.clone()),
+            }
+        }
+        let kernel_thread = truth.live.values().find(|process| process.key.pid == thread);
+        if let Some(process) = kernel_thread {
+            let mut row = truth.row(process);
+            let EventKind::Seen(seen) = &mut row.kind else { unreachable!() };
+            seen.kernel_thread = true;
+            events.insert(0, row);
+        }
+        let model = told(own, &events);
+        // A lost exec may have been that of a boundary, so only lineage counts here.
+        let lineage = below_agents(&truth.events);
+        for node in model.tree.iter() {
+            if model.decide(node.key).verdict == Verdict::Reap {
+                prop_assert!(lineage.contains(&node.key.pid), "{} is a stranger", node.key);
+                prop_assert!(node.key.pid > 1 && node.key.pid != own && !node.kernel_thread);
+                let mut above = model.tree.by_pid(own).and_then(|own| own.parent);
+                for _ in 0..model.tree.len() {
+                    prop_assert_ne!(above, Some(node.key), "an ancestor of this program");
+                    above = above.and_then(|key| model.tree.get(key)?.parent);
+                }
+            }
+        }
+    }
+
+    /// Events about nobody in particular: keys that contradict each other in every way.
+    #[test]
+    fn nonsense_is_survived(events in prop::collection::vec(nonsense(), 0..200)) {
+        let model = told(3, &events);
+        for node in model.tree.iter() {
+            let reaped = model.decide(node.key).verdict == Verdict::Reap;
+            prop_assert!(!reaped || node.key.pid > 1 && node.key.pid != 3 && !node.kernel_thread);
+        }
+    }
+}
+
+/// Pids of agents, and of what was ever made by one or by its descendants.
+fn below_agents(events: &[Event]) -> BTreeSet<u32> {
+    let agents = events.iter().filter_map(|event| match &event.kind {
+        EventKind::Exec { key, image, .. }
+            if [&b"claude"[..], b"codex"].contains(&&image.comm[..]) =>
+        {
+            Some(key.pid)
+        }
+        _ => None,
+    });
+    let mut below: BTreeSet<u32> = agents.collect();
+    for event in events {
+        if let EventKind::Fork { child, creator: Some(creator), parent, .. } = event.kind
+            // Of a creator that is unknown because of a loss only the parent is left.
+            && (below.contains(&creator.pid) || parent.is_some_and(|p| below.contains(&p.pid)))
+        {
+            below.insert(child.pid);
+        }
+    }
+    below
+}
+
+fn nonsense() -> impl Strategy<Value = Event> {
+    let key = || {
+        (0..6_u32, 0..4_u64).prop_map(|(pid, start)| Key {
+            pid,
+            start: start * TICK_NS / 2,
+        })
+    };
+    let maybe = move || prop::option::of(key());
+    let program = || prop::sample::select(&PROGRAMS[..]).prop_map(|name| image(name, 1));
+    let kind = prop_oneof![
+        (key(), maybe(), maybe(), any::<bool>()).prop_map(|(child, parent, creator, init)| {
+            EventKind::Fork {
+                child,
+                parent,
+                creator,
+                uids: Uids::default(),
+                pidfd_inode: 0,
+                namespace_init: init,
+            }
+        }),
+        (key(), maybe(), program()).prop_map(|(key, parent, image)| EventKind::Exec {
+            key,
+            parent,
+            uids: Uids::default(),
+            pidfd_inode: 0,
+            image,
+        }),
+        (key(), any::<bool>()).prop_map(|(key, own_accord)| EventKind::Exit {
+            key,
+            parent: None,
+            ended: if own_accord {
+                Ended::Exited(0)
+            } else {
+                Ended::Unknown
+            },
+            peak_rss: 0,
+        }),
+        (key(), maybe(), maybe()).prop_map(|(child, old_parent, adopter)| {
+            EventKind::Reparent {
+                child,
+                old_parent,
+                adopter,
+            }
+        }),
+        (key(), 0..6_u32, program(), any::<[bool; 2]>()).prop_map(
+            |(key, parent, image, [a, b])| {
+                EventKind::Seen(Seen {
+                    key: Key {
+                        start: key.start - key.start % TICK_NS,
+                        ..key
+                    },
+                    parent,
+                    uids: Uids::default(),
+                    image,
+                    kernel_thread: a,
+                    namespace_init: b,
+                })
+            }
+        ),
+    ];
+    let provenance =
+        prop::sample::select(&[Provenance::Kernel, Provenance::Procfs, Provenance::Inferred][..]);
+    (kind, provenance, 0..100_u64).prop_map(|(kind, provenance, time)| Event {
+        time,
+        provenance,
+        kind,
+    })
+}
+
+/// What is remembered of the dead is bounded, however many there are and however they descend.
+#[test]
+fn the_dead_are_forgotten() {
+    let mut w = World::new();
+    let agent = w.spawn(INIT, "claude");
+    let mut last = agent;
+    for n in 0..40_000_u32 {
+        let child = Key {
+            pid: 1000 + n,
+            start: w.now + 1_000_000,
+        };
+        let time = child.start;
+        let fork = EventKind::Fork {
+            child,
+            parent: Some(last),
+            creator: Some(last),
+            uids: USER,
+            pidfd_inode: 0,
+            namespace_init: false,
+        };
+        let exit = EventKind::Exit {
+            key: last,
+            parent: None,
+            ended: Ended::Exited(0),
+            peak_rss: 0,
+        };
+        // The chain moves on: each dies when it has a child, but for the agent.
+        let kinds = [Some(fork), (last != agent).then_some(exit)];
+        for kind in kinds.into_iter().flatten() {
+            w.now = time;
+            let provenance = Provenance::Kernel;
+            w.model.apply(
+                &Event {
+                    time,
+                    provenance,
+                    kind,
+                },
+                |_, _| {},
+            );
+        }
+        last = child;
+    }
+    let kept = w.model.tree.kept();
+    assert!(kept[0] <= 16_384 && kept[1] <= 2 * 16_384 + 1, "{kept:?}");
+    assert!(kept[2] <= 1024 && kept[3] <= 1024, "{kept:?}");
+    assert!(w.is_member(last));
+    // With the end of the chain, its story goes.
+    w.kill(last);
+    assert!(w.model.tree.kept()[0] <= 16_384);
+    w.kill(agent);
+    assert_eq!(w.model.sessions.iter().count(), 0);
+}

@@ -1,0 +1,111 @@
+use super::*;
+
+const S: u64 = 1_000_000_000;
+
+/// Opened at 10 s with a grace of 5 s, giving up after 1 s; `n` processes are on it.
+fn ladder(n: u32) -> Ladder {
+    let mut ladder = Ladder::new(Times::default(), 10 * S);
+    (0..n).for_each(|_| ladder.claimed());
+    ladder
+}
+
+/// A look at the ladder's deadline, as the reaper takes it; true if it gives up.
+fn look(ladder: &mut Ladder, moves: bool) -> bool {
+    let now = ladder.deadline();
+    let stuck = !moves && ladder.warned();
+    if !stuck {
+        ladder.progress(now);
+    }
+    stuck
+}
+
+#[test]
+fn the_grace_runs_from_the_opening_and_ends_in_sigkill() {
+    let mut ladder = ladder(1);
+    assert!(ladder.is_gentle());
+    assert_eq!(ladder.deadline(), 15 * S);
+    ladder.kill(15 * S);
+    assert!(!ladder.is_gentle());
+    assert!(ladder.deadline() <= 16 * S);
+}
+
+#[test]
+fn nothing_that_happens_in_the_grace_moves_its_end() {
+    let mut ladder = ladder(3);
+    ladder.progress(12 * S);
+    assert!(!ladder.finished(13 * S));
+    assert!(!ladder.birth(14 * S));
+    assert!(ladder.is_gentle());
+    assert_eq!(ladder.deadline(), 15 * S);
+}
+
+#[test]
+fn more_than_256_births_end_the_grace_once() {
+    let mut ladder = ladder(1);
+    assert!((0..256).all(|_| !ladder.birth(11 * S)));
+    assert!(ladder.is_gentle());
+    assert!(ladder.birth(11 * S), "the 257th");
+    assert!(!ladder.is_gentle());
+    assert!(!ladder.birth(11 * S), "it is told once");
+}
+
+#[test]
+fn births_after_the_grace_change_nothing() {
+    let mut ladder = ladder(1);
+    ladder.kill(15 * S);
+    let deadline = ladder.deadline();
+    assert!((0..1000).all(|_| !ladder.birth(15 * S)));
+    assert_eq!(ladder.deadline(), deadline);
+}
+
+#[test]
+fn without_progress_it_gives_up_when_the_time_is_over() {
+    let mut ladder = ladder(1);
+    ladder.kill(15 * S);
+    assert!(!look(&mut ladder, false));
+    assert_eq!(ladder.deadline(), 16 * S);
+    assert!(look(&mut ladder, false));
+}
+
+#[test]
+fn progress_gives_the_whole_time_anew() {
+    let mut ladder = ladder(1);
+    ladder.kill(15 * S);
+    assert!(!look(&mut ladder, false));
+    let moved = ladder.deadline();
+    assert!(!look(&mut ladder, true));
+    assert!(!look(&mut ladder, false), "only half of the time is over");
+    assert_eq!(ladder.deadline(), moved + S);
+    assert!(look(&mut ladder, false));
+}
+
+#[test]
+fn an_end_is_progress() {
+    let mut ladder = ladder(2);
+    ladder.kill(15 * S);
+    assert!(!look(&mut ladder, false));
+    assert!(!ladder.finished(ladder.deadline()));
+    assert!(!look(&mut ladder, false), "only half of the time is over");
+    assert!(look(&mut ladder, false));
+}
+
+#[test]
+fn the_last_one_off_closes_it() {
+    let mut ladder = ladder(2);
+    assert!(!ladder.finished(11 * S));
+    ladder.claimed();
+    assert!(!ladder.finished(11 * S));
+    assert!(ladder.finished(11 * S));
+}
+
+#[test]
+fn times_without_end_do_not_overflow() {
+    let times = Times {
+        grace: Duration::MAX,
+        stuck_after: Duration::MAX,
+    };
+    let mut ladder = Ladder::new(times, 10 * S);
+    assert!(ladder.deadline() > u64::MAX / 2);
+    ladder.kill(10 * S);
+    assert!(ladder.deadline() > 10 * S);
+}

@@ -1,0 +1,172 @@
+//! The processes that are measured with: this program again, under other names.
+//!
+//! `load` does what it is told on its standard input. Told to kill, it is the parent of agents, and adopts
+//! what they leave. Every actor ends when the other end of its standard input is closed.
+
+use std::io::{BufRead, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::waitpid;
+
+use super::raw;
+
+/// Names of the images; the kernel takes a process's from the file that it runs.
+pub const LOAD: &str = "rb-load";
+pub const AGENT: &str = "rb-agent";
+pub const ORPHAN: &str = "rb-orphan";
+
+/// How long an orphan may live on.
+const PATIENCE_MS: u16 = 15_000;
+/// Lets what was just started come to rest before the next thing happens.
+const REST: Duration = Duration::from_millis(3);
+
+/// Plays a role to its end.
+///
+/// # Errors
+/// No such role, or the system denies it something.
+pub fn play(role: &[String]) -> Result<()> {
+    match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["load"] => load(),
+        ["agent", orphans] => agent(orphans.parse()?),
+        ["orphan"] => orphan(),
+        _ => bail!("no such role: {}", role.join(" ")),
+    }
+}
+
+/// Answers each order with a line: `ok` and a number, or what went wrong.
+fn load() -> Result<()> {
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become a subreaper")?;
+    for order in std::io::stdin().lock().lines() {
+        match obey(&order?) {
+            Ok(answer) => println!("ok {answer}"),
+            Err(error) => println!("{error:#}"),
+        }
+    }
+    // The sleepers have seen the end as well.
+    while waitpid(None, None).is_ok() {}
+    Ok(())
+}
+
+fn obey(order: &str) -> Result<u64> {
+    let words: Vec<&str> = order.split(' ').collect();
+    let numbers = words.iter().skip(1).map(|word| word.parse());
+    let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().context("no number")?;
+    match (words[0], &numbers[..]) {
+        ("spawn", &[n]) => timed(n, || {
+            let status = Command::new("/bin/true").stdin(Stdio::null()).status();
+            ensure!(status.context("cannot start /bin/true")?.success());
+            Ok(())
+        }),
+        ("vfork", &[n]) => {
+            let mut stack = [0; raw::STACK];
+            timed(n, || vfork(&mut stack))
+        }
+        ("storm", &[ms]) => {
+            let (mut stack, mut n) = ([0; raw::STACK], 0);
+            let end = Instant::now() + Duration::from_millis(ms);
+            while Instant::now() < end {
+                vfork(&mut stack)?;
+                n += 1;
+            }
+            Ok(n)
+        }
+        ("sleepers", &[n]) => sleepers(n as usize),
+        ("kill", &[rounds, orphans]) => {
+            (0..rounds).try_for_each(|_| kill_one(orphans as usize))?;
+            Ok(rounds)
+        }
+        _ => bail!("no such order: {order}"),
+    }
+}
+
+/// Nanoseconds that `n` times take.
+fn timed(n: u64, mut once: impl FnMut() -> Result<()>) -> Result<u64> {
+    let start = Instant::now();
+    (0..n).try_for_each(|_| once())?;
+    Ok(u64::try_from(start.elapsed().as_nanos())?)
+}
+
+fn vfork(stack: &mut [u8; raw::STACK]) -> Result<()> {
+    let child = raw::vfork_exit(stack).context("cannot fork")?;
+    waitpid(child, None).context("cannot wait for a child")?;
+    Ok(())
+}
+
+/// Makes that many sleeping children, or as many as the system lets it; says how many.
+fn sleepers(n: usize) -> Result<u64> {
+    let stacks = vec![0_u8; n * raw::STACK].leak().as_chunks_mut().0;
+    let made = stacks
+        .iter_mut()
+        .map(raw::sleeper)
+        .take_while(Result::is_ok);
+    Ok(made.count() as u64)
+}
+
+/// Starts an agent with orphans-to-be, kills it, and waits until the orphans are gone.
+fn kill_one(orphans: usize) -> Result<()> {
+    let mut agent = actor(AGENT, &["agent", &orphans.to_string()])?
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start an agent")?;
+    let mut output = agent.stdout.take().context("no pipe from the agent")?;
+    // Each of its children says one byte.
+    output
+        .read_exact(&mut vec![0; orphans])
+        .context("the agent ended before its time")?;
+    std::thread::sleep(REST);
+    agent.kill().context("cannot kill the agent")?;
+    let status = agent.wait().context("cannot wait for the agent")?;
+    ensure!(
+        status.code().is_none(),
+        "the agent ended by itself: {status}"
+    );
+    // The pipe's other end is the orphans' alone now: it is closed when the last is gone.
+    let ended = hangup(output, PollTimeout::from(PATIENCE_MS))?;
+    ensure!(
+        ended,
+        "orphans still live {PATIENCE_MS} ms after their agent"
+    );
+    for _ in 0..orphans {
+        waitpid(None, None).context("an orphan went to somebody else")?;
+    }
+    Ok(())
+}
+
+fn agent(orphans: usize) -> Result<()> {
+    let children: Vec<_> = (0..orphans)
+        .map(|_| Ok(actor(ORPHAN, &["orphan"])?.spawn()?))
+        .collect::<Result<_>>()
+        .context("cannot start a child")?;
+    hangup(std::io::stdin(), PollTimeout::NONE)?;
+    // Only if nobody has killed it.
+    for mut child in children {
+        let _: ExitStatus = child.wait()?;
+    }
+    Ok(())
+}
+
+fn orphan() -> Result<()> {
+    std::io::stdout().write_all(b".")?;
+    std::io::stdout().flush()?;
+    hangup(std::io::stdin(), PollTimeout::NONE)?;
+    Ok(())
+}
+
+/// This program under another name, beside the one that it goes by.
+fn actor(image: &str, role: &[&str]) -> Result<Command> {
+    let own = std::env::args_os().next().context("no name of its own")?;
+    let mut command = Command::new(Path::new(&own).with_file_name(image));
+    command.arg("bench-actor").args(role);
+    Ok(command)
+}
+
+/// Waits until the other end is closed; false if that takes too long.
+fn hangup(file: impl AsFd, limit: PollTimeout) -> Result<bool> {
+    let mut file = [PollFd::new(file.as_fd(), PollFlags::empty())];
+    Ok(poll(&mut file, limit)? > 0)
+}

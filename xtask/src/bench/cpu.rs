@@ -1,0 +1,46 @@
+//! CPU time that the service takes for an event.
+
+use anyhow::Result;
+
+use super::Bench;
+use super::daemon::Daemon;
+use super::host::{cpu_ns, threads};
+use super::load::{Load, Place};
+use super::table::Row;
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let mut rows = outside(bench)?;
+    rows.extend(run(bench, Place::Inside)?);
+    Ok(rows)
+}
+
+fn outside(bench: &Bench) -> Result<Vec<Row>> {
+    run(bench, Place::Outside)
+}
+
+fn run(bench: &Bench, place: Place) -> Result<Vec<Row>> {
+    let n: u64 = bench.pick(10_000, 2_000);
+    let mut load = Load::start(bench, place)?;
+    let daemon = Daemon::start(bench, "observe", &[&load])?;
+    daemon.rest();
+    let before = threads(daemon.pid())?;
+    load.obey(&format!("spawn {n}"))?;
+    daemon.rest();
+    let after = threads(daemon.pid())?;
+    let events = daemon.stop()?.count("events").max(1);
+    let each = |name| (cpu_ns(&after, name) - cpu_ns(&before, name)) as f64 / events as f64;
+    let name = place.name();
+    let note = format!("user and system time over {events} events of {n} times /bin/true");
+    let engine = format!("CPU for an event, engine, {name}");
+    let mut rows = vec![
+        Row::new(engine, each(Some("engine")) / 1e3, "µs")
+            .at_most(1.0)
+            .note(note),
+    ];
+    if place == Place::Inside {
+        let export = format!("CPU for an event, export, {name}");
+        let note = "each event as a line of JSON to a file";
+        rows.push(Row::new(export, each(Some("export")) / 1e3, "µs").note(note));
+    }
+    Ok(rows)
+}

@@ -1,0 +1,152 @@
+//! What /proc tells of this host and of a process.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+/// The text of a file, with its name in the error.
+///
+/// # Errors
+/// As `read(2)`.
+pub fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The number on the line of a text that begins with `key`.
+///
+/// # Errors
+/// There is none.
+pub fn field(text: &str, key: &str) -> Result<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key));
+    let word = rest.and_then(|rest| rest.trim_start_matches(':').split_whitespace().next());
+    word.and_then(|word| word.parse().ok())
+        .with_context(|| format!("no number {key}"))
+}
+
+/// One thread of a process so far.
+pub struct Thread {
+    pub name: String,
+    /// Time on a CPU, in user space and in the kernel.
+    pub cpu_ns: u64,
+    /// How often it went to sleep or was made to.
+    pub switches: u64,
+}
+
+/// # Errors
+/// The process is gone.
+pub fn threads(pid: u32) -> Result<Vec<Thread>> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).context("reaper is gone")?;
+    tasks
+        .map(|task| {
+            let task = task?.path();
+            let status = read(task.join("status"))?;
+            let schedstat = read(task.join("schedstat"))?;
+            let cpu_ns = schedstat.split(' ').next().and_then(|n| n.parse().ok());
+            Ok(Thread {
+                name: read(task.join("comm"))?.trim_end().to_owned(),
+                cpu_ns: cpu_ns.context("no CPU time in schedstat")?,
+                switches: field(&status, "voluntary_ctxt_switches")?
+                    + field(&status, "nonvoluntary_ctxt_switches")?,
+            })
+        })
+        .collect()
+}
+
+/// CPU time of the threads of one name, or of all.
+pub fn cpu_ns(threads: &[Thread], name: Option<&str>) -> u64 {
+    let wanted = threads
+        .iter()
+        .filter(|t| name.is_none_or(|name| t.name == name));
+    wanted.map(|thread| thread.cpu_ns).sum()
+}
+
+/// Memory of a process, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident, but for BPF maps.
+    pub own: u64,
+    /// Address space in BPF maps: the ring, whose data is mapped twice.
+    pub maps: u64,
+}
+
+/// # Errors
+/// The process is gone.
+pub fn memory(pid: u32) -> Result<Memory> {
+    Ok(sum_up(&read(format!("/proc/{pid}/smaps"))?))
+}
+
+fn sum_up(smaps: &str) -> Memory {
+    let mut memory = Memory::default();
+    let mut in_map = false;
+    for line in smaps.lines() {
+        let kib = |key: &str| -> Option<u64> {
+            let rest = line.strip_prefix(key)?.trim().strip_suffix(" kB")?;
+            rest.parse().ok()
+        };
+        if let Some(rss) = kib("Rss:") {
+            memory.own += if in_map { 0 } else { rss * 1024 };
+        } else if let Some(size) = kib("Size:") {
+            memory.maps += if in_map { size * 1024 } else { 0 };
+        } else if !line
+            .split(' ')
+            .next()
+            .is_some_and(|word| word.ends_with(':'))
+        {
+            in_map = line.contains("bpf-map");
+        }
+    }
+    memory
+}
+
+/// What changes when a process of this host is born or dies: all forks so far, and living threads.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn births_and_tasks() -> Result<(u64, u64)> {
+    let load = read("/proc/loadavg")?;
+    let tasks = load.split(['/', ' ']).nth(4).and_then(|n| n.parse().ok());
+    let births = field(&read("/proc/stat")?, "processes")?;
+    Ok((
+        births,
+        tasks.context("no number of tasks in /proc/loadavg")?,
+    ))
+}
+
+/// What the figures depend on.
+pub fn describe() -> Value {
+    let line = |path: &str| read(path).unwrap_or_default().trim().to_owned();
+    let cpu = line("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
+    json!({
+        "kernel": line("/proc/sys/kernel/osrelease"),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "cpu": model.map(|model| model.trim_start_matches([' ', '\t', ':'])),
+        "loadavg": line("/proc/loadavg"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_not_counted_as_memory() {
+        let smaps = "55d0-55d1 r-xp 00000000 08:01 7  /usr/bin/reaper\nSize: 8 kB\nRss: 4 kB\n\
+                     7f00-7f01 rw-s 00000000 00:0e 9  anon_inode:bpf-map\nSize: 16 kB\nRss: 12 kB\n\
+                     7f10-7f11 rw-p 00000000 00:00 0 \nSize: 4 kB\nRss: 4 kB\nVmFlags: rd wr\n";
+        let expected = Memory {
+            own: 8 << 10,
+            maps: 16 << 10,
+        };
+        assert_eq!(sum_up(smaps), expected);
+    }
+
+    #[test]
+    fn fields_are_found_by_the_whole_beginning_of_a_line() {
+        let status = "nonvoluntary_ctxt_switches:\t3\nvoluntary_ctxt_switches:\t40\n";
+        assert_eq!(field(status, "voluntary_ctxt_switches").unwrap(), 40);
+        assert!(field(status, "involuntary").is_err());
+    }
+}

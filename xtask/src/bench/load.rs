@@ -1,0 +1,108 @@
+//! Giving orders to a load.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Bench, actor, wait};
+
+/// Where the load's processes are, as the service sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In no agent's session: tracked, and not told of.
+    Outside,
+    /// Members of an agent's session: each of their events is told.
+    Inside,
+}
+
+impl Place {
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Outside => "outside a session",
+            Place::Inside => "inside a session",
+        }
+    }
+}
+
+/// A process that makes processes, and ends with all of them when this is dropped.
+pub struct Load {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Load {
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(bench: &Bench, place: Place) -> Result<Load> {
+        let image = match place {
+            Place::Outside => actor::LOAD,
+            Place::Inside => actor::AGENT,
+        };
+        let mut child = Command::new(bench.dir.join(image))
+            .args(["bench-actor", "load"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a load")?;
+        let (orders, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.context("no pipe from the load")?);
+        let mut load = Load {
+            child,
+            orders,
+            answers,
+        };
+        // So that it runs, and is no copy of this program any more, when somebody looks.
+        load.obey("vfork 1")?;
+        Ok(load)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an order and waits for its answer.
+    ///
+    /// # Errors
+    /// What the load says went wrong.
+    pub fn obey(&mut self, order: &str) -> Result<u64> {
+        self.order(order)?;
+        self.answer()
+    }
+
+    /// Gives an order, to be followed by [`Load::answer`].
+    ///
+    /// # Errors
+    /// The load is gone.
+    pub fn order(&mut self, order: &str) -> Result<()> {
+        let orders = self.orders.as_mut().context("the load is ending")?;
+        orders
+            .write_all(format!("{order}\n").as_bytes())
+            .context("the load is gone")
+    }
+
+    /// # Errors
+    /// As [`Load::obey`].
+    pub fn answer(&mut self) -> Result<u64> {
+        let mut line = String::new();
+        self.answers
+            .read_line(&mut line)
+            .context("the load is gone")?;
+        match line.trim_end().strip_prefix("ok ") {
+            Some(number) => number.parse().context("an answer of the load"),
+            None => bail!("load: {}", line.trim_end()),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if !wait::ended(&mut self.child) {
+            // Fails only where it has ended meanwhile.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

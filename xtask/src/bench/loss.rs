@@ -1,0 +1,64 @@
+//! Whether anything is lost at the highest rate of forks that the load can make.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::Bench;
+use super::daemon::Daemon;
+use super::host::{cpu_ns, threads};
+use super::load::{Load, Place};
+use super::table::Row;
+
+/// Processes that fork at once.
+const FORKERS: usize = 2;
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let mut rows = storm(bench, Place::Outside, bench.pick(8, 2))?;
+    rows.extend(storm(bench, Place::Inside, bench.pick(4, 1))?);
+    Ok(rows)
+}
+
+fn storm(bench: &Bench, place: Place, seconds: u64) -> Result<Vec<Row>> {
+    let loads = (0..FORKERS).map(|_| Load::start(bench, place));
+    let mut loads: Vec<Load> = loads.collect::<Result<_>>()?;
+    let daemon = Daemon::start(bench, "observe", &loads.iter().collect::<Vec<_>>())?;
+    daemon.rest();
+    let before = cpu_ns(&threads(daemon.pid())?, Some("engine"));
+    let start = Instant::now();
+    for load in &mut loads {
+        load.order(&format!("storm {}", seconds * 1000))?;
+    }
+    let forks = loads.iter_mut().map(Load::answer).sum::<Result<u64>>()?;
+    let rate = forks as f64 / start.elapsed().as_secs_f64();
+    // What is left in the ring, and lines that are not written yet.
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.rest();
+    let cpu = cpu_ns(&threads(daemon.pid())?, Some("engine")) - before;
+    let said = daemon.stop()?;
+    let (events, lost) = (said.count("events"), said.count("lost"));
+    // A fork and an exit each; others on this host only add to that.
+    let missing = (2 * forks).saturating_sub(events + lost);
+    let name = place.name();
+    let note = format!(
+        "{FORKERS} forkers, {seconds} s, {forks} forks; engine {:.2} µs an event",
+        cpu as f64 / events.max(1) as f64 / 1e3
+    );
+    let lost = Row::new(format!("events lost at that rate, {name}"), lost as f64, "");
+    let note_lost = format!("{events} seen; neither seen nor counted as lost: {missing}");
+    Ok(match place {
+        Place::Outside => vec![
+            Row::new(format!("forks a second, {name}"), rate, "/s")
+                .at_least(25_000.0)
+                .note(note),
+            lost.at_most(0.0).note(note_lost),
+        ],
+        Place::Inside => vec![
+            Row::new(format!("forks a second, {name}"), rate, "/s").note(note),
+            lost.at_most(0.0).note(format!(
+                "{note_lost}; lines missing: {}",
+                said.lines_missing()?
+            )),
+        ],
+    })
+}

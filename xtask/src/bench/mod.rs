@@ -1,0 +1,193 @@
+//! `cargo xtask bench`: the figures that were promised, measured.
+//!
+//! Nothing here is asserted: a figure tells of the machine and of what else it was doing as well.
+
+pub mod actor;
+mod cpu;
+mod daemon;
+mod host;
+mod idle;
+mod kernel;
+mod latency;
+mod load;
+mod loss;
+mod memory;
+mod raw;
+mod slowdown;
+mod start;
+mod stats;
+mod table;
+mod trace;
+mod undo;
+mod wait;
+
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+
+use crate::shell::{as_root, built, run as run_command, say};
+use table::Row;
+use undo::Undo;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Shorter runs and rougher figures
+    #[arg(long)]
+    quick: bool,
+    /// JSON to this file, besides the table; without a name, or with `-`, as the last line of the output
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Only these
+    #[arg(long, value_name = "NAME", num_args = 1.., value_enum)]
+    only: Vec<Part>,
+    /// Measure this executable instead of building one
+    #[arg(long, value_name = "FILE")]
+    reaper: Option<PathBuf>,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// From an agent's exit to the signals for its orphans
+    Latency,
+    /// Time in the kernel for each kind of event
+    Kernel,
+    /// CPU time of the service for each event
+    Cpu,
+    /// What others lose, beside forkstat and bpftrace
+    Slowdown,
+    /// Events lost at the highest rate of forks
+    Loss,
+    /// Memory, idle and with 30,000 processes
+    Memory,
+    /// From the start to the first event
+    Start,
+    /// Wake-ups with nothing happening
+    Idle,
+}
+
+impl Part {
+    fn measure(self, bench: &Bench) -> Result<Vec<Row>> {
+        match self {
+            Part::Latency => latency::measure(bench),
+            Part::Kernel => kernel::measure(bench),
+            Part::Cpu => cpu::measure(bench),
+            Part::Slowdown => slowdown::measure(bench),
+            Part::Loss => loss::measure(bench),
+            Part::Memory => memory::measure(bench),
+            Part::Start => start::measure(bench),
+            Part::Idle => idle::measure(bench),
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// What every part needs.
+pub struct Bench {
+    reaper: PathBuf,
+    /// For files; the loads' names are links in it.
+    dir: PathBuf,
+    quick: bool,
+}
+
+impl Bench {
+    /// The whole number of times, or the one for a quick look.
+    fn pick<T>(&self, whole: T, quick: T) -> T {
+        if self.quick { quick } else { whole }
+    }
+}
+
+/// Builds as the user, measures as root.
+///
+/// # Errors
+/// The build fails, or something could not be measured; the rest has been, and is shown.
+pub fn bench(args: &Args) -> Result<()> {
+    let reaper = match &args.reaper {
+        Some(reaper) => reaper
+            .canonicalize()
+            .with_context(|| reaper.display().to_string())?,
+        None => {
+            say("building reaper, optimised");
+            built(
+                &[
+                    "build",
+                    "--release",
+                    "--package",
+                    "reaper-user",
+                    "--bin",
+                    "reaper",
+                ],
+                "reaper",
+            )?
+        }
+    };
+    let own = std::env::current_exe().context("cannot find this program")?;
+    if !nix::unistd::geteuid().is_root() {
+        let mut again = as_root(own)?;
+        // Everything but the name, with what has been built.
+        again
+            .args(std::env::args_os().skip(1))
+            .arg("--reaper")
+            .arg(reaper);
+        return run_command(&mut again);
+    }
+    undo::at_signals()?;
+    let dir = std::env::temp_dir().join(format!("reaper-bench-{}", std::process::id()));
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&dir)
+        .with_context(|| format!("cannot make {}", dir.display()))?;
+    let gone = dir.clone();
+    let _removed = Undo::later(move || {
+        let _ = std::fs::remove_dir_all(gone);
+    });
+    for image in [actor::LOAD, actor::AGENT, actor::ORPHAN] {
+        symlink(&own, dir.join(image)).context("cannot name the loads")?;
+    }
+    let _tracefs = trace::Tracefs::mounted()?;
+    let bench = Bench {
+        reaper,
+        dir,
+        quick: args.quick,
+    };
+    measure(&bench, args)
+}
+
+fn measure(bench: &Bench, args: &Args) -> Result<()> {
+    let host = host::describe();
+    let mut rows = Vec::new();
+    let mut failed = Vec::new();
+    for part in Part::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(part) {
+            continue;
+        }
+        say(format_args!("measuring {}", part.name()));
+        match part.measure(bench) {
+            Ok(measured) => rows.extend(measured),
+            Err(error) => {
+                rows.push(Row::missing(part.name(), format!("{error:#}")));
+                failed.push(part.name());
+            }
+        }
+    }
+    println!("\n{}", table::text(&rows));
+    let json = table::json(&rows, &host, args.quick);
+    match &args.json {
+        Some(file) if file.as_os_str() != "-" => std::fs::write(file, format!("{json}\n"))
+            .with_context(|| format!("cannot write {}", file.display()))?,
+        Some(_) => println!("{json}"),
+        None => {}
+    }
+    ensure!(
+        failed.is_empty(),
+        "could not be measured: {}",
+        failed.join(", ")
+    );
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! From the start of the service to its first event.
+
+use anyhow::{Result, ensure};
+
+use super::Bench;
+use super::daemon::Daemon;
+use super::load::{Load, Place};
+use super::stats::{median, quantile};
+use super::table::Row;
+
+/// Processes to be found in /proc, besides those that are there anyway.
+const PROCESSES: u64 = 1000;
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let mut load = Load::start(bench, Place::Inside)?;
+    let made = load.obey(&format!("sleepers {PROCESSES}"))?;
+    ensure!(
+        made == PROCESSES,
+        "the system allowed {made} of {PROCESSES} processes"
+    );
+    let (mut took, mut seeded) = (Vec::new(), 0);
+    for _ in 0..bench.pick(15, 5) {
+        let daemon = Daemon::start(bench, "observe", &[&load])?;
+        took.push(daemon.ready_after.as_secs_f64() * 1e3);
+        let ready = daemon.stop()?.events("ready")?;
+        seeded = ready
+            .first()
+            .and_then(|ready| ready["processes"].as_u64())
+            .unwrap_or_default();
+        ensure!(
+            seeded >= PROCESSES,
+            "reaper found {seeded} of {PROCESSES} processes"
+        );
+    }
+    let note = format!(
+        "{seeded} processes, {} starts, max {:.0} ms",
+        took.len(),
+        quantile(&took, 1.0)
+    );
+    Ok(vec![
+        Row::new("start to first event", median(&took), "ms")
+            .at_most(150.0)
+            .note(note),
+    ])
+}

@@ -1,0 +1,124 @@
+//! The kernel's own time stamps, from a private instance of its tracer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::mount::{MsFlags, mount, umount};
+
+use super::undo::Undo;
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+/// For each CPU, in KiB.
+const BUFFER: &str = "4096";
+
+/// tracefs, taken away again if it was not there.
+pub struct Tracefs(#[expect(dead_code, reason = "held for what its drop does")] Option<Undo>);
+
+impl Tracefs {
+    /// # Errors
+    /// It is not there and cannot be mounted.
+    pub fn mounted() -> Result<Tracefs> {
+        if Path::new(TRACEFS).join("instances").exists() {
+            return Ok(Tracefs(None));
+        }
+        mount(
+            Some("tracefs"),
+            TRACEFS,
+            Some("tracefs"),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .with_context(|| format!("cannot mount {TRACEFS}"))?;
+        Ok(Tracefs(Some(Undo::later(|| {
+            // Busy if somebody else has come to use it: then it is theirs.
+            let _ = umount(TRACEFS);
+        }))))
+    }
+}
+
+/// One event, at a time in µs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stamp {
+    pub event: usize,
+    pub at: f64,
+}
+
+/// Traces some events from now on, and is removed when dropped.
+pub struct Trace {
+    dir: PathBuf,
+    events: Vec<&'static str>,
+    _removed: Undo,
+}
+
+impl Trace {
+    /// `events` are the events' names (`group/event`) and filters.
+    ///
+    /// # Errors
+    /// Not permitted, or the kernel has no such event.
+    pub fn start(events: &[(&'static str, String)]) -> Result<Trace> {
+        let name = format!("instances/reaper-bench-{}", std::process::id());
+        let dir = Path::new(TRACEFS).join(name);
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let gone = dir.clone();
+        let removed = Undo::later(move || {
+            let _ = fs::remove_dir(gone);
+        });
+        let write = |file: &str, text: &str| {
+            let path = dir.join(file);
+            fs::write(&path, text)
+                .with_context(|| format!("cannot write {text:?} to {}", path.display()))
+        };
+        write("buffer_size_kb", BUFFER)?;
+        write("trace_clock", "mono")?;
+        for (event, filter) in events {
+            write(&format!("events/{event}/filter"), filter)?;
+            write(&format!("events/{event}/enable"), "1")?;
+        }
+        let name = |(event, _): &(&'static str, String)| event.rsplit('/').next().unwrap_or(event);
+        Ok(Trace {
+            events: events.iter().map(name).collect(),
+            dir,
+            _removed: removed,
+        })
+    }
+
+    /// All that happened, in order.
+    ///
+    /// # Errors
+    /// The buffer was too small.
+    pub fn stamps(&self) -> Result<Vec<Stamp>> {
+        let mut stamps = Vec::new();
+        for line in super::host::read(self.dir.join("trace"))?.lines() {
+            ensure!(!line.contains("LOST"), "the trace has lost events");
+            let found = self.events.iter().enumerate();
+            let mut found = found.filter_map(|(n, name)| Some((n, parse(line, name)?)));
+            match found.next() {
+                Some((event, at)) => stamps.push(Stamp { event, at }),
+                None if line.starts_with('#') || line.is_empty() => {}
+                None => bail!("not understood in the trace: {line}"),
+            }
+        }
+        stamps.sort_by(|a, b| a.at.total_cmp(&b.at));
+        Ok(stamps)
+    }
+}
+
+/// The time on a line of the trace, in µs, if it is of this event.
+fn parse(line: &str, event: &str) -> Option<f64> {
+    let (before, _) = line.split_once(&format!(": {event}: "))?;
+    let (seconds, micros) = before.rsplit(' ').next()?.split_once('.')?;
+    Some(seconds.parse::<f64>().ok()? * 1e6 + micros.parse::<f64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_trace_give_event_and_time() {
+        let line = "        rb-agent-4711    [001] d..1.  3021.000123: sched_process_exit: comm=rb-agent pid=4711 prio=120";
+        assert_eq!(parse(line, "sched_process_exit"), Some(3_021_000_123.0));
+        assert_eq!(parse(line, "signal_generate"), None);
+    }
+}

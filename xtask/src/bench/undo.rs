@@ -1,0 +1,54 @@
+//! What has to be put back, however this ends.
+
+use std::io::Read;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+type Action = Box<dyn FnOnce() + Send>;
+
+/// What is to be done at the end, in the order in which it came up.
+static ACTIONS: Mutex<Vec<(u64, Action)>> = Mutex::new(Vec::new());
+
+/// Does something when it is dropped or the program is interrupted, once.
+#[must_use]
+pub struct Undo(u64);
+
+impl Undo {
+    pub fn later(action: impl FnOnce() + Send + 'static) -> Undo {
+        let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = actions.last().map_or(0, |(number, _)| number + 1);
+        actions.push((number, Box::new(action)));
+        Undo(number)
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = actions.iter().position(|(number, _)| *number == self.0);
+        let action = place.map(|place| actions.remove(place).1);
+        drop(actions);
+        if let Some(action) = action {
+            action();
+        }
+    }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP put everything back before they end this program.
+pub fn at_signals() -> Result<()> {
+    let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    super::raw::told_of_end(writer).context("cannot catch SIGINT")?;
+    std::thread::Builder::new()
+        .name("undo".into())
+        .spawn(move || {
+            if reader.read_exact(&mut [0]).is_ok() {
+                let actions =
+                    std::mem::take(&mut *ACTIONS.lock().unwrap_or_else(PoisonError::into_inner));
+                actions.into_iter().rev().for_each(|(_, action)| action());
+                std::process::exit(130);
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(())
+}
