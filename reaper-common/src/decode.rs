@@ -174,8 +174,8 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
         return Err(Defect::Length(fixed.filename_len.into()));
     }
     let filename = b.take(fixed.filename_len.into())?;
-    let exe = b.take(fixed.exe_len.into())?;
     let argv = b.take(fixed.argv_len as usize)?;
+    let exe = b.take(fixed.exe_len.into())?;
     Ok(Record::Exec {
         fixed,
         filename,

@@ -83,7 +83,7 @@ pub struct ForkRecord {
 /// The child is the init of a pid namespace below the service's own.
 pub const FORK_NAMESPACE_INIT: u32 = 1;
 
-/// A process runs another program. Three byte strings follow: file name, executable, argv.
+/// A process runs another program. Three byte strings follow: file name, argv, executable.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecRecord {

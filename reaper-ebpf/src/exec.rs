@@ -8,11 +8,11 @@ use aya_ebpf::macros::{btf_tracepoint, map};
 use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
-use reaper_common::{ARGV_MAX, EXE_MAX, ExecRecord, FILENAME_MAX, Kind};
+use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, Kind};
 
 use crate::maps::{EVENTS, dropped, header, wake};
 use crate::path;
-use crate::task::{Task, load, offset, read, visible_number};
+use crate::task::{Task, load, offset, visible_number};
 
 /// Bytes of the record's fixed part.
 const FIXED: usize = size_of::<ExecRecord>();
@@ -46,54 +46,46 @@ pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
     };
     // SAFETY: per-CPU memory of this map, and a tracepoint program is not preempted by itself.
     unsafe {
+        let fixed = &raw mut (*scratch).fixed;
         let strings = (&raw mut (*scratch).strings).cast::<u8>();
         let filename_len = filename(bprm, strings);
-        let exe = strings.add(filename_len);
-        let (exe_len, exe_cut) = path::components(load(bprm, offset!(bprm_file)), exe);
-        // Again a bound for the verifier, which has lost the one of the walk.
-        let exe_len = if exe_len > EXE_MAX + 255 { 0 } else { exe_len };
-        let (argv_len, argv_full_len) = argv(task, exe.add(exe_len));
-        if argv_len == 0 && argv_full_len != 0 {
-            debug!(
-                &ctx,
-                "pid {}: argv of {} bytes cannot be read", key.pid, argv_full_len
-            );
-        }
+        let (argv_len, argv_full_len) = argv(task, strings.add(filename_len));
         debug!(
             &ctx,
-            "exec: pid {}, argv of {} bytes", key.pid, argv_full_len
+            "exec: pid {}, {} of {} bytes of argv", key.pid, argv_len, argv_full_len
         );
-        let len = FIXED + filename_len + exe_len + argv_len as usize;
         let (uid, euid) = task.uids();
         let signal = task.signal();
-        let fixed = &raw mut (*scratch).fixed;
         fixed.write(ExecRecord {
-            header: header(Kind::Exec, len),
+            header: header(Kind::Exec, 0),
             process: key,
             parent: task.real_parent().key(),
             pidfd_inode: task.pidfd_inode(),
             cgroup_id: bpf_get_current_cgroup_id(),
             uid,
             euid,
-            pgid: visible_number(read(signal, offset!(signal_pids) + PGID)),
-            sid: visible_number(read(signal, offset!(signal_pids) + SID)),
+            pgid: visible_number(load(signal, offset!(signal_pids) + PGID)),
+            sid: visible_number(load(signal, offset!(signal_pids) + SID)),
             tty: terminal(signal),
             old_tid: ctx.arg(1),
             argv_full_len,
             argv_len,
             filename_len: filename_len as u16,
-            exe_len: exe_len as u16,
-            exe_cut: exe_cut.into(),
+            exe_len: 0,
+            exe_cut: 0,
             comm: [0; 16],
         });
         bpf_get_current_comm((&raw mut (*fixed).comm).cast(), 16);
-        if bpf_ringbuf_output(
-            (&raw const EVENTS).cast_mut().cast(),
-            scratch.cast(),
-            len as u64,
-            wake(false),
-        ) != 0
-        {
+        // Last, since the verifier follows each way out of the walk on its own to the end.
+        let before = filename_len + argv_len as usize;
+        let file = load(bprm, offset!(bprm_file));
+        let (exe_len, exe_cut) = path::components(file, strings.add(before));
+        let len = FIXED + before + exe_len;
+        (*fixed).header.len = len as u32;
+        (*fixed).exe_len = exe_len as u16;
+        (*fixed).exe_cut = exe_cut.into();
+        let ring = (&raw const EVENTS).cast_mut().cast();
+        if bpf_ringbuf_output(ring, scratch.cast(), len as u64, wake(false)) != 0 {
             dropped(Kind::Exec);
         }
     }

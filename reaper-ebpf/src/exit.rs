@@ -15,8 +15,14 @@ use crate::task::{Task, key_of, load, offset, read, upid};
 const SIGNAL_GROUP_EXIT: u32 = 4;
 /// Children counted for the exit record.
 const COUNTED: u32 = 32;
-/// Ancestors looked at for a subreaper.
-const ANCESTORS: u32 = 32;
+/// Ancestors looked at for a subreaper; beyond them the adopter stays unknown.
+const ANCESTORS: u32 = 4096;
+const ANCESTORS_BOUNDED: u32 = 32;
+const NOBODY: RawKey = RawKey {
+    pid: 0,
+    _pad: 0,
+    start_ns: 0,
+};
 /// Steps of the walk over children where the kernel has `bpf_loop` (5.17), and where it has not.
 const STEPS: u32 = 1 << 17;
 const STEPS_BOUNDED: u32 = 128;
@@ -26,7 +32,7 @@ const STEPS_BOUNDED: u32 = 128;
 /// Fires for each thread, before the children are given away (`exit_notify` of kernel/exit.c).
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
-    if let Some(mut walk) = exited(&ctx) {
+    if let Some(mut walk) = exited(&ctx, true) {
         // SAFETY: `each_child` takes what is handed over here, for no longer than the call.
         let steps =
             unsafe { bpf_loop(STEPS, each_child as *mut c_void, (&raw mut walk).cast(), 0) };
@@ -43,7 +49,7 @@ pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
 /// The same for kernels without `bpf_loop`.
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
-    if let Some(mut walk) = exited(&ctx) {
+    if let Some(mut walk) = exited(&ctx, false) {
         for _ in 0..STEPS_BOUNDED {
             if walk.step() {
                 return 0;
@@ -58,8 +64,9 @@ pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
 }
 
 /// Tells of the exit if the process is gone with this thread; the walk over its children if it has any.
+/// For `all` see [`adopter`].
 #[inline(always)]
-fn exited(ctx: &BtfTracePointContext) -> Option<Walk> {
+fn exited(ctx: &BtfTracePointContext, all: bool) -> Option<Walk> {
     // SAFETY: the first argument of the prototype above.
     let task = unsafe { Task::from_argument(ctx.arg(0)) };
     let signal = task.signal();
@@ -79,7 +86,7 @@ fn exited(ctx: &BtfTracePointContext) -> Option<Walk> {
     if process.pid == 0 {
         return None;
     }
-    let children = count_children(task);
+    let (has_children, children) = count_children(task);
     // SAFETY: `signal` was reached by a typed load.
     let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
     let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
@@ -95,9 +102,9 @@ fn exited(ctx: &BtfTracePointContext) -> Option<Walk> {
         // SAFETY: `signal` was reached by a typed load.
         peak_rss_pages: unsafe { load(signal, offset!(signal_maxrss)) },
     });
-    record.submit(wake(children > 0 || others || watched(process.pid)));
+    record.submit(wake(has_children || others || watched(process.pid)));
     debug!(ctx, "exit: pid {}, {} children", process.pid, children);
-    (children > 0 || others).then(|| Walk::new(task, process))
+    (has_children || others).then(|| Walk::new(task, process, all))
 }
 
 /// What `wait_task_zombie` of kernel/exit.c hands to the parent.
@@ -114,17 +121,21 @@ fn wait_status(task: Task, signal: *const u8) -> u32 {
     unsafe { load(leader, offset!(task_exit_code)) }
 }
 
+/// Whether the thread has children, and how many, up to a bound. Two answers, so that the verifier need
+/// not follow each count on its own.
 #[inline(always)]
-fn count_children(task: Task) -> u32 {
+fn count_children(task: Task) -> (bool, u32) {
     let head = task.as_ptr().wrapping_add(offset!(task_children)) as u64;
-    let mut node: u64 = task.load(offset!(task_children));
-    for n in 0..COUNTED {
-        if node == head || node == 0 {
-            return n;
-        }
+    let first: u64 = task.load(offset!(task_children));
+    if first == head {
+        return (false, 0);
+    }
+    let (mut node, mut n) = (first, 0);
+    while n < COUNTED && node != head {
+        n += 1;
         node = read(node as *const u8, 0);
     }
-    COUNTED
+    (true, n)
 }
 
 /// A walk over the children of every thread of a process: they hang on the thread that made them.
@@ -149,9 +160,9 @@ unsafe extern "C" fn each_child(_: u32, walk: *mut Walk) -> i64 {
 
 impl Walk {
     #[inline(always)]
-    fn new(task: Task, parent: RawKey) -> Walk {
+    fn new(task: Task, parent: RawKey, all: bool) -> Walk {
         let threads = task.signal() as u64 + offset!(signal_thread_head) as u64;
-        let adopter = key_of(find_new_reaper(task));
+        let adopter = adopter(task, all);
         // Before the first thread, as if the one before it had been walked.
         Walk {
             threads,
@@ -208,38 +219,81 @@ impl Walk {
     }
 }
 
-/// Who takes the children, as `find_new_reaper` of kernel/exit.c chooses, no thread of the process
-/// being alive: the nearest subreaper above in the same pid namespace, else that namespace's init.
+/// The search for who takes the children, as `find_new_reaper` of kernel/exit.c does it, no thread of
+/// the process being alive: the nearest subreaper above in the same pid namespace, else that
+/// namespace's init.
+#[repr(C)]
+struct Search {
+    /// The ancestor to be looked at next; once found, the adopter. Null: nobody, or not known.
+    ancestor: *const u8,
+    level: u32,
+    found: u32,
+}
+
+unsafe extern "C" fn each_ancestor(_: u32, search: *mut Search) -> i64 {
+    // SAFETY: `adopter` hands over its own search, and nobody else has it meanwhile.
+    unsafe { &mut *search }.step().into()
+}
+
+impl Search {
+    /// One ancestor; true when the search is over.
+    #[inline(always)]
+    fn step(&mut self) -> bool {
+        let pid: *const u8 = read(self.ancestor, offset!(task_thread_pid));
+        // The idle task, the ancestor of all, has pid 0.
+        if read::<u32>(pid, offset!(pid_level)) != self.level
+            || read::<u32>(self.ancestor, offset!(task_tgid)) == 0
+        {
+            self.ancestor = core::ptr::null();
+            return true;
+        }
+        let signal: *const u8 = read(self.ancestor, offset!(task_signal));
+        let bits: u8 = read(signal, offset!(signal_subreaper_byte));
+        let subreaper = u32::from(bits) & offset!(signal_subreaper_mask) as u32 != 0;
+        if subreaper && read::<u32>(signal, offset!(signal_live)) != 0 {
+            self.found = 1;
+            return true;
+        }
+        self.ancestor = read(self.ancestor, offset!(task_real_parent));
+        false
+    }
+}
+
+/// Who takes the children of a process that is gone with this thread. `all` says whether the whole
+/// line of ancestors can be walked (`bpf_loop`) or only its beginning.
 #[inline(always)]
-fn find_new_reaper(task: Task) -> *const u8 {
+fn adopter(task: Task, all: bool) -> RawKey {
     let father = task.as_ptr();
     let pid: *const u8 = read(father, offset!(task_thread_pid));
     let level: u32 = read(pid, offset!(pid_level));
     let signal: *const u8 = read(father, offset!(task_signal));
     let has: u8 = read(signal, offset!(signal_has_subreaper_byte));
     if u32::from(has) & offset!(signal_has_subreaper_mask) as u32 != 0 {
-        let mut reaper: *const u8 = read(father, offset!(task_real_parent));
-        let mut none = false;
-        for _ in 0..ANCESTORS {
-            let pid: *const u8 = read(reaper, offset!(task_thread_pid));
-            // The idle task, the ancestor of all, has pid 0.
-            if read::<u32>(pid, offset!(pid_level)) != level
-                || read::<u32>(reaper, offset!(task_tgid)) == 0
-            {
-                none = true;
-                break;
-            }
-            let signal: *const u8 = read(reaper, offset!(task_signal));
-            let bits: u8 = read(signal, offset!(signal_subreaper_byte));
-            if u32::from(bits) & offset!(signal_subreaper_mask) as u32 != 0
-                && read::<u32>(signal, offset!(signal_live)) != 0
-            {
-                return reaper;
-            }
-            reaper = read(reaper, offset!(task_real_parent));
+        let ancestor = read(father, offset!(task_real_parent));
+        let mut search = Search {
+            ancestor,
+            level,
+            found: 0,
+        };
+        let over = if all {
+            // SAFETY: `each_ancestor` takes what is handed over here, for no longer than the call.
+            let steps = unsafe {
+                bpf_loop(
+                    ANCESTORS,
+                    each_ancestor as *mut c_void,
+                    (&raw mut search).cast(),
+                    0,
+                )
+            };
+            steps < i64::from(ANCESTORS)
+        } else {
+            (0..ANCESTORS_BOUNDED).any(|_| search.step())
+        };
+        if !over {
+            return NOBODY;
         }
-        if !none {
-            return core::ptr::null();
+        if search.found != 0 {
+            return key_of(search.ancestor);
         }
     }
     let namespace: *const u8 = read(upid(pid, level), offset!(upid_ns));
@@ -247,8 +301,8 @@ fn find_new_reaper(task: Task) -> *const u8 {
     // The init itself is dying: its namespace dies with it and nobody adopts.
     let ours: u32 = read(father, offset!(task_tgid));
     if read::<u32>(init, offset!(task_tgid)) == ours {
-        core::ptr::null()
+        NOBODY
     } else {
-        init
+        key_of(init)
     }
 }

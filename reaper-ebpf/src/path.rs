@@ -4,51 +4,94 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel_str;
 use reaper_common::EXE_MAX;
 
-use crate::task::{offset, read};
+use crate::task::{load, offset, read};
 
 /// Longest name of one component with its NUL (`NAME_MAX` + 1).
 const NAME: usize = 256;
 /// Room that [`components`] needs at its destination.
 pub const ROOM: usize = EXE_MAX + NAME;
-/// Directory entries and mount points walked at most.
-const COMPONENTS: usize = 24;
+/// Directory entries walked at most within the file's own mount, and beyond it.
+const WITHIN: usize = 16;
+const BEYOND: usize = 12;
 
 /// Writes the components of the path of a `struct file` to `out`, last one first, each with a NUL.
 /// Gives their length in bytes and whether the walk ended before the root.
 ///
 /// # Safety
-/// `out` points to [`ROOM`] bytes of map memory.
+/// `file` was reached by typed loads; `out` points to [`ROOM`] bytes of map memory.
 #[inline(always)]
 pub unsafe fn components(file: *const u8, out: *mut u8) -> (usize, bool) {
     let path = file.wrapping_add(offset!(file_path));
-    let mut mnt: *const u8 = read(path, offset!(path_mnt));
-    let mut dentry: *const u8 = read(path, offset!(path_dentry));
-    let mut root: *const u8 = read(mnt, offset!(mnt_root));
     let mut len = 0usize;
-    for _ in 0..COMPONENTS {
-        let parent: *const u8 = read(dentry, offset!(dentry_parent));
-        if dentry == root || dentry == parent {
-            let mount = mnt.wrapping_sub(offset!(mount_mnt));
-            let above: *const u8 = read(mount, offset!(mount_parent));
-            if above == mount || above.is_null() {
-                return (len, false);
+    // SAFETY: typed loads all the way up, which cost next to nothing; most files are on the first mount.
+    let mnt: *const u8 = unsafe {
+        let mnt: *const u8 = load(path, offset!(path_mnt));
+        let root: *const u8 = load(mnt, offset!(mnt_root));
+        let mut dentry: *const u8 = load(path, offset!(path_dentry));
+        let mut at_root = false;
+        for _ in 0..WITHIN {
+            if dentry == root {
+                at_root = true;
+                break;
             }
-            dentry = read(mount, offset!(mount_mountpoint));
-            mnt = above.wrapping_add(offset!(mount_mnt));
-            root = read(mnt, offset!(mnt_root));
-            continue;
+            if !append(load(dentry, offset!(dentry_name)), out, &mut len) {
+                return (len, true);
+            }
+            dentry = load(dentry, offset!(dentry_parent));
         }
-        if len > EXE_MAX {
-            break;
+        if !at_root {
+            return (len, true);
         }
-        let name: *const u8 = read(dentry, offset!(dentry_name));
-        // SAFETY: `len` is at most EXE_MAX, so a name fits into the room the caller promised.
-        let n = unsafe { bpf_probe_read_kernel_str(out.add(len).cast(), NAME as u32, name.cast()) };
-        if n <= 0 {
-            break;
+        mnt
+    };
+    let Some((mut mnt, mut dentry)) = mounted_on(mnt) else {
+        return (len, false);
+    };
+    for _ in 0..BEYOND {
+        if dentry == read(mnt, offset!(mnt_root)) {
+            match mounted_on(mnt) {
+                Some(above) => (mnt, dentry) = above,
+                None => return (len, false),
+            }
+        } else {
+            // SAFETY: as the caller promises.
+            if !unsafe { append(read(dentry, offset!(dentry_name)), out, &mut len) } {
+                return (len, true);
+            }
+            dentry = read(dentry, offset!(dentry_parent));
         }
-        len += n as usize & (2 * NAME - 1);
-        dentry = parent;
     }
     (len, true)
+}
+
+/// The mount above a mount, and the directory there that it covers; `None` for the topmost.
+#[inline(always)]
+fn mounted_on(mnt: *const u8) -> Option<(*const u8, *const u8)> {
+    let mount = mnt.wrapping_sub(offset!(mount_mnt));
+    let above: *const u8 = read(mount, offset!(mount_parent));
+    if above == mount || above.is_null() {
+        return None;
+    }
+    Some((
+        above.wrapping_add(offset!(mount_mnt)),
+        read(mount, offset!(mount_mountpoint)),
+    ))
+}
+
+/// Appends a name; false if there is no room or no name.
+///
+/// # Safety
+/// `out` points to [`ROOM`] bytes of map memory.
+#[inline(always)]
+unsafe fn append(name: *const u8, out: *mut u8, len: &mut usize) -> bool {
+    if *len > EXE_MAX {
+        return false;
+    }
+    // SAFETY: `len` is at most EXE_MAX, so a name fits into the room the caller promised.
+    let n = unsafe { bpf_probe_read_kernel_str(out.add(*len).cast(), NAME as u32, name.cast()) };
+    if n <= 0 {
+        return false;
+    }
+    *len += n as usize & (2 * NAME - 1);
+    true
 }

@@ -80,7 +80,8 @@ impl Engine {
     pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
         let rules = settings.rules.clone();
         let model = Model::new(rules, settings.scope.clone(), std::process::id());
-        let reaper = Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
+        let reaper =
+            Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
@@ -116,7 +117,11 @@ impl Engine {
         for _ in 0..2 {
             for row in &rows {
                 let kind = EventKind::Seen(row.clone());
-                self.apply(&Event { time: sys::boot_time(), provenance: Provenance::Procfs, kind });
+                self.apply(&Event {
+                    time: sys::boot_time(),
+                    provenance: Provenance::Procfs,
+                    kind,
+                });
             }
         }
         Ok(pids)
@@ -178,7 +183,10 @@ impl Engine {
             }
         };
         self.settle();
-        let count = Count { sessions: self.follow.opened, ..self.count };
+        let count = Count {
+            sessions: self.follow.opened,
+            ..self.count
+        };
         self.tell(Body::Summary { count, reason });
         self.follow.out.flush();
         Ok(count)
@@ -372,7 +380,9 @@ impl Engine {
     }
 
     fn decide_one(&mut self, key: Key) {
-        let Some(node) = self.model.tree.get(key) else { return };
+        let Some(node) = self.model.tree.get(key) else {
+            return;
+        };
         let decision = self.model.decide(key);
         let known = (decision.verdict, decision.reason);
         let news = self.follow.decided.insert(key, known) != Some(known);
@@ -402,7 +412,11 @@ impl Engine {
             Verdict::Keep => "keep",
         };
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
-        let names = Names { verdict, reason, rule };
+        let names = Names {
+            verdict,
+            reason,
+            rule,
+        };
         self.tell(Body::Decision { who, names });
     }
 
@@ -421,7 +435,13 @@ impl Engine {
                         self.tell(Body::Signal { who, sent });
                     }
                 }
-                Report::Outcome { key, session, outcome, signal, duration } => {
+                Report::Outcome {
+                    key,
+                    session,
+                    outcome,
+                    signal,
+                    duration,
+                } => {
                     self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
                 }
                 // What is left of it, if anything, is kept.
@@ -449,14 +469,21 @@ impl Engine {
                 tally.failed += 1;
             }
             // Decided about anew, from what is known now.
-            Outcome::Released(Released::NotDue(_)) => self.follow.pending.push(Pending::Process(key)),
+            Outcome::Released(Released::NotDue(_)) => {
+                self.follow.pending.push(Pending::Process(key))
+            }
             Outcome::Released(_) => {}
         }
         let closed = tally.closed.is_some();
         if let Some(who) = self.claimed.remove(&key)
             && outcome != Outcome::Released(Released::Observed)
         {
-            self.tell(Body::Outcome { who, outcome, signal, duration });
+            self.tell(Body::Outcome {
+                who,
+                outcome,
+                signal,
+                duration,
+            });
         }
         if closed && !self.follow.reaper.has_members_of(session) {
             self.close(session);
@@ -471,8 +498,18 @@ impl Engine {
         if let Some(session) = tally.closed.take().or(living)
             && !std::mem::replace(&mut tally.told, true)
         {
-            let Tally { reaped, kept, failed, .. } = *tally;
-            self.tell(Body::SessionClose { session, reaped, kept, failed });
+            let Tally {
+                reaped,
+                kept,
+                failed,
+                ..
+            } = *tally;
+            self.tell(Body::SessionClose {
+                session,
+                reaped,
+                kept,
+                failed,
+            });
         }
         if over {
             self.sessions.remove(&id);

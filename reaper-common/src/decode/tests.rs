@@ -86,7 +86,7 @@ fn exec(filename: &[u8], exe: &[u8], argv: &[u8]) -> (ExecRecord, Vec<u8>) {
         comm: *b"claude\0\0\0\0\0\0\0\0\0\0",
     };
     let mut all = bytes(&fixed);
-    all.extend([filename, exe, argv].concat());
+    all.extend([filename, argv, exe].concat());
     (fixed, all)
 }
 

@@ -26,7 +26,11 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         config.mode = Mode::Enforce;
     }
     let scope = scope::parse(&args.scope)?;
-    let outputs = outputs(args.events.as_deref(), args.json, config.events == EventScope::All)?;
+    let outputs = outputs(
+        args.events.as_deref(),
+        args.json,
+        config.events == EventScope::All,
+    )?;
     let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
     let options = Options {
         ring_size: config.ring_size,
@@ -70,7 +74,11 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
 
 fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Output>, Failure> {
     let to_stdout = events.is_some_and(|path| path.as_os_str() == "-");
-    let format = if json || to_stdout { Format::Json } else { Format::Lines { lifecycle } };
+    let format = if json || to_stdout {
+        Format::Json
+    } else {
+        Format::Lines { lifecycle }
+    };
     let mut outputs = vec![Output::stdout(format)];
     if let Some(path) = events.filter(|_| !to_stdout) {
         let file = Output::file(path)

@@ -58,16 +58,12 @@ pub(super) fn run() -> Result<u8, Failure> {
     let source = Source::open(&Options::default())?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
-    say!(
-        "A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered."
-    );
+    say!("A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered.");
     say!("It starts four processes, each in its own way of getting away:");
     for (what, _) in CHILDREN {
         say!("  - {what}");
     }
-    say!(
-        "Then it is killed with SIGKILL. SIGTERM goes to what is left, and after 1 s SIGKILL.\n"
-    );
+    say!("Then it is killed with SIGKILL. SIGTERM goes to what is left, and after 1 s SIGKILL.\n");
     let scope_name = pid.to_string();
     let settings = settings(
         config,

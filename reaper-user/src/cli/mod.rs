@@ -176,11 +176,22 @@ pub fn main() -> ExitCode {
 
 /// Warnings and errors, and what the probes say where that is wanted.
 fn log_to_stderr(probes: bool) {
-    let level = if probes { LevelFilter::TRACE } else { LevelFilter::OFF };
-    let wanted = Targets::new().with_default(LevelFilter::WARN).with_target("reaper_ebpf", level);
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
+    let level = if probes {
+        LevelFilter::TRACE
+    } else {
+        LevelFilter::OFF
+    };
+    let wanted = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("reaper_ebpf", level);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_target(false);
     let lines = lines.with_ansi(io::stderr().is_terminal());
-    tracing_subscriber::registry().with(wanted).with(lines).init();
+    tracing_subscriber::registry()
+        .with(wanted)
+        .with(lines)
+        .init();
 }
 
 /// Whether somebody has stopped reading, as `head` does.

@@ -133,8 +133,14 @@ impl Follow {
                     .iter()
                     .for_each(|orphan| self.orphaned(model, node, *orphan, time));
             }
-            Change::Reparented { key, old_parent, adopter } => {
-                let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else { return };
+            Change::Reparented {
+                key,
+                old_parent,
+                adopter,
+            } => {
+                let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else {
+                    return;
+                };
                 let name = |key: Option<Key>| match key {
                     Some(key) => model.tree.comm(key).to_vec(),
                     None => Vec::new(),

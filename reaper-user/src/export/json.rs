@@ -35,9 +35,15 @@ pub fn write(out: &mut impl Write, record: &Record, seq: u64, clock: &Clock) -> 
 struct Harmless;
 
 impl Formatter for Harmless {
-    fn write_string_fragment<W: Write + ?Sized>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+    fn write_string_fragment<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
         let mut rest = text;
-        while let Some(at) = rest.find(|c| matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}')) {
+        while let Some(at) =
+            rest.find(|c| matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}'))
+        {
             let (plain, tail) = rest.split_at(at);
             let mut tail = tail.chars();
             out.write_all(plain.as_bytes())?;
@@ -111,7 +117,14 @@ impl<W: Write> Line<'_, '_, W> {
                     String::from_utf8_lossy(parent_command),
                 )
             }
-            Body::Reparent { who, old_parent, old_parent_command: _, adopter, adopter_command, provenance } => {
+            Body::Reparent {
+                who,
+                old_parent,
+                old_parent_command: _,
+                adopter,
+                adopter_command,
+                provenance,
+            } => {
                 self.who(who)?;
                 self.put("provenance", provenance.name())?;
                 self.old_parent(*old_parent)?;

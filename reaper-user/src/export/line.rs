@@ -101,7 +101,12 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
         } => {
             let parent = process(*old_parent, old_parent_command);
             let adopter = process(*adopter, adopter_command);
-            (NOTE, "orphan", Process(who), format!("{parent} exited, {adopter} adopted it"))
+            (
+                NOTE,
+                "orphan",
+                Process(who),
+                format!("{parent} exited, {adopter} adopted it"),
+            )
         }
         Body::SessionOpen { who, outer, .. } => {
             let nested = outer

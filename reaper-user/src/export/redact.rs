@@ -11,19 +11,19 @@ const MARK: &[u8] = b"[redacted]";
 /// `--token=…`, `API_KEY=…`, `password:…`: the value goes.
 static NAMED: LazyLock<Regex> = LazyLock::new(|| {
     regex(
-        r"(?i)^(-{0,2}[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|credentials?)[=:]\s*)\S.*$",
+        r"(?is-u)^(-{0,2}[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|credentials?)[=:]\s*)\S.*$",
     )
 });
 /// `--token …`: the argument that follows goes.
 static OPTION: LazyLock<Regex> = LazyLock::new(|| {
-    regex(r"(?i)^--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key)$")
+    regex(r"(?is-u)^--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key)$")
 });
 /// What is a secret by its looks, anywhere.
 static SHAPED: LazyLock<Regex> = LazyLock::new(|| {
     regex(concat!(
-        r"(?i:(authorization:\s*\w+\s+|bearer\s+))[\w.~+/=-]{8,}",
-        r"|()(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|glpat-[\w-]{16,})",
-        r"|(://[^/\s:@]+:)[^/\s@]+",
+        r"(?i-u:(authorization:\s*\w+\s+|bearer\s+)[\w.~+/=-]{8,})",
+        r"|()(?-u:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|glpat-[\w-]{16,})",
+        r"|(?-u:(://[^/\s:@]+:)[^/\s@]+)",
     ))
 });
 

@@ -25,7 +25,9 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// For people; with what every process does, or only what is decided and done.
-    Lines { lifecycle: bool },
+    Lines {
+        lifecycle: bool,
+    },
     Json,
 }
 

@@ -172,7 +172,8 @@ impl Model {
     /// Keeps the list of this program's ancestors, which hardly ever changes.
     fn follow_own(&mut self, change: &Change, event: &Event) {
         let touched = match change {
-            Change::Born { key, .. } => key.pid == self.own_pid,
+            // Of one that is known it tells whose child it was.
+            Change::Born { key, .. } => key.pid == self.own_pid || self.own.contains(key),
             Change::Execed { .. } => false,
             Change::Exited { node, .. } => self.own.contains(&node.key),
             Change::Reparented { key, .. } => self.own.contains(key),
@@ -181,7 +182,8 @@ impl Model {
             self.own.clear();
             if let Some(own) = self.tree.by_pid(self.own_pid) {
                 self.own.push(own.key);
-                self.own.extend(self.tree.ancestors(own.key).map(|above| above.key));
+                self.own
+                    .extend(self.tree.ancestors(own.key).map(|above| above.key));
             }
         }
     }

@@ -112,7 +112,8 @@ impl Sessions {
 
     /// The session and those it is nested in, innermost first.
     pub fn outwards(&self, id: SessionId) -> impl Iterator<Item = &Session> {
-        std::iter::successors(self.get(id), |session| self.get(session.outer?))
+        let outer = |session: &&Session| self.get(session.outer?);
+        std::iter::successors(self.get(id), outer).take(self.by_id.len())
     }
 
     /// The sessions nested in one, itself first.
@@ -142,13 +143,14 @@ impl Sessions {
     pub(super) fn born(&mut self, tree: &mut Tree, key: Key, creator: Option<Key>) {
         let Some(node) = tree.get(key) else { return };
         let (birth_parent, found) = (node.birth_parent, node.session);
+        let stopped = node.boundary.is_some();
         let by_creator = creator.and_then(|creator| tree.session_of(creator));
         let inherited =
             by_creator.or_else(|| birth_parent.and_then(|parent| tree.session_of(parent)));
         match (found, inherited.flatten()) {
-            (None, Some(id)) => self.join(tree, key, id),
+            (None, Some(id)) if !stopped => self.join(tree, key, id),
             // An agent that was found in /proc before it was known whose it is.
-            (Some(own), Some(outer)) if own != outer => {
+            (Some(own), Some(outer)) if self.may_nest(own, outer) => {
                 if let Some(session) = self.by_id.get_mut(&own).filter(|own| own.root == key) {
                     session.outer.get_or_insert(outer);
                 }
@@ -162,6 +164,11 @@ impl Sessions {
         {
             node.in_scope |= scope;
         }
+    }
+
+    /// Whether one session can become nested in another: that lives and is not nested in it.
+    fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
+        self.get(outer).is_some() && self.outwards(outer).all(|session| session.id != inner)
     }
 
     fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId) {

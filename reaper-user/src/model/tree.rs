@@ -189,7 +189,9 @@ impl Tree {
     /// What a process that lives, or is kept, is called; empty if it is neither.
     pub fn comm(&self, key: Key) -> &[u8] {
         let image = self.get(key).map(|node| &node.image);
-        image.or_else(|| self.exited(key).map(|exited| &exited.image)).map_or(&[], |image| &image.comm)
+        image
+            .or_else(|| self.exited(key).map(|exited| &exited.image))
+            .map_or(&[], |image| &image.comm)
     }
 
     #[cfg(test)]
@@ -279,13 +281,11 @@ impl Tree {
                     Some(true) => {}
                     Some(false) => {
                         // Found in /proc before its fork was read; only now it is known who made it.
-                        if node.boundary.is_none() {
-                            changes.push(Change::Born {
-                                key: node.key,
-                                creator,
-                                provenance,
-                            });
-                        }
+                        changes.push(Change::Born {
+                            key: node.key,
+                            creator,
+                            provenance,
+                        });
                         self.begot(child, parent);
                     }
                 }

@@ -76,7 +76,10 @@ pub enum Released {
 pub enum Report {
     /// It has been verified, or needs no verifying, that a process is the one that was decided about,
     /// and that it is still to be reaped.
-    Decided { key: Key, decision: Decision },
+    Decided {
+        key: Key,
+        decision: Decision,
+    },
     Signal(Sent),
     Outcome {
         key: Key,
@@ -89,5 +92,7 @@ pub enum Report {
         duration: Option<u64>,
     },
     /// Nothing is left on a session's ladder.
-    Done { session: SessionId },
+    Done {
+        session: SessionId,
+    },
 }

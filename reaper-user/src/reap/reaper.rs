@@ -84,7 +84,9 @@ impl Reaper {
 
     /// Whether members of this very session are claimed, be it on another's ladder.
     pub fn has_members_of(&self, session: SessionId) -> bool {
-        self.targets.values().any(|target| target.session == session)
+        self.targets
+            .values()
+            .any(|target| target.session == session)
     }
 
     /// Whether something waits to be signalled.
@@ -111,9 +113,15 @@ impl Reaper {
         let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
             return false;
         };
-        let Some(session) = node.session else { return false };
-        let Some((ladder, _)) = model.sessions.due(session) else { return false };
-        let Some(due) = decision.due else { return false };
+        let Some(session) = node.session else {
+            return false;
+        };
+        let Some((ladder, _)) = model.sessions.due(session) else {
+            return false;
+        };
+        let Some(due) = decision.due else {
+            return false;
+        };
         let (ladder, late) = (ladder.id, decision.reason == Reason::BornWhileDue);
         let held = !self.observe && self.step_on(ladder, late) && node.orphaned.is_none();
         self.last_token += 1;
@@ -216,11 +224,19 @@ impl Reaper {
     }
 
     fn signal(&mut self, model: &mut Model, key: Key) -> Result<(), Released> {
-        let Some(target) = self.targets.get_mut(&key) else { return Ok(()) };
-        let Some(pidfd) = &target.pidfd else { return Ok(()) };
+        let Some(target) = self.targets.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(pidfd) = &target.pidfd else {
+            return Ok(());
+        };
         if target.ended.is_some() {
             let waited_for = target.first_signal.is_some();
-            return if waited_for { Ok(()) } else { Err(Released::Gone) };
+            return if waited_for {
+                Ok(())
+            } else {
+                Err(Released::Gone)
+            };
         }
         let decision = send::verify(model, key, pidfd)?;
         if !std::mem::replace(&mut target.told, true) {
@@ -232,7 +248,11 @@ impl Reaper {
         // The init of a pid namespace ignores SIGTERM unless it has a handler for it.
         let namespace_init = model.tree.get(key).is_some_and(|node| node.namespace_init);
         let gentle = ladder.is_gentle() && !namespace_init;
-        let signal = if gentle { Signal::SIGTERM } else { Signal::SIGKILL };
+        let signal = if gentle {
+            Signal::SIGTERM
+        } else {
+            Signal::SIGKILL
+        };
         if target.strongest == Some(signal) {
             return Ok(());
         }
@@ -243,7 +263,11 @@ impl Reaper {
                 let latency = due_at.map(|due_at| now.saturating_sub(due_at));
                 target.first_signal.get_or_insert(now);
                 target.strongest = Some(signal);
-                self.reports.push(Report::Signal(Sent { key, signal, latency }));
+                self.reports.push(Report::Signal(Sent {
+                    key,
+                    signal,
+                    latency,
+                }));
             }
             // Between the last look and now: its exit record is on its way.
             Err(nix::Error::ESRCH) => {}
@@ -263,7 +287,9 @@ impl Reaper {
         let mut unrecorded = Vec::new();
         let ready = self.confirm.ready();
         for token in &ready {
-            let Some(key) = self.tokens.get(token).copied() else { continue };
+            let Some(key) = self.tokens.get(token).copied() else {
+                continue;
+            };
             match self.targets.get(&key).and_then(|target| target.ended) {
                 Some(ended) => self.finish(key, Outcome::Ended(ended)),
                 None => unrecorded.push(key),
@@ -346,7 +372,9 @@ impl Reaper {
     }
 
     fn finish(&mut self, key: Key, outcome: Outcome) {
-        let Some(target) = self.targets.remove(&key) else { return };
+        let Some(target) = self.targets.remove(&key) else {
+            return;
+        };
         self.tokens.remove(&target.token);
         // There is room for another pidfd now.
         self.queue.append(&mut self.starved);
@@ -361,7 +389,9 @@ impl Reaper {
         let ladder = self.ladders.get_mut(&target.ladder);
         if ladder.is_some_and(|ladder| ladder.finished(sys::monotonic())) {
             self.ladders.remove(&target.ladder);
-            self.reports.push(Report::Done { session: target.ladder });
+            self.reports.push(Report::Done {
+                session: target.ladder,
+            });
         }
     }
 

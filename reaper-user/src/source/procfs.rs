@@ -10,8 +10,10 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
@@ -72,6 +74,16 @@ pub struct Procfs {
     cgroups: Option<PathBuf>,
 }
 
+impl Snapshot {
+    fn and(mut self, mut other: Snapshot) -> Snapshot {
+        self.rows.append(&mut other.rows);
+        self.zombies += other.zombies;
+        self.vanished += other.vanished;
+        self.unreadable += other.unreadable;
+        self
+    }
+}
+
 impl Default for Procfs {
     fn default() -> Procfs {
         Procfs::new("/proc")
@@ -91,24 +103,44 @@ impl Procfs {
     /// # Errors
     /// If the directory itself cannot be listed to its end.
     pub fn snapshot(&self) -> Result<Snapshot, ProcfsError> {
-        let mut reader = Reader::new(self);
-        let mut all = Snapshot::default();
         let listing = |source| ProcfsError::Read {
             path: self.root.clone(),
             source,
         };
+        let mut pids: Vec<u32> = Vec::new();
         for entry in std::fs::read_dir(&self.root).map_err(listing)? {
-            let Some(pid) = number(entry.map_err(listing)?.file_name().as_bytes()) else {
-                continue;
+            pids.extend(number::<u32>(
+                entry.map_err(listing)?.file_name().as_bytes(),
+            ));
+        }
+        // Reading is all system calls, which do not stand in each other's way.
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+        let share = pids.len().div_ceil(threads).max(64);
+        let parts: Vec<Snapshot> = std::thread::scope(|scope| {
+            let parts = pids
+                .chunks(share)
+                .map(|pids| scope.spawn(|| self.part(pids)));
+            let parts: Vec<_> = parts.collect();
+            let join = |part: ScopedJoinHandle<'_, _>| {
+                part.join().unwrap_or_else(|panic| resume_unwind(panic))
             };
-            match reader.look(pid) {
+            parts.into_iter().map(join).collect()
+        });
+        Ok(parts.into_iter().fold(Snapshot::default(), Snapshot::and))
+    }
+
+    fn part(&self, pids: &[u32]) -> Snapshot {
+        let mut reader = Reader::new(self);
+        let mut all = Snapshot::default();
+        for pid in pids {
+            match reader.look(*pid) {
                 Ok(Look::Alive(row)) => all.rows.push(row),
                 Ok(Look::Zombie) => all.zombies += 1,
                 Ok(Look::Vanished) => all.vanished += 1,
                 Err(_) => all.unreadable += 1,
             }
         }
-        Ok(all)
+        all
     }
 
     /// One process.

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
 
 use super::raw;
 
@@ -42,9 +44,13 @@ pub fn play(role: &[String]) -> Result<()> {
 fn load() -> Result<()> {
     nix::sys::prctl::set_child_subreaper(true).context("cannot become a subreaper")?;
     for order in std::io::stdin().lock().lines() {
-        match obey(&order?) {
-            Ok(answer) => println!("ok {answer}"),
-            Err(error) => println!("{error:#}"),
+        let answer = match obey(&order?) {
+            Ok(answer) => format!("ok {answer}\n"),
+            Err(error) => format!("{error:#}\n"),
+        };
+        if std::io::stdout().write_all(answer.as_bytes()).is_err() {
+            // Nobody is there any more to tell of it.
+            break;
         }
     }
     // The sleepers have seen the end as well.
@@ -57,6 +63,7 @@ fn obey(order: &str) -> Result<u64> {
     let numbers = words.iter().skip(1).map(|word| word.parse());
     let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().context("no number")?;
     match (words[0], &numbers[..]) {
+        ("pin", &[]) => pin(),
         ("spawn", &[n]) => timed(n, || {
             let status = Command::new("/bin/true").stdin(Stdio::null()).status();
             ensure!(status.context("cannot start /bin/true")?.success());
@@ -82,6 +89,19 @@ fn obey(order: &str) -> Result<u64> {
         }
         _ => bail!("no such order: {order}"),
     }
+}
+
+/// Stays on one CPU from now on, its children as well: where they are put matters more than who watches.
+/// Says which.
+fn pin() -> Result<u64> {
+    let allowed = sched_getaffinity(Pid::this())?;
+    let cpus = (0..CpuSet::count()).rev();
+    let mut usable = cpus.filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let cpu = usable.next().context("no CPU to run on")?;
+    let mut one = CpuSet::new();
+    one.set(cpu)?;
+    sched_setaffinity(Pid::this(), &one).context("cannot stay on one CPU")?;
+    Ok(cpu as u64)
 }
 
 /// Nanoseconds that `n` times take.
@@ -151,8 +171,15 @@ fn agent(orphans: usize) -> Result<()> {
 }
 
 fn orphan() -> Result<()> {
-    std::io::stdout().write_all(b".")?;
-    std::io::stdout().flush()?;
+    let mut output = std::io::stdout();
+    if output
+        .write_all(b".")
+        .and_then(|()| output.flush())
+        .is_err()
+    {
+        // Nobody waits for it.
+        return Ok(());
+    }
     hangup(std::io::stdin(), PollTimeout::NONE)?;
     Ok(())
 }

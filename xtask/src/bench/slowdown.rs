@@ -30,7 +30,7 @@ enum Tracer {
 
 /// What is timed, how often at a time, and the goal.
 const WORK: [(&str, &str, u64, Option<f64>); 2] = [
-    ("spawn + exec + wait", "spawn", 200, Some(2.0)),
+    ("spawn + exec + wait of /bin/true", "spawn", 200, Some(2.0)),
     ("vfork + exit + wait", "vfork", 1500, None),
 ];
 
@@ -50,13 +50,13 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
         }
     }
     let mut rows = Vec::new();
-    for (n, (what, order, _, goal)) in WORK.iter().enumerate() {
+    for (n, (what, _, _, goal)) in WORK.iter().enumerate() {
         let alone = Row::new(
             format!("{what}, nobody watching"),
             median(&base[n]) / 1e3,
             "µs",
         );
-        rows.push(alone.note(if *order == "spawn" { "/bin/true" } else { "" }));
+        rows.push(alone.note("the load keeps to one CPU"));
         for (tracer, ratios) in present.iter().zip(&ratios) {
             let slower = |part| (quantile(&ratios[n], part) - 1.0) * 100.0;
             let note = format!(
@@ -96,6 +96,7 @@ fn round(
         _ => Place::Outside,
     };
     let mut load = Load::start(bench, place)?;
+    load.obey("pin")?;
     let before = work(&mut load)?;
     let running = tracer.start(bench, &mut load)?;
     let with = work(&mut load)?;
@@ -111,6 +112,8 @@ fn round(
 
 /// Nanoseconds for each kind of work, once.
 fn work(load: &mut Load) -> Result<[f64; WORK.len()]> {
+    // Starting and ending a tracer has the kernel busy for a while yet.
+    std::thread::sleep(Duration::from_millis(150));
     let mut each = [0.0; WORK.len()];
     for (each, (_, order, n, _)) in each.iter_mut().zip(WORK) {
         // Caches and the CPU's clock have to find their way again.
@@ -186,7 +189,6 @@ impl Tracer {
             }
         };
         ensure!(wait::until(watches), "{program} does not come to watch");
-        std::thread::sleep(Duration::from_millis(100));
         Ok(Running::Other(running))
     }
 }

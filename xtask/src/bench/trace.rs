@@ -62,7 +62,8 @@ impl Trace {
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let gone = dir.clone();
         let removed = Undo::later(move || {
-            let _ = fs::remove_dir(gone);
+            // Busy while it is being read, which an interrupt does not end.
+            super::wait::until(|| fs::remove_dir(&gone).is_ok() || !gone.exists());
         });
         let write = |file: &str, text: &str| {
             let path = dir.join(file);

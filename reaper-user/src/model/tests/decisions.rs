@@ -36,6 +36,32 @@ fn this_program_and_its_ancestors_are_not_reaped_inside_an_agents_session_either
 }
 
 #[test]
+fn an_ancestor_of_this_program_that_is_known_from_its_fork_only_is_not_reaped_either() {
+    for program in ["bash", "tmux"] {
+        let mut w = World::new();
+        let agent = w.spawn(INIT, "claude");
+        let shell = w.spawn(agent, "bash");
+        // Found in /proc with an adopter, before the fork was read.
+        let parent = Key {
+            pid: 70,
+            start: 99 * TICK_NS,
+        };
+        w.row(parent, 1, program);
+        w.row(
+            Key {
+                start: 99 * TICK_NS,
+                ..OWN
+            },
+            70,
+            "reaper",
+        );
+        w.fork_as(parent, shell, shell);
+        w.kill(agent);
+        assert_eq!(w.why(shell), "keep never_self");
+    }
+}
+
+#[test]
 fn pid_1_is_not_reaped_though_it_should_be_an_agent() {
     let mut w = World::new();
     w.exec(INIT, "claude");

@@ -417,6 +417,18 @@ fn a_process_that_the_probes_tell_of_without_its_parent_is_nobodys() {
 }
 
 #[test]
+fn agents_that_are_each_others_children_make_no_loop() {
+    let mut w = World::new();
+    let [a, b] = [10, 11].map(|pid| w.row(key(pid), 1, "claude"));
+    w.fork_as(key(10), b, b);
+    w.fork_as(key(11), a, a);
+    w.kill(key(11));
+    assert_eq!(w.why(a), "reap root_gone");
+    w.kill(key(10));
+    assert_eq!(w.model.sessions.iter().count(), 0);
+}
+
+#[test]
 fn damaged_keys_make_no_loops() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");

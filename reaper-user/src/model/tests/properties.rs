@@ -43,8 +43,6 @@ struct Truth {
     live: BTreeMap<Key, Proc>,
     /// Roots that have exited.
     gone: BTreeSet<Key>,
-    /// Whoever was ever a member of anything.
-    ever: BTreeSet<Key>,
     events: Vec<Event>,
     now: u64,
     next_pid: u32,
@@ -115,7 +113,6 @@ impl Truth {
             pid: self.next_pid,
             start: self.now + 1_000_000,
         };
-        self.ever.extend((!roots.is_empty()).then_some(key));
         self.live.insert(
             key,
             Proc {
@@ -149,7 +146,6 @@ impl Truth {
             "claude" | "codex" if !was_root => roots.insert(0, key),
             _ => {}
         }
-        self.ever.extend((!roots.is_empty()).then_some(key));
         self.live.insert(
             key,
             Proc {
@@ -267,6 +263,8 @@ fn decisions(model: &Model) -> BTreeMap<Key, crate::model::policy::Decision> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn who_is_due_is_who_truly_is(acts in acts()) {
         let truth = Truth::of(&acts, 100);
@@ -336,8 +334,8 @@ proptest! {
         events.extend_from_slice(&truth.events[drained..]);
         let model = told(OWN_PID, &events);
         prop_assert_eq!(model.tree.len(), truth.live.len());
-        let ever: BTreeSet<u32> = pids(&truth.ever);
-        prop_assert!(due(&model).is_subset(&ever));
+        // What the table shows of a parent may be what it became after its child was born.
+        prop_assert!(due(&model).is_subset(&below_agents(&truth.events)));
         prop_assert!(pids(&truth.due()).is_subset(&due(&model)) || drained < before.events.len());
         if drained == before.events.len() {
             prop_assert_eq!(due(&model), pids(&truth.due()));

@@ -126,9 +126,8 @@ impl World {
 
     /// Tells the last `n` events once more.
     pub fn repeat(&mut self, n: usize) {
-        for event in self.events[self.events.len() - n..].to_vec() {
-            self.apply(event);
-        }
+        let again = self.events[self.events.len() - n..].to_vec();
+        again.into_iter().for_each(|event| self.apply(event));
     }
 
     /// A key nobody has had.

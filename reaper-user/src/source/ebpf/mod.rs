@@ -9,6 +9,8 @@ mod error;
 mod record;
 mod ring;
 
+use std::panic::resume_unwind;
+
 use aya::maps::{Array, HashMap, Map, MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::{Ebpf, EbpfLoader};
@@ -174,7 +176,15 @@ impl Source {
             }
         };
         check_abi(object)?;
-        let kernel = Kernel::probe()?;
+        // Each of these reads all of the kernel's type information, some 5 MB: side by side, then.
+        let (kernel, btf, mut loader) = std::thread::scope(|scope| {
+            let others = scope.spawn(|| (Kernel::probe(), aya::Btf::from_sys_fs()));
+            let loader = EbpfLoader::new();
+            let (kernel, btf) = others.join().unwrap_or_else(|panic| resume_unwind(panic));
+            (kernel, btf, loader)
+        });
+        let kernel = kernel?;
+        let btf = btf.map_err(|e| SourceError::load(e.into()))?;
         let settings = Settings {
             pid_namespace: sys::pid_namespace_unless_first(),
             exit_has_group_dead: kernel.exit_has_group_dead.into(),
@@ -187,8 +197,7 @@ impl Source {
         } else {
             0
         };
-        let btf = aya::Btf::from_sys_fs().map_err(|e| SourceError::load(e.into()))?;
-        let mut ebpf = EbpfLoader::new()
+        let mut ebpf = loader
             .btf(Some(&btf))
             .override_global("OFFSETS", offsets, true)
             .override_global("SETTINGS", settings, true)
