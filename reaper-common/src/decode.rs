@@ -1,7 +1,7 @@
 //! Bytes from the ring, which are not trusted, to a [`Record`].
 
 use crate::{
-    ABI_VERSION, ARGV_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind, RawKey,
+    ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind, RawKey,
     ReparentRecord,
 };
 
@@ -111,12 +111,18 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
         .iter()
         .find(|k| **k as u16 == header.kind)
         .ok_or(Defect::Kind(header.kind))?;
-    if header.len as usize > bytes.len() {
+    let len = header.len as usize;
+    let Some(record) = bytes.get(..len) else {
         return Err(Defect::Short {
             have: bytes.len(),
-            need: header.len as usize,
+            need: len,
         });
-    }
+    };
+    // No more than the record says it has, from behind its header on.
+    b.0 = record.get(size_of::<Header>()..).ok_or(Defect::Short {
+        have: len,
+        need: size_of::<Header>(),
+    })?;
     match kind {
         Kind::Fork => Ok(Record::Fork(ForkRecord {
             header,
@@ -172,6 +178,9 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
     }
     if usize::from(fixed.filename_len) > FILENAME_MAX {
         return Err(Defect::Length(fixed.filename_len.into()));
+    }
+    if usize::from(fixed.exe_len) >= EXE_MAX + 256 {
+        return Err(Defect::Length(fixed.exe_len.into()));
     }
     let filename = b.take(fixed.filename_len.into())?;
     let argv = b.take(fixed.argv_len as usize)?;

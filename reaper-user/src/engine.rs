@@ -34,6 +34,9 @@ use follow::{Follow, Pending, Tally};
 /// How long records that wake nobody may wait.
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
 
+/// Rounds of deciding and signalling before timers have their turn.
+const ROUNDS_MAX: usize = 64;
+
 /// What the engine is to do.
 pub struct Settings {
     pub mode: Mode,
@@ -109,20 +112,15 @@ impl Engine {
     /// Takes in the process table. What happened since the probes were attached waits in the ring and
     /// is merged afterwards.
     fn seed(&mut self) -> Result<HashSet<u32>, ProcfsError> {
-        let mut rows = self.procfs.snapshot()?.rows;
         // Parents before their children, so that membership finds its way down.
-        rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
+        let rows = self.procfs.snapshot()?.parents_first();
         let pids = rows.iter().map(|row| row.key.pid).collect();
-        // A second time, for those whose parent is younger: it has adopted them.
-        for _ in 0..2 {
-            for row in &rows {
-                let kind = EventKind::Seen(row.clone());
-                self.apply(&Event {
-                    time: sys::boot_time(),
-                    provenance: Provenance::Procfs,
-                    kind,
-                });
-            }
+        for row in rows {
+            self.apply(&Event {
+                time: sys::boot_time(),
+                provenance: Provenance::Procfs,
+                kind: EventKind::Seen(row),
+            });
         }
         Ok(pids)
     }
@@ -149,7 +147,8 @@ impl Engine {
                 ready = ring.readable() => {
                     ready?.clear_ready();
                     self.settle();
-                    (drain_at, asleep) = (Some(Instant::now() + DRAIN_EVERY), false);
+                    let wait = if self.has_work() { Duration::ZERO } else { DRAIN_EVERY };
+                    (drain_at, asleep) = (Some(Instant::now() + wait), false);
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
@@ -197,7 +196,8 @@ impl Engine {
     /// The signals come first: whatever else follows from what was read waits until they are sent.
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
-        loop {
+        // A tree that forks without end must not keep the timers waiting.
+        for _ in 0..ROUNDS_MAX {
             self.decide();
             if self.follow.reaper.has_queued() {
                 self.follow.reaper.open_queued();
@@ -210,13 +210,17 @@ impl Engine {
             self.tell_ladders();
             // What was born before the probes knew of the ladder has woken nobody.
             read += self.drain();
-            if self.follow.pending.is_empty() && !self.follow.reaper.has_queued() {
+            if !self.has_work() {
                 break;
             }
         }
         self.tell_watches();
         self.follow.out.flush();
         read
+    }
+
+    fn has_work(&self) -> bool {
+        !self.follow.pending.is_empty() || self.follow.reaper.has_queued()
     }
 
     /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
@@ -294,7 +298,17 @@ impl Engine {
             .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
             .map(|node| node.key)
             .collect();
-        gone.into_iter().for_each(|key| self.exited_unseen(key));
+        for key in gone {
+            // A row that could not be read is not one that is not there: unknown is never dead.
+            let dead = match self.procfs.read(key.pid) {
+                Ok(Look::Alive(seen)) => !seen.key.same_tick(key),
+                Ok(Look::Zombie | Look::Vanished) => true,
+                Err(_) => false,
+            };
+            if dead {
+                self.exited_unseen(key);
+            }
+        }
     }
 
     /// Reads what is in the ring without looking for losses again.

@@ -114,11 +114,13 @@ impl Model {
                     self.sessions
                         .execed(&mut self.tree, &self.rules, key, now, turns);
                 }
+                self.weigh(key);
             }
             Change::Execed { key } => {
                 self.widen(key);
                 self.sessions
                     .execed(&mut self.tree, &self.rules, key, now, turns);
+                self.weigh(key);
             }
             Change::Exited {
                 ref node,
@@ -156,6 +158,19 @@ impl Model {
     pub fn set_uids(&mut self, key: Key, uids: Uids) {
         if let Some(node) = self.tree.get_mut(key) {
             node.uids = uids;
+        }
+        self.weigh(key);
+    }
+
+    /// Asks the keeping rules about a member, for later.
+    fn weigh(&mut self, key: Key) {
+        let Some(node) = self.tree.get(key) else {
+            return;
+        };
+        let Some(session) = node.session else { return };
+        let rule = policy::weigh(self, node);
+        if let Some(node) = self.tree.get_mut(key) {
+            node.weighed = Some((session, rule));
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Model;
+use super::agent::RuleId;
 use super::event::Key;
 use super::session::RootGone;
 use super::tree::Node;
@@ -146,14 +147,21 @@ fn never(model: &Model, node: &Node) -> Option<Reason> {
 }
 
 fn kept_itself(model: &Model, node: &Node) -> Option<(Reason, Arc<str>)> {
-    let root = model.sessions.get(node.session?)?.uids;
-    let rule = model
-        .rules
-        .rule(model.rules.keep(&node.image, node.uids, root)?);
+    let rule = match node.weighed {
+        Some((session, rule)) if Some(session) == node.session => rule,
+        _ => weigh(model, node),
+    };
+    let rule = model.rules.rule(rule?);
     let reason = if rule.other_uid {
         Reason::OtherUid
     } else {
         Reason::KeepRule
     };
     Some((reason, Arc::clone(&rule.name)))
+}
+
+/// The rule by which a process is kept as a member of its session.
+pub(super) fn weigh(model: &Model, node: &Node) -> Option<RuleId> {
+    let root = model.sessions.get(node.session?)?.uids;
+    model.rules.keep(&node.image, node.uids, root)
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::agent::RuleId;
 use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
 use super::session::SessionId;
 
@@ -46,6 +47,9 @@ pub struct Node {
     /// Membership stopped here, by the rule of this name.
     pub boundary: Option<Arc<str>>,
     pub orphaned: Option<Orphaned>,
+    /// What the keeping rules said of it, as a member of which session: asked for when it becomes one
+    /// and when it runs another program, so that nothing is left to ask when every microsecond counts.
+    pub(super) weighed: Option<(SessionId, Option<RuleId>)>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
@@ -305,6 +309,7 @@ impl Tree {
                 node.image = Arc::clone(image);
                 node.execed = true;
                 node.uids = uids;
+                node.weighed = None;
                 node.pidfd_inode = pidfd_inode;
                 changes.push(Change::Execed { key: node.key });
             }
@@ -392,6 +397,7 @@ impl Tree {
                 session: None,
                 boundary: None,
                 orphaned: None,
+                weighed: None,
                 provenance,
                 kernel_thread: false,
                 namespace_init: false,
@@ -624,6 +630,7 @@ impl Tree {
             Some(known) if known.is_row(seen.key) => {
                 let key = known.key;
                 known.uids = seen.uids;
+                known.weighed = None;
                 if known.is_another_program(&seen.image) {
                     known.image = Arc::clone(&seen.image);
                     known.execed = true;
@@ -659,6 +666,7 @@ impl Tree {
         self.insert(seen.key, birth, provenance, Arc::clone(&seen.image));
         if let Some(node) = self.live.get_mut(&seen.key.pid) {
             node.uids = seen.uids;
+            node.weighed = None;
             node.kernel_thread = seen.kernel_thread;
             node.namespace_init = seen.namespace_init;
             node.execed = true;

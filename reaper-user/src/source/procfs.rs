@@ -27,6 +27,8 @@ mod tests;
 
 /// Bit of a task's flags that says that it is a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
+const PF_EXITING: u64 = 0x4;
 /// The kernel's names have 15 bytes; /proc appends to those of its own workers.
 const COMM_MAX: usize = 15;
 /// More than any file of /proc read here holds, argv aside.
@@ -75,6 +77,40 @@ pub struct Procfs {
 }
 
 impl Snapshot {
+    /// The rows, parents before their children.
+    pub fn parents_first(mut self) -> Vec<Seen> {
+        let parents: HashMap<u32, u32> = self
+            .rows
+            .iter()
+            .map(|row| (row.key.pid, row.parent))
+            .collect();
+        let mut depths: HashMap<u32, usize> = HashMap::with_capacity(parents.len());
+        for row in &self.rows {
+            let mut line = Vec::new();
+            let mut pid = row.key.pid;
+            // Up to where the depth is known, or the top; a loop, which only damage could make, ends it too.
+            while let Some(parent) = parents.get(&pid)
+                && !depths.contains_key(&pid)
+                && line.len() <= parents.len()
+            {
+                line.push(pid);
+                pid = *parent;
+            }
+            let base = depths.get(&pid).copied().unwrap_or(0);
+            for (n, pid) in line.into_iter().rev().enumerate() {
+                depths.insert(pid, base + n + 1);
+            }
+        }
+        self.rows.sort_by_key(|row| {
+            (
+                depths.get(&row.key.pid).copied(),
+                row.key.start,
+                row.key.pid,
+            )
+        });
+        self.rows
+    }
+
     fn and(mut self, mut other: Snapshot) -> Snapshot {
         self.rows.append(&mut other.rows);
         self.zombies += other.zombies;
@@ -386,7 +422,7 @@ impl Stat<'_> {
     }
 
     fn dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
+        matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
 }
 
