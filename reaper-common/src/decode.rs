@@ -1,8 +1,8 @@
 //! Bytes from the ring, which are not trusted, to a [`Record`].
 
 use crate::{
-    ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind, RawKey,
-    ReparentRecord,
+    ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind,
+    RawKey, ReparentRecord,
 };
 
 /// A record that holds what it claims to hold. Borrows its strings from the ring.

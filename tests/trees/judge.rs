@@ -71,10 +71,16 @@ pub fn decided(world: &World, events: &[Event], part: &Part) {
 /// orphaned may be dead before the kernel gives it away, and then has none: `all` asks for it still.
 pub fn adopted(world: &World, events: &[Event], part: &Part, all: bool) {
     let Some(role) = part.adopter else { return };
-    let adopter = if role == "init" { 1 } else { world.one(role).pid };
+    let adopter = if role == "init" {
+        1
+    } else {
+        world.one(role).pid
+    };
     for who in world.cast(part.role) {
         // Told with the orphan if it was known then, else by the kernel's own word for it.
-        let told = events.iter().filter(|e| e.is("orphan", who) || e.is("reparent", who));
+        let told = events
+            .iter()
+            .filter(|e| e.is("orphan", who) || e.is("reparent", who));
         let told = told.filter_map(|e| e.adopter_pid).next();
         if all || told.is_some() {
             assert_eq!(told, Some(adopter), "adopter of '{}' ({who:?})", part.role);

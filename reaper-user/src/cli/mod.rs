@@ -19,6 +19,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::config::ConfigError;
 use crate::engine::EngineError;
 use crate::source::ebpf;
+use crate::sys;
 
 /// Reaps what AI coding agents leave behind.
 ///
@@ -153,6 +154,7 @@ impl Failure {
 
 /// Runs the command that the arguments name; gives its exit status.
 pub fn main() -> ExitCode {
+    sys::keep_little();
     let cli = Cli::parse();
     log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
     let result = match cli.command {

@@ -73,6 +73,17 @@ pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
+/// Has large pieces of memory come from the system and go back there, each on its own, whatever was
+/// freed before. Otherwise the allocator learns from the first ones, which are only needed to load the
+/// probes, to keep such pieces for good.
+pub fn keep_little() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number of the allocator's.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10)
+    };
+}
+
 /// Gives freed memory back to the system: loading the probes needs far more than running them.
 pub fn trim() {
     // SAFETY: takes no memory that is in use.

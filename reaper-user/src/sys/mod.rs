@@ -6,7 +6,7 @@ pub mod pidfd;
 mod ready;
 mod thread;
 
-pub use memory::{Position, bytes_of, page_size, trim};
+pub use memory::{Position, bytes_of, keep_little, page_size, trim};
 pub use ready::readable;
 pub use thread::{prioritise, raise_open_files};
 
