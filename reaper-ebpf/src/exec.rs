@@ -12,7 +12,7 @@ use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, Kind};
 
 use crate::maps::{EVENTS, dropped, header, wake};
 use crate::path;
-use crate::task::{Task, load, offset, visible_number};
+use crate::task::{Task, load, masked, offset, visible_number_at};
 
 /// Bytes of the record's fixed part.
 const FIXED: usize = size_of::<ExecRecord>();
@@ -64,8 +64,8 @@ pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
             cgroup_id: bpf_get_current_cgroup_id(),
             uid,
             euid,
-            pgid: visible_number(load(signal, offset!(signal_pids) + PGID)),
-            sid: visible_number(load(signal, offset!(signal_pids) + SID)),
+            pgid: visible_number_at(signal, offset!(signal_pids) + PGID),
+            sid: visible_number_at(signal, offset!(signal_pids) + SID),
             tty: terminal(signal),
             old_tid: ctx.arg(1),
             argv_full_len,
@@ -100,10 +100,11 @@ unsafe fn filename(bprm: *const u8, out: *mut u8) -> usize {
         let name: *const u8 = load(bprm, offset!(bprm_filename));
         bpf_probe_read_kernel_str(out.cast(), FILENAME_MAX as u32, name.cast())
     };
-    if n <= 0 || n > FILENAME_MAX as i64 {
-        0
+    // Without its NUL; an error is no name.
+    if n > 0 {
+        masked::<{ FILENAME_MAX as i32 - 1 }>(n.cast_unsigned() - 1)
     } else {
-        n as usize - 1
+        0
     }
 }
 

@@ -161,7 +161,8 @@ unsafe extern "C" fn each_child(_: u32, walk: *mut Walk) -> i64 {
 impl Walk {
     #[inline(always)]
     fn new(task: Task, parent: RawKey, all: bool) -> Walk {
-        let threads = task.signal() as u64 + offset!(signal_thread_head) as u64;
+        let signal: u64 = read(task.as_ptr(), offset!(task_signal));
+        let threads = signal + offset!(signal_thread_head) as u64;
         let adopter = adopter(task, all);
         // Before the first thread, as if the one before it had been walked.
         Walk {

@@ -4,12 +4,14 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel_str;
 use reaper_common::EXE_MAX;
 
-use crate::task::{load, offset, read};
+use crate::task::{load, masked, offset, read};
 
 /// Longest name of one component with its NUL (`NAME_MAX` + 1).
 const NAME: usize = 256;
-/// Room that [`components`] needs at its destination.
-pub const ROOM: usize = EXE_MAX + NAME;
+/// Room that [`components`] needs at its destination, as the verifier sees it: it is told of bounds by
+/// masks, whose smallest fitting one is twice the true bound.
+pub const ROOM: usize = 2 * EXE_MAX + NAME;
+const MASK: i32 = 2 * EXE_MAX as i32 - 1;
 /// Directory entries walked at most within the file's own mount, and beyond it.
 const WITHIN: usize = 16;
 const BEYOND: usize = 12;
@@ -21,6 +23,15 @@ const BEYOND: usize = 12;
 /// `file` was reached by typed loads; `out` points to [`ROOM`] bytes of map memory.
 #[inline(always)]
 pub unsafe fn components(file: *const u8, out: *mut u8) -> (usize, bool) {
+    // SAFETY: as the caller promises.
+    let (len, cut) = unsafe { walk(file, out) };
+    (masked::<MASK>(len as u64), cut)
+}
+
+/// # Safety
+/// As [`components`].
+#[inline(always)]
+unsafe fn walk(file: *const u8, out: *mut u8) -> (usize, bool) {
     let path = file.wrapping_add(offset!(file_path));
     let mut len = 0usize;
     // SAFETY: typed loads all the way up, which cost next to nothing; most files are on the first mount.
@@ -42,7 +53,8 @@ pub unsafe fn components(file: *const u8, out: *mut u8) -> (usize, bool) {
         if !at_root {
             return (len, true);
         }
-        mnt
+        // Copied from here on: the verifier lets nobody go back from a typed pointer.
+        read(path, offset!(path_mnt))
     };
     let Some((mut mnt, mut dentry)) = mounted_on(mnt) else {
         return (len, false);
@@ -87,11 +99,12 @@ unsafe fn append(name: *const u8, out: *mut u8, len: &mut usize) -> bool {
     if *len > EXE_MAX {
         return false;
     }
-    // SAFETY: `len` is at most EXE_MAX, so a name fits into the room the caller promised.
-    let n = unsafe { bpf_probe_read_kernel_str(out.add(*len).cast(), NAME as u32, name.cast()) };
+    let at = masked::<MASK>(*len as u64);
+    // SAFETY: within the room that the caller promised.
+    let n = unsafe { bpf_probe_read_kernel_str(out.add(at).cast(), NAME as u32, name.cast()) };
     if n <= 0 {
         return false;
     }
-    *len += n as usize & (2 * NAME - 1);
+    *len = at + masked::<{ 2 * NAME as i32 - 1 }>(n.cast_unsigned());
     true
 }

@@ -36,6 +36,15 @@ pub fn read<T: Copy>(base: *const u8, offset: usize) -> T {
     value
 }
 
+/// Cuts a number to the bits of `MASK`, in a way that the compiler cannot take out for knowing better:
+/// older verifiers lose a bound when a value is kept on the stack or copied before it is compared.
+#[inline(always)]
+pub fn masked<const MASK: i32>(mut value: u64) -> usize {
+    // SAFETY: arithmetic on a register.
+    unsafe { core::arch::asm!("{0} &= {1}", inout(reg) value, const MASK) };
+    value as usize
+}
+
 /// Loads through a pointer that the verifier has typed.
 ///
 /// # Safety
@@ -105,7 +114,7 @@ impl Task {
         let pid = if namespace() == 0 {
             self.load(offset!(task_tgid))
         } else {
-            visible_number(leader.load(offset!(task_thread_pid)))
+            visible_number(read(leader.0, offset!(task_thread_pid)))
         };
         RawKey {
             pid,
@@ -144,7 +153,12 @@ impl Task {
         let pid: *const u8 = self.load(offset!(task_thread_pid));
         // SAFETY: reached by a typed load.
         let level: u32 = unsafe { load(pid, offset!(pid_level)) };
-        level > 0 && read::<u32>(upid(pid, level), offset!(upid_nr)) == 1
+        if level == 0 {
+            return false;
+        }
+        // Copied this time: the verifier lets nobody add what it does not know to a typed pointer.
+        let pid: *const u8 = read(self.0, offset!(task_thread_pid));
+        read::<u32>(upid(pid, level), offset!(upid_nr)) == 1
     }
 }
 
@@ -174,6 +188,21 @@ pub fn visible_number(pid: *const u8) -> u32 {
         }
     }
     0
+}
+
+/// The same of a `struct pid` whose address is at an offset from a typed pointer.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+pub unsafe fn visible_number_at(base: *const u8, offset: usize) -> u32 {
+    if namespace() == 0 {
+        // SAFETY: as the caller promises.
+        let pid: *const u8 = unsafe { load(base, offset) };
+        read(pid, offset!(pid_numbers) + offset!(upid_nr))
+    } else {
+        visible_number(read(base, offset))
+    }
 }
 
 /// Identity of the process of a task that is reached by copying.

@@ -88,6 +88,8 @@ fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
 /// The first and the last line of an error: between them the verifier prints thousands.
 fn brief(error: BoxError) -> BoxError {
     let text = error.to_string();
+    // All of it for whoever asks for the probes' diagnostics.
+    tracing::debug!(target: "reaper_ebpf", "{text}");
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let first = lines.next().unwrap_or_default().to_owned();
     match lines.rfind(|line| !line.starts_with("processed ") && !line.contains("verification time"))
