@@ -179,7 +179,7 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
     if usize::from(fixed.filename_len) > FILENAME_MAX {
         return Err(Defect::Length(fixed.filename_len.into()));
     }
-    if usize::from(fixed.exe_len) >= EXE_MAX + 256 {
+    if usize::from(fixed.exe_len) > EXE_MAX + 256 {
         return Err(Defect::Length(fixed.exe_len.into()));
     }
     let filename = b.take(fixed.filename_len.into())?;

@@ -11,14 +11,12 @@ pub struct Offsets {
     pub task_group_leader: u32,
     pub task_start_boottime: u32,
     pub task_exit_code: u32,
-    pub task_exit_state: u32,
     pub task_signal: u32,
     pub task_children: u32,
     pub task_sibling: u32,
     pub task_thread_node: u32,
     pub task_thread_pid: u32,
     pub task_mm: u32,
-    pub task_comm: u32,
     pub task_cred: u32,
     pub cred_uid: u32,
     pub cred_euid: u32,
@@ -42,7 +40,6 @@ pub struct Offsets {
     pub driver_minor_start: u32,
     pub pid_level: u32,
     pub pid_numbers: u32,
-    pub pid_tasks: u32,
     /// `pid.ino`; [`ABSENT`] before 6.9.
     pub pid_ino: u32,
     pub upid_nr: u32,
@@ -82,7 +79,7 @@ pub struct Settings {
 
 /// Index into the control map: 1 while the reader sleeps until it is woken; the first record clears it.
 pub const CONTROL_IDLE: u32 = 0;
-/// Index into the control map: number of ladders open; while there is one, every record wakes the reader.
+/// Index into the control map: 1 while a ladder is open, and every record wakes the reader.
 pub const CONTROL_LADDERS: u32 = 1;
 /// Number of slots of the control map.
 pub const CONTROL_SLOTS: u32 = 2;

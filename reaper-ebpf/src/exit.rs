@@ -141,6 +141,8 @@ fn count_children(task: Task) -> (bool, u32) {
 /// A walk over the children of every thread of a process: they hang on the thread that made them.
 #[repr(C)]
 struct Walk {
+    /// The process's `signal_struct`, which all its threads share and no other has.
+    signal: u64,
     /// Start of the list of threads, in the shared `signal_struct`.
     threads: u64,
     /// The thread whose children are walked, by its place in that list.
@@ -166,6 +168,7 @@ impl Walk {
         let adopter = adopter(task, all);
         // Before the first thread, as if the one before it had been walked.
         Walk {
+            signal,
             threads,
             thread: threads,
             head: 0,
@@ -192,7 +195,16 @@ impl Walk {
             return true;
         }
         let child = (self.node as *const u8).wrapping_sub(offset!(task_sibling));
-        self.node = read(self.node as *const u8, 0);
+        let next: u64 = read(self.node as *const u8, 0);
+        let parent: *const u8 = read(child, offset!(task_real_parent));
+        // Another thread of the process may be giving its children away right now: then the list goes on
+        // into the adopter's, or a child that was taken out points to itself. The kernel sets the parent
+        // first, so whoever has another one ends the list.
+        if read::<u64>(parent, offset!(task_signal)) != self.signal || next == self.node {
+            self.node = self.head;
+            return false;
+        }
+        self.node = next;
         // A leader may be a zombie while its other threads run; a process without a live one has exited.
         let signal: *const u8 = read(child, offset!(task_signal));
         if read::<u32>(signal, offset!(signal_live)) != 0 {

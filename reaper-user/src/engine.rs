@@ -10,26 +10,26 @@
 //! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
 //! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
 
+mod decide;
 mod follow;
+mod gaps;
 
 use std::io;
 use std::time::Duration;
 
-use hashbrown::{HashMap, HashSet};
-use nix::sys::signal::Signal;
+use hashbrown::HashMap;
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{EventScope, Mode};
-use crate::export::{Body, Count, Names, Record, SessionRef, Sink, Who};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::model::policy::{Decision, Verdict};
+use crate::export::{Body, Count, Record, Sink, Who};
+use crate::model::event::{Event, Key};
 use crate::model::session::SessionId;
 use crate::model::{Model, Scope};
-use crate::reap::{Outcome, Reaper, Released, Report, Times};
+use crate::reap::{Reaper, Times};
 use crate::source::ebpf::{Lost, Source, SourceError};
-use crate::source::procfs::{Look, Procfs, ProcfsError};
+use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
-use follow::{Follow, Pending, Tally};
+use follow::{Follow, Tally};
 
 /// How long records that wake nobody may wait.
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
@@ -70,7 +70,7 @@ pub struct Engine {
     claimed: HashMap<Key, Who>,
     sessions: HashMap<SessionId, Tally>,
     lost: Lost,
-    ladders_told: usize,
+    ladders_told: bool,
     count: Count,
 }
 
@@ -94,7 +94,7 @@ impl Engine {
             claimed: HashMap::new(),
             sessions: HashMap::new(),
             lost: Lost::default(),
-            ladders_told: 0,
+            ladders_told: false,
             count: Count::default(),
         };
         engine.seed()?;
@@ -109,22 +109,6 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Takes in the process table. What happened since the probes were attached waits in the ring and
-    /// is merged afterwards.
-    fn seed(&mut self) -> Result<HashSet<u32>, ProcfsError> {
-        // Parents before their children, so that membership finds its way down.
-        let rows = self.procfs.snapshot()?.parents_first();
-        let pids = rows.iter().map(|row| row.key.pid).collect();
-        for row in rows {
-            self.apply(&Event {
-                time: sys::boot_time(),
-                provenance: Provenance::Procfs,
-                kind: EventKind::Seen(row),
-            });
-        }
-        Ok(pids)
-    }
-
     /// Works until `stop` is done; gives what it answers and what was done.
     ///
     /// # Errors
@@ -135,50 +119,50 @@ impl Engine {
     ) -> Result<Count, EngineError> {
         let ring = sys::readable(self.source.ring())?;
         let confirm = sys::readable(self.follow.reaper.confirm())?;
-        let mut drain_at = Some(Instant::now() + DRAIN_EVERY);
-        let mut asleep = false;
+        let mut rest = Rest::default();
         tokio::pin!(stop);
         let reason = loop {
+            // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
+            if self
+                .follow
+                .reaper
+                .next_deadline()
+                .is_some_and(|at| at <= sys::monotonic())
+            {
+                let procfs = &self.procfs;
+                self.follow.reaper.tick(|key| {
+                    let state = procfs.state(key.pid).unwrap_or('?');
+                    (state, procfs.rss_bytes(key.pid).unwrap_or(0))
+                });
+                rest.read(self.settle());
+            }
+            if rest.is_over() {
+                rest.looked(self.settle());
+                self.find_adopters();
+                if rest.says_asleep() {
+                    self.source.set_idle(true)?;
+                    self.look_for_loss();
+                }
+            }
             let deadline = self.follow.reaper.next_deadline().map(|at| {
                 Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
             });
             tokio::select! {
                 biased;
+                reason = &mut stop => break reason,
                 ready = ring.readable() => {
                     ready?.clear_ready();
                     self.settle();
-                    let wait = if self.has_work() { Duration::ZERO } else { DRAIN_EVERY };
-                    (drain_at, asleep) = (Some(Instant::now() + wait), false);
+                    rest.read(1);
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
                     self.confirm();
-                    self.settle();
+                    rest.read(self.settle());
                 }
-                () = at(deadline) => {
-                    let procfs = &self.procfs;
-                    self.follow.reaper.tick(|key| {
-                        (procfs.state(key.pid).unwrap_or('?'), procfs.rss_bytes(key.pid).unwrap_or(0))
-                    });
-                    self.settle();
-                }
-                () = at(drain_at) => {
-                    let read = self.settle();
-                    self.find_adopters();
-                    drain_at = if read > 0 {
-                        asleep = false;
-                        Some(Instant::now() + DRAIN_EVERY)
-                    } else if !asleep {
-                        // One more look: a probe may have committed on what was said before.
-                        asleep = true;
-                        self.source.set_idle(true)?;
-                        self.look_for_loss();
-                        Some(Instant::now() + DRAIN_EVERY)
-                    } else {
-                        None
-                    };
-                }
-                reason = &mut stop => break reason,
+                () = at(deadline) => {}
+                () = at(rest.until) => {}
+                () = std::future::ready(()), if self.has_work() => rest.read(self.settle()),
             }
         };
         self.settle();
@@ -200,22 +184,41 @@ impl Engine {
         for _ in 0..ROUNDS_MAX {
             self.decide();
             if self.follow.reaper.has_queued() {
-                self.follow.reaper.open_queued();
-                let lost = self.lost.total;
-                read += self.drain();
-                let lossless = self.lost.total == lost;
-                self.follow.reaper.signal_queued(&mut self.model, lossless);
+                read += self.signal();
             }
             self.report();
             self.tell_ladders();
             // What was born before the probes knew of the ladder has woken nobody.
             read += self.drain();
+            self.follow.out.flush();
             if !self.has_work() {
+                // All that is due by now is claimed, so a ladder without a claim is at its end.
+                self.follow.reaper.close_empty();
+                self.report();
+                self.tell_ladders();
                 break;
             }
         }
         self.tell_watches();
         self.follow.out.flush();
+        read
+    }
+
+    /// Opens what is queued, reads what has happened by then, and signals what is still due.
+    fn signal(&mut self) -> u64 {
+        self.follow.reaper.open_queued();
+        let vouching = self.follow.reaper.needs_vouching(&self.model);
+        let lost = self.lost.total;
+        let read = self.drain();
+        // A record that was dropped says so only in the next one: what rests on there being none asks.
+        let now = if vouching {
+            self.source.lost().total
+        } else {
+            lost
+        };
+        self.follow
+            .reaper
+            .signal_queued(&mut self.model, now == lost && self.lost.total == lost);
         read
     }
 
@@ -241,6 +244,8 @@ impl Engine {
                 count: drained.malformed,
                 reason: defect.to_string(),
             });
+            // What it would have told is as good as lost.
+            self.reconcile();
         }
         if drained.lost > self.lost.total {
             self.look_for_loss();
@@ -257,6 +262,11 @@ impl Engine {
 
     /// Does what following the model's steps has left to do.
     fn followed(&mut self) {
+        if self.follow.closed.is_empty() {
+            return;
+        }
+        // What has become of its members comes before its end.
+        self.report();
         for (id, session) in std::mem::take(&mut self.follow.closed) {
             self.sessions.entry(id).or_default().closed = Some(session);
             // Told once the ends are confirmed, which comes after the exit records.
@@ -264,72 +274,6 @@ impl Engine {
                 self.close(id);
             }
         }
-    }
-
-    /// If records were lost, says so and finds in /proc what they would have told.
-    fn look_for_loss(&mut self) {
-        let lost = self.source.lost();
-        if lost.total == self.lost.total {
-            return;
-        }
-        let since = lost.since(&self.lost);
-        self.count.lost += since.total;
-        self.lost = lost;
-        self.tell(Body::Lost {
-            total: since.total,
-            by_kind: since.named(),
-        });
-        let before = sys::boot_time();
-        match self.seed() {
-            Ok(living) => self.forget_vanished(&living, before),
-            Err(error) => {
-                tracing::error!("{error}: what was lost stays unknown until the next look")
-            }
-        }
-    }
-
-    /// Processes that were known before a look at /proc and were not found by it have exited.
-    fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) {
-        self.source_catches_up();
-        let gone: Vec<Key> = self
-            .model
-            .tree
-            .iter()
-            .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
-            .map(|node| node.key)
-            .collect();
-        for key in gone {
-            // A row that could not be read is not one that is not there: unknown is never dead.
-            let dead = match self.procfs.read(key.pid) {
-                Ok(Look::Alive(seen)) => !seen.key.same_tick(key),
-                Ok(Look::Zombie | Look::Vanished) => true,
-                Err(_) => false,
-            };
-            if dead {
-                self.exited_unseen(key);
-            }
-        }
-    }
-
-    /// Reads what is in the ring without looking for losses again.
-    fn source_catches_up(&mut self) {
-        let told = std::mem::replace(&mut self.lost.total, u64::MAX);
-        self.drain();
-        self.lost.total = told;
-    }
-
-    fn exited_unseen(&mut self, key: Key) {
-        let kind = EventKind::Exit {
-            key,
-            parent: None,
-            ended: Ended::Unknown,
-            peak_rss: 0,
-        };
-        self.apply(&Event {
-            time: sys::boot_time(),
-            provenance: Provenance::Inferred,
-            kind,
-        });
     }
 
     /// Tells the probes whose exit is to wake this thread at once.
@@ -343,231 +287,13 @@ impl Engine {
         }
     }
 
-    /// Takes note of the ends that pidfds tell of.
-    fn confirm(&mut self) {
-        loop {
-            let (ready, unrecorded) = self.follow.reaper.confirm_ended();
-            if ready == 0 {
-                return;
-            }
-            for key in unrecorded {
-                // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
-                self.drain();
-                if self.model.tree.get(key).is_some() {
-                    self.exited_unseen(key);
-                }
-                self.follow.reaper.ended_unrecorded(key);
-            }
-        }
-    }
-
-    fn decide(&mut self) {
-        let (mut keys, mut ended) = (Vec::new(), Vec::new());
-        for pending in std::mem::take(&mut self.follow.pending) {
-            match pending {
-                Pending::Process(key) => keys.push(key),
-                Pending::Session(id) => {
-                    ended.push(id);
-                    let members = self
-                        .model
-                        .sessions
-                        .inwards(id)
-                        .flat_map(|session| session.members());
-                    keys.extend(
-                        members
-                            .filter_map(|pid| self.model.tree.by_pid(pid))
-                            .map(|node| node.key),
-                    );
-                }
-            }
-        }
-        // The oldest first: parents before the children they may still beget.
-        keys.sort_unstable_by_key(|key| (key.start, key.pid));
-        keys.dedup();
-        keys.into_iter().for_each(|key| self.decide_one(key));
-        for id in ended {
-            // Nothing to be reaped: it is over but for what is kept.
-            if self.settings.mode == Mode::Enforce && !self.follow.reaper.is_open(id) {
-                self.close(id);
-            }
-        }
-    }
-
-    fn decide_one(&mut self, key: Key) {
-        let Some(node) = self.model.tree.get(key) else {
-            return;
-        };
-        let decision = self.model.decide(key);
-        let known = (decision.verdict, decision.reason);
-        let news = self.follow.decided.insert(key, known) != Some(known);
-        match decision.verdict {
-            // Told once it is verified, which changes it where the process has changed its uid.
-            Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
-                if self.follow.reaper.claim(&self.model, key, &decision) {
-                    let who = Who::new(&self.model, node);
-                    self.claimed.insert(key, who);
-                }
-            }
-            Verdict::Keep if news => {
-                if let Some(id) = node.session.filter(|_| decision.due.is_some()) {
-                    self.count.kept += 1;
-                    self.sessions.entry(id).or_default().kept += 1;
-                }
-                let who = Who::new(&self.model, node);
-                self.tell_decision(who, &decision);
-            }
-            Verdict::Reap | Verdict::Keep => {}
-        }
-    }
-
-    fn tell_decision(&mut self, who: Who, decision: &Decision) {
-        let verdict = match decision.verdict {
-            Verdict::Reap => "reap",
-            Verdict::Keep => "keep",
-        };
-        let (reason, rule) = (decision.reason.name(), decision.rule.clone());
-        let names = Names {
-            verdict,
-            reason,
-            rule,
-        };
-        self.tell(Body::Decision { who, names });
-    }
-
-    /// Tells what the reaper has done.
-    fn report(&mut self) {
-        for report in self.follow.reaper.take_reports() {
-            match report {
-                Report::Decided { key, decision } => {
-                    if let Some(who) = self.claimed.get(&key).cloned() {
-                        self.tell_decision(who, &decision);
-                    }
-                }
-                Report::Signal(sent) => {
-                    self.count.signals += 1;
-                    if let Some(who) = self.claimed.get(&sent.key).cloned() {
-                        self.tell(Body::Signal { who, sent });
-                    }
-                }
-                Report::Outcome {
-                    key,
-                    session,
-                    outcome,
-                    signal,
-                    duration,
-                } => {
-                    self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
-                }
-                // What is left of it, if anything, is kept.
-                Report::Done { session } => self.close(session),
-            }
-        }
-    }
-
-    fn outcome(
-        &mut self,
-        key: Key,
-        session: SessionId,
-        outcome: Outcome,
-        signal: Option<&'static str>,
-        duration: Option<u64>,
-    ) {
-        let tally = self.sessions.entry(session).or_default();
-        match outcome {
-            Outcome::Ended(_) => {
-                self.count.reaped += 1;
-                tally.reaped += 1;
-            }
-            Outcome::Failed(_) => {
-                self.count.failed += 1;
-                tally.failed += 1;
-            }
-            // Decided about anew, from what is known now.
-            Outcome::Released(Released::NotDue(_)) => {
-                self.follow.pending.push(Pending::Process(key))
-            }
-            Outcome::Released(_) => {}
-        }
-        let closed = tally.closed.is_some();
-        if let Some(who) = self.claimed.remove(&key)
-            && outcome != Outcome::Released(Released::Observed)
-        {
-            self.tell(Body::Outcome {
-                who,
-                outcome,
-                signal,
-                duration,
-            });
-        }
-        if closed && !self.follow.reaper.has_members_of(session) {
-            self.close(session);
-        }
-    }
-
-    /// Tells that a session is over, once: of what was due nothing is left but what is kept.
-    fn close(&mut self, id: SessionId) {
-        let tally = self.sessions.entry(id).or_default();
-        let living = self.model.sessions.get(id).map(SessionRef::from);
-        let over = living.is_none();
-        if let Some(session) = tally.closed.take().or(living)
-            && !std::mem::replace(&mut tally.told, true)
-        {
-            let Tally {
-                reaped,
-                kept,
-                failed,
-                ..
-            } = *tally;
-            self.tell(Body::SessionClose {
-                session,
-                reaped,
-                kept,
-                failed,
-            });
-        }
-        if over {
-            self.sessions.remove(&id);
-        }
-    }
-
     /// Tells the probes whether every record matters now.
     fn tell_ladders(&mut self) {
-        let open = self.follow.reaper.open_ladders();
-        if (open > 0) != (self.ladders_told > 0)
-            && let Err(error) = self.source.set_ladders(open as u64)
-        {
-            tracing::error!("{error}");
-        }
-        self.ladders_told = open;
-    }
-
-    /// Looks up in /proc who has the orphans of which the kernel's record did not come.
-    fn find_adopters(&mut self) {
-        for child in std::mem::take(&mut self.follow.parentless) {
-            let Some(node) = self
-                .model
-                .tree
-                .get(child)
-                .filter(|node| node.parent.is_none())
-            else {
-                continue;
-            };
-            let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
-            let Ok(Look::Alive(seen)) = self.procfs.read(child.pid) else {
-                continue;
-            };
-            let adopter = self.model.tree.by_pid(seen.parent).map(|node| node.key);
-            if seen.key.same_tick(child) && adopter.is_some() {
-                let kind = EventKind::Reparent {
-                    child,
-                    old_parent,
-                    adopter,
-                };
-                self.apply(&Event {
-                    time: sys::boot_time(),
-                    provenance: Provenance::Procfs,
-                    kind,
-                });
+        let open = self.follow.reaper.open_ladders() > 0;
+        if open != self.ladders_told {
+            match self.source.set_ladders(open) {
+                Ok(()) => self.ladders_told = open,
+                Err(error) => tracing::error!("{error}"),
             }
         }
     }
@@ -577,6 +303,53 @@ impl Engine {
             time: sys::boot_time(),
             body,
         });
+    }
+}
+
+/// When the ring is looked into without having been woken for it.
+struct Rest {
+    until: Option<Instant>,
+    /// The probes have been told that this thread sleeps until it is woken.
+    asleep: bool,
+}
+
+impl Default for Rest {
+    fn default() -> Rest {
+        Rest {
+            until: Some(Instant::now() + DRAIN_EVERY),
+            asleep: false,
+        }
+    }
+}
+
+impl Rest {
+    /// Records have been read out of turn: more may come that wake nobody.
+    fn read(&mut self, records: u64) {
+        if records > 0 {
+            self.asleep = false;
+            self.until
+                .get_or_insert_with(|| Instant::now() + DRAIN_EVERY);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// It was time to look, and so many records were there.
+    fn looked(&mut self, records: u64) {
+        self.until = (records > 0 || !self.asleep).then(|| Instant::now() + DRAIN_EVERY);
+        if records > 0 {
+            self.asleep = false;
+        } else if self.until.is_some() {
+            self.asleep = true;
+        }
+    }
+
+    /// Whether it is time to tell the probes so. One more look follows: a probe may have committed a
+    /// record on what had been said before.
+    fn says_asleep(&self) -> bool {
+        self.asleep && self.until.is_some()
     }
 }
 

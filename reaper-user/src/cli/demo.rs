@@ -98,7 +98,7 @@ async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
     let gone = async {
         // Time to see what was there before.
         sleep(Duration::from_millis(300)).await;
-        agent.kill();
+        agent.end();
         let deadline = Instant::now() + DEADLINE;
         while !left.all_ended() && Instant::now() < deadline {
             sleep(Duration::from_millis(20)).await;
@@ -164,7 +164,7 @@ impl Agent {
         Ok(left)
     }
 
-    fn kill(&mut self) {
+    fn end(&mut self) {
         // It is this process's child and not waited for yet, so its pid is its own.
         if let Ok(pidfd) = Pidfd::open(self.child.id()) {
             let _ = reap::end_own(&pidfd, Signal::SIGKILL);
@@ -176,7 +176,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            self.kill();
+            self.end();
         }
     }
 }

@@ -232,6 +232,7 @@ impl<W: Write> Line<'_, '_, W> {
                     .iter()
                     .try_for_each(|(kind, n)| self.put(&format!("lost_{kind}"), n))
             }
+            Body::Dropped { count } => self.put("count", count),
             Body::Malformed { count, reason } => {
                 self.put("count", count)?;
                 self.put("reason", reason)
@@ -344,6 +345,7 @@ pub fn name(body: &Body) -> &'static str {
         Body::Signal { .. } => "signal",
         Body::Outcome { .. } => "outcome",
         Body::Lost { .. } => "lost",
+        Body::Dropped { .. } => "dropped",
         Body::Malformed { .. } => "malformed",
         Body::Summary { .. } => "summary",
     }

@@ -213,6 +213,12 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             Nobody,
             format!("{total} events; looked through /proc for what they told"),
         ),
+        Body::Dropped { count } => (
+            BAD,
+            "dropped",
+            Nobody,
+            format!("{count} lines of this stream: its reader is too slow"),
+        ),
         Body::Malformed { count, reason } => (
             BAD,
             "malformed",

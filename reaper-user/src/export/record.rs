@@ -15,6 +15,16 @@ pub struct Record {
     pub body: Body,
 }
 
+impl Record {
+    /// Whether it tells of what processes do, and not of what is decided and done about them.
+    pub fn is_lifecycle(&self) -> bool {
+        matches!(
+            self.body,
+            Body::Lifecycle { .. } | Body::Orphan { .. } | Body::Reparent { .. }
+        )
+    }
+}
+
 /// A session by the names it has outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRef {
@@ -161,6 +171,10 @@ pub enum Body {
     Lost {
         total: u64,
         by_kind: [(&'static str, u64); 4],
+    },
+    /// Lines that this stream left out, because it could not be written fast enough.
+    Dropped {
+        count: u64,
     },
     Malformed {
         count: u64,

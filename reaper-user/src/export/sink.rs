@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::{Record, json, line};
+use super::{Body, Record, json, line};
 use crate::model::event::Key;
 use crate::sys;
 
-/// Records on their way to the writer at most; what comes beyond is dropped and counted.
+/// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
 const WAITING_MAX: usize = 65_536;
 
 /// Records that a batch has room for from the start.
@@ -124,18 +124,25 @@ impl Sink {
         self.batch.push(record);
     }
 
-    /// Hands over what has gathered. Never blocks.
+    /// Hands over what has gathered. Never blocks: where the writer is too far behind, what every process
+    /// does is left out first, and counted.
     pub fn flush(&mut self) {
         if self.batch.is_empty() {
             return;
         }
+        let waiting = self.shared.waiting.load(Ordering::Relaxed);
         let n = self.batch.len();
-        if self.shared.waiting.load(Ordering::Relaxed) + n > WAITING_MAX {
-            self.shared.dropped.fetch_add(n as u64, Ordering::Relaxed);
-            self.batch.clear();
-            return;
+        if waiting > WAITING_MAX {
+            self.batch
+                .retain(|record| waiting <= 2 * WAITING_MAX && !record.is_lifecycle());
         }
-        self.shared.waiting.fetch_add(n, Ordering::Relaxed);
+        let left_out = n - self.batch.len();
+        self.shared
+            .dropped
+            .fetch_add(left_out as u64, Ordering::Relaxed);
+        self.shared
+            .waiting
+            .fetch_add(self.batch.len(), Ordering::Relaxed);
         let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
         // A writer that is gone has said why.
         let _ = self.sender.send(batch);
@@ -184,14 +191,11 @@ fn write_all(
     let mut seq = 0;
     while let Ok(batch) = receiver.recv() {
         let dropped = shared.dropped.swap(0, Ordering::Relaxed);
-        if dropped > 0 {
-            tracing::warn!(
-                "{dropped} records of the event stream were dropped: its reader is too slow"
-            );
-            // The numbers go on, so that the hole can be seen.
-            seq += dropped;
-        }
-        for record in &batch {
+        let dropped = (dropped > 0).then(|| Record {
+            time: sys::boot_time(),
+            body: Body::Dropped { count: dropped },
+        });
+        for record in dropped.iter().chain(&batch) {
             seq += 1;
             outputs
                 .iter_mut()

@@ -109,11 +109,15 @@ impl Ladder {
         }
     }
 
-    /// One is off it; true if that was the last.
-    pub fn finished(&mut self, now: u64) -> bool {
+    /// One is off it.
+    pub fn finished(&mut self, now: u64) {
         self.looking = false;
         self.progress(now);
         self.open = self.open.saturating_sub(1);
+    }
+
+    /// Whether nobody is on it.
+    pub fn is_empty(&self) -> bool {
         self.open == 0
     }
 }

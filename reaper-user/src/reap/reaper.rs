@@ -43,6 +43,10 @@ pub struct Reaper {
     observe: bool,
     targets: HashMap<Key, Target>,
     ladders: BTreeMap<SessionId, Ladder>,
+    /// How many of the targets are members of each session.
+    members: HashMap<SessionId, usize>,
+    /// How many of the targets have a pidfd.
+    open: usize,
     /// To be signalled next: opened, if need be, and then drained past, before it is.
     queue: Vec<Key>,
     /// To be opened once there is room for more open files.
@@ -63,6 +67,8 @@ impl Reaper {
             observe,
             targets: HashMap::new(),
             ladders: BTreeMap::new(),
+            members: HashMap::new(),
+            open: 0,
             queue: Vec::new(),
             starved: Vec::new(),
             confirm: Confirm::new()?,
@@ -84,9 +90,7 @@ impl Reaper {
 
     /// Whether members of this very session are claimed, be it on another's ladder.
     pub fn has_members_of(&self, session: SessionId) -> bool {
-        self.targets
-            .values()
-            .any(|target| target.session == session)
+        self.members.contains_key(&session)
     }
 
     /// Whether something waits to be signalled.
@@ -141,6 +145,7 @@ impl Reaper {
             rss: u64::MAX,
         };
         self.targets.insert(key, target);
+        *self.members.entry(session).or_default() += 1;
         if held {
             let decision = decision.clone();
             self.reports.push(Report::Decided { key, decision });
@@ -198,10 +203,11 @@ impl Reaper {
             match Pidfd::open(key.pid) {
                 Ok(pidfd) => {
                     target.pidfd = Some(pidfd);
+                    self.open += 1;
                     self.queue.push(key);
                 }
                 Err(nix::Error::ESRCH) => self.finish(key, Outcome::Released(Released::Gone)),
-                Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.has_open() => {
+                Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open > 0 => {
                     self.starved.push(key)
                 }
                 Err(errno) => self.finish(key, Outcome::Failed(Failure::Errno(errno as i32))),
@@ -209,13 +215,35 @@ impl Reaper {
         }
     }
 
+    /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
+    /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
+    pub fn needs_vouching(&self, model: &Model) -> bool {
+        let unnumbered = |key: &Key| {
+            model
+                .tree
+                .get(*key)
+                .is_some_and(|node| node.pidfd_inode == 0)
+        };
+        self.queue.iter().any(unnumbered)
+    }
+
     /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
-    /// since the opening (`lossless` is false), the tree cannot vouch for a pidfd: only its number can,
-    /// and what has none waits for the next round.
+    /// since the opening (`lossless` is false), what has no number is opened anew in the next round.
     pub fn signal_queued(&mut self, model: &mut Model, lossless: bool) {
         for key in std::mem::take(&mut self.queue) {
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
             let numbered = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
-            if !lossless && !numbered {
+            if !lossless
+                && !numbered
+                && target.first_signal.is_none()
+                && target.pidfd.take().is_some()
+            {
+                self.open -= 1;
+            }
+            if target.pidfd.is_none() {
+                // Its turn to be opened comes in the next round.
                 self.queue.push(key);
             } else if let Err(released) = self.signal(model, key) {
                 self.finish(key, Outcome::Released(released));
@@ -262,6 +290,7 @@ impl Reaper {
                 let due_at = target.due_at.filter(|_| target.first_signal.is_none());
                 let latency = due_at.map(|due_at| now.saturating_sub(due_at));
                 target.first_signal.get_or_insert(now);
+                target.refused = None;
                 target.strongest = Some(signal);
                 self.reports.push(Report::Signal(Sent {
                     key,
@@ -344,7 +373,14 @@ impl Reaper {
             let (state, rss) = memory(*key);
             progress |= rss < target.rss && target.rss != u64::MAX;
             target.rss = rss;
-            stuck.push((*key, target.refused.unwrap_or(Failure::Stuck(state))));
+            match target.refused {
+                Some(failure) => stuck.push((*key, failure)),
+                None if target.strongest == Some(Signal::SIGKILL) => {
+                    stuck.push((*key, Failure::Stuck(state)));
+                }
+                // It has come since, and has not had its signal yet.
+                None => self.queue.push(*key),
+            }
         }
         let Some(ladder) = self.ladders.get_mut(&session) else {
             return;
@@ -356,10 +392,6 @@ impl Reaper {
         for (key, failure) in stuck {
             self.finish(key, Outcome::Failed(failure));
         }
-    }
-
-    fn has_open(&self) -> bool {
-        self.targets.values().any(|target| target.pidfd.is_some())
     }
 
     fn queue_all(&mut self, session: SessionId) {
@@ -376,6 +408,13 @@ impl Reaper {
             return;
         };
         self.tokens.remove(&target.token);
+        self.open -= usize::from(target.pidfd.is_some());
+        if let Some(members) = self.members.get_mut(&target.session) {
+            *members -= 1;
+            if *members == 0 {
+                self.members.remove(&target.session);
+            }
+        }
         // There is room for another pidfd now.
         self.queue.append(&mut self.starved);
         let now = sys::boot_time();
@@ -386,13 +425,22 @@ impl Reaper {
             signal: target.strongest,
             duration: target.first_signal.map(|first| now.saturating_sub(first)),
         });
-        let ladder = self.ladders.get_mut(&target.ladder);
-        if ladder.is_some_and(|ladder| ladder.finished(sys::monotonic())) {
-            self.ladders.remove(&target.ladder);
-            self.reports.push(Report::Done {
-                session: target.ladder,
-            });
+        if let Some(ladder) = self.ladders.get_mut(&target.ladder) {
+            ladder.finished(sys::monotonic());
         }
+    }
+
+    /// Closes the ladders on which nobody is left. Only for when all is decided about that has been read:
+    /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
+    pub fn close_empty(&mut self) {
+        let reports = &mut self.reports;
+        self.ladders.retain(|session, ladder| {
+            let done = ladder.is_empty();
+            if done {
+                reports.push(Report::Done { session: *session });
+            }
+            !done
+        });
     }
 
     /// What has happened since the last call.

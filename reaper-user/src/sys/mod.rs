@@ -10,13 +10,25 @@ pub use memory::{Position, bytes_of, keep_little, page_size, trim};
 pub use ready::readable;
 pub use thread::{prioritise, raise_open_files};
 
+use std::io;
 use std::os::linux::fs::MetadataExt;
 
-/// Inode of this process's pid namespace, or 0 if it is the first one (or cannot be told).
-pub fn pid_namespace_unless_first() -> u32 {
-    match std::fs::metadata("/proc/self/ns/pid").map(|m| m.st_ino()) {
-        Ok(host::FIRST_PID_NAMESPACE) | Err(_) => 0,
-        Ok(inode) => inode as u32,
+/// Inode of this process's pid namespace, or 0 if it is the first one, or the only one there can be.
+///
+/// # Errors
+/// /proc is not there, or shows the processes of another namespace: its pids would be others'.
+pub fn pid_namespace_unless_first() -> io::Result<u32> {
+    let own = std::fs::read_link("/proc/self")?;
+    if own.to_str().and_then(|own| own.parse().ok()) != Some(std::process::id()) {
+        return Err(io::Error::other(
+            "it shows the processes of another pid namespace",
+        ));
+    }
+    match std::fs::metadata("/proc/self/ns/pid") {
+        Ok(of) if of.st_ino() == host::FIRST_PID_NAMESPACE => Ok(0),
+        Ok(of) => Ok(of.st_ino() as u32),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
     }
 }
 

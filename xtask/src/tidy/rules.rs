@@ -99,6 +99,8 @@ pub const RULES: &[Rule] = &[
             "reaper-user/src/sys",
             // Children without a copy of memory, 30,000 of them: nothing safe makes these.
             "xtask/src/bench/raw",
+            // The bytes of the records as the probes write them, to be decoded.
+            "reaper-common/src/decode/tests",
         ],
         in_tests: true,
         forbidden: &["unsafe"],

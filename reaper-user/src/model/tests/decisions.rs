@@ -22,7 +22,7 @@ fn this_program_and_its_ancestors_are_not_reaped_inside_an_agents_session_either
     w.exec(OWN, "reaper");
     let below = w.spawn(OWN, "helper");
     let beside = w.spawn(shell, "npm");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     let keys = [OWN, shell, below, beside];
     assert_eq!(
         keys.map(|key| w.why(key)),
@@ -56,7 +56,7 @@ fn an_ancestor_of_this_program_that_is_known_from_its_fork_only_is_not_reaped_ei
             "reaper",
         );
         w.fork_as(parent, shell, shell);
-        w.kill(agent);
+        w.dies_by_signal(agent);
         assert_eq!(w.why(shell), "keep never_self");
     }
 }
@@ -79,7 +79,7 @@ fn a_kernel_thread_is_not_reaped_though_its_parent_should_be_a_member() {
         start: 9 * TICK_NS,
     };
     w.row_with(thread, agent.pid, "kworker", |row| row.kernel_thread = true);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(thread), "keep never_kernel_thread");
 }
 
@@ -92,7 +92,7 @@ fn another_uid_is_kept_and_so_is_what_is_below_it() {
     let daemon = w.spawn(sudo, "dockerd");
     w.uids = USER;
     let user = w.spawn(daemon, "npm");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     let keys = [sudo, daemon, user];
     assert_eq!(
         keys.map(|key| w.why(key)),
@@ -110,7 +110,7 @@ fn a_real_or_an_effective_uid_of_its_own_is_another_uid() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     for uids in [
         Uids { real: 0, ..USER },
         Uids {
@@ -132,7 +132,7 @@ fn what_a_kept_process_runs_is_kept_until_that_is_gone() {
     let apt = w.spawn(agent, "apt");
     let script = w.spawn(apt, "sh");
     let deep = w.spawn(script, "ldconfig");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(
         [apt, script, deep].map(|key| w.why(key)),
         [
@@ -150,7 +150,7 @@ fn a_keep_holds_for_what_a_process_runs_now() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "apt");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     w.exec(tool, "node");
     assert_eq!(w.why(tool), "reap root_gone");
     w.exec(tool, "apt");
@@ -162,7 +162,7 @@ fn what_is_born_after_the_end_is_told_apart() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let trap = w.spawn(agent, "sh");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     let cleanup = w.spawn(trap, "rm");
     assert_eq!(
         [trap, cleanup].map(|key| w.why(key)),
@@ -175,8 +175,8 @@ fn what_exited_and_what_never_was_is_no_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.kill(agent);
-    w.kill(tool);
+    w.dies_by_signal(agent);
+    w.dies_by_signal(tool);
     let never = Key { pid: 9, start: 9 };
     assert_eq!(
         [tool, never].map(|key| w.why(key)),
@@ -197,7 +197,7 @@ fn outside_the_scope_there_are_no_agents() {
     let agents = [inside, INIT].map(|parent| w.spawn(parent, "claude"));
     let tools = agents.map(|agent| w.spawn(agent, "npm"));
     w.exit(inside);
-    agents.into_iter().for_each(|agent| w.kill(agent));
+    agents.into_iter().for_each(|agent| w.dies_by_signal(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
         ["reap root_gone", "keep not_a_member"]
@@ -219,7 +219,9 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
     });
     let other = w.spawn(INIT, "claude");
     let tools = [agent, other].map(|agent| w.spawn(agent, "npm"));
-    [agent, other].into_iter().for_each(|agent| w.kill(agent));
+    [agent, other]
+        .into_iter()
+        .for_each(|agent| w.dies_by_signal(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
         ["reap root_gone", "keep not_a_member"]

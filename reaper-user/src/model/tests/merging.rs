@@ -18,7 +18,7 @@ fn what_ran_before_is_a_session_like_any_other() {
     let agent = w.row(key(10), 1, "claude");
     let shell = w.row(key(11), 10, "bash");
     let server = w.fork(shell);
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     assert_eq!([shell, server].map(|key| w.why(key)), ["reap root_gone"; 2]);
     assert_eq!(w.why(agent), "keep not_a_member");
 }
@@ -32,7 +32,7 @@ fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     assert_eq!(w.turns(), ["opened claude"]);
     assert_eq!(w.model.tree.get(key(10)).unwrap().key, known);
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(known));
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     assert_eq!(w.why(tool), "reap root_gone");
 }
 
@@ -41,8 +41,8 @@ fn a_successor_in_the_same_tick_is_another_process() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
     let victim = w.fork(agent);
-    w.kill(agent);
-    w.kill(victim);
+    w.dies_by_signal(agent);
+    w.dies_by_signal(victim);
     let successor = Key {
         start: victim.start + 1,
         ..victim
@@ -62,9 +62,9 @@ fn a_successor_in_the_same_tick_as_a_seeded_process_is_another_process() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     let victim = w.row(key(11), 10, "npm");
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     assert_eq!(w.why(victim), "reap root_gone");
-    w.kill(key(11));
+    w.dies_by_signal(key(11));
     let successor = Key {
         start: key(11).start + 7,
         ..key(11)
@@ -117,7 +117,7 @@ fn a_seeded_agent_is_nested_once_it_is_known_whose_child_it_is() {
     let inner = w.row(key(12), 1, "codex");
     let outer = w.spawn(INIT, "claude");
     w.fork_as(key(12), outer, outer);
-    w.kill(outer);
+    w.dies_by_signal(outer);
     assert_eq!(w.why(inner), "reap root_gone");
 }
 
@@ -128,7 +128,7 @@ fn a_fork_that_is_read_after_the_row_brings_back_no_old_uids() {
     let root = Uids::default();
     let sudo = w.row_with(key(11), 10, "dockerd", |row| row.uids = root);
     w.fork_as(key(11), agent, agent);
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     assert_eq!(w.why(sudo), "keep other_uid other-uid");
 }
 
@@ -141,7 +141,7 @@ fn a_fork_told_twice_brings_back_no_old_uids() {
     w.uids = Uids::default();
     w.exec(sudo, "dockerd");
     w.apply(fork);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(sudo), "keep other_uid other-uid");
 }
 
@@ -155,7 +155,7 @@ fn what_is_told_twice_is_told_once() {
             |w| w.fork_as(key(11), key(10), key(10)),
             |w| w.exec(key(11), "codex"),
             |w| w.fork_as(key(12), key(11), key(11)),
-            |w| w.kill(key(11)),
+            |w| w.dies_by_signal(key(11)),
             |w| w.exec(key(12), "npm"),
         ];
         for step in story {
@@ -176,7 +176,7 @@ fn what_is_told_of_an_exited_process_does_not_bring_it_back() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     let told = w.events.clone();
-    w.kill(tool);
+    w.dies_by_signal(tool);
     let living = w.model.tree.len();
     told.into_iter().for_each(|event| w.apply(event));
     // The child had told of its own exit, but was still on its parent's list when that exited.
@@ -191,10 +191,10 @@ fn a_row_of_what_has_just_exited_does_not_bring_it_back() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.kill(tool);
+    w.dies_by_signal(tool);
     w.row(tool, agent.pid, "npm");
     w.row(key(10), 1, "bash");
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     w.row(key(10), 1, "bash");
     assert_eq!(w.model.tree.len(), 2);
 }
@@ -208,7 +208,7 @@ fn an_unknown_child_of_a_member_becomes_one_when_it_is_orphaned() {
     let lost = w.new_key();
     w.adopt(lost, shell, INIT);
     assert_eq!(w.why(lost), "keep detached");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     // Nothing else is known of it until the look at /proc that follows a loss.
     assert_eq!(w.why(lost), "keep other_uid other-uid");
     w.row(lost, 1, "npm");
@@ -231,14 +231,14 @@ fn an_unknown_child_of_the_last_member_is_found_after_the_end_of_the_session() {
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let lost = w.new_key();
-    w.kill(agent);
+    w.dies_by_signal(agent);
     w.end(shell, Ended::Exited(0), None);
     assert_eq!(w.turns().last().unwrap(), "closed claude");
     w.adopt(lost, shell, INIT);
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_gone");
     w.turns();
-    w.kill(lost);
+    w.dies_by_signal(lost);
     assert_eq!(w.turns(), ["closed claude"]);
 }
 
@@ -294,7 +294,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
         pidfd_inode: 0,
         image: image("sh", 0),
     });
-    w.kill(agent);
+    w.dies_by_signal(agent);
     w.end(init, Ended::Exited(0), None);
     let left = w.new_key();
     w.adopt(left, init, INIT);
@@ -335,7 +335,7 @@ fn a_look_at_proc_finds_an_exec_that_was_lost() {
     let shell = w.spawn(agent, "bash");
     w.row(server, agent.pid, "tmux");
     w.row(shell, agent.pid, "apt");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(
         [server, shell].map(|key| w.why(key)),
         ["keep not_a_member", "keep keep_rule apt"]
@@ -348,7 +348,7 @@ fn a_look_at_proc_finds_uids_that_changed() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     w.row_with(tool, agent.pid, "npm", |row| row.uids = Uids::default());
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(tool), "keep other_uid other-uid");
 }
 
@@ -422,9 +422,9 @@ fn agents_that_are_each_others_children_make_no_loop() {
     let [a, b] = [10, 11].map(|pid| w.row(key(pid), 1, "claude"));
     w.fork_as(key(10), b, b);
     w.fork_as(key(11), a, a);
-    w.kill(key(11));
+    w.dies_by_signal(key(11));
     assert_eq!(w.why(a), "reap root_gone");
-    w.kill(key(10));
+    w.dies_by_signal(key(10));
     assert_eq!(w.model.sessions.iter().count(), 0);
 }
 
@@ -436,7 +436,7 @@ fn damaged_keys_make_no_loops() {
     w.fork_as(key(90), key(90), key(90));
     w.adopt(a, agent, b);
     w.adopt(b, agent, a);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!([a, b].map(|key| w.why(key)), ["reap root_gone"; 2]);
     w.tell(
         Provenance::Inferred,
@@ -447,7 +447,7 @@ fn damaged_keys_make_no_loops() {
             peak_rss: 0,
         },
     );
-    w.kill(b);
-    w.kill(key(90));
+    w.dies_by_signal(b);
+    w.dies_by_signal(key(90));
     assert_eq!(w.model.tree.len(), 1);
 }

@@ -535,8 +535,8 @@ fn the_dead_are_forgotten() {
     assert!(kept[2] <= 1024 && kept[3] <= 1024, "{kept:?}");
     assert!(w.is_member(last));
     // With the end of the chain, its story goes.
-    w.kill(last);
+    w.dies_by_signal(last);
     assert!(w.model.tree.kept()[0] <= 16_384);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.model.sessions.iter().count(), 0);
 }

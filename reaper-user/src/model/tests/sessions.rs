@@ -36,11 +36,11 @@ fn the_end_of_the_root_makes_every_member_due_and_the_last_one_closes_the_sessio
     let agent = w.spawn(INIT, "claude");
     let npm = w.spawn(agent, "npm");
     let node = w.spawn(npm, "node");
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.turns(), ["opened claude", "root_gone claude"]);
     assert_eq!([npm, node].map(|key| w.why(key)), ["reap root_gone"; 2]);
-    w.kill(npm);
-    w.kill(node);
+    w.dies_by_signal(npm);
+    w.dies_by_signal(node);
     assert_eq!(w.turns(), ["closed claude"]);
     assert_eq!(w.why(node), "keep not_a_member");
 }
@@ -104,7 +104,7 @@ fn clone_parent_makes_a_member_of_what_its_creator_is() {
     let agent = w.spawn(shell, "claude");
     let sibling = w.clone_parent(agent, shell);
     assert_eq!(w.root_of(sibling), Some(agent));
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(sibling), "reap root_gone");
 }
 
@@ -114,7 +114,7 @@ fn clone_parent_below_a_boundary_makes_no_member() {
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
     let pane = w.clone_parent(tmux, agent);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(pane), "keep not_a_member");
 }
 
@@ -130,7 +130,7 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
         w.turns(),
         ["opened claude", "boundary tmux in claude", "opened claude"]
     );
-    w.kill(outer);
+    w.dies_by_signal(outer);
     let keys = [tmux, pane, inner, tool];
     assert_eq!(
         keys.map(|key| w.why(key)),
@@ -141,7 +141,7 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
             "keep root_alive"
         ]
     );
-    w.kill(inner);
+    w.dies_by_signal(inner);
     assert_eq!(w.why(tool), "reap root_gone");
     assert_eq!(w.why(pane), "keep not_a_member");
 }
@@ -151,7 +151,7 @@ fn the_last_member_of_a_gone_root_that_becomes_a_boundary_closes_the_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     assert_eq!(w.why(child), "reap root_gone");
     w.exec(child, "tmux");
     assert_eq!(w.why(child), "keep not_a_member");
@@ -170,7 +170,7 @@ fn a_root_that_becomes_a_boundary_is_no_member_and_its_end_is_the_end_of_its_ses
         keys.map(|key| w.why(key)),
         ["keep not_a_member", "keep not_a_member", "keep root_alive"]
     );
-    w.kill(root);
+    w.dies_by_signal(root);
     assert_eq!(
         [pane, tool].map(|key| w.why(key)),
         ["keep not_a_member", "reap root_gone"]
@@ -182,7 +182,7 @@ fn a_root_that_becomes_a_boundary_and_leaves_nothing_closes_its_session() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     w.exec(root, "tmux");
-    w.kill(root);
+    w.dies_by_signal(root);
     assert_eq!(
         w.turns(),
         [
@@ -202,7 +202,7 @@ fn a_boundary_that_was_a_root_and_becomes_an_agent_again_has_members_again() {
     w.exec(root, "tmux");
     w.exec(root, "claude");
     let tool = w.spawn(root, "npm");
-    w.kill(root);
+    w.dies_by_signal(root);
     assert_eq!(w.why(tool), "reap root_gone");
 }
 
@@ -213,10 +213,10 @@ fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
     let shell = w.spawn(outer, "bash");
     let inner = w.spawn(shell, "codex");
     let tool = w.spawn(inner, "npm");
-    w.kill(inner);
+    w.dies_by_signal(inner);
     assert_eq!(w.why(tool), "reap root_gone");
     assert_eq!([outer, shell].map(|key| w.why(key)), ["keep root_alive"; 2]);
-    w.kill(tool);
+    w.dies_by_signal(tool);
     assert_eq!(
         w.turns(),
         [
@@ -235,7 +235,7 @@ fn the_end_of_the_outer_root_takes_the_nested_ones_too() {
     let shell = w.spawn(outer, "bash");
     let inner = w.spawn(shell, "codex");
     let tool = w.spawn(inner, "npm");
-    w.kill(outer);
+    w.dies_by_signal(outer);
     assert_eq!(
         [shell, inner, tool].map(|key| w.why(key)),
         ["reap root_gone"; 3]
@@ -252,9 +252,9 @@ fn an_outer_session_closes_after_the_nested_ones() {
     let mut w = World::new();
     let outer = w.spawn(INIT, "claude");
     let inner = w.spawn(outer, "codex");
-    w.kill(outer);
+    w.dies_by_signal(outer);
     w.turns();
-    w.kill(inner);
+    w.dies_by_signal(inner);
     assert_eq!(
         w.turns(),
         ["root_gone codex", "closed codex", "closed claude"]
@@ -266,7 +266,7 @@ fn what_becomes_an_agent_while_it_is_due_stays_due() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
-    w.kill(agent);
+    w.dies_by_signal(agent);
     w.exec(child, "claude");
     let tool = w.fork(child);
     assert_eq!(
@@ -298,7 +298,7 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
     );
     w.exit(child);
     assert_eq!(w.why(tool), "reap root_gone");
-    w.kill(tool);
+    w.dies_by_signal(tool);
     assert_eq!(
         w.turns(),
         [
@@ -317,7 +317,7 @@ fn a_member_of_the_first_root_lives_as_long_as_the_second_one() {
     let server = w.spawn(root, "server");
     w.exit(root);
     assert_eq!(w.why(server), "keep detached");
-    w.kill(child);
+    w.dies_by_signal(child);
     assert_eq!(w.why(server), "reap root_gone");
 }
 
@@ -337,7 +337,7 @@ fn a_relaunch_can_be_relaunched() {
 fn a_killed_root_hands_over_to_nobody() {
     let mut w = World::new();
     let [root, child, tool] = relaunch(&mut w, 7);
-    w.kill(root);
+    w.dies_by_signal(root);
     assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_gone"; 2]);
 }
 
@@ -382,7 +382,7 @@ fn a_shim_that_becomes_the_agent_is_the_agent() {
     let early = w.spawn(shim, "npm");
     w.exec(shim, "claude");
     let tool = w.spawn(shim, "npm");
-    w.kill(shim);
+    w.dies_by_signal(shim);
     assert_eq!(
         [early, tool].map(|key| w.why(key)),
         ["keep not_a_member", "reap root_gone"]
@@ -396,7 +396,7 @@ fn a_root_that_becomes_another_agent_keeps_its_session() {
     let tool = w.spawn(root, "npm");
     w.exec(root, "codex");
     assert_eq!(w.turns(), ["opened claude"]);
-    w.kill(root);
+    w.dies_by_signal(root);
     assert_eq!(w.turns(), ["root_gone codex"]);
     assert_eq!(w.why(tool), "reap root_gone");
 }

@@ -202,7 +202,7 @@ impl World {
     }
 
     /// Is ended by SIGKILL.
-    pub fn kill(&mut self, key: Key) {
+    pub fn dies_by_signal(&mut self, key: Key) {
         let ended = Ended::Signalled {
             signal: 9,
             core: false,

@@ -33,7 +33,8 @@ fn the_grace_runs_from_the_opening_and_ends_in_sigkill() {
 fn nothing_that_happens_in_the_grace_moves_its_end() {
     let mut ladder = ladder(3);
     ladder.progress(12 * S);
-    assert!(!ladder.finished(13 * S));
+    ladder.finished(13 * S);
+    assert!(!ladder.is_empty());
     assert!(!ladder.birth(14 * S));
     assert!(ladder.is_gentle());
     assert_eq!(ladder.deadline(), 15 * S);
@@ -84,7 +85,8 @@ fn an_end_is_progress() {
     let mut ladder = ladder(2);
     ladder.kill(15 * S);
     assert!(!look(&mut ladder, false));
-    assert!(!ladder.finished(ladder.deadline()));
+    ladder.finished(ladder.deadline());
+    assert!(!ladder.is_empty());
     assert!(!look(&mut ladder, false), "only half of the time is over");
     assert!(look(&mut ladder, false));
 }
@@ -92,10 +94,13 @@ fn an_end_is_progress() {
 #[test]
 fn the_last_one_off_closes_it() {
     let mut ladder = ladder(2);
-    assert!(!ladder.finished(11 * S));
+    ladder.finished(11 * S);
+    assert!(!ladder.is_empty());
     ladder.claimed();
-    assert!(!ladder.finished(11 * S));
-    assert!(ladder.finished(11 * S));
+    ladder.finished(11 * S);
+    assert!(!ladder.is_empty());
+    ladder.finished(11 * S);
+    assert!(ladder.is_empty());
 }
 
 #[test]

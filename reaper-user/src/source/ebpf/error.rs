@@ -32,6 +32,10 @@ pub enum SourceError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error(
+        "/proc cannot be used: {0}; mount this namespace's own, as `unshare --mount-proc` does"
+    )]
+    Proc(#[source] std::io::Error),
     #[error("the kernel does not take the probes: {0}")]
     Refused(#[source] BoxError),
     #[error("a map of the probes cannot be used: {0}")]

@@ -186,7 +186,7 @@ impl Source {
         let kernel = kernel?;
         let btf = btf.map_err(|e| SourceError::load(e.into()))?;
         let settings = Settings {
-            pid_namespace: sys::pid_namespace_unless_first(),
+            pid_namespace: sys::pid_namespace_unless_first().map_err(SourceError::Proc)?,
             exit_has_group_dead: kernel.exit_has_group_dead.into(),
             wake_bytes: u64::from(options.ring_size) / 2,
         };
@@ -253,10 +253,13 @@ impl Source {
             .map_err(SourceError::map)
     }
 
-    /// Says how many ladders are open; while there is one, every record wakes the reader.
-    pub fn set_ladders(&mut self, open: u64) -> Result<(), SourceError> {
+    /// Says whether a ladder is open; while there is one, every record wakes the reader.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn set_ladders(&mut self, open: bool) -> Result<(), SourceError> {
         self.control
-            .set(CONTROL_LADDERS, open, 0)
+            .set(CONTROL_LADDERS, u64::from(open), 0)
             .map_err(SourceError::map)
     }
 

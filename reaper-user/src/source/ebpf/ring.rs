@@ -1,12 +1,16 @@
 //! Reading the ring, up to where it is known to stand.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
 
 use super::{Drained, SourceError, record};
 use crate::model::event::Event;
 use crate::sys::Position;
+
+/// Looks at a record that is still being written before the thread sleeps.
+const SPINS: u32 = 4096;
 
 /// The ring's reader. There is one.
 pub struct Ring {
@@ -29,21 +33,22 @@ impl Ring {
 
     /// How far probes have reserved room, in bytes since the ring was made. Whatever happened before
     /// this call is in the ring before this position.
-    pub fn produced(&self) -> u64 {
+    pub(super) fn produced(&self) -> u64 {
         self.produced.load()
-    }
-
-    /// Whether nothing is left, not even a record that is still being written.
-    pub fn is_empty(&self) -> bool {
-        self.consumed.load() == self.produced.load()
     }
 
     /// Hands over the records before a position, in order, waiting for those still being written:
     /// a probe takes well under a microsecond between reserving room and committing.
     pub(super) fn drain_until(&mut self, position: u64, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
+        let mut spins = 0_u32;
         while position.wrapping_sub(self.consumed.load()).cast_signed() > 0 {
             let Some(item) = self.ring.next() else {
+                // It may be this thread that keeps the probe from the processor.
+                spins += 1;
+                if spins % SPINS == 0 {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
                 std::hint::spin_loop();
                 continue;
             };
