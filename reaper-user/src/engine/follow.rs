@@ -141,6 +141,8 @@ impl Follow {
                 let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else {
                     return;
                 };
+                // By the key that the tree knows it by.
+                let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
                 let name = |key: Option<Key>| match key {
                     Some(key) => model.tree.comm(key).to_vec(),
                     None => Vec::new(),
