@@ -3,7 +3,7 @@
 use std::cell::{Ref, RefCell};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -38,6 +38,7 @@ pub struct Event {
     pub session_id: Option<String>,
     pub outer_session_id: Option<String>,
     pub agent: Option<String>,
+    pub old_parent_id: Option<String>,
     pub adopter_pid: Option<i32>,
     pub decision: Option<String>,
     pub reason: Option<String>,
@@ -72,30 +73,42 @@ struct Log {
     events: Vec<Event>,
 }
 
+/// What runs as a daemon.
+enum Process {
+    Own(Child),
+    /// Somebody else's child, who writes what `wait` has told of it to `DIR/status`.
+    Others(Identity),
+}
+
 /// A daemon, killed when this is dropped.
 pub struct Daemon {
-    child: Child,
+    process: Process,
     dir: PathBuf,
     log: RefCell<Log>,
 }
 
+/// The arguments of one on `scope`, whose files are in `dir`: `config.toml`, `events.jsonl`, and the runtime
+/// directory `run`.
+pub fn arguments(dir: &Path, scope: &str, config: &str, more: &[&str]) -> Vec<String> {
+    std::fs::write(dir.join("config.toml"), config).expect("write the configuration");
+    let _ = std::fs::remove_file(dir.join("events.jsonl"));
+    let path = |name| dir.join(name).display().to_string();
+    let mut arguments: Vec<String> = vec!["daemon".into(), "--scope".into(), scope.into()];
+    arguments.extend(more.iter().map(|word| word.to_string()));
+    arguments.extend(["--config".into(), path("config.toml")]);
+    arguments.extend(["--events".into(), path("events.jsonl")]);
+    arguments.extend(["--runtime-dir".into(), path("run")]);
+    arguments
+}
+
 impl Daemon {
-    /// Starts one on `scope` and waits until it is ready. Its files are in `dir`: `config.toml`, `events.jsonl`,
-    /// `stdout`, `stderr`, and the runtime directory `run`.
+    /// Starts one on `scope` and waits until it is ready. Its files are those of [`arguments`], and `stdout` and
+    /// `stderr`.
     pub fn start(dir: &Path, scope: &str, config: &str, more: &[&str]) -> Daemon {
         let path = |name| dir.join(name);
-        std::fs::write(path("config.toml"), config).expect("write the configuration");
-        let _ = std::fs::remove_file(path("events.jsonl"));
         let mut command = Command::new(REAPER);
-        command.args(["daemon", "--scope", scope]).args(more);
         command
-            .arg("--config")
-            .arg(path("config.toml"))
-            .arg("--events")
-            .arg(path("events.jsonl"));
-        command
-            .arg("--runtime-dir")
-            .arg(path("run"))
+            .args(arguments(dir, scope, config, more))
             .current_dir(dir)
             .stdin(Stdio::null());
         let file = |name| File::create(path(name)).expect("create a file for its output");
@@ -105,16 +118,22 @@ impl Daemon {
         let child = command
             .spawn()
             .unwrap_or_else(|e| panic!("start {REAPER}: {e}"));
+        Daemon::ready(Process::Own(child), dir)
+    }
+
+    /// One that somebody else has started with [`arguments`], once it is ready.
+    pub fn others(dir: &Path, who: Identity) -> Daemon {
+        Daemon::ready(Process::Others(who), dir)
+    }
+
+    fn ready(process: Process, dir: &Path) -> Daemon {
         let mut daemon = Daemon {
-            child,
+            process,
             dir: dir.to_owned(),
             log: RefCell::default(),
         };
         eventually("the daemon is ready", || {
-            let status = daemon
-                .child
-                .try_wait()
-                .expect("look whether the daemon runs");
+            let status = daemon.status();
             assert!(
                 status.is_none(),
                 "the daemon ended with {}",
@@ -130,7 +149,23 @@ impl Daemon {
     }
 
     pub fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+        match &self.process {
+            Process::Own(child) => child.id().cast_signed(),
+            Process::Others(who) => who.pid,
+        }
+    }
+
+    /// How it has ended, if it has.
+    fn status(&mut self) -> Option<ExitStatus> {
+        match &mut self.process {
+            Process::Own(child) => child.try_wait().expect("look whether the daemon runs"),
+            Process::Others(_) => {
+                let text = std::fs::read_to_string(self.dir.join("status")).ok()?;
+                Some(ExitStatus::from_raw(
+                    text.strip_suffix('\n')?.parse().expect("a status"),
+                ))
+            }
+        }
     }
 
     /// All that it has said so far, whole lines only.
@@ -144,9 +179,7 @@ impl Daemon {
     /// Ends it with a signal and gives its exit status and all its events.
     pub fn stop(mut self, signal: Signal) -> (ExitStatus, Vec<Event>) {
         kill(Pid::from_raw(self.pid()), signal).expect("interrupt the daemon");
-        let status = eventually("the daemon stops", || {
-            self.child.try_wait().expect("wait for the daemon")
-        });
+        let status = eventually("the daemon stops", || self.status());
         let events = self.events().clone();
         (status, events)
     }
@@ -177,8 +210,13 @@ impl Log {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // All of this fails only where it has ended already.
+        match &mut self.process {
+            Process::Own(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Process::Others(who) => drop(who.signal(Signal::SIGKILL)),
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sys::signal::Signal;
 
-use crate::daemon::{Daemon, Event};
+use crate::daemon::{self, Daemon, Event};
 use crate::proc::{self, Identity, Stat};
 
 /// How long anything may take before a test gives up on it.
@@ -151,6 +151,17 @@ impl World {
     /// Starts the daemon on a pid or a cgroup.
     pub fn watch_scope(&mut self, scope: &str, config: &str, more: &[&str]) {
         self.daemon = Some(Daemon::start(self.dir(), scope, config, more));
+    }
+
+    /// The same, but the daemon is started by the `host` of the trees, as one of them.
+    pub fn watch_from_within(&mut self, config: &str, more: &[&str]) {
+        let scope = self.one("launcher").pid.to_string();
+        let mut command = vec![daemon::REAPER.to_owned()];
+        command.extend(daemon::arguments(self.dir(), &scope, config, more));
+        fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
+        self.open("host");
+        let who = self.await_cast("daemon", 1)[0];
+        self.daemon = Some(Daemon::others(self.dir(), who));
     }
 
     pub fn daemon(&self) -> &Daemon {

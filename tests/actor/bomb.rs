@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
-use super::member::await_term;
+use super::member::{await_term, ignore_term};
 use super::stage::{Stage, fork, leave, rest};
 
 const BIRTHS: u32 = 5000;
@@ -36,6 +36,20 @@ fn heads(births: &'static AtomicU32, end: Instant) -> ! {
 /// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
 pub fn runner(s: &Stage) -> ! {
     await_term(s);
+    relay(Duration::from_millis(2))
+}
+
+/// The same from the moment on that the test opens its gate, faster, and SIGTERM is ignored.
+pub fn handover(s: &Stage) -> ! {
+    ignore_term();
+    nix::unistd::setsid().expect("setsid");
+    s.report();
+    s.gate("handover");
+    relay(Duration::from_micros(200))
+}
+
+/// Forks and is gone, and so does its child after a pause.
+fn relay(pause: Duration) -> ! {
     let end = Instant::now() + TIME;
     for _ in 0..BIRTHS {
         if Instant::now() > end {
@@ -45,7 +59,7 @@ pub fn runner(s: &Stage) -> ! {
         if unsafe { nix::unistd::fork() }.expect("fork").is_parent() {
             leave(0);
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(pause);
     }
     rest()
 }

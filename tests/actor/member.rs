@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
@@ -49,10 +49,14 @@ pub fn orphan(s: &Stage) -> ! {
 
 /// Ignores SIGTERM.
 pub fn stubborn(s: &Stage) -> ! {
-    // SAFETY: no handler is installed, the signal is ignored.
-    unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
+    ignore_term();
     s.report();
     rest()
+}
+
+pub fn ignore_term() {
+    // SAFETY: no handler is installed, the signal is ignored.
+    unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
 }
 
 /// Blocks until SIGTERM is sent to this process, which does not end it.
@@ -197,10 +201,25 @@ pub fn namespace(s: &Stage) -> ! {
 
 /// Runs the command in its arguments in place of this program.
 pub fn run(s: &Stage) -> ! {
+    s.report();
     let error = std::process::Command::new(&s.args[0])
         .args(&s.args[1..])
         .exec();
     panic!("exec {}: {error}", s.args[0])
+}
+
+/// Once the test opens the gate `host`, it runs the command whose words are the lines of `DIR/command`, as
+/// `daemon`, and writes what `wait` tells of it to `DIR/status`. Has a child meanwhile: `host ROLE PLAY…`.
+pub fn host(s: &Stage) -> ! {
+    s.spawn(&s.args[0], &s.args[1..].join(" "));
+    s.report();
+    s.gate("host");
+    let command = std::fs::read_to_string(s.dir.join("command")).expect("read the command");
+    let words: Vec<String> = command.lines().map(String::from).collect();
+    let status = s.command("worker", "run", "daemon", &words).status();
+    let status = status.expect("run the command").into_raw();
+    std::fs::write(s.dir.join("status"), format!("{status}\n")).expect("write the status");
+    rest()
 }
 
 /// Starts a program whose name and arguments try to break out of a line.

@@ -10,6 +10,7 @@ mod launcher;
 mod member;
 mod recycle;
 mod stage;
+mod threads;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -50,9 +51,12 @@ const PLAYS: &[(&str, Play)] = &[
     ("drop-privileges", member::drop_privileges),
     ("namespace", member::namespace),
     ("run", member::run),
+    ("host", member::host),
     ("forger", member::forger),
     ("hydra", bomb::hydra),
     ("runner", bomb::runner),
+    ("handover", bomb::handover),
+    ("givers", threads::givers),
     ("recycler", recycle::recycler),
     ("recycled-agent", recycle::agent),
 ];

@@ -151,7 +151,8 @@ pub fn orphaned_by(parent: Pid) {
 
 /// A new process that runs no other program, and ends when `child` returns.
 pub fn fork(child: impl FnOnce()) -> Pid {
-    // SAFETY: actors that fork have one thread, so the child may do whatever the parent may.
+    // SAFETY: actors that fork have one thread, so the child may do whatever the parent may; children of one
+    // that has two make nothing but system calls.
     match unsafe { nix::unistd::fork() }.expect("fork") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {

@@ -4,6 +4,7 @@
 pub mod judge;
 mod nested;
 mod pids;
+mod races;
 mod special;
 mod story;
 mod table;
@@ -23,7 +24,8 @@ pub fn trials() -> Vec<Trial> {
     let special = special::STORIES
         .iter()
         .chain(nested::STORIES)
-        .chain(pids::STORIES);
+        .chain(pids::STORIES)
+        .chain(races::STORIES);
     rows.chain(special.map(|(name, story)| trial("enforce", name, story)))
         .collect()
 }

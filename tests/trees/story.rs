@@ -99,6 +99,7 @@ impl Part {
             Fate::Kept("other_uid") => &[("keep", "other_uid")],
             Fate::Kept("keep_rule") => &[("keep", "keep_rule")],
             Fate::Kept("below_kept") => &[("keep", "below_kept")],
+            Fate::Kept("never_self") => &[("keep", "never_self")],
             Fate::Kept(_) | Fate::Outside | Fate::First => &[],
         }
     }
@@ -118,6 +119,16 @@ pub enum Death {
     Falls(&'static str, &'static str),
 }
 
+/// When the daemon begins, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    First,
+    /// When all of the tree is there.
+    Last,
+    /// Inside of the tree, started by its `host`.
+    Within,
+}
+
 /// A row of the table.
 pub struct Scenario {
     pub name: &'static str,
@@ -126,7 +137,7 @@ pub struct Scenario {
     image: &'static str,
     via: Option<&'static str>,
     config: &'static str,
-    before: bool,
+    begins: Begins,
     subreaper: bool,
     also: Option<fn(&World)>,
 }
@@ -140,7 +151,7 @@ impl Scenario {
             image: "claude",
             via: None,
             config: CONFIG,
-            before: false,
+            begins: Begins::First,
             subreaper: true,
             also: None,
         }
@@ -165,7 +176,14 @@ impl Scenario {
     /// All of it is there before the daemon.
     pub fn before(self) -> Scenario {
         Scenario {
-            before: true,
+            begins: Begins::Last,
+            ..self
+        }
+    }
+    /// The daemon is started by `host`, as `daemon`.
+    pub fn within(self) -> Scenario {
+        Scenario {
+            begins: Begins::Within,
             ..self
         }
     }
@@ -236,15 +254,18 @@ impl Scenario {
     }
 
     fn up_to_the_death(&self, world: &mut World, mode: &str) {
-        if !self.before {
+        if self.begins == Begins::First {
             world.watch(self.config, &[mode]);
         }
         self.start(world);
+        if self.begins == Begins::Within {
+            world.watch_from_within(self.config, &[mode]);
+        }
         for part in &self.parts {
             world.await_cast(part.role, part.times);
         }
         world.await_cast("agent", 1);
-        if self.before {
+        if self.begins == Begins::Last {
             world.watch(self.config, &[mode]);
         }
         for part in self.parts.iter().filter(|p| p.fate == Fate::First) {

@@ -38,6 +38,17 @@ pub fn rows() -> Vec<Scenario> {
             &[child("shell", "parent tool setsid"), below("tool", "")],
         )
         .before(),
+        row(
+            "own-tree",
+            &[
+                kept("shell", "parent host host beside stubborn", "never_self"),
+                kept("host", "", "never_self"),
+                kept("daemon", "", "never_self"),
+                below("beside", ""),
+                child("leaf", "setsid"),
+            ],
+        )
+        .within(),
         row("user-rule", &[child("leaf", "sleep")])
             .image("test-agent")
             .config(OWN_RULES),

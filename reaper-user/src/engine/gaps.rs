@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 use super::Engine;
 use crate::export::Body;
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::source::procfs::{Look, ProcfsError};
+use crate::source::procfs::{Glance, ProcfsError};
 use crate::sys;
 
 impl Engine {
@@ -64,11 +64,10 @@ impl Engine {
             .collect();
         for key in gone {
             // A row that could not be read is not one that is not there: unknown is never dead.
-            let dead = match self.procfs.read(key.pid) {
-                Ok(Look::Alive(seen)) => !seen.key.same_tick(key),
-                Ok(Look::Zombie | Look::Vanished) => true,
-                Err(_) => false,
-            };
+            let dead = self
+                .procfs
+                .glance(key)
+                .is_ok_and(|glance| glance == Glance::Gone);
             if dead {
                 self.exited_unseen(key);
             }
@@ -126,11 +125,11 @@ impl Engine {
                 continue;
             };
             let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
-            let Ok(Look::Alive(seen)) = self.procfs.read(child.pid) else {
+            let Ok(Glance::Alive { parent }) = self.procfs.glance(child) else {
                 continue;
             };
-            let adopter = self.model.tree.by_pid(seen.parent).map(|node| node.key);
-            if seen.key.same_tick(child) && adopter.is_some() {
+            let adopter = self.model.tree.by_pid(parent).map(|node| node.key);
+            if adopter.is_some() {
                 let kind = EventKind::Reparent {
                     child,
                     old_parent,

@@ -10,10 +10,10 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::ScopedJoinHandle;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
@@ -25,6 +25,8 @@ use crate::model::event::{Image, Key, Seen, TICK_NS, Uids};
 #[cfg(test)]
 mod tests;
 
+/// How long a pass over all processes waits for the next one.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Bit of a task's flags that says that it is a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
 /// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
@@ -68,8 +70,19 @@ pub struct Snapshot {
     pub unreadable: u32,
 }
 
+/// What a short look at a process found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glance {
+    Alive {
+        /// Pid of the parent, 0 for none.
+        parent: u32,
+    },
+    /// It has exited, whoever has its pid now.
+    Gone,
+}
+
 /// Reads one /proc. Has no state that changes, so threads can share it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Procfs {
     root: PathBuf,
     /// Where cgroup v2 is mounted.
@@ -111,12 +124,13 @@ impl Snapshot {
         self.rows
     }
 
-    fn and(mut self, mut other: Snapshot) -> Snapshot {
-        self.rows.append(&mut other.rows);
-        self.zombies += other.zombies;
-        self.vanished += other.vanished;
-        self.unreadable += other.unreadable;
-        self
+    fn add(&mut self, look: Result<Look, ProcfsError>) {
+        match look {
+            Ok(Look::Alive(row)) => self.rows.push(row),
+            Ok(Look::Zombie) => self.zombies += 1,
+            Ok(Look::Vanished) => self.vanished += 1,
+            Err(_) => self.unreadable += 1,
+        }
     }
 }
 
@@ -149,34 +163,35 @@ impl Procfs {
                 entry.map_err(listing)?.file_name().as_bytes(),
             ));
         }
-        // Reading is all system calls, which do not stand in each other's way.
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
-        let share = pids.len().div_ceil(threads).max(64);
-        let parts: Vec<Snapshot> = std::thread::scope(|scope| {
-            let parts = pids
-                .chunks(share)
-                .map(|pids| scope.spawn(|| self.part(pids)));
-            let parts: Vec<_> = parts.collect();
-            let join = |part: ScopedJoinHandle<'_, _>| {
-                part.join().unwrap_or_else(|panic| resume_unwind(panic))
-            };
-            parts.into_iter().map(join).collect()
-        });
-        Ok(parts.into_iter().fold(Snapshot::default(), Snapshot::and))
-    }
-
-    fn part(&self, pids: &[u32]) -> Snapshot {
-        let mut reader = Reader::new(self);
-        let mut all = Snapshot::default();
-        for pid in pids {
-            match reader.look(*pid) {
-                Ok(Look::Alive(row)) => all.rows.push(row),
-                Ok(Look::Zombie) => all.zombies += 1,
-                Ok(Look::Vanished) => all.vanished += 1,
-                Err(_) => all.unreadable += 1,
-            }
+        // Threads of their own, and not for speed alone: a command line is read from its process's memory,
+        // which can take for ever. Such a process is left out, and so is its reader.
+        let work = Arc::new((self.clone(), pids));
+        let next = Arc::new(AtomicUsize::new(0));
+        let (send, looks) = std::sync::mpsc::channel();
+        let readers = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
+        for _ in 0..readers {
+            let (work, next, send) = (Arc::clone(&work), Arc::clone(&next), send.clone());
+            std::thread::spawn(move || {
+                let (procfs, pids) = &*work;
+                let mut reader = Reader::new(procfs);
+                while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if send.send(reader.look(*pid)).is_err() {
+                        return;
+                    }
+                }
+            });
         }
-        all
+        drop(send);
+        let mut snapshot = Snapshot::default();
+        let mut left = work.1.len();
+        while left > 0
+            && let Ok(look) = looks.recv_timeout(PATIENCE)
+        {
+            snapshot.add(look);
+            left -= 1;
+        }
+        snapshot.unreadable += left as u32;
+        Ok(snapshot)
     }
 
     /// One process.
@@ -185,6 +200,35 @@ impl Procfs {
     /// If it is there and cannot be read; names the file.
     pub fn read(&self, pid: u32) -> Result<Look, ProcfsError> {
         Reader::new(self).look(pid)
+    }
+
+    /// A short look that cannot be kept waiting: whether this very process lives, and its parent.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read; names the file.
+    pub fn glance(&self, key: Key) -> Result<Glance, ProcfsError> {
+        let path = self.root.join(key.pid.to_string()).join("stat");
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
+                let start = stat.start.saturating_mul(TICK_NS);
+                let alive = key.same_tick(Key {
+                    pid: key.pid,
+                    start,
+                }) && (!stat.dead() || stat.threads > 1);
+                Ok(if alive {
+                    Glance::Alive {
+                        parent: stat.parent,
+                    }
+                } else {
+                    Glance::Gone
+                })
+            }
+            Err(source) => match source.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Glance::Gone),
+                _ => Err(ProcfsError::Read { path, source }),
+            },
+        }
     }
 
     /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.

@@ -46,7 +46,7 @@ impl Ring {
             let Some(item) = self.ring.next() else {
                 // It may be this thread that keeps the probe from the processor.
                 spins += 1;
-                if spins % SPINS == 0 {
+                if spins.is_multiple_of(SPINS) {
                     std::thread::sleep(Duration::from_micros(50));
                 }
                 std::hint::spin_loop();

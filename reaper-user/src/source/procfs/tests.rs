@@ -312,7 +312,9 @@ fn a_child_lives_becomes_a_zombie_and_vanishes() {
         matches!(procfs.read(pid), Ok(Look::Zombie))
     });
     // It is told as soon as it is on its way out, which is a moment earlier.
-    until("the child has a state of its own", || procfs.state(pid) == Some('Z'));
+    until("the child has a state of its own", || {
+        procfs.state(pid) == Some('Z')
+    });
     assert_eq!(procfs.rss_bytes(pid), Some(0));
     child.wait().unwrap();
     assert!(matches!(procfs.read(pid), Ok(Look::Vanished)));

@@ -1,0 +1,100 @@
+//! Trees that change faster than anybody looks.
+
+use std::collections::BTreeSet;
+
+use super::judge;
+use crate::daemon::Event;
+use crate::world::{World, eventually};
+
+pub const STORIES: &[(&str, fn())] = &[
+    ("handover", handover),
+    ("two-threads-give-away", two_threads_give_away),
+];
+
+/// Long enough that only the limit of births can end a tree in time.
+const PATIENT: &str = "grace = \"5s\"\n";
+
+/// All of the tree is ended, and nobody else.
+fn end(world: &mut World) -> Vec<Event> {
+    const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    let spared = SPARED.map(|role| world.one(role));
+    eventually("nobody left of the tree", || {
+        let living = world.living();
+        living.iter().all(|s| spared.contains(&s.id)).then_some(())
+    });
+    world.assert_alive(&SPARED);
+    let events = world.stop();
+    judge::sound(world, &events);
+    events
+}
+
+/// A process that ignores SIGTERM and has handed over before any signal can reach it does not get the whole
+/// grace to do so.
+fn handover() {
+    let mut world = World::new(true);
+    world.watch(PATIENT, &[]);
+    world.order("claude", "agent", "agent", &["relay=handover".into()]);
+    let agent = world.await_cast("agent", 1)[0];
+    let relay = world.await_cast("relay", 1)[0];
+    world.open("handover");
+    world.await_event("it has handed over", |e| e.is("exit", relay));
+    world.kill("agent");
+    let events = end(&mut world);
+    judge::death(&world, &events, (None, Some("SIGKILL")));
+    let gone = events
+        .iter()
+        .position(|e| e.is("session.root_gone", agent))
+        .expect("the agent's end");
+    let count = |which: &dyn Fn(&Event) -> bool| events[gone..].iter().filter(|e| which(e)).count();
+    let kills = count(&|e| e.event == "signal" && e.signal.as_deref() == Some("SIGKILL"));
+    assert!(kills > 0, "no SIGKILL was sent");
+    let births = count(&|e| e.event == "fork" && e.session_id.is_some());
+    assert!(births < 1000, "{births} births after the agent's end");
+    let closed = events.iter().filter(|e| e.event == "session.close").count();
+    assert_eq!(closed, 1, "times that the session was closed");
+}
+
+/// Two threads of a process that give their children away at once: all of these are told, and nobody else is.
+fn two_threads_give_away() {
+    const ROUNDS: usize = 40;
+    const CHILDREN: usize = 100;
+    let mut world = World::new(true);
+    world.watch("grace = \"500ms\"\nevents = \"all\"\n", &[]);
+    let givers = format!("givers=givers+{ROUNDS}+{CHILDREN}");
+    world.order("claude", "agent", "agent", &[givers]);
+    ["agent", "givers"]
+        .iter()
+        .for_each(|role| drop(world.await_cast(role, 1)));
+    assert_eq!(world.cast("giver").len(), ROUNDS, "givers");
+    world.open("die-agent");
+    let events = end(&mut world);
+    let canary = world.one("canary");
+    let givers = world.cast("giver");
+    judge::death(&world, &events, (Some(0), None));
+    let told: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
+    for e in &told {
+        assert!(!e.about(canary), "the canary was told to have gone: {e:?}");
+        assert!(
+            e.old_parent_id.is_some() && e.birth_parent_id == e.old_parent_id,
+            "somebody else's child was told to have gone: {e:?}"
+        );
+    }
+    let ids = |which: &dyn Fn(&&Event) -> bool| -> BTreeSet<String> {
+        events
+            .iter()
+            .filter(which)
+            .filter_map(|e| e.entity_id.clone())
+            .collect()
+    };
+    let parents = ids(&|e| givers.iter().any(|who| e.is("fork", *who)));
+    assert_eq!(parents.len(), ROUNDS, "givers that were told");
+    let children = ids(&|e| {
+        let parent = e.birth_parent_id.as_ref();
+        e.event == "fork" && parent.is_some_and(|id| parents.contains(id))
+    });
+    assert_eq!(children.len(), 2 * ROUNDS * CHILDREN, "their children");
+    let given = ids(&|e| e.event == "reparent");
+    let missing = children.difference(&given).count();
+    assert_eq!(missing, 0, "children that were not told to have gone");
+}
