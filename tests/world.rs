@@ -224,6 +224,16 @@ impl World {
             .collect()
     }
 
+    /// Waits until nobody lives below the launcher but the canaries. A single look may miss a process that is never
+    /// the same, so it takes many.
+    pub fn await_alone(&self) {
+        let spared = ["canary", "stray"].map(|role| self.one(role));
+        let alone = || self.living().iter().all(|s| spared.contains(&s.id));
+        eventually("nobody left below the launcher", || {
+            (0..50).all(|_| alone()).then_some(())
+        });
+    }
+
     /// Waits until an event is there that `which` picks.
     pub fn await_event(&self, what: &str, which: impl Fn(&Event) -> bool) -> Event {
         eventually(&format!("an event: {what}"), || {

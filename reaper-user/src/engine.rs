@@ -166,6 +166,8 @@ impl Engine {
             }
         };
         self.settle();
+        self.follow.reaper.stop();
+        self.report();
         let count = Count {
             sessions: self.follow.opened,
             ..self.count

@@ -36,7 +36,9 @@ fn heads(births: &'static AtomicU32, end: Instant) -> ! {
 /// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
 pub fn runner(s: &Stage) -> ! {
     await_term(s);
-    relay(Duration::from_millis(2))
+    relay(Duration::from_millis(2));
+    nix::unistd::alarm::set(super::LIFETIME_S);
+    rest()
 }
 
 /// The same from the moment on that the test opens its gate, faster, and SIGTERM is ignored.
@@ -45,11 +47,12 @@ pub fn handover(s: &Stage) -> ! {
     nix::unistd::setsid().expect("setsid");
     s.report();
     s.gate("handover");
-    relay(Duration::from_micros(200))
+    relay(Duration::from_micros(200));
+    leave(0)
 }
 
-/// Forks and is gone, and so does its child after a pause.
-fn relay(pause: Duration) -> ! {
+/// Forks and is gone, and so does its child after a pause. Returns in the last of them.
+fn relay(pause: Duration) {
     let end = Instant::now() + TIME;
     for _ in 0..BIRTHS {
         if Instant::now() > end {
@@ -61,5 +64,4 @@ fn relay(pause: Duration) -> ! {
         }
         std::thread::sleep(pause);
     }
-    rest()
 }

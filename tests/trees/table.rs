@@ -1,6 +1,7 @@
 //! The trees that the common story fits.
 
 use super::story::{Death, Part, Scenario};
+use crate::world::World;
 
 const PATIENT: &str = "grace = \"4s\"\n";
 const OWN_RULES: &str = r#"
@@ -49,6 +50,17 @@ pub fn rows() -> Vec<Scenario> {
             ],
         )
         .within(),
+        row(
+            "own-tree-as-an-orphan",
+            &[
+                Part::first("shell").plays("parent host host beside stubborn"),
+                kept("host", "", "never_self"),
+                kept("daemon", "", "never_self"),
+                below("beside", ""),
+                child("leaf", "setsid"),
+            ],
+        )
+        .within(),
         row("user-rule", &[child("leaf", "sleep")])
             .image("test-agent")
             .config(OWN_RULES),
@@ -85,7 +97,7 @@ pub fn rows() -> Vec<Scenario> {
             }),
         row("stopped", &[child("leaf", "stopped")]),
         row("fork-bomb", &[child("bomb", "hydra")]),
-        row("runaway", &[child("runner", "runner").may_fall()]),
+        row("runaway", &[child("runner", "runner").may_fall()]).also(World::await_alone),
         // Threads.
         row("leader-thread-first", &[child("leaf", "leader-first")]),
         row("exec-from-a-thread", &[child("leaf", "thread-exec")]),

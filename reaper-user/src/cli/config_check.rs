@@ -1,5 +1,6 @@
 //! `reaper config check`.
 
+use std::io::Write;
 use std::path::Path;
 
 use super::Failure;
@@ -16,7 +17,8 @@ pub(super) fn run(file: &Path) -> Result<(), Failure> {
             .filter(|rule| rule.action == action)
             .count()
     };
-    anstream::println!(
+    let written = writeln!(
+        anstream::stdout(),
         "{}: fine; mode {}, {} agents, {} boundaries, {} keeps",
         file.display(),
         config.mode.name(),
@@ -24,5 +26,5 @@ pub(super) fn run(file: &Path) -> Result<(), Failure> {
         count(Action::Boundary),
         count(Action::Keep),
     );
-    Ok(())
+    written.map_err(|error| Failure::Other(error.into()))
 }

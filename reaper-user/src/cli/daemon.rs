@@ -39,6 +39,9 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let source = Source::open(&options)?;
     let _lock = lock::take(directory, &args.scope)?;
+    if config.mode == Mode::Enforce {
+        warn_of_missing(&sys::host::Host::read());
+    }
     let settings = settings(config, scope, args.scope.clone());
     with_writer(outputs, |sink| {
         in_thread(move || watch(source, settings, sink, args.bpf_log))
@@ -48,6 +51,21 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
 impl From<crate::source::ebpf::SourceError> for Failure {
     fn from(error: crate::source::ebpf::SourceError) -> Failure {
         Failure::Probes(error)
+    }
+}
+
+/// Says what reaping lacks that watching does not need.
+fn warn_of_missing(host: &sys::host::Host) {
+    for (capability, without) in [
+        ("CAP_KILL", "processes of other users cannot be signalled"),
+        (
+            "CAP_SYS_PTRACE",
+            "what other users' processes run cannot be read, and such processes are kept",
+        ),
+    ] {
+        if !host.capabilities.has(capability) {
+            tracing::warn!("without {capability} {without}");
+        }
     }
 }
 
@@ -81,8 +99,12 @@ fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Out
     };
     let mut outputs = vec![Output::stdout(format)];
     if let Some(path) = events.filter(|_| !to_stdout) {
-        let file = Output::file(path)
-            .with_context(|| format!("cannot write events to {}", path.display()))?;
+        let file = Output::file(path).map_err(|error| {
+            Failure::Usage(format!(
+                "cannot write events to {}: {error}",
+                path.display()
+            ))
+        })?;
         outputs.push(file);
     }
     Ok(outputs)
@@ -146,14 +168,16 @@ fn watch(mut source: Source, settings: Settings, sink: Sink, log: bool) -> Resul
     })
 }
 
-/// Done at SIGINT or SIGTERM, with its name.
-fn stop_signal() -> Result<impl Future<Output = &'static str>, Failure> {
+/// Done at SIGINT, SIGTERM or SIGHUP, with its name.
+pub(super) fn stop_signal() -> Result<impl Future<Output = &'static str>, Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
+            _ = hangup.recv() => "SIGHUP",
         }
     })
 }

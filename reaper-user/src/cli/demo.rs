@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use nix::sys::signal::Signal;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
-use super::daemon::{in_thread, runtime, settings, with_writer};
+use super::daemon::{in_thread, runtime, settings, stop_signal, with_writer};
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -92,7 +91,7 @@ pub(super) fn run() -> Result<u8, Failure> {
 
 /// Kills the agent, waits until nothing of its tree is left, and tells why the demo is over.
 async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
-    let Ok(mut interrupt) = signal(SignalKind::interrupt()) else {
+    let Ok(stop) = stop_signal() else {
         return "no signal handler";
     };
     let gone = async {
@@ -109,7 +108,7 @@ async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
     };
     tokio::select! {
         reason = gone => reason,
-        _ = interrupt.recv() => "SIGINT",
+        reason = stop => reason,
     }
 }
 

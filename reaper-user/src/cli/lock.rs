@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::Context;
@@ -29,6 +29,7 @@ pub(super) fn take(directory: &Path, scope: &[String]) -> Result<Lock, Failure> 
         .write(true)
         .create(true)
         .truncate(false)
+        .custom_flags(nix::libc::O_NOFOLLOW)
         .open(&path)
         .with_context(context)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -65,7 +66,16 @@ fn name(scope: &[String]) -> String {
     }
     let mut words: Vec<_> = scope
         .iter()
-        .map(|word| word.trim_matches('/').replace(['/', '.'], "-"))
+        .map(|word| match word.parse::<u32>() {
+            Ok(pid) => pid.to_string(),
+            Err(_) => {
+                let path = std::fs::canonicalize(word).unwrap_or_else(|_| word.into());
+                let path = path.to_string_lossy();
+                path.trim_matches('/')
+                    .replace('%', "%25")
+                    .replace('/', "%2f")
+            }
+        })
         .collect();
     words.sort_unstable();
     words.dedup();

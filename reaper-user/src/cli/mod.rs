@@ -170,7 +170,7 @@ pub fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(failure) => {
-            anstream::eprintln!("reaper: {failure}");
+            anstream::eprintln!("reaper: {failure:#}");
             ExitCode::from(failure.status())
         }
     }

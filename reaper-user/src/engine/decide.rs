@@ -92,6 +92,7 @@ impl Engine {
 
     /// Tells what the reaper has done.
     pub(super) fn report(&mut self) {
+        let mut over = Vec::new();
         for report in self.follow.reaper.take_reports() {
             match report {
                 Report::Decided { key, decision } => {
@@ -101,7 +102,10 @@ impl Engine {
                 }
                 Report::Signal(sent) => {
                     self.count.signals += 1;
-                    if let Some(who) = self.claimed.get(&sent.key).cloned() {
+                    if let Some(node) = self.model.tree.get(sent.key) {
+                        // As it is now: it may run another program than when it was claimed.
+                        let who = Who::new(&self.model, node);
+                        self.claimed.insert(sent.key, who.clone());
                         self.tell(Body::Signal { who, sent });
                     }
                 }
@@ -113,15 +117,32 @@ impl Engine {
                     duration,
                 } => {
                     self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
+                    over.push(session);
                 }
                 // What is left of it and of those in it, if anything, is kept.
                 Report::Done { session } => {
-                    let over = |session: &&Session| session.root_gone.is_some();
-                    let inner = self.model.sessions.inwards(session).filter(over);
-                    let inner: Vec<_> = inner.map(|session| session.id).collect();
-                    self.close(session);
-                    inner.into_iter().for_each(|id| self.close(id));
+                    let gone = |session: &&Session| session.root_gone.is_some();
+                    over.extend(
+                        self.model
+                            .sessions
+                            .inwards(session)
+                            .filter(gone)
+                            .map(|s| s.id),
+                    );
+                    over.push(session);
                 }
+            }
+        }
+        over.sort_unstable();
+        over.dedup();
+        for id in over {
+            let closed = self
+                .sessions
+                .get(&id)
+                .is_some_and(|tally| tally.closed.is_some());
+            let reaper = &self.follow.reaper;
+            if (closed || !reaper.is_open(id)) && !reaper.has_members_of(id) {
+                self.close(id);
             }
         }
     }
@@ -152,7 +173,6 @@ impl Engine {
             }
             Outcome::Released(_) => {}
         }
-        let closed = tally.closed.is_some();
         if let Some(who) = self.claimed.remove(&key)
             && outcome != Outcome::Released(Released::Observed)
         {
@@ -162,9 +182,6 @@ impl Engine {
                 signal,
                 duration,
             });
-        }
-        if closed && !self.follow.reaper.has_members_of(session) {
-            self.close(session);
         }
     }
 
@@ -180,6 +197,7 @@ impl Engine {
                 reaped,
                 kept,
                 failed,
+                lost: lost_before,
                 ..
             } = *tally;
             self.tell(Body::SessionClose {
@@ -187,6 +205,7 @@ impl Engine {
                 reaped,
                 kept,
                 failed,
+                lost_before,
             });
         }
         if over {

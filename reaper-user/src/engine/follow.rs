@@ -24,6 +24,8 @@ pub struct Tally {
     pub reaped: u32,
     pub kept: u32,
     pub failed: u32,
+    /// Records that were lost while it was open.
+    pub lost: u64,
     /// Nothing of it lives any more, but not all ends are confirmed.
     pub closed: Option<SessionRef>,
     /// That it is over has been told.

@@ -34,6 +34,15 @@ impl Engine {
         let since = lost.since(&self.lost);
         self.count.lost += since.total;
         self.lost = lost;
+        let open: Vec<_> = self
+            .model
+            .sessions
+            .iter()
+            .map(|session| session.id)
+            .collect();
+        for id in open {
+            self.sessions.entry(id).or_default().lost += since.total;
+        }
         self.tell(Body::Lost {
             total: since.total,
             by_kind: since.named(),

@@ -97,8 +97,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.who(who)?;
                 self.put("provenance", provenance.name())?;
                 match what {
-                    Lifecycle::Fork => Ok(()),
-                    Lifecycle::Exec => self.put("truncated", who.image.truncated),
+                    Lifecycle::Fork | Lifecycle::Exec => Ok(()),
                     Lifecycle::Exit { ended, peak_rss } => {
                         self.ended(*ended)?;
                         self.put("process.memory.peak_rss", peak_rss)
@@ -168,8 +167,10 @@ impl<W: Write> Line<'_, '_, W> {
                 reaped,
                 kept,
                 failed,
+                lost_before,
             } => {
                 self.session(session)?;
+                self.put("lost_before", lost_before)?;
                 self.put("reaped", reaped)?;
                 self.put("kept", kept)?;
                 self.put("failed", failed)
@@ -214,6 +215,7 @@ impl<W: Write> Line<'_, '_, W> {
                     Outcome::Released(Released::NotDue(reason)) => {
                         self.put("reason", reason.name())?
                     }
+                    Outcome::Released(Released::Unreadable) => self.put("reason", "unreadable")?,
                     Outcome::Released(Released::Observed) => self.put("reason", "observe")?,
                     Outcome::Released(Released::Gone) => self.put("reason", "gone")?,
                     Outcome::Released(Released::Identity) => self.put("reason", "identity")?,
@@ -284,6 +286,7 @@ impl<W: Write> Line<'_, '_, W> {
             .collect();
         self.put("process.args_count", args.len())?;
         self.put("process.command_args", args)?;
+        self.put("truncated", who.image.truncated)?;
         if who.image.cgroup_id != 0 {
             self.put("process.linux.cgroup_id", who.image.cgroup_id)?;
         }
@@ -388,6 +391,7 @@ pub struct FailureName<'a>(pub &'a Failure);
 impl Display for FailureName<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
+            Failure::Stopped => f.write_str("stopped"),
             Failure::Eperm => f.write_str("eperm"),
             Failure::Errno(errno) => write!(f, "{:?}", nix::Error::from_raw(*errno)),
             Failure::Stuck('D') => f.write_str("uninterruptible"),

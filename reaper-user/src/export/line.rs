@@ -136,9 +136,15 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             reaped,
             kept,
             failed,
+            lost_before,
         } => {
-            let style = if *failed > 0 { BAD } else { GOOD };
-            let detail = format!("{reaped} reaped, {kept} kept, {failed} failed");
+            let good = *failed == 0 && *lost_before == 0;
+            let style = if good { GOOD } else { BAD };
+            let mut detail = format!("{reaped} reaped, {kept} kept, {failed} failed");
+            if *lost_before > 0 {
+                detail +=
+                    &format!("; {lost_before} events were lost meanwhile, something may be left");
+            }
             (
                 style,
                 "closed",
@@ -189,6 +195,12 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                     "FAILED",
                     Process(who),
                     format!("{}{after}", FailureName(why)),
+                ),
+                Outcome::Released(Released::Unreadable) => (
+                    NOTE,
+                    "spared",
+                    Process(who),
+                    "its uid cannot be read".into(),
                 ),
                 Outcome::Released(Released::Observed) => {
                     (DIM, "observed", Process(who), String::new())
@@ -305,7 +317,7 @@ fn printable(text: &str, max: usize) -> String {
             break;
         }
         // Direction marks and the like would let a command line rearrange the line it stands on.
-        let invisible = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
         if c.is_control() || invisible {
             shown.extend(c.escape_default());
         } else {

@@ -148,6 +148,8 @@ pub enum Body {
         reaped: u32,
         kept: u32,
         failed: u32,
+        /// Records that were lost while it was open: there may be members nobody knows of.
+        lost_before: u64,
     },
     Boundary {
         who: Who,

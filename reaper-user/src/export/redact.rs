@@ -8,15 +8,30 @@ use regex::bytes::Regex;
 /// What stands in a secret's place.
 const MARK: &[u8] = b"[redacted]";
 
-/// `--token=…`, `API_KEY=…`, `password:…`: the value goes.
+/// `--token=…`, `API_KEY=…`, `"password": "…"`, `?token=…`, anywhere in an argument: the value goes.
 static NAMED: LazyLock<Regex> = LazyLock::new(|| {
+    regex(concat!(
+        r"(?is-u)([\w.-]*(?:token|secret|passwd|password|_pwd|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)",
+        r#"["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|[^\s"'&;,|)}]+)"#,
+    ))
+});
+/// `--token=…` as an argument of its own: all that follows goes.
+static WHOLE: LazyLock<Regex> = LazyLock::new(|| {
     regex(
-        r"(?is-u)^(-{0,2}[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|credentials?)[=:]\s*)\S.*$",
+        r"(?is-u)^(--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|credentials?|auth|pat)=).+$",
+    )
+});
+/// `--token …` in the middle of an argument, such as a shell's script.
+static WITHIN: LazyLock<Regex> = LazyLock::new(|| {
+    regex(
+        r"(?is-u)(\s--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|auth)\s+)[^\s-]\S*",
     )
 });
 /// `--token …`: the argument that follows goes.
 static OPTION: LazyLock<Regex> = LazyLock::new(|| {
-    regex(r"(?is-u)^--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key)$")
+    regex(
+        r"(?is-u)^--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|auth|pat)$",
+    )
 });
 /// What is a secret by its looks, anywhere.
 static SHAPED: LazyLock<Regex> = LazyLock::new(|| {
@@ -38,12 +53,19 @@ pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item
         if std::mem::replace(&mut secret_follows, OPTION.is_match(arg)) && !arg.starts_with(b"-") {
             return Cow::Borrowed(MARK);
         }
-        match NAMED.replace(arg, [b"${1}".as_slice(), MARK].concat()) {
-            Cow::Borrowed(arg) => {
-                SHAPED.replace_all(arg, [b"${1}${2}${3}".as_slice(), MARK].concat())
+        let mut arg = Cow::Borrowed(arg);
+        for (pattern, kept) in [
+            (&WHOLE, "${1}"),
+            (&NAMED, "${1}"),
+            (&WITHIN, "${1}"),
+            (&SHAPED, "${1}${2}${3}"),
+        ] {
+            let with = [kept.as_bytes(), MARK].concat();
+            if let Cow::Owned(redacted) = pattern.replace_all(&arg, with) {
+                arg = Cow::Owned(redacted);
             }
-            redacted => redacted,
         }
+        arg
     })
 }
 
@@ -67,11 +89,34 @@ mod tests {
                 "git clone https://u:[redacted]@host/x",
             ),
             ("x sk-abcdefghijklmnopqrst", "x [redacted]"),
+            (
+                "x --url=https://h/?token=abc&x=1",
+                "x --url=https://h/?token=[redacted]&x=1",
+            ),
             ("node server.js --port 80", "node server.js --port 80"),
             ("tokenize file", "tokenize file"),
         ] {
             let redacted: Vec<_> = super::arguments(args.split(' ').map(str::as_bytes)).collect();
             assert_eq!(String::from_utf8_lossy(&redacted.join(&b' ')), expected);
+        }
+        for (arg, expected) in [
+            (
+                "cd / && API_KEY=hunter2 make; MYSQL_PWD=foo x",
+                "cd / && API_KEY=[redacted] make; MYSQL_PWD=[redacted] x",
+            ),
+            (
+                r#"{"token": "abc", "n": 1}"#,
+                r#"{"token": [redacted], "n": 1}"#,
+            ),
+            (
+                "curl --token abc https://x",
+                "curl --token [redacted] https://x",
+            ),
+            ("--password=a\nb c", "--password=[redacted]"),
+            ("tokenize --keep", "tokenize --keep"),
+        ] {
+            let redacted: Vec<_> = super::arguments([arg.as_bytes()].into_iter()).collect();
+            assert_eq!(String::from_utf8_lossy(&redacted[0]), expected);
         }
         let header = [b"Authorization: Bearer abcdefgh".as_slice()];
         let redacted: Vec<_> = super::arguments(header.into_iter()).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -18,6 +18,8 @@ use crate::sys;
 /// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
 const WAITING_MAX: usize = 65_536;
 
+/// How long the end of the stream may take to be read.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Records that a batch has room for from the start.
 const BATCH: usize = 64;
 
@@ -151,7 +153,7 @@ impl Sink {
 
 /// The thread that writes. It ends when the [`Sink`] is dropped.
 pub struct Writer {
-    thread: JoinHandle<()>,
+    done: Receiver<()>,
 }
 
 impl Writer {
@@ -161,23 +163,28 @@ impl Writer {
     /// If no thread can be started.
     pub fn start(outputs: Vec<Output>, clock: Clock) -> io::Result<(Sink, Writer)> {
         let (sender, receiver) = channel();
+        let (end, done) = channel();
         let shared = Arc::new(Shared::default());
         let sink = Sink {
             batch: Vec::new(),
             sender,
             shared: Arc::clone(&shared),
         };
-        let work = move || write_all(outputs, &clock, &receiver, &shared);
-        let thread = std::thread::Builder::new()
+        let work = move || {
+            write_all(outputs, &clock, &receiver, &shared);
+            let _ = end.send(());
+        };
+        std::thread::Builder::new()
             .name("export".into())
             .spawn(work)?;
-        Ok((sink, Writer { thread }))
+        Ok((sink, Writer { done }))
     }
 
-    /// Waits until all has been written. The sink must be gone by then.
+    /// Waits until all has been written, but not for ever: whoever reads may have stopped. The sink must
+    /// be gone by then.
     pub fn join(self) {
-        if self.thread.join().is_err() {
-            tracing::error!("the writer of the event stream has panicked");
+        if self.done.recv_timeout(PATIENCE).is_err() {
+            tracing::error!("the event stream is not read; its end is left out");
         }
     }
 }

@@ -141,6 +141,20 @@ impl Ruleset {
             .first(&self.rules, &Subject::new(image), uids != root)
     }
 
+    /// A boundary or a keep that would match if the part of the command line said so that was cut off:
+    /// all else that it asks for holds.
+    pub fn might_spare(&self, image: &Image) -> Option<RuleId> {
+        if !image.truncated {
+            return None;
+        }
+        let subject = Subject {
+            line_is_open: true,
+            ..Subject::new(image)
+        };
+        let boundary = self.boundaries.first(&self.rules, &subject, false);
+        boundary.or_else(|| self.keeps.first(&self.rules, &subject, false))
+    }
+
     /// # Panics
     /// If the id is of a larger set.
     pub fn rule(&self, id: RuleId) -> &Rule {
@@ -175,7 +189,15 @@ impl Matcher {
     }
 
     fn is_match(&self, subject: &Subject<'_>) -> bool {
+        // Of what asks for a command line alone there is nothing to go by.
+        let named = |c: &Condition| !c.negative && c.field != Field::Argv;
+        if subject.line_is_open && !self.0.iter().any(named) {
+            return false;
+        }
         self.0.iter().all(|condition| {
+            if subject.line_is_open && condition.field == Field::Argv {
+                return true;
+            }
             let bytes = subject.field(condition.field);
             !bytes.is_empty()
                 && condition.any_of.iter().any(|p| p.is_match(bytes)) != condition.negative
@@ -205,6 +227,8 @@ struct Subject<'a> {
     exe: &'a [u8],
     script: OnceCell<&'a [u8]>,
     line: OnceCell<Vec<u8>>,
+    /// The command line is cut, and its end might say anything.
+    line_is_open: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -216,6 +240,7 @@ impl<'a> Subject<'a> {
             exe,
             script: OnceCell::new(),
             line: OnceCell::new(),
+            line_is_open: false,
         }
     }
 

@@ -31,6 +31,8 @@ pub enum Reason {
     OtherUid,
     /// A living parent of it is kept.
     BelowKept,
+    /// Its program, or the end of its command line, is not known, and might be one that is kept.
+    Unreadable,
     NotAMember,
     NeverPid1,
     NeverKernelThread,
@@ -48,6 +50,7 @@ impl Reason {
             Reason::KeepRule => "keep_rule",
             Reason::OtherUid => "other_uid",
             Reason::BelowKept => "below_kept",
+            Reason::Unreadable => "unreadable",
             Reason::NotAMember => "not_a_member",
             Reason::NeverPid1 => "never_pid1",
             Reason::NeverKernelThread => "never_kernel_thread",
@@ -55,6 +58,9 @@ impl Reason {
         }
     }
 }
+
+/// Why a process is kept, and the rule that says so, if one does.
+pub(super) type Kept = (Reason, Option<RuleId>);
 
 /// A decision about one process, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +107,7 @@ pub fn decide(model: &Model, key: Key) -> Decision {
         return Decision::keep(reason);
     };
     let kept = |(reason, rule)| Decision {
-        rule: Some(rule),
+        rule,
         due: Some(due),
         ..Decision::keep(reason)
     };
@@ -146,22 +152,30 @@ fn never(model: &Model, node: &Node) -> Option<Reason> {
     }
 }
 
-fn kept_itself(model: &Model, node: &Node) -> Option<(Reason, Arc<str>)> {
-    let rule = match node.weighed {
-        Some((session, rule)) if Some(session) == node.session => rule,
+fn kept_itself(model: &Model, node: &Node) -> Option<(Reason, Option<Arc<str>>)> {
+    let kept = match node.weighed {
+        Some((session, kept)) if Some(session) == node.session => kept,
         _ => weigh(model, node),
     };
-    let rule = model.rules.rule(rule?);
-    let reason = if rule.other_uid {
-        Reason::OtherUid
-    } else {
-        Reason::KeepRule
-    };
-    Some((reason, Arc::clone(&rule.name)))
+    let (reason, rule) = kept?;
+    Some((reason, rule.map(|rule| Arc::clone(model.rules.name(rule)))))
 }
 
-/// The rule by which a process is kept as a member of its session.
-pub(super) fn weigh(model: &Model, node: &Node) -> Option<RuleId> {
+/// Why a process is kept as a member of its session, if it is. What cannot be known speaks for it.
+pub(super) fn weigh(model: &Model, node: &Node) -> Option<Kept> {
     let root = model.sessions.get(node.session?)?.uids;
-    model.rules.keep(&node.image, node.uids, root)
+    if let Some(rule) = model.rules.keep(&node.image, node.uids, root) {
+        let other_uid = model.rules.rule(rule).other_uid;
+        let reason = if other_uid {
+            Reason::OtherUid
+        } else {
+            Reason::KeepRule
+        };
+        return Some((reason, Some(rule)));
+    }
+    if node.image.exe.is_empty() {
+        return Some((Reason::Unreadable, None));
+    }
+    let might = model.rules.might_spare(&node.image)?;
+    Some((Reason::Unreadable, Some(might)))
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::agent::RuleId;
 use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
+use super::policy::Kept;
 use super::session::SessionId;
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
@@ -49,7 +49,7 @@ pub struct Node {
     pub orphaned: Option<Orphaned>,
     /// What the keeping rules said of it, as a member of which session: asked for when it becomes one
     /// and when it runs another program, so that nothing is left to ask when every microsecond counts.
-    pub(super) weighed: Option<(SessionId, Option<RuleId>)>,
+    pub(super) weighed: Option<(SessionId, Option<Kept>)>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
@@ -482,10 +482,12 @@ impl Tree {
         provenance: Provenance,
         changes: &mut Vec<Change>,
     ) {
+        let parent = self.live.get(&pid).and_then(|node| node.parent);
         self.attach(pid, None);
         let Some(mut node) = self.live.remove(&pid) else {
             return;
         };
+        node.parent = parent;
         let mut orphans = Vec::with_capacity(node.children.len());
         for child in std::mem::take(&mut node.children) {
             let Some(child) = self.live.get_mut(&child) else {

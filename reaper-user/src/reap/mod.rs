@@ -53,6 +53,8 @@ pub enum Outcome {
 /// Why a process could not be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
+    /// This program was stopped before it had ended.
+    Stopped,
     /// Not permitted to signal it.
     Eperm,
     /// Opening or using its pidfd failed.
@@ -65,6 +67,8 @@ pub enum Failure {
 pub enum Released {
     Gone,
     NotDue(Reason),
+    /// Under which uid it runs cannot be told any more.
+    Unreadable,
     /// It would be signalled now, but nothing is in observe.
     Observed,
     /// The pid belongs to another process by now.

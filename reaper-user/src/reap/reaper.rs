@@ -430,6 +430,14 @@ impl Reaper {
         }
     }
 
+    /// Gives up what is still claimed: this program goes.
+    pub fn stop(&mut self) {
+        let keys: Vec<Key> = self.targets.keys().copied().collect();
+        for key in keys {
+            self.finish(key, Outcome::Failed(Failure::Stopped));
+        }
+    }
+
     /// Closes the ladders on which nobody is left. Only for when all is decided about that has been read:
     /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
     pub fn close_empty(&mut self) {

@@ -17,10 +17,11 @@ pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<Decis
         return Err(Released::Identity);
     }
     // A process may have changed its uid without anybody telling; a keep may follow from that.
-    if let Some(now) = pidfd.uids()
-        && now != uids
-    {
-        model.set_uids(key, now);
+    match pidfd.uids(key.pid) {
+        Some(now) if now != uids => model.set_uids(key, now),
+        Some(_) => {}
+        None if pidfd.has_exited() => return Err(Released::Gone),
+        None => return Err(Released::Unreadable),
     }
     let decision = model.decide(key);
     match decision.verdict {

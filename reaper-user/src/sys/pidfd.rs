@@ -61,8 +61,19 @@ impl Pidfd {
         matches!(poll(&mut fds, timeout), Ok(1))
     }
 
-    /// The process's user ids now (`PIDFD_GET_INFO`, 6.13); `None` where the kernel cannot tell.
-    pub fn uids(&self) -> Option<Uids> {
+    /// The process's user ids now, by its pidfd (`PIDFD_GET_INFO`, 6.13), before that from /proc by its
+    /// pid, which is still its own if it lives on afterwards. `None` if neither tells.
+    pub fn uids(&self, pid: u32) -> Option<Uids> {
+        self.told_uids().or_else(|| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+            let mut ids = line.split_whitespace().map(str::parse);
+            let (real, effective) = (ids.next()?.ok()?, ids.next()?.ok()?);
+            (!self.has_exited()).then_some(Uids { real, effective })
+        })
+    }
+
+    fn told_uids(&self) -> Option<Uids> {
         let mut info = Info {
             mask: INFO_CREDS,
             ..Info::default()

@@ -14,7 +14,7 @@ pub enum SourceError {
     )]
     Btf(#[source] BtfError),
     #[error(
-        "not permitted to load the kernel probes: run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE ({0})"
+        "not permitted to load the kernel probes: run as root, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
     )]
     NotPermitted(#[source] BoxError),
     #[error(
@@ -25,7 +25,7 @@ pub enum SourceError {
         "the probes' object has abi version {found}, this program needs {ABI_VERSION}: rebuild it with `cargo xtask build-ebpf`"
     )]
     Abi { found: u16 },
-    #[error("the probes' object has no {what}: it is not an object of this program")]
+    #[error("the probes' object has no {what}: this is not an object of this program")]
     Foreign { what: String },
     #[error("cannot read the probes' object {}: {source}", path.display())]
     Object {

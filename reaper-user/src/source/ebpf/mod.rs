@@ -319,7 +319,7 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map, SourceError> {
 
 /// Refuses an object that was built for other records than this program knows.
 fn check_abi(object: &[u8]) -> Result<(), SourceError> {
-    let file = object::File::parse(object).map_err(|_| SourceError::foreign("an ELF header"))?;
+    let file = object::File::parse(object).map_err(|_| SourceError::foreign("ELF header"))?;
     let section = file
         .section_by_name(ABI_SECTION)
         .ok_or_else(|| SourceError::foreign(ABI_SECTION))?;
