@@ -125,31 +125,29 @@ impl Engine {
     /// Looks up in /proc who has the orphans of which the kernel's record did not come.
     pub(super) fn find_adopters(&mut self) {
         for child in std::mem::take(&mut self.follow.parentless) {
-            let Some(node) = self
-                .model
-                .tree
-                .get(child)
-                .filter(|node| node.parent.is_none())
-            else {
+            let node = self.model.tree.get(child);
+            let Some(node) = node.filter(|node| node.parent.is_none()) else {
                 continue;
             };
             let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
             let Ok(Glance::Alive { parent }) = self.procfs.glance(child) else {
                 continue;
             };
-            let adopter = self.model.tree.by_pid(parent).map(|node| node.key);
-            if adopter.is_some() {
-                let kind = EventKind::Reparent {
-                    child,
-                    old_parent,
-                    adopter,
-                };
-                self.apply(&Event {
-                    time: sys::boot_time(),
-                    provenance: Provenance::Procfs,
-                    kind,
-                });
-            }
+            let Some(adopter) = self.model.tree.by_pid(parent).map(|node| node.key) else {
+                // It still has the parent that is on its way out. The next look will tell.
+                self.follow.parentless.push(child);
+                continue;
+            };
+            let kind = EventKind::Reparent {
+                child,
+                old_parent,
+                adopter: Some(adopter),
+            };
+            self.apply(&Event {
+                time: sys::boot_time(),
+                provenance: Provenance::Procfs,
+                kind,
+            });
         }
     }
 }
