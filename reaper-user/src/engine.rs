@@ -10,11 +10,13 @@
 //! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
 //! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
 
+mod cgroups;
 mod decide;
 mod follow;
 mod gaps;
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -29,6 +31,7 @@ use crate::reap::{Reaper, Times};
 use crate::source::ebpf::{Lost, Source, SourceError};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
+use cgroups::Cgroups;
 use follow::{Follow, Tally};
 
 /// How long records that wake nobody may wait.
@@ -44,6 +47,8 @@ pub struct Settings {
     pub scope: Scope,
     /// The scope as it was given, for the stream.
     pub scope_names: Vec<String>,
+    /// Directories of the cgroups in it.
+    pub cgroups: Vec<PathBuf>,
     pub times: Times,
     pub rules: crate::model::agent::Ruleset,
 }
@@ -70,6 +75,7 @@ pub struct Engine {
     claimed: HashMap<Key, Who>,
     sessions: HashMap<SessionId, Tally>,
     lost: Lost,
+    cgroups: Cgroups,
     ladders_told: bool,
     count: Count,
 }
@@ -85,6 +91,7 @@ impl Engine {
         let model = Model::new(rules, settings.scope.clone(), std::process::id());
         let reaper =
             Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
+        let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
@@ -94,6 +101,7 @@ impl Engine {
             claimed: HashMap::new(),
             sessions: HashMap::new(),
             lost: Lost::default(),
+            cgroups,
             ladders_told: false,
             count: Count::default(),
         };
@@ -234,9 +242,11 @@ impl Engine {
             source,
             model,
             follow,
+            cgroups,
             ..
         } = self;
         let drained = source.drain(|event| {
+            cgroups.meet(model, &event);
             model.apply(&event, |model, step| follow.step(model, &event, step));
         });
         self.followed();

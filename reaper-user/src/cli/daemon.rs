@@ -1,6 +1,6 @@
 //! `reaper daemon`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -80,11 +80,14 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         ..
     } = config;
     let rules: Ruleset = rules;
+    let cgroups = scope_names.iter().filter(|name| name.starts_with('/'));
+    let cgroups = cgroups.map(PathBuf::from).collect();
     Settings {
         mode,
         events,
         scope,
         scope_names,
+        cgroups,
         times: Times { grace, stuck_after },
         rules,
     }

@@ -1,14 +1,12 @@
 //! What `--scope` names.
 
-use std::os::linux::fs::MetadataExt;
 use std::path::Path;
-
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::Failure;
 use crate::model::Scope;
 use crate::model::event::{Key, TICK_NS};
 use crate::source::procfs::Procfs;
+use crate::sys::cgroup;
 
 /// Reads scopes as they are typed: a pid, or the directory of a cgroup.
 pub(super) fn parse(words: &[String]) -> Result<Scope, Failure> {
@@ -27,21 +25,19 @@ pub(super) fn parse(words: &[String]) -> Result<Scope, Failure> {
                 start: ticks * TICK_NS,
             });
         } else if word.starts_with('/') {
-            let on_v2 =
-                statfs(Path::new(word)).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
-            if Path::new(word).exists() && !on_v2 {
-                let what = "not a cgroup of version 2, which has ids that the kernel tells";
-                return Err(Failure::Usage(format!("--scope {word}: {what}")));
+            let directory = Path::new(word);
+            let error =
+                |what: &dyn std::fmt::Display| Failure::Usage(format!("--scope {word}: {what}"));
+            if !directory.exists() {
+                return Err(error(&"there is no such directory"));
             }
-            let before = scope.cgroups.len();
-            cgroups(Path::new(word), &mut scope.cgroups).map_err(|e| {
-                Failure::Usage(format!("--scope {word}: {}", e.to_string().to_lowercase()))
-            })?;
-            if scope.cgroups.len() == before {
-                return Err(Failure::Usage(format!(
-                    "--scope {word}: not a cgroup: it has no cgroup.procs"
-                )));
+            if !cgroup::is_cgroup(directory) {
+                return Err(error(
+                    &"not a cgroup of version 2, whose ids the kernel tells",
+                ));
             }
+            let ids = cgroup::ids_below(directory).map_err(|e| error(&e))?;
+            scope.cgroups.extend(ids);
         } else {
             let what = "name a pid, or a cgroup by its absolute path";
             return Err(Failure::Usage(format!(
@@ -61,18 +57,4 @@ fn thread_group(pid: u32) -> Option<u32> {
         .trim()
         .parse()
         .ok()
-}
-
-/// The ids of a cgroup and those below it: the inodes of their directories.
-fn cgroups(directory: &Path, ids: &mut Vec<u64>) -> std::io::Result<()> {
-    if directory.join("cgroup.procs").exists() {
-        ids.push(std::fs::metadata(directory)?.st_ino());
-    }
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            cgroups(&entry.path(), ids)?;
-        }
-    }
-    Ok(())
 }

@@ -154,6 +154,11 @@ impl Model {
         }
     }
 
+    /// Widens the scope by a cgroup: whatever runs a program there from now on is in it.
+    pub fn add_cgroup(&mut self, id: u64) {
+        self.scope.cgroups.push(id);
+    }
+
     /// Takes note of uids that a process has changed since the last event told of it.
     pub fn set_uids(&mut self, key: Key, uids: Uids) {
         if let Some(node) = self.tree.get_mut(key) {

@@ -4,14 +4,17 @@
 //! rest. A process that was found in /proc keeps the start time that was found there as part of its
 //! key, and takes on its exact one beside it when a probe tells of it.
 
+mod node;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
-use super::policy::Kept;
 use super::session::SessionId;
+use node::{Birth, Gone};
+pub use node::{Change, Exited, Node, Orphaned};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -19,134 +22,6 @@ type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 const EXITED_MAX: usize = 16_384;
 /// Exited processes of which it is remembered that they were, for what is told of them too late.
 const RECENT_MAX: usize = 1024;
-
-/// When and from whom a process was orphaned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Orphaned {
-    pub old_parent: Key,
-    /// Nanoseconds since boot.
-    pub at: u64,
-}
-
-/// A living process. A zombie is none: it has exited.
-#[derive(Clone, Debug)]
-pub struct Node {
-    pub key: Key,
-    /// Start time to the ns, known once a probe has told of it.
-    exact_start: Option<u64>,
-    /// Who has it now; `None` while that is unknown.
-    pub parent: Option<Key>,
-    /// Who had it first; never changes.
-    pub birth_parent: Option<Key>,
-    pub uids: Uids,
-    pub image: Arc<Image>,
-    /// Inode number of its pidfds, 0 while unknown.
-    pub pidfd_inode: u64,
-    /// The innermost session it is a member of.
-    pub session: Option<SessionId>,
-    /// Membership stopped here, by the rule of this name.
-    pub boundary: Option<Arc<str>>,
-    pub orphaned: Option<Orphaned>,
-    /// What the keeping rules said of it, as a member of which session: asked for when it becomes one
-    /// and when it runs another program, so that nothing is left to ask when every microsecond counts.
-    pub(super) weighed: Option<(SessionId, Option<Kept>)>,
-    pub provenance: Provenance,
-    pub kernel_thread: bool,
-    pub namespace_init: bool,
-    /// Within what this program was told to consider.
-    pub in_scope: bool,
-    /// Its image is its own, not the one it was born with.
-    execed: bool,
-    children: Vec<u32>,
-    /// Where it stands among its parent's children.
-    slot: u32,
-    /// Living and kept processes that have it for a birth parent.
-    born: u32,
-}
-
-impl Node {
-    /// Pids of the living children, in no order.
-    pub fn children(&self) -> &[u32] {
-        &self.children
-    }
-
-    fn is(&self, key: Key) -> bool {
-        match self.exact_start {
-            Some(start) => start == key.start || self.key == key,
-            None => self.key.same_tick(key),
-        }
-    }
-
-    /// Whether a row of the process table is about it.
-    fn is_row(&self, row: Key) -> bool {
-        let start = self.exact_start.unwrap_or(self.key.start);
-        Key { start, ..self.key }.same_tick(row)
-    }
-
-    /// Whether it runs another program by now than it was known to: an exec went unseen.
-    fn is_another_program(&self, found: &Image) -> bool {
-        let differs = |a: &[u8], b: &[u8]| !a.is_empty() && !b.is_empty() && a != b;
-        let whole = !self.image.exe.starts_with("…".as_bytes());
-        self.image.comm.is_empty()
-            || whole && differs(&self.image.exe, &found.exe)
-            // Programs rewrite their arguments, but hardly before they run.
-            || !self.execed && differs(&self.image.argv, &found.argv)
-    }
-}
-
-/// From whom an event says that a process comes.
-#[derive(Clone, Copy)]
-struct Birth {
-    /// Who has it.
-    parent: Option<Key>,
-    /// Who had it first.
-    birth_parent: Option<Key>,
-    creator: Option<Key>,
-}
-
-/// What is remembered of a process that has exited lately.
-struct Gone {
-    start: u64,
-    session: Option<SessionId>,
-}
-
-/// What is kept of a process that has exited.
-#[derive(Clone, Debug)]
-pub struct Exited {
-    pub key: Key,
-    pub birth_parent: Option<Key>,
-    pub image: Arc<Image>,
-    pub session: Option<SessionId>,
-    pub ended: Ended,
-    born: u32,
-}
-
-/// What an event has changed.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// A process is new to the tree.
-    Born {
-        key: Key,
-        creator: Option<Key>,
-        provenance: Provenance,
-    },
-    /// It runs another program.
-    Execed { key: Key },
-    /// It is gone. Its children were orphaned by that, just now.
-    Exited {
-        node: Box<Node>,
-        ended: Ended,
-        peak_rss: u64,
-        provenance: Provenance,
-        orphans: Vec<Key>,
-    },
-    /// It has another parent.
-    Reparented {
-        key: Key,
-        old_parent: Option<Key>,
-        adopter: Option<Key>,
-    },
-}
 
 /// See the module.
 #[derive(Default)]

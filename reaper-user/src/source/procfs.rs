@@ -4,7 +4,7 @@
 //! where its pid is given away meanwhile. That a process is gone is a result, not an error.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,8 +20,10 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
-use crate::model::event::{Image, Key, Seen, TICK_NS, Uids};
+use crate::model::event::{Image, Key, Seen, TICK_NS};
+use parse::{Stat, cgroup2_mount, field, namespace_init, number, set_argv, uids, words};
 
+mod parse;
 #[cfg(test)]
 mod tests;
 
@@ -413,63 +415,6 @@ impl Dir {
     }
 }
 
-/// The fields of a `stat` file that matter here.
-struct Stat<'a> {
-    comm: &'a [u8],
-    state: u8,
-    parent: u32,
-    pgid: u32,
-    sid: u32,
-    tty: u32,
-    flags: u64,
-    threads: u64,
-    /// Ticks since boot.
-    start: u64,
-    /// Length of the area of the arguments, 0 where it is not shown.
-    args: u64,
-}
-
-impl Stat<'_> {
-    /// A name may hold anything, parentheses and newlines too: it ends at the last `)`.
-    fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
-        let open = bytes.iter().position(|&b| b == b'(')?;
-        let close = bytes.iter().rposition(|&b| b == b')')?;
-        let comm = bytes.get(open + 1..close)?;
-        let mut rest = words(&bytes[close + 1..]);
-        let state = *rest.next()?.first()?;
-        // Numbered as in proc(5), where the state is field 3; what is negative there is nothing here.
-        let mut fields = [0_u64; 50];
-        let mut last = 3;
-        for (place, word) in fields[4..].iter_mut().zip(rest) {
-            *place = if word.starts_with(b"-") {
-                0
-            } else {
-                number(word)?
-            };
-            last += 1;
-        }
-        if last < 22 {
-            return None;
-        }
-        Some(Stat {
-            comm,
-            state,
-            parent: fields[4].try_into().ok()?,
-            pgid: fields[5].try_into().ok()?,
-            sid: fields[6].try_into().ok()?,
-            tty: fields[7].try_into().ok()?,
-            flags: fields[9],
-            threads: fields[20],
-            start: fields[22],
-            args: fields[49].saturating_sub(fields[48]),
-        })
-    }
-
-    fn dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
-    }
-}
-
 /// A thread of the process that still runs.
 fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<Dir> {
     if leader.threads < 2 {
@@ -484,105 +429,4 @@ fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<Dir> {
             thread.read("stat", &mut bytes).ok()?;
             (!Stat::parse(&bytes)?.dead()).then_some(thread)
         })
-}
-
-/// Takes the arguments from a `cmdline` file that was read to one byte over the bound. `area` is the
-/// length that `stat` tells, 0 if it does not.
-fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
-    image.truncated = bytes.len() > ARGV_MAX;
-    let kept = &bytes[..bytes.len().min(ARGV_MAX)];
-    let whole = if image.truncated {
-        area.max(bytes.len() as u64)
-    } else {
-        kept.len() as u64
-    };
-    image.argv_full_len = whole.try_into().unwrap_or(u32::MAX);
-    if kept.is_empty() {
-        return;
-    }
-    image.argv = kept.to_vec();
-    // A process that rewrote its title may have left the last NUL out.
-    if !image.truncated && !kept.ends_with(&[0]) {
-        image.argv.push(0);
-        image.argv_full_len += 1;
-    }
-}
-
-fn uids(status: &[u8]) -> Option<Uids> {
-    let mut ids = words(field(status, b"Uid:")?).map(number);
-    Some(Uids {
-        real: ids.next()??,
-        effective: ids.next()??,
-    })
-}
-
-/// Whether a process has a number of its own in a pid namespace below, and it is 1.
-fn namespace_init(status: &[u8]) -> bool {
-    let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
-    ids.next().is_some() && ids.last() == Some(b"1")
-}
-
-/// Mount point of cgroup v2 in a `mountinfo` file; the mount of the whole hierarchy before others.
-fn cgroup2_mount(mountinfo: &[u8]) -> Option<PathBuf> {
-    let mut part = None;
-    for line in mountinfo.split(|&b| b == b'\n') {
-        let mut fields = words(line);
-        let (Some(root), Some(point)) = (fields.nth(3), fields.next()) else {
-            continue;
-        };
-        if fields.skip_while(|f| *f != b"-").nth(1) == Some(b"cgroup2") {
-            let point = PathBuf::from(OsString::from_vec(unescape(point)));
-            if root == b"/" {
-                return Some(point);
-            }
-            part.get_or_insert(point);
-        }
-    }
-    part
-}
-
-/// Blanks and backslashes stand in mountinfo as three octal digits.
-fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        match rest {
-            [
-                b'\\',
-                a @ b'0'..=b'3',
-                b @ b'0'..=b'7',
-                c @ b'0'..=b'7',
-                tail @ ..,
-            ] => {
-                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-                rest = tail;
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
-/// What follows `name` on the line that begins with it.
-fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    file.split(|&b| b == b'\n')
-        .find_map(|line| line.strip_prefix(name))
-}
-
-fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    line.split(u8::is_ascii_whitespace)
-        .filter(|word| !word.is_empty())
-}
-
-/// A decimal number, and nothing else.
-fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
-    let digits = word.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(word)
-        .ok()
-        .filter(|_| digits)?
-        .parse()
-        .ok()
 }

@@ -1,5 +1,6 @@
 //! What needs the C library or the kernel's own interfaces: all `unsafe` outside the probes' source.
 
+pub mod cgroup;
 pub mod host;
 mod memory;
 pub mod pidfd;

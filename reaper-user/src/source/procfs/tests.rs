@@ -1,10 +1,12 @@
 //! A table made by hand, with what /proc can throw at its readers, and the real one.
 
+use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::model::event::Uids;
 
 /// A /proc of files.
 struct Fake {
