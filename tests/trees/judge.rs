@@ -118,7 +118,7 @@ pub fn reaped(world: &World, events: &[Event], part: &Part) {
             Some("ended") => {}
             Some("not_sent") if part.may_fall => {}
             other => panic!(
-                "outcome of '{}' ({who:?}) is {other:?}, {:?}",
+                "outcome of '{}' ({who:?}) is {other:?}, {:?}; its events: {mine:#?}",
                 part.role, outcome.reason
             ),
         }

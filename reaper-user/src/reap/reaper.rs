@@ -258,15 +258,19 @@ impl Reaper {
         let Some(pidfd) = &target.pidfd else {
             return Ok(());
         };
+        // One that has had a signal and is gone now has its end confirmed by its pidfd.
+        let waited_for = target.first_signal.is_some();
         if target.ended.is_some() {
-            let waited_for = target.first_signal.is_some();
             return if waited_for {
                 Ok(())
             } else {
                 Err(Released::Gone)
             };
         }
-        let decision = send::verify(model, key, pidfd)?;
+        let decision = match send::verify(model, key, pidfd) {
+            Err(Released::Gone) if waited_for => return Ok(()),
+            verified => verified?,
+        };
         if !std::mem::replace(&mut target.told, true) {
             self.reports.push(Report::Decided { key, decision });
         }
