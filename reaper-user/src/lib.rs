@@ -18,8 +18,11 @@
 //!   found to be the process that was decided about after that.
 //! - The ring is drained in order before anything is decided, so a decision never rests on less than
 //!   the kernel has told.
-//! - Nothing of the hot path blocks: no read of another process's memory, no file, no lock. Export has
-//!   its own thread and may lose lines, which it says, but holds nobody up.
+//! - Nothing on the way from an exit to a signal blocks: no read of another process's memory, no lock, and
+//!   no file but `/proc/PID/status` where the kernel is too old to tell uids by a pidfd. After a loss of
+//!   events /proc is read by threads that are not waited for when one of them gets stuck.
+//! - Export has its own thread; it may leave lines out, which it says, but holds nobody up.
+//! - What is not known speaks for a process: it is kept.
 //! - `unsafe` is in [`sys`] and [`source::ebpf`] alone.
 //!
 //! # Absent on purpose
