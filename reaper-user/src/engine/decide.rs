@@ -117,7 +117,10 @@ impl Engine {
                     duration,
                 } => {
                     self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
-                    over.push(session);
+                    // In observe a session goes on for as long as its members live.
+                    if outcome != Outcome::Released(Released::Observed) {
+                        over.push(session);
+                    }
                 }
                 // What is left of it and of those in it, if anything, is kept.
                 Report::Done { session } => {
