@@ -14,8 +14,10 @@ use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
+use crate::model::event::TICK_NS;
 use crate::reap;
 use crate::source::ebpf::{Options, Source};
+use crate::source::procfs::{Look, Procfs};
 use crate::sys::pidfd::Pidfd;
 
 /// Prints a line; that nobody reads any more is no reason to leave the tree behind.
@@ -116,6 +118,8 @@ async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
 struct Agent {
     child: Child,
     stdin: Option<ChildStdin>,
+    /// Its start in ns since boot, to the tick.
+    began: u64,
     stdout: BufReader<ChildStdout>,
 }
 
@@ -133,10 +137,14 @@ impl Agent {
             .stdout
             .take()
             .ok_or_else(|| anyhow!("the demo's agent has no output"))?;
+        let ticks = Procfs::default().start_ticks(child.id());
+        let began = ticks.ok_or_else(|| anyhow!("the demo's agent is gone already"))? * TICK_NS;
+        let stdout = BufReader::new(stdout);
         Ok(Agent {
             child,
             stdin,
-            stdout: BufReader::new(stdout),
+            began,
+            stdout,
         })
     }
 
@@ -157,10 +165,29 @@ impl Agent {
                 .trim()
                 .parse()
                 .with_context(|| format!("no pid from {what}: {line:?}"))?;
-            let pidfd = Pidfd::open(pid).with_context(|| format!("pid {pid} is gone already"))?;
+            let pidfd = self
+                .own(pid)
+                .with_context(|| format!("no process {pid} of {what}"))?;
             left.0.push((format!("{what} ({pid})"), pidfd));
         }
         Ok(left)
+    }
+
+    /// A handle on a process of this agent's tree: no other began since the agent did and runs what its
+    /// children run. Opened first, so that what is read of the pid is of whoever the handle is on.
+    fn own(&self, pid: u32) -> Option<Pidfd> {
+        let pidfd = Pidfd::open(pid).ok()?;
+        let Ok(Look::Alive(seen)) = Procfs::default().read(pid) else {
+            return None;
+        };
+        let script = |arg: &[u8]| CHILDREN.iter().any(|(_, script)| arg == script.as_bytes());
+        let is_sleep = seen.image.comm == b"sleep" || seen.image.args().any(script);
+        let is_setsid = seen
+            .image
+            .args()
+            .any(|arg| arg == b"echo $$; exec sleep 61");
+        let began = seen.key.start >= self.began && (is_sleep || is_setsid);
+        (began && !pidfd.has_exited()).then_some(pidfd)
     }
 
     fn end(&mut self) {

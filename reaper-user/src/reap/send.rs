@@ -44,7 +44,8 @@ pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix
     Ok(())
 }
 
-/// Signals a process that this program has started itself and holds by its pidfd since.
+/// Signals a process that this program, or what it started, has started. The caller has made sure of
+/// that after it opened the pidfd.
 ///
 /// # Errors
 /// As `pidfd_send_signal(2)`.
