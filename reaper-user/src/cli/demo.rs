@@ -173,21 +173,28 @@ impl Agent {
         Ok(left)
     }
 
-    /// A handle on a process of this agent's tree: no other began since the agent did and runs what its
-    /// children run. Opened first, so that what is read of the pid is of whoever the handle is on.
+    /// A handle on a process of this agent's tree. Opened first, so that what is read of the pid is of
+    /// whoever the handle is on, if that lives on afterwards.
     fn own(&self, pid: u32) -> Option<Pidfd> {
         let pidfd = Pidfd::open(pid).ok()?;
+        let deadline = std::time::Instant::now() + Duration::from_secs(1);
+        // In the middle of an exec a process has no command line to know it by.
+        while !self.is_own(pid) {
+            if pidfd.has_exited() || std::time::Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (!pidfd.has_exited()).then_some(pidfd)
+    }
+
+    /// Whether the pid's process began no earlier than the agent and runs what the agent's children run.
+    fn is_own(&self, pid: u32) -> bool {
         let Ok(Look::Alive(seen)) = Procfs::default().read(pid) else {
-            return None;
+            return false;
         };
-        let script = |arg: &[u8]| CHILDREN.iter().any(|(_, script)| arg == script.as_bytes());
-        let is_sleep = seen.image.comm == b"sleep" || seen.image.args().any(script);
-        let is_setsid = seen
-            .image
-            .args()
-            .any(|arg| arg == b"echo $$; exec sleep 61");
-        let began = seen.key.start >= self.began && (is_sleep || is_setsid);
-        (began && !pidfd.has_exited()).then_some(pidfd)
+        let runs = |arg: &[u8]| CHILDREN.iter().any(|(_, script)| arg == script.as_bytes());
+        seen.key.start >= self.began && (seen.image.comm == b"sleep" || seen.image.args().any(runs))
     }
 
     fn end(&mut self) {
