@@ -1,9 +1,15 @@
 //! The program from outside: what it says to bad input, to those without privilege, and on one line.
 
 mod config;
+mod detach;
+mod face;
+mod scan;
+mod socket;
+mod sources;
+mod told;
 
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,25 +18,33 @@ use libtest_mimic::Trial;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+pub use face::{ask, told};
+
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually, link};
 
 /// The object that is shipped with the program.
-const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/ebpf/reaper.bpf.o");
+pub const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/ebpf/reaper.bpf.o");
 
 /// What needs neither root nor probes.
 pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
+    trials.extend(detach::trials());
+    trials.extend(face::trials());
+    trials.extend(scan::trials());
+    trials.extend(socket::trials());
+    trials.extend(told::trials());
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
+    trials.push(trial("cli", "leave-nothing", leave_nothing));
     trials.push(trial("cli", "doctor", doctor));
     trials
 }
 
 /// What needs both.
 pub fn privileged() -> Vec<Trial> {
-    vec![
+    let mut trials = vec![
         trial("cli", "no-privilege", no_privilege),
         trial("cli", "foreign-object", foreign_object),
         trial("cli", "second-daemon", second_daemon),
@@ -38,18 +52,25 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "forged-argv", || forged_argv(&[])),
         trial("cli", "forged-argv-json", || forged_argv(&["--json"])),
         trial("cli", "demo", demo),
-    ]
+    ];
+    trials.extend(detach::privileged());
+    trials.extend(face::privileged());
+    trials.extend(scan::privileged());
+    trials.extend(socket::privileged());
+    trials.extend(sources::privileged());
+    trials.extend(told::privileged());
+    trials
 }
 
 /// What a run of the program came to.
-struct Said {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
 }
 
 /// Runs a command to its end, with its output in files of `dir`.
-fn run(dir: &Path, command: &mut Command) -> Said {
+pub fn run(dir: &Path, command: &mut Command) -> Said {
     let file = |name| File::create(dir.join(name)).expect("create a file for output");
     let mut child = command
         .stdin(Stdio::null())
@@ -80,7 +101,8 @@ fn run(dir: &Path, command: &mut Command) -> Said {
     }
 }
 
-fn reaper(dir: &Path, args: &[&str]) -> Said {
+/// Runs `reaper` to its end.
+pub fn reaper(dir: &Path, args: &[&str]) -> Said {
     run(dir, Command::new(REAPER).args(args).current_dir(dir))
 }
 
@@ -88,8 +110,26 @@ fn help() {
     let dir = TempDir::new();
     let said = reaper(dir.path(), &["--help"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    for word in ["daemon", "demo", "doctor", "config"] {
+    for word in [
+        "daemon", "demo", "doctor", "config", "detach", "status", "tree", "explain", "agents",
+        "keep", "unkeep", "history", "scan", "run",
+    ] {
         assert!(said.out.contains(word), "no word of '{word}' in the help");
+        let said = reaper(dir.path(), &[word, "--help"]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let example = format!("reaper {word}");
+        assert!(
+            word == "config" || said.out.contains("Example") && said.out.contains(&example),
+            "no example in the help of '{word}'"
+        );
+    }
+    let said = reaper(dir.path(), &["daemon", "--help"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    for word in ["--leave-armed", "--pin-dir", "--no-pin", "--kernel-reap"] {
+        assert!(
+            said.out.contains(word),
+            "no word of '{word}' in the daemon's help"
+        );
     }
 }
 
@@ -100,11 +140,32 @@ fn wrong_usage() {
         &["daemon", "--scope"],
         &["daemon", "--observe", "--enforce"],
         &["daemon", "--scope", "x"],
+        &["daemon", "--no-pin", "--leave-armed"],
+        &["daemon", "--no-pin", "--pin-dir", "/sys/fs/bpf/x"],
+        &["daemon", "--kernel-reap", "always"],
+        &["detach", "all"],
+        &["detach", "--config", "absent.toml"],
+        &["doctor", "--config", "absent.toml"],
     ] {
         let said = reaper(dir.path(), args);
         assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
         assert!(!said.err.is_empty(), "{args:?} is refused without a word");
     }
+}
+
+/// What is not pinned cannot be left behind.
+fn leave_nothing() {
+    let dir = TempDir::new();
+    fs::write(dir.path().join("c.toml"), "pin = false\n").expect("write the configuration");
+    let args = ["daemon", "--config", "c.toml", "--leave-armed"];
+    let said = reaper(dir.path(), &[&args[..], &["--runtime-dir", "r"]].concat());
+    assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
+    assert!(
+        said.err.contains("pin = false"),
+        "it is not said why: {}",
+        said.err
+    );
+    assert!(!dir.path().join("r").exists(), "something was started");
 }
 
 /// Says the same to a person and to a program: whether the probes can be used.
@@ -118,6 +179,13 @@ fn doctor() {
         Some(if usable { 0 } else { 3 }),
         "exit code of doctor --json"
     );
+    let checks = report["checks"].as_array().expect("a list of checks");
+    for name in ["bpffs", "process table", "kills in the kernel"] {
+        assert!(
+            checks.iter().any(|check| check["name"] == name),
+            "nothing is said of '{name}'"
+        );
+    }
     let told = reaper(dir.path(), &["doctor"]);
     assert_eq!(
         told.code,
@@ -139,12 +207,13 @@ fn no_privilege() {
     link(Path::new(REAPER), &program);
     let run_dir = dir.path().join("run");
     fs::create_dir(&run_dir).expect("create the runtime directory");
-    fs::set_permissions(&run_dir, Permissions::from_mode(0o777))
-        .expect("open the runtime directory to all");
+    chown(&run_dir, Some(65534), Some(65534)).expect("give the runtime directory to nobody");
     let mut command = Command::new(program);
     command
         .args([
             "daemon",
+            "--source",
+            "ebpf",
             "--scope",
             &std::process::id().to_string(),
             "--runtime-dir",
@@ -177,6 +246,7 @@ fn foreign_object() {
         "daemon",
         "--scope",
         &scope,
+        "--no-pin",
         "--runtime-dir",
         "run",
         "--bpf-object",
@@ -231,7 +301,14 @@ fn second_daemon() {
     let scope = world.one("launcher").pid.to_string();
     let said = reaper(
         world.dir(),
-        &["daemon", "--scope", &scope, "--runtime-dir", "run"],
+        &[
+            "daemon",
+            "--scope",
+            &scope,
+            "--no-pin",
+            "--runtime-dir",
+            "run",
+        ],
     );
     assert_eq!(said.code, Some(4), "{}{}", said.out, said.err);
     let holder = world.daemon().pid().to_string();

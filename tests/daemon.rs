@@ -27,6 +27,7 @@ pub struct Event {
     pub schema: u32,
     pub seq: u64,
     pub event: String,
+    pub time_boot_ns: u64,
     #[serde(rename = "process.pid")]
     pub pid: Option<i32>,
     #[serde(rename = "process.exit.code")]
@@ -44,9 +45,14 @@ pub struct Event {
     pub reason: Option<String>,
     pub rule: Option<String>,
     pub signal: Option<String>,
+    pub sent_by: Option<String>,
     pub outcome: Option<String>,
     pub failed: Option<u64>,
     pub lost: Option<u64>,
+    pub resumed: Option<bool>,
+    pub left_armed: Option<String>,
+    /// How many records were read, in the summary.
+    pub events: Option<u64>,
 }
 
 impl Event {
@@ -87,50 +93,71 @@ pub struct Daemon {
     log: RefCell<Log>,
 }
 
-/// The arguments of one on `scope`, whose files are in `dir`: `config.toml`, `events.jsonl`, and the runtime
-/// directory `run`.
-pub fn arguments(dir: &Path, scope: &str, config: &str, more: &[&str]) -> Vec<String> {
+/// The arguments of one on `scope`, or on the whole host, whose files are in `dir`: `config.toml`, `events.jsonl`,
+/// and the runtime directory `run`. It pins nothing unless told where: what is pinned outlives a test.
+pub fn arguments(dir: &Path, scope: Option<&str>, config: &str, more: &[&str]) -> Vec<String> {
     std::fs::write(dir.join("config.toml"), config).expect("write the configuration");
     let _ = std::fs::remove_file(dir.join("events.jsonl"));
     let path = |name| dir.join(name).display().to_string();
-    let mut arguments: Vec<String> = vec!["daemon".into(), "--scope".into(), scope.into()];
+    let mut arguments: Vec<String> = vec!["daemon".into()];
+    arguments.extend(
+        scope
+            .iter()
+            .flat_map(|scope| ["--scope".into(), scope.to_string()]),
+    );
+    arguments.extend((!more.contains(&"--pin-dir")).then(|| "--no-pin".into()));
     arguments.extend(more.iter().map(|word| word.to_string()));
     arguments.extend(["--config".into(), path("config.toml")]);
     arguments.extend(["--events".into(), path("events.jsonl")]);
     arguments.extend(["--runtime-dir".into(), path("run")]);
+    arguments.extend(["--journal-dir".into(), path("journal")]);
     arguments
 }
 
+/// Starts one with [`arguments`] that does not outlive the test's thread.
+pub fn spawn(dir: &Path, arguments: &[String]) -> Child {
+    let mut command = Command::new(REAPER);
+    command
+        .args(arguments)
+        .current_dir(dir)
+        .stdin(Stdio::null());
+    let file = |name| {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(dir.join(name));
+        file.expect("open a file for its output")
+    };
+    command.stdout(file("stdout")).stderr(file("stderr"));
+    // SAFETY: one system call, which is safe between fork and exec.
+    unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
+    command
+        .spawn()
+        .unwrap_or_else(|e| panic!("start {REAPER}: {e}"))
+}
+
 impl Daemon {
-    /// Starts one on `scope` and waits until it is ready. Its files are those of [`arguments`], and `stdout` and
-    /// `stderr`.
-    pub fn start(dir: &Path, scope: &str, config: &str, more: &[&str]) -> Daemon {
-        let path = |name| dir.join(name);
-        let mut command = Command::new(REAPER);
-        command
-            .args(arguments(dir, scope, config, more))
-            .current_dir(dir)
-            .stdin(Stdio::null());
-        let file = |name| File::create(path(name)).expect("create a file for its output");
-        command.stdout(file("stdout")).stderr(file("stderr"));
-        // SAFETY: one system call, which is safe between fork and exec.
-        unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
-        let child = command
-            .spawn()
-            .unwrap_or_else(|e| panic!("start {REAPER}: {e}"));
-        Daemon::ready(Process::Own(child), dir)
+    /// Starts one with [`arguments`] and waits until it is ready. Its files are those, and `stdout` and `stderr`.
+    pub fn start(dir: &Path, arguments: &[String]) -> Daemon {
+        // What those before it have said stays there.
+        let said = std::fs::metadata(dir.join("events.jsonl")).map_or(0, |meta| meta.len());
+        let log = Log {
+            read: said,
+            ..Log::default()
+        };
+        Daemon::ready(Process::Own(spawn(dir, arguments)), log, dir)
     }
 
     /// One that somebody else has started with [`arguments`], once it is ready.
     pub fn others(dir: &Path, who: Identity) -> Daemon {
-        Daemon::ready(Process::Others(who), dir)
+        Daemon::ready(Process::Others(who), Log::default(), dir)
     }
 
-    fn ready(process: Process, dir: &Path) -> Daemon {
+    fn ready(process: Process, log: Log, dir: &Path) -> Daemon {
         let mut daemon = Daemon {
             process,
             dir: dir.to_owned(),
-            log: RefCell::default(),
+            log: RefCell::new(log),
         };
         eventually("the daemon is ready", || {
             let status = daemon.status();
@@ -185,6 +212,51 @@ impl Daemon {
     }
 }
 
+/// All that the daemons of a directory have said, one after the other. The last line of one that was killed may be
+/// cut short.
+pub fn whole_stream(dir: &Path) -> Vec<Event> {
+    let text = std::fs::read(dir.join("events.jsonl")).expect("read the events");
+    let parsed = text.split(|b| *b == b'\n').filter(|line| !line.is_empty());
+    let parsed = parsed.map(|line| (line, serde_json::from_slice::<Event>(line)));
+    let parsed: Vec<_> = parsed.collect();
+    let first = |n: usize| matches!(parsed.get(n), None | Some((_, Ok(Event { seq: 1, .. }))));
+    let whole = parsed.iter().enumerate().filter_map(|(n, (line, event))| {
+        let text = String::from_utf8_lossy(line);
+        match event {
+            Ok(event) => Some(event.clone()),
+            Err(e) => {
+                assert!(
+                    first(n + 1),
+                    "no event, and not the last of a daemon: {e}: {text}"
+                );
+                None
+            }
+        }
+    });
+    whole.collect()
+}
+
+/// The signals that the daemon of a directory has told of, if it has said anything.
+pub fn signals(dir: &Path) -> Vec<Event> {
+    let mut events = told(dir);
+    events.retain(|e| e.event == "signal");
+    events
+}
+
+/// Whether the daemon of a directory has told that records were lost.
+pub fn lost(dir: &Path) -> bool {
+    let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
+    told(dir).iter().any(lost)
+}
+
+fn told(dir: &Path) -> Vec<Event> {
+    let text = std::fs::read(dir.join("events.jsonl")).unwrap_or_default();
+    let lines = text.split(|b| *b == b'\n');
+    lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect()
+}
+
 impl Log {
     fn refresh(&mut self, path: &Path) {
         let Ok(mut file) = File::open(path) else {
@@ -198,7 +270,11 @@ impl Log {
             .iter()
             .rposition(|b| *b == b'\n')
             .map_or(0, |end| end + 1);
-        for line in new[..whole].split_inclusive(|b| *b == b'\n') {
+        for line in new[..whole].split(|b| *b == b'\n') {
+            // The end of a line that a daemon before it did not bring to its end.
+            if line.is_empty() {
+                continue;
+            }
             let event = serde_json::from_slice(line);
             let text = || String::from_utf8_lossy(line).into_owned();
             self.events

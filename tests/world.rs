@@ -1,11 +1,13 @@
 //! A place for one test: a directory, a launcher with canaries, a daemon that watches them, and the trees.
 //! All of it is gone when the test ends, however it ends.
 
+use std::cell::Cell;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,12 +17,18 @@ use nix::sys::signal::Signal;
 use crate::daemon::{self, Daemon, Event};
 use crate::proc::{self, Identity, Stat};
 
-/// How long anything may take before a test gives up on it.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// How long anything may take before a test gives up on it: 30 s, times `REAPER_TEST_SLOWDOWN`.
+static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
+    let slowdown = std::env::var("REAPER_TEST_SLOWDOWN").map(|n| {
+        n.parse::<u32>()
+            .unwrap_or_else(|e| panic!("REAPER_TEST_SLOWDOWN={n}: {e}"))
+    });
+    Duration::from_secs(30) * slowdown.unwrap_or(1)
+});
 
 /// Polls until `look` has found something.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + *DEADLINE;
     loop {
         if let Some(found) = look() {
             return found;
@@ -46,13 +54,13 @@ pub fn link(program: &Path, path: &Path) {
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Everybody may look into it.
+    /// Everybody may look into it. Hidden, as what lies openly in /tmp is no program of a person's for some rules.
     pub fn new() -> TempDir {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let dir =
-                std::env::temp_dir().join(format!("reaper-real-{}-{number}", std::process::id()));
+                std::env::temp_dir().join(format!(".reaper-real-{}-{number}", std::process::id()));
             match fs::create_dir(&dir) {
                 Ok(()) => break dir,
                 // The pid is another process's too where a test runs in a pid namespace.
@@ -72,6 +80,9 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("REAPER_TEST_KEEP").is_some() {
+            return eprintln!("--- left for a look: {}", self.0.display());
+        }
         // What cannot be removed is no reason to fail a test.
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -81,6 +92,12 @@ pub struct World {
     launcher: Child,
     orders: Option<ChildStdin>,
     daemon: Option<Daemon>,
+    /// With which it was started.
+    arguments: Vec<String>,
+    /// How many reports there were when the first act ended, if it has.
+    first_act: Cell<Option<usize>>,
+    /// Who is not of this test.
+    guests: Vec<Identity>,
     /// The last field: it goes when all that used it has gone.
     dir: TempDir,
 }
@@ -114,13 +131,24 @@ impl World {
             .stdin(Stdio::piped())
             .stdout(output)
             .stderr(errors)
-            .current_dir(dir);
+            .current_dir(dir)
+            // Rules may ask for what a continuous integration, a multiplexer or an agent around the tests has set.
+            .env_clear();
+        for (name, value) in ["PATH", "TMPDIR", "RUST_BACKTRACE"]
+            .into_iter()
+            .filter_map(|name| Some((name, std::env::var_os(name)?)))
+        {
+            command.env(name, value);
+        }
         let mut launcher = command.spawn().expect("start the launcher");
         let orders = launcher.stdin.take();
         let world = World {
             launcher,
             orders,
             daemon: None,
+            arguments: Vec::new(),
+            first_act: Cell::new(None),
+            guests: Vec::new(),
             dir: temp,
         };
         for role in ["launcher", "canary", "stray"] {
@@ -143,6 +171,60 @@ impl World {
         writeln!(orders, "{}", words.join("\t")).expect("tell the launcher");
     }
 
+    /// Takes a process that is there already for one of this role. It is not ended with the others.
+    pub fn introduce(&mut self, role: &str, pid: i32) {
+        let who = proc::stat(pid)
+            .unwrap_or_else(|| panic!("there is no process {pid}"))
+            .id;
+        self.guests.push(who);
+        let mut report = OpenOptions::new()
+            .append(true)
+            .open(self.dir().join("report"))
+            .expect("open the report");
+        let line = format!("{role} {} {}\n", who.pid, who.ticks);
+        report.write_all(line.as_bytes()).expect("write the report");
+    }
+
+    /// Has the launcher start `role` as [`Stage::spawn`](crate::actor) does it.
+    pub fn start(&mut self, role: &str, how: &str) {
+        let orders = self.orders.as_mut().expect("the launcher's input");
+        writeln!(orders, "spawn\t{role}\t{how}").expect("tell the launcher");
+    }
+
+    /// Makes a program for the actors: this one at the path that its first word names below the directory of the
+    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the actor's own. `{dir}` stands for that directory, `{long}` for
+    /// more than is told of a command line.
+    pub fn provide(&self, name: &str, words: &[String]) {
+        let (path, arguments) = words.split_first().expect("the path of a program");
+        let (path, target) = match path.split_once(" -> ") {
+            Some((path, target)) => (path, Some(self.dir().join(target))),
+            None => (path.as_str(), None),
+        };
+        let path = self.dir().join(path);
+        let here = self.dir().display().to_string();
+        let this = std::env::current_exe().expect("this program's path");
+        let program = target.as_ref().unwrap_or(&path);
+        if !program.exists() {
+            link(&this, program);
+        }
+        if let Some(target) = &target {
+            fs::create_dir_all(path.parent().expect("a path with a parent"))
+                .expect("create a directory");
+            std::os::unix::fs::symlink(target, &path).expect("link the program");
+        }
+        let arguments = arguments.iter().map(|word| {
+            word.replace("{dir}", &here)
+                .replace("{long}", &"x".repeat(9000))
+        });
+        let lines: Vec<_> = [path.display().to_string()]
+            .into_iter()
+            .chain(arguments)
+            .collect();
+        let list = self.dir().join("programs");
+        fs::create_dir_all(&list).expect("create a directory");
+        fs::write(list.join(name), lines.join("\n")).expect("write what the program is");
+    }
+
     /// Starts the daemon on the launcher and what is below it.
     pub fn watch(&mut self, config: &str, more: &[&str]) {
         self.watch_scope(&self.one("launcher").pid.to_string(), config, more);
@@ -150,14 +232,40 @@ impl World {
 
     /// Starts the daemon on a pid or a cgroup.
     pub fn watch_scope(&mut self, scope: &str, config: &str, more: &[&str]) {
-        self.daemon = Some(Daemon::start(self.dir(), scope, config, more));
+        self.arguments = daemon::arguments(self.dir(), Some(scope), config, more);
+        self.again(&[]);
+    }
+
+    /// Has the daemon watch the whole host, and touch nobody.
+    pub fn observe_all(&mut self, config: &str) {
+        self.arguments = daemon::arguments(self.dir(), None, config, &["--observe"]);
+        self.again(&[]);
+    }
+
+    /// Starts the daemon again, with the arguments of the one before and some more.
+    pub fn again(&mut self, more: &[&str]) {
+        let arguments = self.arguments.iter().cloned();
+        let arguments: Vec<_> = arguments
+            .chain(more.iter().map(|word| word.to_string()))
+            .collect();
+        self.daemon = Some(Daemon::start(self.dir(), &arguments));
+    }
+
+    /// Kills the daemon with SIGKILL.
+    pub fn crash(&mut self) {
+        drop(self.daemon.take().expect("a daemon"));
+    }
+
+    /// With which the daemon was started.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
     }
 
     /// The same, but the daemon is started by the `host` of the trees, as one of them.
     pub fn watch_from_within(&mut self, config: &str, more: &[&str]) {
         let scope = self.one("launcher").pid.to_string();
         let mut command = vec![daemon::REAPER.to_owned()];
-        command.extend(daemon::arguments(self.dir(), &scope, config, more));
+        command.extend(daemon::arguments(self.dir(), Some(&scope), config, more));
         fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
         self.open("host");
         let who = self.await_cast("daemon", 1)[0];
@@ -170,14 +278,14 @@ impl World {
 
     /// All who have reported themselves, in order.
     pub fn everybody(&self) -> Vec<(String, Identity)> {
-        let text = fs::read_to_string(self.dir().join("report")).unwrap_or_default();
-        let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
-        whole.filter_map(parse).collect()
+        reported(self.dir())
     }
 
+    /// Those of this role in the first act.
     pub fn cast(&self, role: &str) -> Vec<Identity> {
         self.everybody()
             .into_iter()
+            .take(self.first_act.get().unwrap_or(usize::MAX))
             .filter(|(r, _)| r == role)
             .map(|(_, id)| id)
             .collect()
@@ -189,6 +297,18 @@ impl World {
             [id] => *id,
             other => panic!("{} processes are '{role}'", other.len()),
         }
+    }
+
+    /// Whoever comes up from now on belongs to the second act, as another process of the same role.
+    pub fn end_act(&self) {
+        self.first_act.set(Some(self.everybody().len()));
+    }
+
+    /// All who have come up in the second act.
+    pub fn second_act(&self) -> Vec<Identity> {
+        let first = self.first_act.get().unwrap_or(usize::MAX);
+        let second = self.everybody().into_iter().skip(first);
+        second.map(|(_, id)| id).collect()
     }
 
     /// Waits until `n` processes of this role are up.
@@ -288,7 +408,9 @@ impl World {
                 tail.join("\n")
             );
         }
-        for (role, id) in self.everybody().into_iter().take(60) {
+        let mut everybody = self.everybody();
+        everybody.sort_by_key(|(_, id)| !id.lives());
+        for (role, id) in everybody.into_iter().take(60) {
             eprintln!(
                 "--- {role} {} {}: {}",
                 id.pid,
@@ -297,6 +419,13 @@ impl World {
             );
         }
     }
+}
+
+/// All actors who have reported themselves in a directory, in order.
+pub fn reported(dir: &Path) -> Vec<(String, Identity)> {
+    let text = fs::read_to_string(dir.join("report")).unwrap_or_default();
+    let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+    whole.filter_map(parse).collect()
 }
 
 fn parse(line: &str) -> Option<(String, Identity)> {
@@ -317,7 +446,7 @@ impl Drop for World {
             self.tell();
         }
         self.daemon = None;
-        let end = Instant::now() + DEADLINE;
+        let end = Instant::now() + *DEADLINE;
         let launcher = proc::stat(self.launcher.id()).map(|s| s.id);
         loop {
             let mut left: Vec<Identity> = launcher
@@ -329,7 +458,8 @@ impl Drop for World {
                 .collect();
             // Who was adopted by somebody else is no longer below the launcher, but has reported itself.
             let reported = self.everybody().into_iter().map(|(_, id)| id);
-            left.extend(reported.filter(|id| Some(*id) != launcher && id.lives()));
+            let ours = |id: &Identity| Some(*id) != launcher && !self.guests.contains(id);
+            left.extend(reported.filter(|id| ours(id) && id.lives()));
             if left.is_empty() || Instant::now() > end {
                 break;
             }

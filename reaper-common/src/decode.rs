@@ -2,7 +2,7 @@
 
 use crate::{
     ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind,
-    RawKey, ReparentRecord,
+    Member, MoveRecord, RawKey, ReparentRecord, TableRow,
 };
 
 /// A record that holds what it claims to hold. Borrows its strings from the ring.
@@ -18,6 +18,7 @@ pub enum Record<'a> {
     },
     Exit(ExitRecord),
     Reparent(ReparentRecord),
+    Move(MoveRecord),
 }
 
 /// Why bytes are no record.
@@ -81,6 +82,13 @@ impl<'a> Bytes<'a> {
             start_ns: self.u64()?,
         })
     }
+    fn member(&mut self) -> Result<Member, Defect> {
+        Ok(Member {
+            session: self.key()?,
+            flags: self.u32()?,
+            check: self.u32()?,
+        })
+    }
     fn somebody(&mut self) -> Result<RawKey, Defect> {
         let key = self.key()?;
         if key.pid == 0 || key.start_ns == 0 {
@@ -133,7 +141,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
             uid: b.u32()?,
             euid: b.u32()?,
             flags: b.u32()?,
-            _pad: 0,
+            signal: b.u32()?,
+            member: b.member()?,
         })),
         Kind::Exec => exec(header, b),
         Kind::Exit => Ok(Record::Exit(ExitRecord {
@@ -143,14 +152,40 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
             status: b.u32()?,
             children: b.u32()?,
             peak_rss_pages: b.u64()?,
+            member: b.member()?,
         })),
         Kind::Reparent => Ok(Record::Reparent(ReparentRecord {
             header,
             child: b.somebody()?,
             old_parent: b.key()?,
             adopter: b.key()?,
+            member: b.member()?,
+            signal: b.u32()?,
+            _pad: b.u32()?,
+        })),
+        Kind::Move => Ok(Record::Move(MoveRecord {
+            header,
+            process: b.somebody()?,
+            cgroup_id: b.u64()?,
+            member: b.member()?,
         })),
     }
+}
+
+/// Decodes the next row of the table program's output; the rest of the bytes comes with it.
+///
+/// # Errors
+/// A [`Defect`] where the bytes end within a row, or it is about nobody.
+pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), Defect> {
+    let mut b = Bytes(bytes);
+    let row = TableRow {
+        process: b.somebody()?,
+        parent: b.key()?,
+        pidfd_inode: b.u64()?,
+        flags: b.u32()?,
+        _pad: b.u32()?,
+    };
+    Ok((row, b.0))
 }
 
 fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
@@ -172,6 +207,9 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
         exe_len: b.u16()?,
         exe_cut: b.u32()?,
         comm: b.array()?,
+        member: b.member()?,
+        signal: b.u32()?,
+        environment: b.u32()?,
     };
     if fixed.argv_len as usize > ARGV_MAX || fixed.argv_len > fixed.argv_full_len {
         return Err(Defect::Length(fixed.argv_len));

@@ -18,6 +18,8 @@ pub struct Offsets {
     pub task_thread_pid: u32,
     pub task_mm: u32,
     pub task_cred: u32,
+    pub task_comm: u32,
+    pub task_cgroups: u32,
     pub cred_uid: u32,
     pub cred_euid: u32,
     pub signal_live: u32,
@@ -49,6 +51,9 @@ pub struct Offsets {
     pub namespace_child_reaper: u32,
     pub mm_arg_start: u32,
     pub mm_arg_end: u32,
+    pub mm_env_start: u32,
+    pub mm_env_end: u32,
+    pub mm_exe_file: u32,
     pub bprm_filename: u32,
     pub bprm_file: u32,
     pub file_path: u32,
@@ -60,10 +65,20 @@ pub struct Offsets {
     pub mount_parent: u32,
     pub mount_mountpoint: u32,
     pub mnt_root: u32,
+    pub css_set_dfl_cgrp: u32,
+    pub cgroup_kn: u32,
+    pub kernfs_node_id: u32,
 }
 
 /// Offset of a member that the running kernel does not have.
 pub const ABSENT: u32 = u32::MAX;
+
+/// What stands in the object for the id of the kernel's `bpf_task_from_pid`, until the loader knows it.
+pub const KFUNC_TASK_FROM_PID: usize = 0x7ea9_0001;
+/// The same for `bpf_task_release`.
+pub const KFUNC_TASK_RELEASE: usize = 0x7ea9_0002;
+/// The same for `bpf_send_signal_task`.
+pub const KFUNC_SEND_SIGNAL_TASK: usize = 0x7ea9_0003;
 
 /// Settings that hold for as long as the probes are loaded.
 #[repr(C)]
@@ -75,11 +90,41 @@ pub struct Settings {
     pub exit_has_group_dead: u32,
     /// Bytes waiting in the ring at which the reader is woken, whatever they are.
     pub wake_bytes: u64,
+    /// 1 if only members, candidates and what decides about them are told of; 0 for every process.
+    pub filter: u32,
+    /// 1 if only what descends from [`crate::MEMBER_SCOPE`] can be an agent.
+    pub scoped: u32,
 }
 
 /// Index into the control map: 1 while the reader sleeps until it is woken; the first record clears it.
 pub const CONTROL_IDLE: u32 = 0;
 /// Index into the control map: 1 while a ladder is open, and every record wakes the reader.
 pub const CONTROL_LADDERS: u32 = 1;
+/// Index into the control map: number of sessions that are condemned.
+pub const CONTROL_CONDEMNED: u32 = 2;
+/// Index into the control map: 1 once all members that were found running are in the map, so that
+/// whoever is not in it is none.
+pub const CONTROL_SEEDED: u32 = 3;
+/// Index into the control map: how many of the lost records the service has told of.
+pub const CONTROL_LOST_TOLD: u32 = 4;
+/// Index into the control map: inode of the pid namespace by which processes are numbered, plus one.
+pub const CONTROL_NAMESPACE: u32 = 5;
+/// Index into the control map: 1 if the probes may send the first signals of a session.
+pub const CONTROL_REAPS: u32 = 6;
+/// Index into the control map: how deep the service's pid namespace lies below the first one. Written by the
+/// program that lists all processes, which the service runs before it attaches a probe.
+pub const CONTROL_LEVEL: u32 = 7;
+/// Index into the control map: 1 if [`crate::KEEP_MARK`] is all that rules ask of an environment, so that the probes
+/// can tell what another program means to [`crate::MEMBER_CLEAR`].
+pub const CONTROL_CLEARS: u32 = 8;
 /// Number of slots of the control map.
-pub const CONTROL_SLOTS: u32 = 2;
+pub const CONTROL_SLOTS: u32 = 9;
+
+/// Slots of the map that counts the followed by their pids.
+pub const CROWD_SLOTS: u32 = 8192;
+
+/// Which of these slots counts a pid: pids follow one another, so that neighbours share a slot, and few
+/// lines of the cache hold those of all that run now.
+pub const fn crowd_slot(pid: u32) -> u32 {
+    (pid >> 3) & (CROWD_SLOTS - 1)
+}

@@ -8,11 +8,12 @@ use aya_ebpf::macros::{btf_tracepoint, map};
 use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
-use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, Kind};
+use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, Kind, MEMBER_CANDIDATE};
 
+use crate::kill::{self, SIGKILL};
 use crate::maps::{EVENTS, dropped, header, wake};
-use crate::path;
 use crate::task::{Task, load, masked, offset, visible_number_at};
+use crate::{member, path};
 
 /// Bytes of the record's fixed part.
 const FIXED: usize = size_of::<ExecRecord>();
@@ -35,12 +36,33 @@ static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 /// Fires after the other threads are gone and the caller has taken the leader's identity.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
+    execed(&ctx, true)
+}
+
+/// The same for kernels without `bpf_loop`.
+#[btf_tracepoint(function = "sched_process_exec")]
+pub fn process_exec_bounded(ctx: BtfTracePointContext) -> i32 {
+    execed(&ctx, false)
+}
+
+#[inline(always)]
+fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
     // SAFETY: the arguments of the prototype above.
     let (task, bprm) = unsafe { (Task::from_argument(ctx.arg(0)), ctx.arg::<*const u8>(2)) };
     let key = task.key();
     if key.pid == 0 {
         return 0;
     }
+    // SAFETY: typed loads, through the tracepoint's argument.
+    let (file, name): (*const u8, *const u8) = unsafe {
+        let file: *const u8 = load(bprm, offset!(bprm_file));
+        let dentry: *const u8 = load(file, offset!(file_path) + offset!(path_dentry));
+        (file, load(dentry, offset!(dentry_name)))
+    };
+    let Some((member, environment)) = member::execed(task, &key, name, all) else {
+        return 0;
+    };
+    let killed = kill::condemned(task.as_ptr(), &member);
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
@@ -51,7 +73,7 @@ pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
         let filename_len = filename(bprm, strings);
         let (argv_len, argv_full_len) = argv(task, strings.add(filename_len));
         debug!(
-            &ctx,
+            ctx,
             "exec: pid {}, {} of {} bytes of argv", key.pid, argv_len, argv_full_len
         );
         let (uid, euid) = task.uids();
@@ -74,18 +96,22 @@ pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
             exe_len: 0,
             exe_cut: 0,
             comm: [0; 16],
+            member,
+            signal: if killed { SIGKILL } else { 0 },
+            environment,
         });
         bpf_get_current_comm((&raw mut (*fixed).comm).cast(), 16);
         // Last, since the verifier follows each way out of the walk on its own to the end.
         let before = filename_len + argv_len as usize;
-        let file = load(bprm, offset!(bprm_file));
         let (exe_len, exe_cut) = path::components(file, strings.add(before));
         let len = FIXED + before + exe_len;
         (*fixed).header.len = len as u32;
         (*fixed).exe_len = exe_len as u16;
         (*fixed).exe_cut = exe_cut.into();
         let ring = (&raw const EVENTS).cast_mut().cast();
-        if bpf_ringbuf_output(ring, scratch.cast(), len as u64, wake(false)) != 0 {
+        // Until the service has looked at it, nothing can be done at its exit but to tell.
+        let urgent = member.flags & MEMBER_CANDIDATE != 0;
+        if bpf_ringbuf_output(ring, scratch.cast(), len as u64, wake(urgent)) != 0 {
             dropped(Kind::Exec);
         }
     }

@@ -2,14 +2,20 @@
 
 use core::ffi::c_void;
 
+use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::{debug, warn};
-use reaper_common::{ExitRecord, Kind, RawKey, ReparentRecord};
+use reaper_common::{
+    CONTROL_REAPS, ExitRecord, Kind, MEMBER_CANDIDATE, MEMBER_NAMED, MEMBER_ROOT, MEMBER_TERM,
+    MEMBER_UNSURE, Member, RawKey, ReparentRecord, RootExit,
+};
 
-use crate::maps::{EVENTS, constant, dropped, header, wake, watched};
+use crate::kill::{self, SIGTERM};
+use crate::maps::{EVENTS, EXITS, constant, dropped, filters, header, is_set, wake};
 use crate::task::{Task, key_of, load, offset, read, upid};
+use crate::{member, session};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
 const SIGNAL_GROUP_EXIT: u32 = 4;
@@ -18,11 +24,6 @@ const COUNTED: u32 = 32;
 /// Ancestors looked at for a subreaper; beyond them the adopter stays unknown.
 const ANCESTORS: u32 = 4096;
 const ANCESTORS_BOUNDED: u32 = 32;
-const NOBODY: RawKey = RawKey {
-    pid: 0,
-    _pad: 0,
-    start_ns: 0,
-};
 /// Steps of the walk over children where the kernel has `bpf_loop` (5.17), and where it has not.
 const STEPS: u32 = 1 << 17;
 const STEPS_BOUNDED: u32 = 128;
@@ -32,16 +33,43 @@ const STEPS_BOUNDED: u32 = 128;
 /// Fires for each thread, before the children are given away (`exit_notify` of kernel/exit.c).
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
-    if let Some(mut walk) = exited(&ctx, true) {
+    let Some(exit) = Exit::of(&ctx, false) else {
+        return 0;
+    };
+    exit.tell(&ctx);
+    if let Some(mut walk) = exit.walk(true) {
         // SAFETY: `each_child` takes what is handed over here, for no longer than the call.
         let steps =
             unsafe { bpf_loop(STEPS, each_child as *mut c_void, (&raw mut walk).cast(), 0) };
-        if steps >= i64::from(STEPS) {
-            warn!(
-                &ctx,
-                "pid {} had more children than were told", walk.parent.pid
-            );
-        }
+        walk.say_if_cut(&ctx, steps);
+    }
+    0
+}
+
+/// The same for kernels on which it can signal: children first, then the exit, so that whoever reads of
+/// the exit has read who has been signalled already.
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn process_exit_killing(ctx: BtfTracePointContext) -> i32 {
+    let Some(exit) = Exit::of(&ctx, true) else {
+        return 0;
+    };
+    if !exit.reaps {
+        exit.tell(&ctx);
+    }
+    if let Some(mut walk) = exit.walk(true) {
+        // SAFETY: as above.
+        let steps = unsafe {
+            bpf_loop(
+                STEPS,
+                end_each_child as *mut c_void,
+                (&raw mut walk).cast(),
+                0,
+            )
+        };
+        walk.say_if_cut(&ctx, steps);
+    }
+    if exit.reaps {
+        exit.tell(&ctx);
     }
     0
 }
@@ -49,62 +77,135 @@ pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
 /// The same for kernels without `bpf_loop`.
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
-    if let Some(mut walk) = exited(&ctx, false) {
+    let Some(exit) = Exit::of(&ctx, false) else {
+        return 0;
+    };
+    exit.tell(&ctx);
+    if let Some(mut walk) = exit.walk(false) {
         for _ in 0..STEPS_BOUNDED {
-            if walk.step() {
+            if walk.step(false) {
                 return 0;
             }
         }
-        warn!(
-            &ctx,
-            "pid {} had more children than were told", walk.parent.pid
-        );
+        walk.say_if_cut(&ctx, STEPS.into());
     }
     0
 }
 
-/// Tells of the exit if the process is gone with this thread; the walk over its children if it has any.
-/// For `all` see [`adopter`].
+/// The exit of a process that is to be told of.
+struct Exit {
+    task: Task,
+    process: RawKey,
+    member: Member,
+    status: u32,
+    has_children: bool,
+    children: u32,
+    others: bool,
+    /// Its children are to be signalled, being members of its session.
+    reaps: bool,
+}
+
+impl Exit {
+    /// `None` if the process lives on, or nobody follows it.
+    #[inline(always)]
+    fn of(ctx: &BtfTracePointContext, kills: bool) -> Option<Exit> {
+        // SAFETY: the first argument of the prototype above.
+        let task = unsafe { Task::from_argument(ctx.arg(0)) };
+        let signal = task.signal();
+        // A leader may exit first and a thread last. Before 6.16, threads that die together can each see
+        // that none is live; the service takes the first record and ignores the others.
+        let says_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
+        let dead = if says_dead != 0 {
+            ctx.arg::<u32>(1) & 0xff != 0
+        } else {
+            // SAFETY: `signal` was reached by a typed load.
+            unsafe { load::<u32>(signal, offset!(signal_live)) == 0 }
+        };
+        if !dead {
+            return None;
+        }
+        let process = task.key();
+        let member = match member::of(&process) {
+            None if process.pid == 0 || filters() => return None,
+            found => found.unwrap_or(member::FOREIGN),
+        };
+        let status = wait_status(task, signal);
+        let reaps =
+            member.flags & MEMBER_ROOT != 0 && root_gone(&process, &member, status) && kills;
+        if member.flags != 0 {
+            member::forget(&process);
+        }
+        let (has_children, children) = count_children(task);
+        // SAFETY: `signal` was reached by a typed load.
+        let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
+        Some(Exit {
+            task,
+            process,
+            member,
+            status,
+            has_children,
+            children,
+            others,
+            reaps,
+        })
+    }
+
+    #[inline(always)]
+    fn tell(&self, ctx: &BtfTracePointContext) {
+        let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
+            return dropped(Kind::Exit);
+        };
+        record.write(ExitRecord {
+            header: header(Kind::Exit, size_of::<ExitRecord>()),
+            process: self.process,
+            parent: self.task.real_parent().key(),
+            status: self.status,
+            children: self.children,
+            // SAFETY: reached by typed loads.
+            peak_rss_pages: unsafe { load(self.task.signal(), offset!(signal_maxrss)) },
+            member: self.member,
+        });
+        let leaves = self.has_children || self.others || self.member.flags & MEMBER_ROOT != 0;
+        record.submit(wake(leaves && self.member.flags != 0));
+        debug!(
+            ctx,
+            "exit: pid {}, {} children", self.process.pid, self.children
+        );
+    }
+
+    /// The walk over its children, if it has any. For `all` see [`adopter`].
+    #[inline(always)]
+    fn walk(&self, all: bool) -> Option<Walk> {
+        (self.has_children || self.others).then(|| Walk::new(self, all))
+    }
+}
+
+/// Leaves word of a root's exit for the service, should the record of it find no room; whether its
+/// children are due at once beyond doubt.
 #[inline(always)]
-fn exited(ctx: &BtfTracePointContext, all: bool) -> Option<Walk> {
-    // SAFETY: the first argument of the prototype above.
-    let task = unsafe { Task::from_argument(ctx.arg(0)) };
-    let signal = task.signal();
-    // A leader may exit first and a thread last. Before 6.16, threads that die together can each see
-    // that none is live; the service takes the first record and ignores the others.
-    let says_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
-    let dead = if says_dead != 0 {
-        ctx.arg::<u32>(1) & 0xff != 0
-    } else {
-        // SAFETY: `signal` was reached by a typed load.
-        unsafe { load::<u32>(signal, offset!(signal_live)) == 0 }
+fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
+    let Some(session) = session::of(&member.session) else {
+        return false;
     };
-    if !dead {
-        return None;
+    if !kill::same(&session.root, process) {
+        return false;
     }
-    let process = task.key();
-    if process.pid == 0 {
-        return None;
-    }
-    let (has_children, children) = count_children(task);
-    // SAFETY: `signal` was reached by a typed load.
-    let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
-    let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
-        dropped(Kind::Exit);
-        return None;
+    let exit = RootExit {
+        // SAFETY: no argument, no precondition.
+        time_ns: unsafe { bpf_ktime_get_boot_ns() },
+        status,
+        _pad: 0,
     };
-    record.write(ExitRecord {
-        header: header(Kind::Exit, size_of::<ExitRecord>()),
-        process,
-        parent: task.real_parent().key(),
-        status: wait_status(task, signal),
-        children,
-        // SAFETY: `signal` was reached by a typed load.
-        peak_rss_pages: unsafe { load(signal, offset!(signal_maxrss)) },
-    });
-    record.submit(wake(has_children || others || watched(process.pid)));
-    debug!(ctx, "exit: pid {}, {} children", process.pid, children);
-    (has_children || others).then(|| Walk::new(task, process, all))
+    // Without room for it the record alone has to tell.
+    let _ = EXITS.insert(&member.session, &exit, 0);
+    if !session.ends_in_kernel() || !is_set(CONTROL_REAPS) {
+        return false;
+    }
+    // One that leaves of its own accord may hand over to a child, and what it leaves may have time of its own:
+    // members are cleared for the end by a signal.
+    // And one that the service has not settled yet may have become a boundary.
+    let doubtful = MEMBER_NAMED | MEMBER_UNSURE | MEMBER_CANDIDATE;
+    status & 0x7f != 0 && member.flags & doubtful == 0
 }
 
 /// What `wait_task_zombie` of kernel/exit.c hands to the parent.
@@ -153,34 +254,58 @@ struct Walk {
     node: u64,
     parent: RawKey,
     adopter: RawKey,
+    /// The session whose members among the children are to be signalled; nobody if none are.
+    ending: RawKey,
 }
 
 unsafe extern "C" fn each_child(_: u32, walk: *mut Walk) -> i64 {
     // SAFETY: `process_exit` hands over its own walk, and nobody else has it meanwhile.
-    unsafe { &mut *walk }.step().into()
+    unsafe { &mut *walk }.step(false).into()
+}
+
+unsafe extern "C" fn end_each_child(_: u32, walk: *mut Walk) -> i64 {
+    // SAFETY: as above.
+    unsafe { &mut *walk }.step(true).into()
 }
 
 impl Walk {
     #[inline(always)]
-    fn new(task: Task, parent: RawKey, all: bool) -> Walk {
+    fn new(exit: &Exit, all: bool) -> Walk {
+        let task = exit.task;
         let signal: u64 = read(task.as_ptr(), offset!(task_signal));
         let threads = signal + offset!(signal_thread_head) as u64;
         let adopter = adopter(task, all);
-        // Before the first thread, as if the one before it had been walked.
+        // Before the first thread, as if the one before it had been walked. No constants: verifiers before
+        // 6.7 judge the step by its first call alone, and take out what that would never do.
         Walk {
             signal,
             threads,
             thread: threads,
-            head: 0,
-            node: 0,
-            parent,
+            head: threads,
+            node: threads,
+            parent: exit.process,
             adopter,
+            ending: if exit.reaps {
+                exit.member.session
+            } else {
+                RawKey::NONE
+            },
+        }
+    }
+
+    #[inline(always)]
+    fn say_if_cut(&self, ctx: &BtfTracePointContext, steps: i64) {
+        if steps >= i64::from(STEPS) {
+            warn!(
+                ctx,
+                "pid {} had more children than were told", self.parent.pid
+            );
         }
     }
 
     /// One child or the next thread; true when there is no more.
     #[inline(always)]
-    fn step(&mut self) -> bool {
+    fn step(&mut self, ends: bool) -> bool {
         if self.node == self.head {
             self.thread = read(self.thread as *const u8, 0);
             if self.thread == self.threads || self.thread == 0 {
@@ -208,27 +333,50 @@ impl Walk {
         // A leader may be a zombie while its other threads run; a process without a live one has exited.
         let signal: *const u8 = read(child, offset!(task_signal));
         if read::<u32>(signal, offset!(signal_live)) != 0 {
-            self.tell(key_of(child));
+            self.tell(child, ends);
         }
         false
     }
 
     #[inline(always)]
-    fn tell(&self, child: RawKey) {
-        if child.pid == 0 {
-            return;
+    fn tell(&self, task: *const u8, ends: bool) {
+        let child = key_of(task);
+        let mut member = match member::of(&child) {
+            None if child.pid == 0 || filters() => return,
+            found => found.unwrap_or(member::FOREIGN),
+        };
+        let ended = ends && self.end(task, &child, &member);
+        if ended {
+            member.flags |= MEMBER_TERM;
+            member::change(&child, &member);
         }
         let Some(mut record) = EVENTS.reserve::<ReparentRecord>(0) else {
-            dropped(Kind::Reparent);
-            return;
+            return dropped(Kind::Reparent);
         };
         record.write(ReparentRecord {
             header: header(Kind::Reparent, size_of::<ReparentRecord>()),
             child,
             old_parent: self.parent,
             adopter: self.adopter,
+            member,
+            signal: if ended { SIGTERM } else { 0 },
+            _pad: 0,
         });
         record.submit(wake(false));
+    }
+
+    /// Signals a child that is a member of the session of which this process was the root; whether it did.
+    #[inline(always)]
+    fn end(&self, task: *const u8, child: &RawKey, member: &Member) -> bool {
+        if self.ending.pid == 0 || !kill::same(&member.session, &self.ending) {
+            return false;
+        }
+        let Some(session) = session::of(&self.ending) else {
+            return false;
+        };
+        kill::is_plain(task, member, &session)
+            && member.flags & (MEMBER_ROOT | MEMBER_TERM) == 0
+            && kill::send_to(task, child.start_ns, SIGTERM)
     }
 }
 
@@ -303,7 +451,7 @@ fn adopter(task: Task, all: bool) -> RawKey {
             (0..ANCESTORS_BOUNDED).any(|_| search.step())
         };
         if !over {
-            return NOBODY;
+            return RawKey::NONE;
         }
         if search.found != 0 {
             return key_of(search.ancestor);
@@ -314,7 +462,7 @@ fn adopter(task: Task, all: bool) -> RawKey {
     // The init itself is dying: its namespace dies with it and nobody adopts.
     let ours: u32 = read(father, offset!(task_tgid));
     if read::<u32>(init, offset!(task_tgid)) == ours {
-        NOBODY
+        RawKey::NONE
     } else {
         key_of(init)
     }

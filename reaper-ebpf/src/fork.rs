@@ -3,16 +3,31 @@
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
-use reaper_common::{FORK_NAMESPACE_INIT, ForkRecord, Kind};
+use reaper_common::{
+    ForkRecord, Kind, PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO,
+};
 
-use crate::maps::{EVENTS, dropped, header, wake};
+use crate::kill::{self, SIGKILL};
+use crate::maps::{EVENTS, dropped, filters, header, wake};
 use crate::task::Task;
+use crate::{cgroup, member};
 
 /// `TP_PROTO(struct task_struct *parent, struct task_struct *child)` of include/trace/events/sched.h.
 ///
 /// Runs in the creator, before the child can run; fires for threads too.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn process_fork(ctx: BtfTracePointContext) -> i32 {
+    forked(&ctx, false)
+}
+
+/// The same for kernels that let a program signal another process than the current one.
+#[btf_tracepoint(function = "sched_process_fork")]
+pub fn process_fork_killing(ctx: BtfTracePointContext) -> i32 {
+    forked(&ctx, true)
+}
+
+#[inline(always)]
+fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     // SAFETY: the arguments of the prototype above.
     let (creator, child) = unsafe {
         (
@@ -23,31 +38,48 @@ pub fn process_fork(ctx: BtfTracePointContext) -> i32 {
     if !child.is_leader() {
         return 0;
     }
+    let creator_key = creator.key();
+    let creator_is = match member::of(&creator_key) {
+        None if filters() => return 0,
+        Some(member) if filters() && !member::is_handed_on(&member) => return 0,
+        found => found.unwrap_or(member::FOREIGN),
+    };
     let key = child.key();
     if key.pid == 0 {
         return 0;
     }
+    let together = cgroup::are_together(creator, child);
+    let member = member::inherit(&creator_is, &key, together);
+    let killed = kill::condemned(creator.as_ptr(), &creator_is);
+    let too = killed && kills && kill::send_to_argument(child.as_ptr(), SIGKILL);
     let Some(mut record) = EVENTS.reserve::<ForkRecord>(0) else {
         dropped(Kind::Fork);
         return 0;
     };
     let (uid, euid) = child.uids();
+    let mut flags = 0;
+    if child.is_namespace_init() {
+        flags |= PROCESS_NAMESPACE_INIT;
+    }
+    if too {
+        flags |= PROCESS_SIGNALLED_TOO;
+    }
+    if !together {
+        flags |= PROCESS_OTHER_CGROUP;
+    }
     record.write(ForkRecord {
         header: header(Kind::Fork, size_of::<ForkRecord>()),
         child: key,
         parent: child.real_parent().key(),
-        creator: creator.key(),
+        creator: creator_key,
         pidfd_inode: child.pidfd_inode(),
         uid,
         euid,
-        flags: if child.is_namespace_init() {
-            FORK_NAMESPACE_INIT
-        } else {
-            0
-        },
-        _pad: 0,
+        flags,
+        signal: if killed { SIGKILL } else { 0 },
+        member,
     });
     record.submit(wake(false));
-    debug!(&ctx, "fork: pid {}", key.pid);
+    debug!(ctx, "fork: pid {}", key.pid);
     0
 }

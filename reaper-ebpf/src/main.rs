@@ -17,15 +17,27 @@
 )]
 
 #[cfg(target_arch = "bpf")]
+mod cgroup;
+#[cfg(target_arch = "bpf")]
+mod environment;
+#[cfg(target_arch = "bpf")]
 mod exec;
 #[cfg(target_arch = "bpf")]
 mod exit;
 #[cfg(target_arch = "bpf")]
 mod fork;
 #[cfg(target_arch = "bpf")]
+mod kill;
+#[cfg(target_arch = "bpf")]
 mod maps;
 #[cfg(target_arch = "bpf")]
+mod member;
+#[cfg(target_arch = "bpf")]
 mod path;
+#[cfg(target_arch = "bpf")]
+mod session;
+#[cfg(target_arch = "bpf")]
+mod table;
 #[cfg(target_arch = "bpf")]
 mod task;
 

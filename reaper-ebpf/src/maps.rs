@@ -1,12 +1,16 @@
 //! What the probes share with the service, and the two things they do with it: count and wake.
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use aya_ebpf::bindings::{
+    BPF_EXIST, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP,
+};
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use reaper_common::{
-    ABI_VERSION, CONTROL_IDLE, CONTROL_LADDERS, CONTROL_SLOTS, Header, Kind, Offsets, Settings,
+    ABI_VERSION, CONTROL_IDLE, CONTROL_LADDERS, CONTROL_LEVEL, CONTROL_SEEDED, CONTROL_SLOTS,
+    CROWD_SLOTS, FIRST_SLOTS, Header, Kind, Member, NAME_LEN, Offsets, RawKey, RootExit,
+    SESSIONS_MAX, SessionState, Settings, crowd_slot,
 };
 
 /// Where the members of the kernel's structures are. Written by the loader.
@@ -42,12 +46,28 @@ pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 /// Records dropped: in all, then by kind.
 #[map]
 static DROPS: Array<u64> = Array::with_max_entries(Kind::COUNTERS, 0);
-/// What the reader says of itself: `CONTROL_IDLE`, `CONTROL_LADDERS`.
+/// What the reader says of itself: `CONTROL_*`.
 #[map]
 static CONTROL: Array<u64> = Array::with_max_entries(CONTROL_SLOTS, 0);
-/// Pids whose exit wakes the reader at once.
+/// Who is followed, and why; the loader sets its size.
 #[map]
-static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(16384, 0);
+pub static MEMBERS: HashMap<RawKey, Member> = HashMap::with_max_entries(65536, 0);
+/// How many are in [`MEMBERS`] of a few pids each: asked first, since that map is large and cold and this
+/// one is neither. Too many only cost time. Raised before a process is put in, lowered after it is out.
+#[map]
+static CROWD: Array<u64> = Array::with_max_entries(CROWD_SLOTS, 1 << 10);
+/// The sessions that the service has opened.
+#[map]
+pub static SESSIONS: HashMap<RawKey, SessionState> = HashMap::with_max_entries(SESSIONS_MAX, 0);
+/// The exits of their roots.
+#[map]
+pub static EXITS: HashMap<RawKey, RootExit> = HashMap::with_max_entries(SESSIONS_MAX, 0);
+/// Names, and beginnings of names, of the programs that rules know.
+#[map]
+pub static NAMES: HashMap<[u64; NAME_LEN / 8], u32> = HashMap::with_max_entries(8192, 0);
+/// What there is to look up for a name, by its first byte.
+#[map]
+pub static FIRST: Array<u32> = Array::with_max_entries(FIRST_SLOTS as u32, 0);
 
 /// A header for a record of `len` bytes that happens now.
 #[inline(always)]
@@ -64,22 +84,79 @@ pub fn header(kind: Kind, len: usize) -> Header {
     }
 }
 
-/// Counts a record that found no room.
+/// Whether a process of this pid may be in [`MEMBERS`].
 #[inline(always)]
-pub fn dropped(kind: Kind) {
-    for slot in [0, kind as u32] {
-        if let Some(n) = DROPS.get_ptr_mut(slot) {
-            // SAFETY: `n` points into the map, which outlives the program; the add is atomic.
-            unsafe { core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) n, in(reg) 1u64) };
-        }
+pub fn may_be_followed(pid: u32) -> bool {
+    CROWD.get(crowd_slot(pid)).is_none_or(|n| *n != 0)
+}
+
+/// Puts a process into [`MEMBERS`] that is not there; whether there was room.
+#[inline(always)]
+pub fn follow(key: &RawKey, member: &Member) -> bool {
+    add(&CROWD, crowd_slot(key.pid), 1);
+    let room = MEMBERS.insert(key, member, u64::from(BPF_NOEXIST)).is_ok();
+    if !room {
+        add(&CROWD, crowd_slot(key.pid), u64::MAX);
+        // The service may have put it in meanwhile.
+        return MEMBERS.insert(key, member, u64::from(BPF_EXIST)).is_ok();
+    }
+    true
+}
+
+/// Takes a process out of [`MEMBERS`].
+#[inline(always)]
+pub fn unfollow(key: &RawKey) {
+    if MEMBERS.remove(key).is_ok() {
+        add(&CROWD, crowd_slot(key.pid), u64::MAX);
     }
 }
 
-/// Whether the service asked to be woken when this process exits.
+/// Counts a record that found no room.
 #[inline(always)]
-pub fn watched(pid: u32) -> bool {
-    // SAFETY: the value is not looked at, so a concurrent removal does no harm.
-    unsafe { WATCHED.get(pid) }.is_some()
+pub fn dropped(kind: Kind) {
+    count(0);
+    count(kind as u32);
+}
+
+/// Adds one to a counter.
+#[inline(always)]
+pub fn count(slot: u32) {
+    add(&DROPS, slot, 1);
+}
+
+/// Adds to a number in an array.
+#[inline(always)]
+fn add(array: &Array<u64>, slot: u32, n: u64) {
+    if let Some(at) = array.get_ptr_mut(slot) {
+        // SAFETY: it points into the map, which outlives the program; the add is atomic.
+        unsafe { core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) at, in(reg) n) };
+    }
+}
+
+/// Whether a slot of the control map holds anything but 0.
+#[inline(always)]
+pub fn is_set(control: u32) -> bool {
+    CONTROL.get(control).is_some_and(|n| *n != 0)
+}
+
+/// How deep the service's pid namespace lies, if it is not the first one.
+#[inline(always)]
+pub fn level() -> u32 {
+    CONTROL.get(CONTROL_LEVEL).map_or(0, |level| *level as u32)
+}
+
+/// Notes the same.
+#[inline(always)]
+pub fn set_level(level: u32) {
+    // A slot that is not there would be another object's map.
+    let _ = CONTROL.set(CONTROL_LEVEL, u64::from(level), 0);
+}
+
+/// Whether only those are told of who are followed: not before all have been found who ran already.
+#[inline(always)]
+pub fn filters() -> bool {
+    let filter: u32 = constant!(SETTINGS: Settings.filter);
+    filter != 0 && is_set(CONTROL_SEEDED)
 }
 
 /// Flags to commit a record with: whether it wakes the reader.
@@ -90,7 +167,7 @@ pub fn watched(pid: u32) -> bool {
 #[inline(always)]
 pub fn wake(urgent: bool) -> u64 {
     const FORCE: u64 = BPF_RB_FORCE_WAKEUP as u64;
-    if urgent || CONTROL.get(CONTROL_LADDERS).is_some_and(|n| *n != 0) {
+    if urgent || is_set(CONTROL_LADDERS) {
         return FORCE;
     }
     if let Some(idle) = CONTROL.get_ptr_mut(CONTROL_IDLE) {

@@ -4,10 +4,10 @@
 //! tracepoint's argument and what is reached from it); [`read`] copies, for all others. Both answer 0
 //! where the memory is not there.
 
-use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel};
 use reaper_common::{ABSENT, RawKey};
 
-use crate::maps::constant;
+use crate::maps::{constant, level, set_level};
 
 /// Offset of a member, as a constant to the verifier.
 macro_rules! offset {
@@ -23,17 +23,17 @@ pub(crate) use offset;
 /// Copies a value from kernel memory; 0 where it cannot be read.
 #[inline(always)]
 pub fn read<T: Copy>(base: *const u8, offset: usize) -> T {
-    // SAFETY: plain integers and pointers, for which zero is a value.
-    let mut value: T = unsafe { core::mem::zeroed() };
-    // SAFETY: the helper checks the source; the destination is a local of that size.
+    let mut value = core::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the helper checks the source; the destination is a local of that size, which it fills with
+    // zeros where it fails. Plain integers and pointers, for which zero is a value.
     unsafe {
         bpf_probe_read_kernel(
-            (&raw mut value).cast(),
+            value.as_mut_ptr().cast(),
             size_of::<T>() as u32,
             base.wrapping_add(offset).cast(),
-        )
-    };
-    value
+        );
+        value.assume_init()
+    }
 }
 
 /// Cuts a number to the bits of `MASK`, in a way that the compiler cannot take out for knowing better:
@@ -180,19 +180,29 @@ pub fn visible_number(pid: *const u8) -> u32 {
     if wanted == 0 {
         return read(pid, offset!(pid_numbers) + offset!(upid_nr));
     }
-    let deepest: u32 = read(pid, offset!(pid_level));
-    // MAX_PID_NS_LEVEL of include/linux/pid_namespace.h; level 0 is never the service's here.
-    for level in 1..=32 {
-        if level > deepest {
-            break;
-        }
-        let upid = upid(pid, level);
-        let namespace: *const u8 = read(upid, offset!(upid_ns));
-        if read::<u32>(namespace, offset!(namespace_inum)) == wanted {
-            return read(upid, offset!(upid_nr));
-        }
+    // Not searched for: older verifiers take minutes for a loop in here.
+    let level = level();
+    if read::<u32>(pid, offset!(pid_level)) < level {
+        return 0;
     }
-    0
+    let upid = upid(pid, level);
+    let namespace: *const u8 = read(upid, offset!(upid_ns));
+    if read::<u32>(namespace, offset!(namespace_inum)) == wanted {
+        read(upid, offset!(upid_nr))
+    } else {
+        0
+    }
+}
+
+/// Notes how deep the pid namespace of the current process lies, which has to be the service itself.
+#[inline(always)]
+pub fn note_level() {
+    if namespace() != 0 {
+        // SAFETY: a plain helper.
+        let current = unsafe { bpf_get_current_task() } as *const u8;
+        let pid: *const u8 = read(current, offset!(task_thread_pid));
+        set_level(read(pid, offset!(pid_level)));
+    }
 }
 
 /// The same of a `struct pid` whose address is at an offset from a typed pointer.

@@ -10,32 +10,50 @@
 //! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
 //! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
 
+mod answer;
 mod cgroups;
 mod decide;
 mod follow;
 mod gaps;
+mod keeps;
+mod mirror;
+pub mod reload;
+mod rest;
+mod restore;
+mod signal;
+mod survey;
+mod undecided;
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::mpsc;
+use tokio::task::yield_now;
+use tokio::time::Instant;
 
-use crate::config::{EventScope, Mode};
+use crate::api::ask::Ask;
+use crate::config::{Config, EventScope, Mode};
 use crate::export::{Body, Count, Record, Sink, Who};
+use crate::journal::{self, Keeper};
 use crate::model::event::{Event, Key};
 use crate::model::session::SessionId;
 use crate::model::{Model, Scope};
 use crate::reap::{Reaper, Times};
-use crate::source::ebpf::{Lost, Source, SourceError};
+use crate::source::ladder::Passed;
 use crate::source::procfs::{Procfs, ProcfsError};
+use crate::source::{Lost, Source, SourceError, ebpf};
 use crate::sys;
 use cgroups::Cgroups;
 use follow::{Follow, Tally};
-
-/// How long records that wake nobody may wait.
-const DRAIN_EVERY: Duration = Duration::from_millis(50);
+use gaps::Gap;
+use keeps::Note;
+use mirror::Mirror;
+use reload::{Load, Reloading};
+use rest::{Rest, at};
+use undecided::Undecided;
 
 /// Rounds of deciding and signalling before timers have their turn.
 const ROUNDS_MAX: usize = 64;
@@ -50,7 +68,22 @@ pub struct Settings {
     /// Directories of the cgroups in it.
     pub cgroups: Vec<PathBuf>,
     pub times: Times,
-    pub rules: crate::model::agent::Ruleset,
+    /// What is configured by now.
+    pub config: Config,
+    /// What it was at the start: some of it holds until the end.
+    pub running: Config,
+    /// Reads that anew.
+    pub load: Load,
+    /// What users asked the service before this one to keep, as far as that is known.
+    pub keeps: Vec<journal::Keep>,
+    /// Writes down what users ask for; without it that is forgotten when the service ends.
+    pub keeper: Option<Keeper>,
+    /// Let the probes send the first signal where they can.
+    pub kernel_reap: bool,
+    /// Leave what is pinned at work when stopped.
+    pub leave_armed: bool,
+    /// The better sources that could not be used.
+    pub passed_over: Vec<Passed>,
 }
 
 /// Why the engine cannot go on.
@@ -64,6 +97,12 @@ pub enum EngineError {
     Wait(#[from] io::Error),
 }
 
+impl From<ebpf::SourceError> for EngineError {
+    fn from(error: ebpf::SourceError) -> EngineError {
+        EngineError::Source(error.into())
+    }
+}
+
 /// See the module.
 pub struct Engine {
     source: Source,
@@ -75,9 +114,35 @@ pub struct Engine {
     claimed: HashMap<Key, Who>,
     sessions: HashMap<SessionId, Tally>,
     lost: Lost,
+    unfollowed: u64,
+    /// How often the kernel has left a probe out.
+    skipped: u64,
+    /// Events are missing, and are being looked for.
+    gap: Option<Gap>,
+    /// More that were missing before those were found.
+    next_gap: Option<(&'static str, Lost)>,
+    /// Another source has taken the place of the one there was.
+    fell_back: bool,
+    /// What is known of a process may be out of date.
+    lossy: bool,
+    /// All that ran already has been taken in.
+    ready: bool,
+    mirror: Mirror,
     cgroups: Cgroups,
+    undecided: Undecided,
+    reloading: Option<Reloading>,
+    /// To be written down before it is answered.
+    note: Option<Note>,
     ladders_told: bool,
     count: Count,
+    /// When it began to watch, in ns since boot.
+    began: u64,
+    /// Gaps that were opened.
+    gaps: u64,
+    /// In observe: processes that would have been reaped.
+    would_have_reaped: u64,
+    /// Sessions that are over, and where the ring stood when they were.
+    over: VecDeque<(u64, Key)>,
 }
 
 impl Engine {
@@ -85,51 +150,73 @@ impl Engine {
     /// that nothing falls between the two.
     ///
     /// # Errors
-    /// The process table cannot be read.
+    /// The process table, or a map, cannot be read.
     pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
-        let rules = settings.rules.clone();
-        let model = Model::new(rules, settings.scope.clone(), std::process::id());
+        let rules = settings.config.rules.clone();
+        let mut model = Model::new(rules, settings.scope.clone(), std::process::id());
+        model.set_moves_unseen(!source.tells_moves());
         let reaper =
             Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
+        let undecided = Undecided::new(&model.rules)?;
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
             model,
-            follow: Follow::new(reaper, out, settings.events),
+            follow: Follow::new(
+                reaper,
+                out,
+                settings.events,
+                !settings.scope.roots.is_empty(),
+            ),
             settings,
             claimed: HashMap::new(),
             sessions: HashMap::new(),
             lost: Lost::default(),
+            unfollowed: 0,
+            skipped: 0,
+            gap: None,
+            next_gap: None,
+            fell_back: false,
+            lossy: false,
+            ready: false,
+            mirror: Mirror::default(),
             cgroups,
+            undecided,
+            reloading: None,
+            note: None,
             ladders_told: false,
             count: Count::default(),
+            began: sys::boot_time(),
+            gaps: 0,
+            would_have_reaped: 0,
+            over: VecDeque::new(),
         };
-        engine.seed()?;
-        engine.tell(Body::Ready {
-            mode: engine.settings.mode.name(),
-            source: "ebpf",
-            processes: engine.model.tree.len(),
-            scope: engine.settings.scope_names.clone(),
-        });
-        engine.settle();
+        engine.take_up()?;
+        engine.source.stay();
+        engine.ready = true;
         sys::trim();
         Ok(engine)
     }
 
-    /// Works until `stop` is done; gives what it answers and what was done.
+    /// Works until `stop` is done, and answers what is asked; gives what `stop` answers and what was done.
     ///
     /// # Errors
     /// The source or a file descriptor cannot be waited on.
     pub async fn run(
         mut self,
         stop: impl Future<Output = &'static str>,
+        mut asks: mpsc::Receiver<Ask>,
     ) -> Result<Count, EngineError> {
-        let ring = sys::readable(self.source.ring())?;
+        let mut events = sys::readable(&self.source)?;
         let confirm = sys::readable(self.follow.reaper.confirm())?;
         let mut rest = Rest::default();
         tokio::pin!(stop);
         let reason = loop {
+            if std::mem::take(&mut self.fell_back) {
+                events = sys::readable(&self.source)?;
+                rest.read(1);
+            }
             // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
             if self
                 .follow
@@ -145,6 +232,7 @@ impl Engine {
                 rest.read(self.settle());
             }
             if rest.is_over() {
+                self.look_for_skips();
                 rest.looked(self.settle());
                 self.find_adopters();
                 if rest.says_asleep() {
@@ -152,37 +240,78 @@ impl Engine {
                     self.look_for_loss();
                 }
             }
-            let deadline = self.follow.reaper.next_deadline().map(|at| {
+            let timers = [self.follow.reaper.next_deadline(), self.undecided.next()];
+            let deadline = timers.into_iter().flatten().min().map(|at| {
                 Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
             });
             tokio::select! {
                 biased;
                 reason = &mut stop => break reason,
-                ready = ring.readable() => {
+                ready = events.readable() => {
                     ready?.clear_ready();
-                    self.settle();
-                    rest.read(1);
+                    let read = self.settle();
+                    // More of what wakes nobody may follow, where there is such.
+                    rest.read(if self.source.ring().is_some() { 1 } else { read });
+                }
+                () = self.undecided.facts.ready() => rest.read(self.settle()),
+                loaded = Engine::reloaded(&mut self.reloading) => {
+                    let read = self.take_over(loaded);
+                    rest.read(1 + read);
+                }
+                survey = Engine::surveyed(&mut self.gap) => {
+                    self.close_gap(survey);
+                    rest.read(1 + self.settle());
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
                     self.confirm();
                     rest.read(self.settle());
                 }
-                () = at(deadline) => {}
+                Some(ask) = asks.recv() => rest.read(self.answer(ask)),
+                () = at(deadline) => rest.read(self.settle()),
                 () = at(rest.until) => {}
-                () = std::future::ready(()), if self.has_work() => rest.read(self.settle()),
+                // Not before all others have had their turn.
+                () = yield_now(), if self.has_work() || self.source.has_waiting() => {
+                    rest.read(self.settle());
+                }
             }
         };
         self.settle();
-        self.follow.reaper.stop();
+        let armed = self.leave();
         self.report();
         let count = Count {
             sessions: self.follow.opened,
+            kept: self.kept(),
+            signals: self.count.signals + self.follow.signals,
             ..self.count
         };
-        self.tell(Body::Summary { count, reason });
+        self.tell(Body::Summary {
+            count,
+            reason,
+            armed,
+        });
         self.follow.out.flush();
         Ok(count)
+    }
+
+    /// Leaves the probes at work for the next service, or ends all that was begun. Gives where they are.
+    fn leave(&mut self) -> Option<String> {
+        let pinned = self.source.pinned_at();
+        let pinned = pinned.map(|path| path.display().to_string());
+        if let Some(pinned) = pinned.filter(|_| self.settings.leave_armed) {
+            self.mirror();
+            // Nobody is there to be woken.
+            let said = self.source.set_idle(false);
+            if let Err(error) = said.and_then(|()| self.source.set_ladders(false)) {
+                tracing::error!("{error}");
+            }
+            return Some(pinned);
+        }
+        self.follow.reaper.stop();
+        if let Err(error) = self.source.disarm() {
+            tracing::error!("{error}");
+        }
+        None
     }
 
     /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
@@ -190,9 +319,12 @@ impl Engine {
     /// The signals come first: whatever else follows from what was read waits until they are sent.
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
+        self.learn();
         // A tree that forks without end must not keep the timers waiting.
         for _ in 0..ROUNDS_MAX {
             self.decide();
+            // Before the signals: whoever forks from now on is not to outrun them.
+            self.condemn_in_time();
             if self.follow.reaper.has_queued() {
                 read += self.signal();
             }
@@ -202,38 +334,48 @@ impl Engine {
             read += self.drain();
             self.follow.out.flush();
             if !self.has_work() {
-                // All that is due by now is claimed, so a ladder without a claim is at its end.
-                self.follow.reaper.close_empty();
+                // All that is due by now is claimed, so a ladder without a claim is at its end; unless a
+                // gap keeps some from being decided about.
+                if self.follow.pending.is_empty() && !self.undecided.is_asking() {
+                    self.follow.reaper.close_empty();
+                }
                 self.report();
                 self.tell_ladders();
                 break;
             }
         }
-        self.tell_watches();
-        self.follow.out.flush();
+        self.look_ahead();
+        self.mirror();
+        self.give_back();
         read
     }
 
-    /// Opens what is queued, reads what has happened by then, and signals what is still due.
-    fn signal(&mut self) -> u64 {
-        self.follow.reaper.open_queued();
-        let vouching = self.follow.reaper.needs_vouching(&self.model);
-        let lost = self.lost.total;
-        let read = self.drain();
-        // A record that was dropped says so only in the next one: what rests on there being none asks.
-        let now = if vouching {
-            self.source.lost().total
-        } else {
-            lost
+    /// Gives room in the ring back for what has been seen to and told: a service that comes after this one
+    /// reads the rest again. Where the stream is not written as fast as that, room counts for more.
+    fn give_back(&mut self) {
+        let out = &mut self.follow.out;
+        let Some(ring) = self.source.ring() else {
+            return out.flush();
         };
-        self.follow
-            .reaper
-            .signal_queued(&mut self.model, now == lost && self.lost.total == lost);
-        read
+        let (position, release) = (ring.position(), ring.release());
+        if ring.held() > ring.size() / 2 {
+            release.up_to(position - ring.size() / 4);
+        }
+        if out.is_idle() {
+            release.up_to(position);
+        } else if ring.held() > 0 {
+            out.then(move || release.up_to(position));
+        }
+        out.flush();
+        // Read again, the end of a session would tell nothing if nothing were known of it.
+        let given_back = position - ring.held();
+        while let Some((_, first_root)) = self.over.pop_front_if(|(at, _)| *at <= given_back) {
+            self.forget_session(first_root);
+        }
     }
 
     fn has_work(&self) -> bool {
-        !self.follow.pending.is_empty() || self.follow.reaper.has_queued()
+        !self.follow.pending.is_empty() && self.gap.is_none() || self.follow.reaper.has_queued()
     }
 
     /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
@@ -243,25 +385,32 @@ impl Engine {
             model,
             follow,
             cgroups,
+            ready,
             ..
         } = self;
+        model.set_infers(source.looks());
+        follow.finds_news = *ready;
         let drained = source.drain(|event| {
             cgroups.meet(model, &event);
             model.apply(&event, |model, step| follow.step(model, &event, step));
         });
+        self.follow.finds_news = false;
         self.followed();
         self.count.events += drained.records;
-        if let Some(defect) = drained.defect {
+        if let Some(flaw) = drained.flaw {
             self.tell(Body::Malformed {
                 count: drained.malformed,
-                reason: defect.to_string(),
+                reason: flaw.to_string(),
             });
-            // What it would have told is as good as lost.
-            self.reconcile();
+            // What is found by looking is looked at again: nothing is missing for good.
+            if !self.source.looks() {
+                self.miss_one();
+            }
         }
         if drained.lost > self.lost.total {
             self.look_for_loss();
         }
+        self.fall_back();
         drained.records
     }
 
@@ -274,6 +423,8 @@ impl Engine {
 
     /// Does what following the model's steps has left to do.
     fn followed(&mut self) {
+        // Before it is said that their session is over.
+        self.report_ends();
         if self.follow.closed.is_empty() {
             return;
         }
@@ -284,17 +435,6 @@ impl Engine {
             // Told once the ends are confirmed, which comes after the exit records.
             if !self.follow.reaper.has_members_of(id) {
                 self.close(id);
-            }
-        }
-    }
-
-    /// Tells the probes whose exit is to wake this thread at once.
-    fn tell_watches(&mut self) {
-        for (pid, on) in self.follow.watch.drain(..) {
-            if on {
-                self.source.watch(pid)
-            } else {
-                self.source.unwatch(pid)
             }
         }
     }
@@ -315,60 +455,5 @@ impl Engine {
             time: sys::boot_time(),
             body,
         });
-    }
-}
-
-/// When the ring is looked into without having been woken for it.
-struct Rest {
-    until: Option<Instant>,
-    /// The probes have been told that this thread sleeps until it is woken.
-    asleep: bool,
-}
-
-impl Default for Rest {
-    fn default() -> Rest {
-        Rest {
-            until: Some(Instant::now() + DRAIN_EVERY),
-            asleep: false,
-        }
-    }
-}
-
-impl Rest {
-    /// Records have been read out of turn: more may come that wake nobody.
-    fn read(&mut self, records: u64) {
-        if records > 0 {
-            self.asleep = false;
-            self.until
-                .get_or_insert_with(|| Instant::now() + DRAIN_EVERY);
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
-    }
-
-    /// It was time to look, and so many records were there.
-    fn looked(&mut self, records: u64) {
-        self.until = (records > 0 || !self.asleep).then(|| Instant::now() + DRAIN_EVERY);
-        if records > 0 {
-            self.asleep = false;
-        } else if self.until.is_some() {
-            self.asleep = true;
-        }
-    }
-
-    /// Whether it is time to tell the probes so. One more look follows: a probe may have committed a
-    /// record on what had been said before.
-    fn says_asleep(&self) -> bool {
-        self.asleep && self.until.is_some()
-    }
-}
-
-/// Waits until then, or for ever.
-async fn at(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }

@@ -4,10 +4,19 @@
 //! # One way through the house
 //!
 //! ```text
-//! source ──Event──▶ tree ──Change──▶ session ──▶ policy ──Decision──▶ reap ──Report──▶ export
-//!   ebpf             └────────── model/: pure, no IO, no clock ────────┘   pidfd        lines, JSON
-//!   procfs                    engine.rs owns the loop, the clock and the channels
+//! source ──Event──▶ tree ──Change──▶ session ──▶ policy ──Decision──▶ reap ──Report──▶ export ──▶ journal
+//!   ebpf             └────────── model/: pure, no IO, no clock ────────┘   pidfd        lines, JSON  SQLite
+//!   proc_connector        ▲   engine.rs owns the loop, the clock and the channels
+//!   procfs              facts                 │ ◀── api: questions and orders, through a socket
+//!    ▲                                        │
+//!    └── maps in the kernel ◀──── mirror ─────┘   who is a member of what, which sessions there are
 //! ```
+//!
+//! The maps are the way back: the probes hand membership on by themselves, at each fork, and the service
+//! that comes after one that was killed begins with what it finds there ([`engine`], `restore`).
+//!
+//! What a rule asks for and no event tells ([`facts`]: environment, cgroup, sockets) is read by threads that nobody waits
+//! for longer than is good: ahead of time where it lasts, else while the decision waits.
 //!
 //! Read [`model::event`] for the words, then [`engine`] for the order in which things happen.
 //!
@@ -15,26 +24,48 @@
 //! - A process is a thread group, named by pid and start time ([`model::event::Key`]), never by pid alone.
 //! - [`model`] cannot fail, block, or look at a clock: the same events give the same decisions.
 //! - Only [`reap`] sends signals, each through a pidfd that was opened before the ring was drained and
-//!   found to be the process that was decided about after that.
+//!   found to be the process that was decided about after that. The probes send two of their own
+//!   (`reaper-ebpf/src/kill.rs`), to members of whom no rule knows more and whom the service has cleared
+//!   (`MEMBER_CLEAR`; another program keeps that only where the probe sees that nothing else has changed): SIGTERM to the
+//!   children of a root as it exits, SIGKILL to what forks or execs in a session that has come to that.
 //! - The ring is drained in order before anything is decided, so a decision never rests on less than
 //!   the kernel has told.
 //! - Nothing on the way from an exit to a signal blocks: no read of another process's memory, no lock, and
-//!   no file but `/proc/PID/status` where the kernel is too old to tell uids by a pidfd. After a loss of
-//!   events /proc is read by threads that are not waited for when one of them gets stuck.
-//! - Export has its own thread; it may leave lines out, which it says, but holds nobody up.
-//! - What is not known speaks for a process: it is kept.
+//!   no file but `/proc/PID/status` where the kernel is too old to tell uids by a pidfd; without probes that and
+//!   `/proc/PID/stat`, with each event. What can block is read by threads that are not waited for when one of them
+//!   gets stuck: all of /proc after a loss of events, and, without probes, the program of whoever runs another.
+//! - The engine answers questions by copies of what it knows; files are read, and words found, in the socket's thread.
+//! - Export and the journal each have their own thread; they may leave something out, which they say, but
+//!   hold nobody up.
+//! - What is not known speaks for a process: it is kept. After a loss of events nothing new is decided
+//!   before what was lost has been looked for.
+//! - What the service knows and must not lose is in the kernel's maps before room in the ring is given
+//!   back: whoever comes next reads the same events again, and they change nothing twice.
 //! - `unsafe` is in [`sys`] and [`source::ebpf`] alone.
+//!
+//! # On macOS
+//! The same, with other answers in the same places: modules with a twin in a `darwin.rs` or below a `darwin/`, chosen where they are
+//! declared. [`source`] says what the kernel tells there, and `sys/darwin/pidfd.rs` what stands in the place of a pidfd and
+//! what that leaves open.
 //!
 //! # Absent on purpose
 //! - Ticks. Timers are one-shot and run only while there is something to wait for.
 //! - Names as proof of ownership. A rule recognises an agent's root; below that only descent counts.
 //! - Signals to process groups: a group can hold processes that are nobody's.
 
+pub mod api;
 pub mod cli;
 pub mod config;
+#[cfg(test)]
+mod damage;
 pub mod engine;
 pub mod export;
+pub mod facts;
+pub mod journal;
 pub mod model;
 pub mod reap;
+#[cfg(target_os = "linux")]
+pub mod run;
 pub mod source;
+pub mod strays;
 pub mod sys;

@@ -10,13 +10,13 @@ use super::member::{leave_thread, make_twin};
 use super::stage::{Stage, begin, leave, rest};
 
 /// An agent. Each argument `ROLE=HOW` or `ROLE*N=HOW` is a child (or N) as [`Stage::spawn`] has it, where `+`
-/// stands for a space; the way `twin` starts its
+/// stands for a space and `{plus}` for itself; the way `twin` starts its
 /// twin instead, whose parent is not the agent. `die=HOW` says how it dies when the test opens the gate `die-ROLE`.
 pub fn agent(s: &Stage) -> ! {
     let mut death = "exit 0".to_owned();
     for arg in &s.args {
         let (role, how) = arg.split_once('=').expect("ROLE=HOW");
-        let how = how.replace('+', " ");
+        let how = how.replace('+', " ").replace("{plus}", "+");
         match role.split_once('*').unwrap_or((role, "1")) {
             ("die", _) => death = how,
             _ if how == "twin" => make_twin(s),

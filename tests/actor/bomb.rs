@@ -1,10 +1,11 @@
-//! What forks while it is being ended. Each has a bound of its own, far beyond what a reaper may take.
+//! What forks much, or while it is being ended. Each has a bound of its own, far beyond what a reaper may take.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::wait::waitpid;
 
 use super::member::{await_term, ignore_term};
 use super::stage::{Stage, fork, leave, rest};
@@ -41,7 +42,23 @@ pub fn runner(s: &Stage) -> ! {
     rest()
 }
 
-/// The same from the moment on that the test opens its gate, faster, and SIGTERM is ignored.
+/// The same by programs: what it forks runs another one, which does likewise.
+pub fn hopper(s: &Stage) -> ! {
+    await_term(s);
+    ignore_term();
+    s.perform("hop", "hop 3000")
+}
+
+/// `hop N`: forks what runs another program that plays `hop N-1`, and is gone.
+pub fn hop(s: &Stage) -> ! {
+    let left = number(s);
+    if left > 0 {
+        fork(|| s.exec(&format!("hop {}", left - 1)));
+    }
+    leave(0)
+}
+
+/// Like `runner` from the moment on that the test opens its gate, faster, and SIGTERM is ignored.
 pub fn handover(s: &Stage) -> ! {
     ignore_term();
     nix::unistd::setsid().expect("setsid");
@@ -64,4 +81,39 @@ fn relay(pause: Duration) {
         }
         std::thread::sleep(pause);
     }
+}
+
+/// `busy N`: forks so many times, with a pause: in turn one that is gone at once, an orphan with a session of its own,
+/// and a child that ignores SIGTERM. Those that stay are called `brood`.
+pub fn busy(s: &Stage) -> ! {
+    s.report();
+    for n in 0..number(s) {
+        match n % 3 {
+            0 => drop(waitpid(fork(|| leave(0)), None)),
+            1 => s.spawn("brood", "hops setsid"),
+            _ => s.spawn("brood", "fork stubborn"),
+        }
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    rest()
+}
+
+/// `swarm N`: has so many children as fast as it can, called `brood`, every other one ignoring SIGTERM.
+pub fn swarm(s: &Stage) -> ! {
+    for n in 0..number(s) {
+        s.spawn(
+            "brood",
+            if n % 2 == 0 {
+                "fork setsid"
+            } else {
+                "fork stubborn"
+            },
+        );
+    }
+    s.report();
+    rest()
+}
+
+fn number(s: &Stage) -> u32 {
+    s.args[0].parse().expect("a number")
 }

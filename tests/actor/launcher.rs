@@ -29,8 +29,8 @@ fn forget_children() {
 /// The parent of the agent, and of the canaries: one is a child, the other an orphan that no agent left.
 /// It adopts what the trees leave behind, unless told `no-subreaper`.
 ///
-/// Starts what standard input tells, a line each of IMAGE, PLAY, ROLE and arguments with tabs between. When
-/// that ends, it ends all that is below it.
+/// Starts what standard input tells, a line each of IMAGE, PLAY, ROLE and arguments with tabs between, or of
+/// `spawn`, ROLE and how ([`Stage::spawn`]). When that ends, it ends all that is below it.
 pub fn launcher(s: &Stage) -> ! {
     nix::unistd::setsid().expect("setsid");
     forget_children();
@@ -46,7 +46,10 @@ pub fn launcher(s: &Stage) -> ! {
         let [image, play, role, args @ ..] = words.as_slice() else {
             panic!("no order: {line:?}")
         };
-        begin(&mut s.command(image, play, role, args));
+        match (image.as_str(), args) {
+            ("spawn", []) => s.spawn(play, role),
+            _ => begin(&mut s.command(image, play, role, args)),
+        }
     }
     end_all_below(Duration::from_secs(10));
     leave(0)

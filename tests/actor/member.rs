@@ -1,15 +1,17 @@
 //! What members of a session do.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal, sigprocmask};
-use nix::unistd::{Pid, Uid, getpid};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, Uid, getpid, mkfifo};
 
-use super::stage::{Stage, begin, fork, leave, orphaned_by, rest};
+use super::stage::{Stage, begin, fork, leave, modifiers, orphaned_by, rest};
 use crate::proc;
 
 /// Is there.
@@ -34,15 +36,21 @@ pub fn parent(s: &Stage) -> ! {
 
 /// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
 pub fn middle(s: &Stage) -> ! {
-    s.spawn(
-        &s.role,
-        &format!("orphan {} {}", getpid(), s.args.join(" ")),
-    );
+    let how = s.args.join(" ");
+    let (modifiers, play) = modifiers(&how);
+    let orphan = format!("orphan {} {play}", getpid());
+    let gate = s.dir.join(format!("orphan-{}", getpid()));
+    mkfifo(&gate, Mode::from_bits_truncate(0o666)).expect("make the gate");
+    s.spawn(&s.role, &[&modifiers[..], &[&orphan]].concat().join(" "));
+    // It is what it is to be before it is an orphan: opening waits for who reads there.
+    let opened = File::options().write(true).open(gate);
+    opened.expect("let the orphan pass");
     leave(0)
 }
 
 /// `orphan PID PLAY…`: plays once the parent PID is gone.
 pub fn orphan(s: &Stage) -> ! {
+    s.gate(&format!("orphan-{}", s.args[0]));
     orphaned_by(Pid::from_raw(s.args[0].parse().expect("the parent's pid")));
     s.perform(&s.role, &s.args[1..].join(" "))
 }
@@ -175,6 +183,14 @@ pub fn chain(s: &Stage) -> ! {
         s.spawn(role, &format!("chain {left} {middle}"));
     }
     s.report();
+    rest()
+}
+
+/// `later GATE ROLE HOW…`: has a child once the test opens the gate.
+pub fn later(s: &Stage) -> ! {
+    s.report();
+    s.gate(&s.args[0]);
+    s.spawn(&s.args[1], &s.args[2..].join(" "));
     rest()
 }
 

@@ -1,13 +1,16 @@
 //! The processes of the trees: this very binary under other names, playing a part each.
 //!
-//! `IMAGE actor PLAY ROLE DIR ARG…`: `PLAY` names a function below, `ROLE` is what the test calls the
+//! `IMAGE WORD… actor PLAY ROLE DIR ARG…`: the words are there to be seen, `PLAY` names a function below, `ROLE` is what the test calls the
 //! process, `DIR` is the test's directory. A process reports itself when it is what it should be, by a line
 //! in `DIR/report`; everything it needs is in its arguments, so that an empty environment changes nothing.
 
 mod agent;
 mod bomb;
+mod filter;
+mod guest;
 mod launcher;
 mod member;
+mod recorder;
 mod recycle;
 mod stage;
 mod threads;
@@ -47,16 +50,33 @@ const PLAYS: &[(&str, Play)] = &[
     ("negligent", member::negligent),
     ("twins", member::twins),
     ("chain", member::chain),
+    ("later", member::later),
     ("other-uid", member::other_uid),
     ("drop-privileges", member::drop_privileges),
     ("namespace", member::namespace),
     ("run", member::run),
     ("host", member::host),
+    ("listen", guest::listen),
+    ("serve", guest::serve),
+    ("client", guest::client),
+    ("burn", guest::burn),
+    ("family", guest::family),
+    ("in-unit", guest::in_unit),
+    ("to-unit", guest::to_unit),
+    ("exec", guest::exec),
+    ("program", guest::program),
+    ("daemonized", guest::daemonized),
     ("forger", member::forger),
     ("hydra", bomb::hydra),
     ("runner", bomb::runner),
+    ("hopper", bomb::hopper),
+    ("hop", bomb::hop),
     ("handover", bomb::handover),
+    ("busy", bomb::busy),
+    ("swarm", bomb::swarm),
     ("givers", threads::givers),
+    ("recorder", recorder::recorder),
+    ("without-pidfds", filter::without_pidfds),
     ("recycler", recycle::recycler),
     ("recycled-agent", recycle::agent),
 ];

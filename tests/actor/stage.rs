@@ -4,13 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, Pid, getpid, getppid};
 
-use crate::proc;
+use crate::proc::{self, Identity};
 
 /// Who an actor is and where it stands.
 pub struct Stage {
@@ -19,19 +19,46 @@ pub struct Stage {
     pub args: Vec<String>,
 }
 
-/// Path of a program in the test's directory. `claude` is where npm puts it, called through its link.
-pub fn image(dir: &Path, name: &str) -> PathBuf {
-    match name {
+/// A program in the test's directory, and the words that come before an actor's own: what the test provides by this
+/// name, or `claude` where npm puts it, called through its link.
+fn image(dir: &Path, name: &str) -> Command {
+    if let Ok(words) = std::fs::read_to_string(dir.join("programs").join(name)) {
+        let mut words = words.split('\n');
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        return command;
+    }
+    Command::new(match name {
         "claude" => dir.join("node_modules/.bin/claude"),
         other => dir.join("bin").join(other),
+    })
+}
+
+/// Splits what is to be done into the words that say how it is started, and the rest.
+pub fn modifiers(how: &str) -> (Vec<&str>, &str) {
+    let (mut found, mut rest) = (Vec::new(), how);
+    while let Some((word, after)) = rest.split_once(' ')
+        && (word == "env-i"
+            || word == "no-input"
+            || word.starts_with("env:")
+            || word.starts_with("as:"))
+    {
+        found.push(word);
+        rest = after;
     }
+    (found, rest)
 }
 
 impl Stage {
     /// Tells the test that this process is up.
     pub fn report(&self) {
         let me = proc::stat("self").expect("/proc/self/stat");
-        let line = format!("{} {} {}\n", self.role, me.id.pid, me.id.ticks);
+        self.report_other(&self.role, me.id);
+    }
+
+    /// Tells the test that another process is up, which cannot do so itself.
+    pub fn report_other(&self, role: &str, who: Identity) {
+        let line = format!("{role} {} {}\n", who.pid, who.ticks);
         let mut file = OpenOptions::new()
             .append(true)
             .open(self.dir.join("report"))
@@ -51,7 +78,7 @@ impl Stage {
 
     /// A program that plays `play` as `role`.
     pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
-        let mut command = Command::new(image(&self.dir, image_name));
+        let mut command = image(&self.dir, image_name);
         command
             .args(["actor", play, role])
             .arg(&self.dir)
@@ -64,38 +91,62 @@ impl Stage {
         self.command("claude", "agent", "agent", &self.args)
     }
 
-    /// Starts `role`. `how` is the play and its arguments, after an optional word for the way:
-    /// `env-i` without environment, `fork` without exec, `double` as an orphan, `hops` as an orphan of
-    /// three processes that never ran a program, `as:IMAGE` as another program.
+    /// Starts `role`. `how` is the play and its arguments, after an optional word for the way: `fork` without exec,
+    /// `double` as an orphan, `hops` as an orphan of three processes that never ran a program. Before that may stand
+    /// `as:IMAGE` for another program, `env-i` for no environment, `env:NAME=VALUE` for more of it,
+    /// `no-input` for nothing to read from.
     pub fn spawn(&self, role: &str, how: &str) {
-        let (way, rest) = how.split_once(' ').unwrap_or((how, ""));
-        match way {
-            "fork" => {
+        let (modifiers, play) = modifiers(how);
+        match play.split_once(' ') {
+            Some(("fork", rest)) => {
                 fork(|| self.perform(role, rest));
             }
-            "hops" => hop(3, &|| self.perform(role, rest)),
-            "double" => {
-                let mut middle = self.start("worker", role, &format!("middle {rest}"), false);
-                middle.wait().expect("wait for the middle process");
+            Some(("hops", rest)) => hop(3, &|| self.perform(role, rest)),
+            Some(("double", rest)) => {
+                let words = [&modifiers[..], &[rest]].concat().join(" ");
+                let mut middle = self.start(&[], role, &format!("middle {words}"));
+                // One that never has to wait for its children learns nothing of them.
+                let ended = middle.wait().map_err(|error| error.raw_os_error());
+                assert!(
+                    matches!(ended, Ok(_) | Err(Some(nix::libc::ECHILD))),
+                    "wait for the middle process: {ended:?}"
+                );
             }
-            "env-i" => drop(self.start("worker", role, rest, true)),
-            _ => match way.strip_prefix("as:") {
-                Some(image_name) => drop(self.start(image_name, role, rest, false)),
-                None => drop(self.start("worker", role, how, false)),
-            },
+            _ => drop(self.start(&modifiers, role, play)),
         }
     }
 
-    fn start(&self, image_name: &str, role: &str, how: &str, clear: bool) -> Child {
+    fn start(&self, modifiers: &[&str], role: &str, how: &str) -> Child {
         let mut words = how.split(' ').map(String::from);
         let play = words.next().expect("a play");
-        let mut command = self.command(image_name, &play, role, &words.collect::<Vec<_>>());
-        if clear {
+        let image = modifiers.iter().find_map(|word| word.strip_prefix("as:"));
+        let image = image.unwrap_or("worker");
+        let mut command = self.command(image, &play, role, &words.collect::<Vec<_>>());
+        if modifiers.contains(&"env-i") {
             command.env_clear();
+        }
+        if modifiers.contains(&"no-input") {
+            command.stdin(Stdio::null());
+        }
+        for word in modifiers
+            .iter()
+            .filter_map(|word| word.strip_prefix("env:"))
+        {
+            let (name, value) = word.split_once('=').expect("NAME=VALUE");
+            command.env(name, value);
         }
         command
             .spawn()
             .unwrap_or_else(|e| panic!("start {role}: {e}"))
+    }
+
+    /// The command of these words, in which `{dir}` stands for the directory of the test.
+    pub fn real(&self, words: &[String]) -> Command {
+        let here = self.dir.display().to_string();
+        let words: Vec<String> = words.iter().map(|w| w.replace("{dir}", &here)).collect();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
     }
 
     /// Plays `how` in this process.

@@ -3,6 +3,7 @@
 use std::fs;
 
 use libtest_mimic::Trial;
+use serde_json::Value;
 
 use super::reaper;
 use crate::trees::{CONFIG, trial};
@@ -14,8 +15,12 @@ pub fn trials() -> Vec<Trial> {
             bad_config(bad)
         })
     });
-    bad.chain([trial("cli", "good-config", good_config)])
-        .collect()
+    let others = [
+        trial("cli", "good-config", good_config),
+        trial("cli", "doubtful-config", doubtful_config),
+        trial("cli", "config-as-shown", config_as_shown),
+    ];
+    bad.chain(others).collect()
 }
 
 struct BadConfig {
@@ -56,6 +61,24 @@ const BAD_CONFIGS: &[BadConfig] = &[
         text: "grace = \"5 parsecs\"\n",
         line: 1,
         names: &["grace", "5 parsecs"],
+    },
+    BadConfig {
+        name: "bad-members",
+        text: "pin = true\nmax_members = 5\n",
+        line: 2,
+        names: &["max_members", "1024", "1048576"],
+    },
+    BadConfig {
+        name: "bad-kernel-reap",
+        text: "kernel_reap = true\n",
+        line: 1,
+        names: &["kernel_reap", "auto"],
+    },
+    BadConfig {
+        name: "long-name",
+        text: "[[agent]]\nname = \"aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffffgggg\"\ncomm = \"x\"\n",
+        line: 2,
+        names: &["name", "63"],
     },
     BadConfig {
         name: "bad-mode",
@@ -108,5 +131,78 @@ fn good_config() {
         said.err.contains("absent.toml"),
         "the file is not named: {}",
         said.err
+    );
+}
+
+/// Rules that do nothing are warned of, each at its line, and the rest goes on.
+fn doubtful_config() {
+    let dir = TempDir::new();
+    let text = r#"
+[[rule]]
+name = "nobody"
+action = "reap"
+agent = "no-such-agent"
+
+[[keep]]
+name = "node"
+exe = "**/node"
+
+[[keep]]
+name = "shadowed"
+exe = "**/node"
+argv = "* server.js"
+
+[[keep]]
+name = "never"
+exe = "**/x"
+not_exe = "**/x"
+"#;
+    fs::write(dir.path().join("c.toml"), text).expect("write the configuration");
+    let said = reaper(dir.path(), &["config", "check", "c.toml"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    for (place, word) in [
+        ("c.toml:2:", "`nobody` can never hold"),
+        ("c.toml:11:", "`shadowed` is never asked: keep `node`"),
+        ("c.toml:16:", "`never` can never hold"),
+    ] {
+        let mut lines = said.err.lines();
+        assert!(
+            lines.any(|line| line.contains(place) && line.contains(word)),
+            "no {place} {word} in:\n{}",
+            said.err
+        );
+    }
+    assert_eq!(said.err.lines().count(), 3, "{}", said.err);
+    assert!(said.out.contains("fine"), "{}", said.out);
+}
+
+/// What is shown can be used as a config, and means the same.
+fn config_as_shown() {
+    let dir = TempDir::new();
+    let own =
+        "grace = \"2s\"\nenable = [\"busy-loops\"]\n[[keep]]\nname = \"mine\"\nexe = \"**/mine\"\n";
+    fs::write(dir.path().join("own.toml"), own).expect("write the configuration");
+    let show = |args: &[&str]| {
+        let said = reaper(dir.path(), &[&["config", "show"], args].concat());
+        assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
+        said.out
+    };
+    let shown = show(&["--config", "own.toml"]);
+    for part in ["grace = \"2s\"", "\"mine\"", "\"busy-loops\""] {
+        assert!(shown.contains(part), "no {part} in:\n{shown}");
+    }
+    let off = |text: &str| text.contains("idle-tool-shells");
+    assert!(off(&show(&["--defaults"])) && !off(&shown), "{shown}");
+    fs::write(dir.path().join("shown.toml"), &shown).expect("write the configuration");
+    let said = reaper(dir.path(), &["config", "check", "shown.toml"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let rules = |text: String| serde_json::from_str::<Value>(&text).expect("JSON")["rules"].clone();
+    assert_eq!(
+        rules(show(&["--config", "shown.toml", "--json"])),
+        rules(show(&["--config", "own.toml", "--json"]))
+    );
+    assert_eq!(
+        reaper(dir.path(), &["config", "show", "--config", "absent"]).code,
+        Some(2)
     );
 }

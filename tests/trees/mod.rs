@@ -3,7 +3,9 @@
 
 pub mod judge;
 mod nested;
+mod part;
 mod pids;
+pub mod promise;
 mod races;
 mod special;
 mod story;
@@ -11,16 +13,32 @@ mod table;
 
 use libtest_mimic::{Failed, Trial};
 
-pub use story::{Fate, Part, Scenario};
+pub use part::{Death, Fate, Part, Said, Starter};
+pub use promise::Source;
+pub use story::{Mode, Scenario, Toll};
+pub use table::OWN_RULES;
 
 /// The grace that all trees get unless they say otherwise.
 pub const CONFIG: &str = "grace = \"500ms\"\n";
+
+/// Every tree of the table in `enforce`, seen through another source than the probes.
+pub fn through(source: Source) -> Vec<Trial> {
+    table::rows()
+        .into_iter()
+        .map(|row| row.through(source))
+        .map(|row| {
+            trial(source.name(), row.name, move || {
+                row.play(Mode::Enforce, drop)
+            })
+        })
+        .collect()
+}
 
 /// Every tree in `enforce`.
 pub fn trials() -> Vec<Trial> {
     let rows = table::rows()
         .into_iter()
-        .map(|row| trial("enforce", row.name, move || row.enforce()));
+        .map(|row| trial("enforce", row.name, move || row.play(Mode::Enforce, drop)));
     let special = special::STORIES
         .iter()
         .chain(nested::STORIES)
@@ -34,7 +52,7 @@ pub fn trials() -> Vec<Trial> {
 pub fn observed() -> Vec<Trial> {
     table::rows()
         .into_iter()
-        .map(|row| trial("observe", row.name, move || row.observe()))
+        .map(|row| trial("observe", row.name, move || row.play(Mode::Observe, drop)))
         .collect()
 }
 

@@ -1,6 +1,7 @@
 //! More than one agent.
 
 use super::{CONFIG, judge};
+use crate::cli::told;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
 
@@ -11,6 +12,7 @@ pub const STORIES: &[Story] = &[
     ("inner-agent-alone", inner_alone),
     ("agent-below-a-boundary-alone", below_a_boundary),
     ("relaunch", relaunch),
+    ("sub-agent-that-is-no-relaunch", sub_agent),
 ];
 
 const WALL: &str = "grace = \"500ms\"\n[[boundary]]\nname = \"my-wall\"\ncomm = \"test-wall\"\n";
@@ -118,6 +120,37 @@ fn below_a_boundary() {
     end(world);
 }
 
+/// A child of the same kind in the same terminal that has something else to read from was started by the agent for its
+/// own ends, and goes with it when that leaves of its own accord.
+fn sub_agent() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let args = [
+        "leaf=sleep",
+        "second=no-input+as:claude+agent+second-leaf=sleep",
+        "die=exit+0",
+    ];
+    play(
+        &mut world,
+        Some("terminal"),
+        &args,
+        &["terminal", "agent", "leaf", "second", "second-leaf"],
+    );
+    // What they read from is looked for ahead of any need.
+    for role in ["agent", "second"] {
+        let pid = world.one(role).pid.to_string();
+        eventually("what it reads from is known", || {
+            let input = told(&world, &["explain", &pid])["facts"]["terminal_input"].as_bool();
+            input.inspect(|input| assert_eq!(*input, role == "agent"))
+        });
+    }
+    world.open("die-agent");
+    world.await_gone(&["agent", "leaf", "second", "second-leaf"]);
+    world.assert_alive(&["terminal"]);
+    let events = end(world);
+    assert!(!events.iter().any(|e| e.event == "session.relaunch"));
+}
+
 /// A root that leaves of its own accord hands the session to its child of the same kind in the same terminal.
 fn relaunch() {
     let mut world = World::new(true);
@@ -140,6 +173,7 @@ fn relaunch() {
     world.assert_alive(&["second", "second-leaf", "leaf"]);
     world.kill("second");
     world.await_gone(&["leaf", "second-leaf"]);
+    await_closed(&world, 2);
     world.assert_alive(&["terminal"]);
     let events = end(world);
     let judged = events

@@ -84,5 +84,5 @@ fn plain() {
             super::Part::detached("other", "double setsid"),
         ],
     );
-    row.enforce();
+    row.play(super::Mode::Enforce, drop);
 }

@@ -37,7 +37,7 @@ fn handover() {
     world.await_event("it has handed over", |e| e.is("exit", relay));
     world.kill("agent");
     let events = end(&mut world);
-    judge::death(&world, &events, (None, Some("SIGKILL")));
+    judge::death(&world, &events, "agent", (None, Some("SIGKILL")));
     let gone = events
         .iter()
         .position(|e| e.is("session.root_gone", agent))
@@ -68,7 +68,7 @@ fn two_threads_give_away() {
     let events = end(&mut world);
     let canary = world.one("canary");
     let givers = world.cast("giver");
-    judge::death(&world, &events, (Some(0), None));
+    judge::death(&world, &events, "agent", (Some(0), None));
     let told: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
     for e in &told {
         assert!(!e.about(canary), "the canary was told to have gone: {e:?}");

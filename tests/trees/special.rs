@@ -1,19 +1,18 @@
 //! Trees with a story of their own.
 
-use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use super::{CONFIG, judge};
+use crate::cgroup::Cgroup;
 use crate::daemon::Event;
-use crate::proc::Identity;
 use crate::world::{World, eventually};
 
 pub const STORIES: &[(&str, fn())] = &[
     ("agents-leader-thread-first", leader_thread_first),
     ("tmux", tmux),
     ("out-of-scope", out_of_scope),
+    ("run-killed", run_killed),
+    ("run-killed-at-once", run_killed_at_once),
     ("cgroup-scope", cgroup_scope),
 ];
 
@@ -50,7 +49,7 @@ fn leader_thread_first() {
     world.assert_alive(&["canary", "stray", "probe"]);
     let events = world.stop();
     judge::sound(&world, &events);
-    judge::death(&world, &events, (Some(3), None));
+    judge::death(&world, &events, "agent", (Some(3), None));
 }
 
 /// A tmux server that was started inside of the agent, with a user's pane in it, is not the agent's.
@@ -99,6 +98,50 @@ fn tmux() {
     assert!(!events.iter().any(|e| touched(&e)), "tmux was signalled");
 }
 
+/// What `reaper run` owns is ended by the service where that cannot.
+fn run_killed() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let (dir, reaper) = (world.dir().display().to_string(), crate::daemon::REAPER);
+    let tree = format!("{dir}/bin/worker actor parent top {dir} under setsid");
+    world.start("runner", &format!("run {reaper} run -- {tree}"));
+    ["top", "under"]
+        .iter()
+        .for_each(|role| drop(world.await_cast(role, 1)));
+    let runner = world.one("runner");
+    world.await_event("it is recognised", |e| {
+        e.is("session.open", runner) && e.agent.as_deref() == Some("reaper-run")
+    });
+    world.kill("runner");
+    world.await_gone(&["top", "under"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.assert_alive(&["canary", "stray"]);
+    let events = world.stop();
+    judge::sound(&world, &events);
+}
+
+/// The same however soon after its start that comes.
+fn run_killed_at_once() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let dir = world.dir().display().to_string();
+    let script = format!(
+        "for n in 0 1 2 3 4; do for wait in 0 0.0005 0.001 0.002 0.003 0.005; do
+            {reaper} run -- {dir}/bin/worker actor parent top {dir} under setsid &
+            sleep $wait
+            kill -KILL $!
+        done; done",
+        reaper = crate::daemon::REAPER,
+    );
+    std::fs::write(world.dir().join("script"), script).expect("write a script");
+    world.start("runner", &format!("run sh {dir}/script"));
+    world.await_cast("runner", 1);
+    world.await_gone(&["runner"]);
+    world.await_alone();
+    world.assert_alive(&["canary", "stray"]);
+    world.stop();
+}
+
 /// An agent outside of the scope is nobody's business.
 fn out_of_scope() {
     let mut other = World::new(true);
@@ -124,44 +167,18 @@ fn out_of_scope() {
     );
 }
 
-/// A cgroup of its own, gone when this is dropped and nobody is in it any more.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Option<Cgroup> {
-        let mounts = fs::read_to_string("/proc/mounts").ok()?;
-        let root = mounts.lines().find_map(|line| {
-            let mut words = line.split(' ');
-            let (_, place, kind) = (words.next()?, words.next()?, words.next()?);
-            (kind == "cgroup2").then(|| PathBuf::from(place))
-        })?;
-        let path = root.join(format!("reaper-real-{}", std::process::id()));
-        fs::create_dir(&path).ok().map(|()| Cgroup(path))
-    }
-
-    fn take(&self, who: Identity) {
-        fs::write(self.0.join("cgroup.procs"), who.pid.to_string())
-            .expect("move a process to the cgroup");
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let end = Instant::now() + Duration::from_secs(5);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
 /// A scope may be a cgroup: what is in it or below it.
 fn cgroup_scope() {
-    let Some(cgroup) = Cgroup::new() else {
+    let Some(cgroup) = Cgroup::new("") else {
         eprintln!("no cgroup v2 can be made here: the test of a scope that is one is left out");
         return;
     };
     let mut world = World::new(true);
-    world.watch_scope(cgroup.0.to_str().expect("a path in UTF-8"), CONFIG, &[]);
+    world.watch_scope(
+        cgroup.path().to_str().expect("a path in UTF-8"),
+        CONFIG,
+        &[],
+    );
     world.order(
         "claude",
         "agent",

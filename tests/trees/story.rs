@@ -2,122 +2,22 @@
 //! dies, everybody who is due is ended, everybody else lives.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use super::part::{Death, Fate, Part, Starter, arguments};
+use super::promise::{self, Promise, Source};
 use super::{CONFIG, judge};
+use crate::cgroup::Cgroup;
+use crate::daemon;
 use crate::proc::Identity;
 use crate::world::{World, eventually};
 
-/// What becomes of the processes of a role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Reaped when the agent is gone.
-    Reaped,
-    /// Orphaned under the living agent, and reaped when that is gone.
-    Detached,
-    /// A member that is spared, with this reason.
-    Kept(&'static str),
-    /// No member: nothing is decided about it.
-    Outside,
-    /// Killed by the test while the agent lives.
-    First,
-}
+/// How often a story is told at most where the source can lose messages of a sudden, and says so.
+const TRIES: usize = 3;
 
-/// The processes of one role.
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    pub role: &'static str,
-    /// How the agent starts it ([`Stage::spawn`](crate::actor)); empty if somebody else does.
-    pub how: &'static str,
-    pub times: usize,
-    pub fate: Fate,
-    /// Role of the adopter in the orphan event it must have; none where it may have none.
-    pub adopter: Option<&'static str>,
-    /// Whether something else than a signal to it may end it first.
-    pub may_fall: bool,
-}
-
-impl Part {
-    const fn new(
-        role: &'static str,
-        how: &'static str,
-        fate: Fate,
-        adopter: Option<&'static str>,
-    ) -> Part {
-        Part {
-            role,
-            how,
-            times: 1,
-            fate,
-            adopter,
-            may_fall: false,
-        }
-    }
-    /// A child of the agent, orphaned by its death.
-    pub const fn child(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Reaped, Some("launcher"))
-    }
-    /// A member whose parent is not the agent, or not only.
-    pub const fn below(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Reaped, None)
-    }
-    pub const fn detached(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Detached, Some("launcher"))
-    }
-    pub const fn kept(role: &'static str, how: &'static str, reason: &'static str) -> Part {
-        Part::new(role, how, Fate::Kept(reason), None)
-    }
-    pub const fn outside(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Outside, None)
-    }
-    pub const fn first(role: &'static str) -> Part {
-        Part::new(role, "", Fate::First, None)
-    }
-    pub const fn plays(self, how: &'static str) -> Part {
-        Part { how, ..self }
-    }
-    pub const fn times(self, times: usize) -> Part {
-        Part { times, ..self }
-    }
-    pub const fn to(self, adopter: &'static str) -> Part {
-        Part {
-            adopter: Some(adopter),
-            ..self
-        }
-    }
-    pub const fn may_fall(self) -> Part {
-        Part {
-            may_fall: true,
-            ..self
-        }
-    }
-
-    /// What must be decided about each, and nothing else.
-    pub fn decisions(&self) -> &'static [(&'static str, &'static str)] {
-        match self.fate {
-            Fate::Reaped => &[("reap", "root_gone")],
-            Fate::Detached => &[("keep", "detached"), ("reap", "root_gone")],
-            Fate::Kept("other_uid") => &[("keep", "other_uid")],
-            Fate::Kept("keep_rule") => &[("keep", "keep_rule")],
-            Fate::Kept("below_kept") => &[("keep", "below_kept")],
-            Fate::Kept("never_self") => &[("keep", "never_self")],
-            Fate::Kept(_) | Fate::Outside | Fate::First => &[],
-        }
-    }
-    pub fn dies(&self) -> bool {
-        matches!(self.fate, Fate::Reaped | Fate::Detached)
-    }
-}
-
-/// How the agent ends.
-#[derive(Clone, Copy, Debug)]
-pub enum Death {
-    /// By the test's SIGKILL.
-    Killed,
-    /// By what it does itself, with this exit code.
-    Exits(&'static str, i32),
-    /// By what it does itself, with this signal.
-    Falls(&'static str, &'static str),
-}
+/// The outsiders that each tree has.
+const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
 
 /// When the daemon begins, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,16 +29,44 @@ enum Begins {
     Within,
 }
 
-/// A row of the table.
+/// Whether the program under test may send a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Enforce,
+    Observe,
+}
+
+/// Who was wronged, whatever else was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Toll {
+    /// Whether the story came to its end as it had to.
+    pub told: bool,
+    /// Processes that had to live, and were signalled or are dead.
+    pub wrong_kills: usize,
+    /// Processes that had to be ended, and live.
+    pub survivors: usize,
+}
+
+fn last_word(how: &'static str) -> &'static str {
+    how.rsplit(' ').next().unwrap_or(how)
+}
+
+/// A tree, and what becomes of it.
 pub struct Scenario {
     pub name: &'static str,
     parts: Vec<Part>,
     death: Death,
+    victim: &'static str,
     image: &'static str,
+    agent: Option<&'static str>,
     via: Option<&'static str>,
     config: &'static str,
     begins: Begins,
     subreaper: bool,
+    again: bool,
+    in_unit: bool,
+    programs: Vec<(&'static str, &'static [String])>,
+    source: Source,
     also: Option<fn(&World)>,
 }
 
@@ -148,25 +76,42 @@ impl Scenario {
             name,
             parts: parts.to_vec(),
             death: Death::Killed,
+            victim: "agent",
             image: "claude",
+            agent: None,
             via: None,
             config: CONFIG,
             begins: Begins::First,
             subreaper: true,
+            again: false,
+            in_unit: false,
+            programs: Vec::new(),
+            source: Source::Ebpf,
             also: None,
         }
     }
     pub fn dies(self, death: Death) -> Scenario {
         Scenario { death, ..self }
     }
+    /// This part dies instead of the agent: its fate is [`Fate::First`].
+    pub fn victim(self, victim: &'static str) -> Scenario {
+        Scenario { victim, ..self }
+    }
     /// The agent is this program instead of claude.
     pub fn image(self, image: &'static str) -> Scenario {
         Scenario { image, ..self }
     }
-    /// What the launcher starts, which starts the agent.
-    pub fn via(self, play: &'static str) -> Scenario {
+    /// The agent must be recognised by this rule; if it has no name, by none.
+    pub fn recognised(self, rule: &'static str) -> Scenario {
         Scenario {
-            via: Some(play),
+            agent: Some(rule),
+            ..self
+        }
+    }
+    /// What the launcher starts, which starts the agent; its role is the name of its play.
+    pub fn via(self, how: &'static str) -> Scenario {
+        Scenario {
+            via: Some(how),
             ..self
         }
     }
@@ -194,6 +139,28 @@ impl Scenario {
             ..self
         }
     }
+    /// When the agent has died, the same tree is started once more, and lives.
+    pub fn again(self) -> Scenario {
+        Scenario {
+            again: true,
+            ..self
+        }
+    }
+    /// There is a cgroup named as one of systemd's services, for [`in-unit`](crate::actor).
+    pub fn in_unit(self) -> Scenario {
+        Scenario {
+            in_unit: true,
+            ..self
+        }
+    }
+    /// Programs that there are besides those of each world ([`World::provide`]).
+    pub fn programs(self, programs: Vec<(&'static str, &'static [String])>) -> Scenario {
+        Scenario { programs, ..self }
+    }
+    /// The daemon sees it through this source.
+    pub fn through(self, source: Source) -> Scenario {
+        Scenario { source, ..self }
+    }
     /// What else must be true at the end, in enforce.
     pub fn also(self, check: fn(&World)) -> Scenario {
         Scenario {
@@ -202,125 +169,268 @@ impl Scenario {
         }
     }
 
-    /// Nobody who is due survives, nobody else is touched.
-    pub fn enforce(&self) {
-        let mut world = World::new(self.subreaper);
-        self.up_to_the_death(&mut world, "--enforce");
-        eventually("nobody left who is due", || {
-            self.left(&world).is_empty().then_some(())
-        });
-        world.await_event("the session is closed", |e| e.event == "session.close");
-        self.await_decisions(&world);
-        self.assert_others_alive(&world);
-        if let Some(check) = self.also {
-            check(&world);
-        }
-        let events = world.stop();
-        judge::sound(&world, &events);
-        judge::death(&world, &events, self.status());
-        for part in &self.parts {
-            judge::decided(&world, &events, part);
-            if part.dies() {
-                judge::reaped(&world, &events, part);
-                judge::adopted(&world, &events, part, false);
-            }
+    /// In enforce nobody who is due survives and nobody else is touched; in observe the same is decided and
+    /// nobody is touched at all. `count` is told who was wronged before this panics of it.
+    pub fn play(&self, mode: Mode, count: impl Fn(Toll)) {
+        let mut tries = TRIES;
+        while !self.is_told(mode, tries > 1, &count) {
+            tries -= 1;
+            let name = self.name;
+            println!("{name}: the kernel had no room for a message, so it is told once more");
         }
     }
 
-    /// The same is decided, and nobody is touched.
-    pub fn observe(&self) {
+    /// Whether it came to its end: not so if the source has said that something was lost, and nobody was wronged.
+    fn is_told(&self, mode: Mode, again: bool, count: impl Fn(Toll)) -> bool {
+        // It can go only when those in it have gone.
+        let unit = self.in_unit.then(|| Cgroup::new(".service"));
         let mut world = World::new(self.subreaper);
-        self.up_to_the_death(&mut world, "--observe");
-        self.await_decisions(&world);
+        if let Some(unit) = unit.as_ref() {
+            let unit = unit.as_ref().expect("a cgroup v2, for a unit of its own");
+            symlink(unit.path(), world.dir().join("unit")).expect("link the cgroup");
+        }
+        for (name, words) in &self.programs {
+            world.provide(name, words);
+        }
+        let told = catch_unwind(AssertUnwindSafe(|| self.tell(&mut world, mode)));
+        let toll = self.toll(&world, mode, told.is_ok());
+        let lossy = self.source == Source::ProcConnector;
+        if told.is_err() && again && lossy && toll.wrong_kills == 0 && daemon::lost(world.dir()) {
+            return false;
+        }
+        count(toll);
+        if let Err(panic) = told {
+            resume_unwind(panic);
+        }
+        true
+    }
+
+    fn promise(&self) -> Promise {
+        let starts = self.parts.iter().map(|part| part.how);
+        self.source.promises(self.name, starts)
+    }
+
+    fn tell(&self, world: &mut World, mode: Mode) {
+        let promise = self.promise();
+        let (whole, harmless) = (
+            promise == Promise::Whole,
+            matches!(promise, Promise::Harmless(_)),
+        );
+        self.up_to_the_death(world, mode);
+        if self.again {
+            self.start_again(world);
+        }
+        if mode == Mode::Enforce {
+            if !harmless {
+                eventually("nobody left who is due", || {
+                    self.left(world).is_empty().then_some(())
+                });
+            }
+            if self.closes() && promise != promise::TOO_FAST {
+                world.await_event("the session is closed", |e| e.event == "session.close");
+            }
+        }
+        if whole {
+            self.await_decisions(world);
+        }
+        if mode == Mode::Enforce && promise != promise::TOO_FAST {
+            // A daemon that is stopped before it has confirmed an end tells of a failure.
+            eventually("each end is told", || {
+                let events = world.daemon().events();
+                let ids = |name: &str| -> BTreeSet<&str> {
+                    let named = events.iter().filter(|e| e.event == name);
+                    named.filter_map(|e| e.entity_id.as_deref()).collect()
+                };
+                ids("signal").is_subset(&ids("outcome")).then_some(())
+            });
+        }
         for part in &self.parts {
-            if part.fate != Fate::First {
+            if part.lives() || mode == Mode::Observe && part.fate != Fate::First {
                 world.assert_alive(&[part.role]);
             }
         }
-        self.assert_others_alive(&world);
+        world.assert_alive(&SPARED);
+        let newcomers = world.second_act();
+        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && !harmless) {
+            check(world);
+        }
         let events = world.stop();
-        assert!(
-            !events.iter().any(|e| e.event == "signal"),
-            "a signal was sent in observe"
-        );
-        judge::sound(&world, &events);
-        judge::death(&world, &events, self.status());
+        if promise == promise::TOO_FAST {
+            // The daemon was stopped in the middle of it.
+            judge::only_members_signalled(world, &events);
+        } else {
+            judge::sound(world, &events);
+        }
+        judge::untouched(&events, &newcomers);
+        if mode == Mode::Observe {
+            let signal = events.iter().find(|e| e.event == "signal");
+            assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
+        }
+        if let Some(rule) = self.agent {
+            judge::recognised(world, &events, "agent", rule);
+        }
+        promise::count(self.source, promise);
+        if !whole {
+            return judge::unsignalled(world, &events, &self.parts);
+        }
+        if let Some(status) = self.status() {
+            judge::death(world, &events, self.victim, status);
+        }
         for part in &self.parts {
-            judge::decided(&world, &events, part);
+            judge::decided(world, &events, part, self.source == Source::Ebpf);
             if part.dies() {
-                judge::adopted(&world, &events, part, true);
+                judge::adopted(world, &events, part, mode == Mode::Observe);
+                if mode == Mode::Enforce {
+                    judge::reaped(world, &events, part);
+                }
             }
         }
     }
 
-    fn up_to_the_death(&self, world: &mut World, mode: &str) {
+    /// Whether the session ends with its agent, and nobody in it is waited for.
+    fn closes(&self) -> bool {
+        let waits = |part: &Part| part.decisions().iter().any(|said| said.decision == "wait");
+        self.status().is_some() && !self.parts.iter().any(waits)
+    }
+
+    /// How the end of a session must be told, if it is one.
+    fn status(&self) -> Option<(Option<i32>, Option<&'static str>)> {
+        self.death.status().filter(|_| self.agent != Some(""))
+    }
+
+    fn up_to_the_death(&self, world: &mut World, mode: Mode) {
+        let mode = match mode {
+            Mode::Enforce => "--enforce",
+            Mode::Observe => "--observe",
+        };
+        let how = [mode, "--source", self.source.name()];
         if self.begins == Begins::First {
-            world.watch(self.config, &[mode]);
+            world.watch(self.config, &how);
+        }
+        for part in &self.parts {
+            if let Some(pid) = part.pid {
+                world.introduce(part.role, pid);
+            }
+        }
+        for part in self.parts.iter().filter(|p| p.by == Starter::Launcher) {
+            let its = arguments(&self.parts, Starter::Part(part.role));
+            let how: Vec<_> = [part.how.to_owned()].into_iter().chain(its).collect();
+            world.start(part.role, &how.join(" "));
+            world.await_cast(part.role, 1);
         }
         self.start(world);
         if self.begins == Begins::Within {
-            world.watch_from_within(self.config, &[mode]);
+            world.watch_from_within(self.config, &how);
         }
         for part in &self.parts {
             world.await_cast(part.role, part.times);
         }
         world.await_cast("agent", 1);
         if self.begins == Begins::Last {
-            world.watch(self.config, &[mode]);
+            world.watch(self.config, &how);
         }
-        for part in self.parts.iter().filter(|p| p.fate == Fate::First) {
+        if self.source != Source::Ebpf && self.begins == Begins::First {
+            self.await_seen(world);
+        }
+        let first = |part: &&Part| part.fate == Fate::First && part.role != self.victim;
+        for part in self.parts.iter().filter(first) {
             world.kill(part.role);
         }
         // What is decided under the living agent is decided before it dies.
-        for part in self.parts.iter().filter(|p| p.fate == Fate::Detached) {
+        let before = !matches!(self.death, Death::Relaunches);
+        let whole = self.promise() == Promise::Whole;
+        for part in self
+            .parts
+            .iter()
+            .filter(|p| whole && before && p.is_detached())
+        {
             for who in world.cast(part.role) {
-                world.await_event("an orphan is detached", |e| e.is("decision", who));
+                world.await_event("an orphan is detached", |e| {
+                    e.is("decision", who) && e.reason.as_deref() == Some("detached")
+                });
             }
         }
         match self.death {
-            Death::Killed => world.kill("agent"),
-            Death::Exits(..) | Death::Falls(..) => world.open("die-agent"),
+            Death::Lives => {}
+            Death::Killed => world.kill(self.victim),
+            _ => world.open(&format!("die-{}", self.victim)),
+        }
+        match self.death {
+            Death::LosesLeader => drop(world.await_cast("leaderless", 1)),
+            Death::Relaunches => {
+                world.await_event("a relaunch", |e| e.event == "session.relaunch");
+            }
+            _ => {}
+        }
+    }
+
+    /// What looks has to have seen the agent, and unless more cannot be asked for, all others: none but the probes know
+    /// what was gone before.
+    fn await_seen(&self, world: &World) {
+        let known = self.status().is_some();
+        let agents: &[&str] = if known { &["agent"] } else { &[] };
+        let all = !matches!(self.promise(), Promise::Harmless(_));
+        let parts = self.parts.iter().filter(|_| all);
+        let members = parts.filter(|part| !part.decisions().is_empty());
+        let roles = members.map(|part| part.role);
+        for role in agents.iter().copied().chain(roles) {
+            eventually(&format!("'{role}' is seen"), || {
+                let events = world.daemon().events();
+                let told = |who: &Identity| events.iter().any(|e| e.about(*who));
+                world.cast(role).iter().all(told).then_some(())
+            });
         }
     }
 
     fn start(&self, world: &mut World) {
-        let mut args: Vec<String> = Vec::new();
-        for part in self.parts.iter().filter(|p| !p.how.is_empty()) {
-            args.push(format!(
-                "{}*{}={}",
-                part.role,
-                part.times,
-                part.how.replace(' ', "+")
-            ));
-        }
-        if let Death::Exits(how, _) | Death::Falls(how, _) = self.death {
+        let mut args = arguments(&self.parts, Starter::Agent);
+        if let Some(how) = self.death.how().filter(|_| self.victim == "agent") {
             args.push(format!("die={}", how.replace(' ', "+")));
         }
         match self.via {
-            Some(play) => world.order("worker", play, play, &args),
+            Some(how) => {
+                let words: Vec<_> = [how.to_owned()].into_iter().chain(args).collect();
+                world.start(last_word(how), &words.join(" "));
+            }
             None => world.order(self.image, "agent", "agent", &args),
         }
     }
 
-    /// How the agent's end is told: exit code, signal.
-    fn status(&self) -> (Option<i32>, Option<&'static str>) {
-        match self.death {
-            Death::Killed => (None, Some("SIGKILL")),
-            Death::Exits(_, code) => (Some(code), None),
-            Death::Falls(_, signal) => (None, Some(signal)),
-        }
+    fn start_again(&self, world: &mut World) {
+        world.end_act();
+        self.start(world);
+        let its = self.parts.iter().filter(|p| p.by == Starter::Agent);
+        let all = its.map(|part| part.times).sum::<usize>() + 1;
+        eventually("the same tree once more", || {
+            (world.second_act().len() >= all).then_some(())
+        });
+    }
+
+    /// Whether the agent itself lives to the end.
+    fn agent_lives(&self) -> bool {
+        self.victim != "agent" || matches!(self.death, Death::Lives | Death::LosesLeader)
+    }
+
+    /// Roles that outlive all.
+    fn spared(&self) -> BTreeSet<&'static str> {
+        let agent = self.agent_lives().then_some(["agent", "leaderless"]);
+        let others = SPARED.into_iter().chain(self.via.map(last_word));
+        let parts = self.parts.iter().filter(|p| !p.dies()).map(|p| p.role);
+        others
+            .chain(agent.into_iter().flatten())
+            .chain(parts)
+            .collect()
     }
 
     /// Living processes that should be gone: all below the launcher whose role is not one that lives, and whoever
     /// reported a role that does not, wherever it is now.
     fn left(&self, world: &World) -> Vec<Identity> {
-        let spared = ["launcher", "canary", "stray"].into_iter().chain(self.via);
-        let spared = spared.chain(self.parts.iter().filter(|p| !p.dies()).map(|p| p.role));
-        let spared: BTreeSet<&str> = spared.collect();
+        let spared = self.spared();
+        let newcomers = world.second_act();
         let everybody = world.everybody();
         let (lives, gone): (Vec<_>, Vec<_>) = everybody
             .into_iter()
-            .partition(|(r, _)| spared.contains(r.as_str()));
+            .partition(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id));
         let lives: BTreeSet<Identity> = lives.into_iter().map(|(_, id)| id).collect();
         let below = world
             .living()
@@ -332,12 +442,41 @@ impl Scenario {
             .collect()
     }
 
-    fn assert_others_alive(&self, world: &World) {
-        world.assert_alive(&["launcher", "canary", "stray"]);
-        for part in &self.parts {
-            if matches!(part.fate, Fate::Kept(_) | Fate::Outside) {
-                world.assert_alive(&[part.role]);
-            }
+    /// Counted from the processes themselves and the signals that were told, however far the story has come.
+    fn toll(&self, world: &World, mode: Mode, told: bool) -> Toll {
+        let signals = daemon::signals(world.dir());
+        let mut spared = self.spared();
+        if mode == Mode::Observe {
+            spared.extend(self.parts.iter().map(|p| p.role));
+        }
+        let first = self.parts.iter().filter(|p| p.fate == Fate::First);
+        for part in first {
+            spared.remove(part.role);
+        }
+        if self.begins == Begins::Within {
+            // The test has ended it by now.
+            spared.remove("daemon");
+        }
+        let newcomers = world.second_act();
+        let wronged = |id: &Identity| !id.lives() || signals.iter().any(|e| e.about(*id));
+        let must_live = world
+            .everybody()
+            .into_iter()
+            .filter(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id))
+            .map(|(_, id)| id);
+        let wronged: BTreeSet<Identity> = must_live.filter(wronged).collect();
+        let over = !world.cast(self.victim).iter().any(|id| id.lives()) || self.agent_lives();
+        Toll {
+            told,
+            wrong_kills: wronged.len(),
+            survivors: if over
+                && mode == Mode::Enforce
+                && !matches!(self.promise(), Promise::Harmless(_))
+            {
+                self.left(world).len()
+            } else {
+                0
+            },
         }
     }
 

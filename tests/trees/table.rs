@@ -1,10 +1,12 @@
 //! The trees that the common story fits.
 
-use super::story::{Death, Part, Scenario};
+use super::part::{Death, Part};
+use super::story::Scenario;
 use crate::world::World;
 
 const PATIENT: &str = "grace = \"4s\"\n";
-const OWN_RULES: &str = r#"
+/// An agent, a boundary and a keep beside the built-in ones.
+pub const OWN_RULES: &str = r#"
 grace = "500ms"
 
 [[agent]]

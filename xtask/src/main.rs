@@ -8,8 +8,10 @@ mod ebpf;
 mod run;
 mod shell;
 mod tally;
+mod targets;
 mod test;
 mod tidy;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -49,8 +51,12 @@ enum Command {
     /// The processes that `bench` measures with
     #[command(hide = true)]
     BenchActor { role: Vec<String> },
+    /// Run the tests of real process trees on other kernels, in virtual machines
+    Vm(vm::Args),
     /// Check the import rules, the names in the root, formatting and lints
     Tidy,
+    /// Type-check the service and its commands for macOS, and for Linux on aarch64
+    Targets,
 }
 
 fn main() -> ExitCode {
@@ -61,7 +67,9 @@ fn main() -> ExitCode {
         Command::BuildEbpf { check: false } => ebpf::build(),
         Command::Bench(args) => bench::bench(&args),
         Command::BenchActor { role } => bench::actor::play(&role),
+        Command::Vm(args) => vm::vm(&args),
         Command::Tidy => tidy::tidy(),
+        Command::Targets => targets::targets(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

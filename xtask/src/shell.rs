@@ -142,6 +142,15 @@ pub fn install(packages: &[&str], why: &str) -> Result<()> {
     })
 }
 
+/// Fetches the lists of Debian packages anew: what is installed then is the newest.
+///
+/// # Errors
+/// As [`install`].
+pub fn fetch_lists() -> Result<()> {
+    let mut env = as_root("env")?;
+    run(env.args(["apt-get", "--quiet=2", "update"]))
+}
+
 /// A command as one would type it.
 fn line(command: &Command) -> String {
     let program = command.get_program();

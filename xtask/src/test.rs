@@ -7,13 +7,28 @@ use serde_json::Value;
 
 use crate::shell::{as_root, built, cargo, find_program, in_ci, install, output, say, workspace};
 use crate::tally::{Counts, Tally, counted};
-use crate::{ebpf, tidy};
+use crate::{ebpf, targets, tidy, vm};
 
 /// Programs that tests drive, and the Debian packages they are in.
-const PROGRAMS: &[(&str, &str)] = &[("tmux", "tmux")];
+const PROGRAMS: &[(&str, &str)] = &[
+    ("tmux", "tmux"),
+    ("ssh-agent", "openssh-client"),
+    ("setpriv", "util-linux"),
+    ("nohup", "coreutils"),
+    ("git", "git"),
+    ("less", "less"),
+    ("perl", "perl-base"),
+    ("tput", "ncurses-bin"),
+    ("cmp", "diffutils"),
+];
 
 /// The test target of real process trees, which needs root and BPF.
 const REAL: &str = "real";
+
+/// The oldest kernel there is, whose probes have a walk of their own, and the newest that is no moving target.
+const CI_KERNELS: &[&str] = &["5.10", "6.16"];
+/// What is run on them: trees that are reaped. All of the rest runs on the machine itself.
+const CI_TREES: &str = "enforce::";
 
 /// Runs every step even when one fails, then sums up in one line.
 ///
@@ -28,23 +43,35 @@ pub fn test(filters: &[String]) -> Result<()> {
     let whole = filters.is_empty();
 
     if whole {
-        say("1/5 tidy: import rules, names in the root, fmt, clippy");
+        say("1/7 tidy: import rules, names in the root, fmt, clippy");
         tally.step("tidy", tidy::tidy());
     }
-    say("2/5 unit, table and property tests");
+    say("2/7 unit, table and property tests");
     tally.suite("unit tests", unit(filters));
-    say("3/5 examples in the documentation");
+    if whole {
+        say("3/7 the service and its commands on other systems, type-checked");
+        targets::check(&mut tally);
+    }
+    say("4/7 examples in the documentation");
     tally.suite("documentation tests", documentation(filters));
-    say("4/5 real process trees under the kernel probes, as root");
+    say("5/7 real process trees under the kernel probes, as root");
     real(filters, &mut tally);
     if whole {
-        say("5/5 the checked-in BPF object against its sources");
+        say("6/7 the checked-in BPF object against its sources");
         if in_ci() {
             tally.step("build-ebpf --check", ebpf::check());
         } else {
             tally.leave_out(
                 "build-ebpf --check (CI runs it; call `cargo xtask build-ebpf --check`)",
             );
+        }
+    }
+    if whole {
+        say("7/7 real process trees on other kernels, in virtual machines");
+        if in_ci() {
+            tally.step("vm", vm::vm(&vm::Args::of(CI_KERNELS, CI_TREES)));
+        } else {
+            tally.leave_out("other kernels (CI runs two; call `cargo xtask vm`)");
         }
     }
     tally.conclude()
@@ -141,10 +168,12 @@ fn unusable() -> Result<Option<String>> {
     verdict(answer.status.code(), &answer.stdout)
 }
 
-/// Reads the answer of `reaper doctor --json`: exit code 3 or `usable: false` say no.
+/// Reads the answer of `reaper doctor --json`: whether the probes are among the sources that can be used.
 fn verdict(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-    match (code, answer["usable"].as_bool()) {
+    let mut sources = answer["sources"].as_array().into_iter().flatten();
+    let probes = sources.rfind(|source| source["name"] == "ebpf");
+    match (code, probes.and_then(|probes| probes["usable"].as_bool())) {
         (_, Some(true)) => Ok(None),
         (_, Some(false)) | (Some(3), None) => {
             let reasons = answer["reasons"].as_array().into_iter().flatten();
@@ -154,7 +183,9 @@ fn verdict(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
                 some => some.join("; "),
             }))
         }
-        (code, None) => bail!("`reaper doctor --json` ended with {code:?} and no word on `usable`"),
+        (code, None) => {
+            bail!("`reaper doctor --json` ended with {code:?} and no word on the probes")
+        }
     }
 }
 
@@ -164,10 +195,13 @@ mod tests {
 
     #[test]
     fn the_doctor_decides_what_can_be_run() {
-        assert_eq!(verdict(Some(0), br#"{"usable":true}"#).unwrap(), None);
-        let no = br#"{"usable":false,"reasons":["no BTF","lockdown"]}"#;
         assert_eq!(
-            verdict(Some(3), no).unwrap().as_deref(),
+            verdict(Some(0), br#"{"sources":[{"name":"ebpf","usable":true}]}"#).unwrap(),
+            None
+        );
+        let no = br#"{"sources":[{"name":"ebpf","usable":false},{"name":"procfs","usable":true}],"reasons":["no BTF","lockdown"]}"#;
+        assert_eq!(
+            verdict(Some(0), no).unwrap().as_deref(),
             Some("no BTF; lockdown")
         );
         assert!(verdict(Some(3), b"").unwrap().is_some());

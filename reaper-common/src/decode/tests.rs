@@ -30,6 +30,14 @@ fn bytes<T: Copy>(record: &T) -> Vec<u8> {
     unsafe { core::slice::from_raw_parts((&raw const *record).cast(), size_of::<T>()) }.to_vec()
 }
 
+fn member() -> Member {
+    Member {
+        session: raw(7),
+        flags: 0x1a5,
+        check: 5,
+    }
+}
+
 fn fork() -> ForkRecord {
     ForkRecord {
         header: header(Kind::Fork, size_of::<ForkRecord>()),
@@ -39,8 +47,9 @@ fn fork() -> ForkRecord {
         pidfd_inode: 1 << 40,
         uid: 1000,
         euid: 1001,
-        flags: crate::FORK_NAMESPACE_INIT,
-        _pad: 0,
+        flags: crate::PROCESS_NAMESPACE_INIT,
+        signal: 9,
+        member: member(),
     }
 }
 
@@ -52,6 +61,7 @@ fn exit() -> ExitRecord {
         status: 0x8b,
         children: 32,
         peak_rss_pages: 1 << 35,
+        member: member(),
     }
 }
 
@@ -61,6 +71,18 @@ fn reparent() -> ReparentRecord {
         child: raw(10),
         old_parent: raw(9),
         adopter: RawKey::default(),
+        member: member(),
+        signal: 15,
+        _pad: 0,
+    }
+}
+
+fn moved() -> MoveRecord {
+    MoveRecord {
+        header: header(Kind::Move, size_of::<MoveRecord>()),
+        process: raw(10),
+        cgroup_id: 1 << 33,
+        member: member(),
     }
 }
 
@@ -84,6 +106,9 @@ fn exec(filename: &[u8], exe: &[u8], argv: &[u8]) -> (ExecRecord, Vec<u8>) {
         exe_len: exe.len() as u16,
         exe_cut: 1,
         comm: *b"claude\0\0\0\0\0\0\0\0\0\0",
+        member: member(),
+        signal: 9,
+        environment: crate::ENVIRONMENT_KEEP,
     };
     let mut all = bytes(&fixed);
     all.extend([filename, argv, exe].concat());
@@ -91,9 +116,11 @@ fn exec(filename: &[u8], exe: &[u8], argv: &[u8]) -> (ExecRecord, Vec<u8>) {
 }
 
 /// One of each kind.
-fn samples() -> [Vec<u8>; 4] {
+fn samples() -> [Vec<u8>; 5] {
     let (_, exec) = exec(b"./claude", b"claude\0bin\0", b"claude\0--resume\0");
-    [bytes(&fork()), exec, bytes(&exit()), bytes(&reparent())]
+    let (exit, reparent) = (bytes(&exit()), bytes(&reparent()));
+
+    [bytes(&fork()), exec, exit, reparent, bytes(&moved())]
 }
 
 #[test]
@@ -104,6 +131,7 @@ fn what_a_probe_writes_is_what_is_read() {
         decode(&bytes(&reparent())),
         Ok(Record::Reparent(reparent()))
     );
+    assert_eq!(decode(&bytes(&moved())), Ok(Record::Move(moved())));
     for parts in [[&b"./x"[..], b"x\0bin\0", b"x\0y\0"], [b"", b"", b""]] {
         let [filename, exe, argv] = parts;
         let (fixed, all) = self::exec(filename, exe, argv);
@@ -156,7 +184,7 @@ fn each_defect_is_named() {
     let [fork, exec, ..] = samples();
     assert_eq!(with(6, &9_u16.to_ne_bytes(), &fork), Defect::Abi(9));
     assert_eq!(with(4, &0_u16.to_ne_bytes(), &fork), Defect::Kind(0));
-    assert_eq!(with(4, &5_u16.to_ne_bytes(), &fork), Defect::Kind(5));
+    assert_eq!(with(4, &6_u16.to_ne_bytes(), &fork), Defect::Kind(6));
     for (at, value) in [(24, &[0; 4][..]), (32, &[0; 8])] {
         for sample in samples() {
             assert_eq!(with(at, value, &sample), Defect::Nobody);

@@ -5,26 +5,19 @@ use std::path::Path;
 
 use super::Failure;
 use crate::config::Config;
-use crate::model::agent::Action;
 
 pub(super) fn run(file: &Path) -> Result<(), Failure> {
     let config = Config::load(file)?;
-    let count = |action| {
-        config
-            .rules
-            .rules()
-            .iter()
-            .filter(|rule| rule.action == action)
-            .count()
-    };
+    let path = file.display();
+    for warning in &config.warnings {
+        let (line, column) = warning.place.unwrap_or((1, 1));
+        anstream::eprintln!("{path}:{line}:{column}: warning: {}", warning.what);
+    }
     let written = writeln!(
         anstream::stdout(),
-        "{}: fine; mode {}, {} agents, {} boundaries, {} keeps",
-        file.display(),
+        "{path}: fine; mode {}, {}",
         config.mode.name(),
-        count(Action::Agent),
-        count(Action::Boundary),
-        count(Action::Keep),
+        config.summary(),
     );
     written.map_err(|error| Failure::Other(error.into()))
 }

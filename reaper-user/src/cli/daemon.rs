@@ -1,56 +1,199 @@
 //! `reaper daemon`.
 
+use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
 
-use super::{DaemonArgs, Failure, lock, scope};
+use super::{DaemonArgs, Failure, absolute, load, lock, scope, user};
+use crate::api::ask::{Ask, Question};
+use crate::api::peer::Peer;
+use crate::api::server::{self, Socket};
 use crate::config::{Config, EventScope, Mode};
+use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
+use crate::journal::{self, Journal};
 use crate::model::Scope;
-use crate::model::agent::Ruleset;
+use crate::model::agent::NameTable;
 use crate::reap::Times;
-use crate::source::ebpf::{Options, Source};
+use crate::source::ebpf::pins::{PinError, PinOptions};
+use crate::source::ebpf::{self, Options};
+use crate::source::ladder::{self, Passed, Rung, Wanted};
+use crate::source::{Source, SourceError};
+use crate::strays::Scanner;
 use crate::sys;
+use crate::sys::pidfd;
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
-    let mut config = match &args.config {
-        Some(path) => Config::load(path)?,
-        None => Config::default(),
-    };
-    if args.observe {
-        config.mode = Mode::Observe;
-    } else if args.enforce {
-        config.mode = Mode::Enforce;
-    }
-    let scope = scope::parse(&args.scope)?;
+    let config = configured(&args)?;
+    let mut scope = scope::parse(&args.scope)?;
+    let scope_name = scope::name(&args.scope, &scope);
     let outputs = outputs(
         args.events.as_deref(),
         args.json,
         config.events == EventScope::All,
     )?;
     let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
+    // Before anything that another daemon may be at work with is touched.
+    let _lock = lock::take(directory, scope_name.as_deref())
+        .map_err(|failure| better_known(failure, &args))?;
+    let socket = scope::socket(directory, scope_name.as_deref());
+    let socket = config.socket.then(|| Socket::bind(&socket)).transpose()?;
     let options = Options {
-        ring_size: config.ring_size,
         log: args.bpf_log,
         object: args.bpf_object.clone(),
+        pin: config.pin.then(|| PinOptions {
+            dir: config.pin_dir.clone(),
+            name: scope_name
+                .as_ref()
+                .map_or("host".into(), |name| format!("scope-{name}")),
+        }),
+        ..options(&config, &scope)
     };
-    let source = Source::open(&options)?;
-    let _lock = lock::take(directory, &args.scope)?;
-    if config.mode == Mode::Enforce {
-        warn_of_missing(&sys::host::Host::read());
+    let (source, passed_over) = open_source(&config, &options)?;
+    let host = sys::host::Host::read();
+    // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
+    if args.user || source.rung() != Rung::Ebpf && !host.capabilities.has("CAP_KILL") {
+        scope.uid = Some(nix::unistd::getuid().as_raw());
     }
-    let settings = settings(config, scope, args.scope.clone());
-    with_writer(outputs, |sink| {
-        in_thread(move || watch(source, settings, sink, args.bpf_log))
-    })
+    if let Some(lacks) = source.rung().lacks() {
+        tracing::warn!("watching through {}: {lacks}", source.name());
+    }
+    if config.mode == Mode::Enforce && scope.uid.is_none() {
+        warn_of_missing(&host);
+    }
+    let journal = config.journal.then(|| journal::Options {
+        directory: config.journal_dir.clone(),
+        scope: scope_name,
+        max_age: config.journal_max_age,
+        max_size: config.journal_max_size,
+    });
+    let (asks, asked) = mpsc::channel(server::QUEUE);
+    let clock = Clock::new(sys::host::Host::read().boot_id);
+    let journal = journal.and_then(open_journal);
+    let unsure = match &journal {
+        None if config.journal => Some("no journal could be opened"),
+        Some(journal) if journal.is_begun_anew() => Some("the journal was begun anew"),
+        _ => None,
+    };
+    // Whoever asks before the engine is up waits for it.
+    let kept_in = journal.as_ref().map(|journal| journal.path().into());
+    let scanner = Scanner::new(asks.clone(), kept_in).unsure(unsure);
+    let serve = |socket: Socket| socket.serve(scanner.clone(), clock);
+    let _server = socket.map(serve).transpose()?;
+    let begun = scanner.begin(config.reap_strays);
+    begun.context("cannot start a thread to look for what agents left behind")?;
+    let own = scope.uid.map(|uid| format!("uid:{uid}"));
+    let names_of_scope = args.scope.iter().cloned().chain(own).collect();
+    let settings = Settings {
+        leave_armed: args.leave_armed,
+        passed_over,
+        keeps: journal
+            .as_ref()
+            .map_or(Vec::new(), |journal| journal.keeps().to_vec()),
+        keeper: journal.as_ref().map(Journal::keeper),
+        ..settings(config, scope, names_of_scope)
+    };
+    let log = args.bpf_log;
+    let settings = match args.config {
+        Some(_) => Settings {
+            load: Arc::new(move || again(&args)),
+            ..settings
+        },
+        None => settings,
+    };
+    let result = with_writer(outputs, |mut sink| {
+        if let Some(journal) = &journal {
+            sink.keep_in(journal.feed());
+        }
+        in_thread(move || watch(source, settings, sink, (asks, asked), log))
+    });
+    if let Some(journal) = journal {
+        journal.close();
+    }
+    result
 }
 
-impl From<crate::source::ebpf::SourceError> for Failure {
-    fn from(error: crate::source::ebpf::SourceError) -> Failure {
-        Failure::Probes(error)
+/// Reads the config anew, with what the arguments say.
+fn again(args: &DaemonArgs) -> Result<Loaded, String> {
+    let said = |failure: Failure| failure.to_string();
+    let config = configured(args).map_err(said)?;
+    let names = names(&config).map_err(said)?;
+    Ok(Loaded { config, names })
+}
+
+/// What the config and the arguments say together; where nothing can be signalled, that it only observes.
+fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
+    let mut config = load(args.config.as_deref())?;
+    for warning in &config.warnings {
+        let file = args.config.as_deref().unwrap_or(Path::new(""));
+        let (line, column) = warning.place.unwrap_or((1, 1));
+        tracing::warn!("{}:{line}:{column}: {}", file.display(), warning.what);
+    }
+    if args.observe {
+        config.mode = Mode::Observe;
+    } else if args.enforce {
+        config.mode = Mode::Enforce;
+    }
+    if let Err(refused) = pidfd::probe() {
+        tracing::warn!("this only observes: {refused}");
+        config.mode = Mode::Observe;
+    }
+    config.source = args.source.unwrap_or(config.source);
+    config.kernel_reap = args.kernel_reap.unwrap_or(config.kernel_reap);
+    if let Some(directory) = &args.pin_dir {
+        config.pin_dir = absolute("--pin-dir", directory)?;
+    }
+    config.pin = !args.no_pin && (config.pin || args.pin_dir.is_some());
+    if args.leave_armed && !config.pin {
+        let what = "--leave-armed: the config says `pin = false`, so there is nothing to leave";
+        return Err(Failure::Usage(what.into()));
+    }
+    if args.user {
+        user::place(&mut config)?;
+    }
+    if let Some(directory) = &args.journal_dir {
+        config.journal_dir = absolute("--journal-dir", directory)?;
+    }
+    config.journal = !args.no_journal && (config.journal || args.journal_dir.is_some());
+    Ok(config)
+}
+
+/// The journal; without one the service goes on.
+fn open_journal(options: journal::Options) -> Option<Journal> {
+    let opened = Journal::open(options, sys::host::Host::read().boot_id);
+    opened
+        .inspect_err(|error| tracing::warn!("no journal is kept: {error}"))
+        .ok()
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        match error {
+            SourceError::Ebpf(ebpf::SourceError::Pin(held @ PinError::Held { .. })) => held.into(),
+            other => Failure::Source(other),
+        }
+    }
+}
+
+impl From<ebpf::SourceError> for Failure {
+    fn from(error: ebpf::SourceError) -> Failure {
+        SourceError::from(error).into()
+    }
+}
+
+/// Who may not make the lock is told how they can have a service of their own.
+fn better_known(failure: Failure, args: &DaemonArgs) -> Failure {
+    match failure {
+        Failure::Other(error) if !nix::unistd::geteuid().is_root() && !args.user => Failure::Usage(
+            format!("{error:#}: run it as root, or with --user to watch your own processes"),
+        ),
+        other => other,
     }
 }
 
@@ -69,17 +212,57 @@ fn warn_of_missing(host: &sys::host::Host) {
     }
 }
 
-/// What the config says, for the engine.
+/// The names that the probes are to know: of the rules, and of this program, which nobody signals, not
+/// even before it has said that it is there.
+pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
+    let mut names = config.rules.names();
+    // It is told by /proc, without which no source can be used: that says more.
+    if let Ok(program) = std::env::current_exe() {
+        names.spare(program.file_name().unwrap_or_default().as_bytes());
+    }
+    Ok(names)
+}
+
+/// Opens the source that the config asks for, and says which better ones could not be used.
+pub(super) fn open_source(
+    config: &Config,
+    options: &Options,
+) -> Result<(Source, Vec<Passed>), Failure> {
+    let (source, passed_over) = ladder::open(&Wanted {
+        choice: config.source,
+        probes: options,
+        names: &names(config)?,
+        scan: config.scan,
+    })?;
+    for passed in &passed_over {
+        tracing::warn!("{passed}");
+    }
+    Ok((source, passed_over))
+}
+
+/// What the config says, for the probes. Nothing is pinned.
+pub(super) fn options(config: &Config, scope: &Scope) -> Options {
+    Options {
+        ring_size: config.ring_size,
+        max_members: config.max_members,
+        // Who runs in a cgroup of the scope, only the service can tell: it has to hear of everybody.
+        filter: config.events == EventScope::Agents && scope.cgroups.is_empty(),
+        scoped: !scope.roots.is_empty() && scope.cgroups.is_empty(),
+        kernel_reap: config.may_kernel_reap(),
+        ..Options::default()
+    }
+}
+
+/// What the config says, for the engine. It is not read anew, and nothing is kept for longer than the engine runs.
 pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -> Settings {
+    let kernel_reap = config.may_kernel_reap();
     let Config {
         mode,
         events,
         grace,
         stuck_after,
-        rules,
         ..
     } = config;
-    let rules: Ruleset = rules;
     let cgroups = scope_names.iter().filter(|name| name.starts_with('/'));
     let cgroups = cgroups.map(PathBuf::from).collect();
     Settings {
@@ -89,7 +272,14 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         scope_names,
         cgroups,
         times: Times { grace, stuck_after },
-        rules,
+        leave_armed: false,
+        passed_over: Vec::new(),
+        kernel_reap,
+        running: config.clone(),
+        config,
+        load: Arc::new(|| Err("started without a config file: there is none to read anew".into())),
+        keeps: Vec::new(),
+        keeper: None,
     }
 }
 
@@ -152,11 +342,22 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(runtime.context("cannot start the engine's runtime")?)
 }
 
-fn watch(mut source: Source, settings: Settings, sink: Sink, log: bool) -> Result<(), Failure> {
+fn watch(
+    mut source: Source,
+    settings: Settings,
+    sink: Sink,
+    (asks, asked): (mpsc::Sender<Ask>, mpsc::Receiver<Ask>),
+    log: bool,
+) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        let stop = stop_signal()?;
+        // A terminal that goes takes the service that runs in it along.
+        let stop = stop_signal(io::stdout().is_terminal())?;
+        reload_at_hangup(asks)?;
         if log {
-            let mut logger = source.logger()?;
+            let mut logger = source
+                .probes_mut()
+                .context("the probes are not the source")?
+                .logger()?;
             let ready =
                 sys::readable(&logger).context("cannot wait for the probes' diagnostics")?;
             tokio::spawn(async move {
@@ -166,13 +367,34 @@ fn watch(mut source: Source, settings: Settings, sink: Sink, log: bool) -> Resul
                 }
             });
         }
-        Engine::start(source, settings, sink)?.run(stop).await?;
+        Engine::start(source, settings, sink)?
+            .run(stop, asked)
+            .await?;
         Ok(())
     })
 }
 
-/// Done at SIGINT, SIGTERM or SIGHUP, with its name.
-pub(super) fn stop_signal() -> Result<impl Future<Output = &'static str>, Failure> {
+/// Has the config read anew at each SIGHUP; what comes of it is told in the stream.
+fn reload_at_hangup(asks: mpsc::Sender<Ask>) -> Result<(), Failure> {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            let (answer, _) = oneshot::channel();
+            let ask = Ask {
+                peer: Peer { uid: 0 },
+                question: Question::Reload,
+                answer,
+            };
+            if asks.send(ask).await.is_err() {
+                break;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Done at SIGINT or SIGTERM, and at SIGHUP if that is wanted, with its name.
+pub(super) fn stop_signal(at_hangup: bool) -> Result<impl Future<Output = &'static str>, Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
@@ -180,7 +402,7 @@ pub(super) fn stop_signal() -> Result<impl Future<Output = &'static str>, Failur
         tokio::select! {
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
-            _ = hangup.recv() => "SIGHUP",
+            _ = hangup.recv(), if at_hangup => "SIGHUP",
         }
     })
 }

@@ -1,5 +1,8 @@
 //! `reaper demo`: a small agent-shaped tree, orphaned and reaped while one looks on.
 
+#[cfg_attr(target_os = "macos", path = "demo/darwin.rs")]
+mod system;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,16 +12,16 @@ use anyhow::{Context, anyhow};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
-use super::daemon::{in_thread, runtime, settings, stop_signal, with_writer};
+use super::daemon::{in_thread, open_source, runtime, settings, stop_signal, with_writer};
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
 use crate::model::event::TICK_NS;
 use crate::reap;
-use crate::source::ebpf::{Options, Source};
+use crate::source::ebpf::Options;
 use crate::source::procfs::{Look, Procfs};
-use crate::sys::pidfd::Pidfd;
+use crate::sys::pidfd::{self, Pidfd};
 
 /// Prints a line; that nobody reads any more is no reason to leave the tree behind.
 macro_rules! say {
@@ -27,22 +30,19 @@ macro_rules! say {
     };
 }
 
-/// The demo's own rule, and a grace that nobody has to wait long for.
-const CONFIG: &str = "\
-grace = '1s'
-[[agent]]
-name = 'demo-agent'
-argv = '* demo-agent'
-";
+/// The demo's own rule for a program of this file name, and a grace that nobody has to wait long for.
+fn config(program: &str) -> String {
+    format!(
+        "grace = '1s'\n{}[[agent]]\nname = 'demo-agent'\nexe = '**/{program}'\nargv = '* demo-agent'\n",
+        system::CONFIG
+    )
+}
 
 /// What the agent leaves behind; each script prints the pid that is to be watched. They end by
 /// themselves after a minute, should the demo be killed.
 const CHILDREN: [(&str, &str); 4] = [
     ("an ordinary child", "echo $$; exec sleep 60"),
-    (
-        "a session of its own (setsid)",
-        "exec setsid sh -c 'echo $$; exec sleep 61'",
-    ),
+    ("a session of its own (setsid)", system::OWN_SESSION),
     ("double-forked, orphaned already", "(sleep 62 & echo $!)"),
     (
         "ignores SIGTERM",
@@ -55,8 +55,18 @@ const DEADLINE: Duration = Duration::from_secs(15);
 
 /// Runs the demo; its exit status is 1 if something of the tree lives on.
 pub(super) fn run() -> Result<u8, Failure> {
-    let config = Config::parse(CONFIG, Path::new("demo"))?;
-    let source = Source::open(&Options::default())?;
+    let program = std::env::current_exe().context("cannot tell this program's path")?;
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let config = Config::parse(&config(&name), Path::new("demo"))?;
+    // Of a process and what descends from it, and gone with this program.
+    let options = Options {
+        filter: true,
+        scoped: true,
+        kernel_reap: config.may_kernel_reap(),
+        ..Options::default()
+    };
+    pidfd::probe().context("nothing could be ended")?;
+    let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
     say!("A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered.");
@@ -77,7 +87,9 @@ pub(super) fn run() -> Result<u8, Failure> {
             runtime()?.block_on(async {
                 let engine = Engine::start(source, settings, sink)?;
                 let mut left = agent.leave_behind()?;
-                let reaped = engine.run(wait(&mut agent, &mut left)).await?.reaped;
+                let nobody_asks = tokio::sync::mpsc::channel(1).1;
+                let stop = wait(&mut agent, &mut left);
+                let reaped = engine.run(stop, nobody_asks).await?.reaped;
                 Ok((reaped, left.end()))
             })
         })
@@ -93,7 +105,7 @@ pub(super) fn run() -> Result<u8, Failure> {
 
 /// Kills the agent, waits until nothing of its tree is left, and tells why the demo is over.
 async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
-    let Ok(stop) = stop_signal() else {
+    let Ok(stop) = stop_signal(true) else {
         return "no signal handler";
     };
     let gone = async {

@@ -1,15 +1,21 @@
 //! `reaper doctor`: what this host can do, the reason for each no, and what would be used.
 
+mod features;
+mod privileges;
+
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write as _};
 use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
-use reaper_common::{ABSENT, Offsets};
+use reaper_common::Offsets;
 use serde::Serialize;
 
+use crate::config::Config;
 use crate::source::ebpf::btf::{self, Btf, BtfError};
+use crate::source::ladder::Rung;
 use crate::sys::host::{Host, Limit};
+use crate::sys::pidfd::{self, Refused};
 
 /// The oldest kernel that the probes are made for.
 const OLDEST: (u32, u32) = (5, 10);
@@ -67,20 +73,40 @@ impl Check {
 pub struct Report {
     /// Whether `reaper daemon` can work here.
     pub usable: bool,
+    /// Whether it can signal anything; else it only observes.
+    pub signals: bool,
     /// Where its events would come from, if anywhere.
     pub source: Option<&'static str>,
-    /// Why it is not usable, what comes first being most likely the cause.
+    /// All that the settings let it choose from, the best first.
+    pub sources: Vec<Candidate>,
+    /// Why the probes cannot be used, what comes first being most likely the cause.
     pub reasons: Vec<String>,
     pub checks: Vec<Check>,
 }
 
-/// Looks at this host, calls `probe` to load the probes and let them go again, and prints the answers.
-/// Returns the exit status: 0 if the probes can be used, 3 if not.
+/// A source that a daemon would try.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    pub name: &'static str,
+    pub usable: bool,
+    /// Why it cannot be used.
+    pub reason: Option<String>,
+    /// What it cannot tell that the probes can.
+    pub lacks: Option<&'static str>,
+}
+
+/// Looks at this host with the eyes of a daemon with these settings, calls `probe` to open each source and let it go again, and prints the answers.
+/// Returns the exit status: 0 if one of those that the settings allow can be used, 3 if not.
 ///
 /// # Errors
 /// If standard output cannot be written.
-pub fn run<E: Display>(json: bool, probe: impl FnOnce() -> Result<(), E>) -> io::Result<u8> {
-    let report = examine(&Host::read(), &Btf::load(Path::new(btf::VMLINUX)), probe());
+pub fn run<E: Display>(
+    config: &Config,
+    json: bool,
+    probe: impl Fn(Rung) -> Result<(), E>,
+) -> io::Result<u8> {
+    let btf = Btf::load(Path::new(btf::VMLINUX));
+    let report = examine(config, &Host::read(), &btf, pidfd::probe(), probe);
     if json {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &report)?;
@@ -94,38 +120,75 @@ pub fn run<E: Display>(json: bool, probe: impl FnOnce() -> Result<(), E>) -> io:
     Ok(if report.usable { 0 } else { 3 })
 }
 
-/// Answers everything. What the probes did when they were loaded decides; the rest explains it.
+/// Answers everything. What the sources did when they were opened decides; the rest explains it.
 pub fn examine<E: Display>(
+    config: &Config,
     host: &Host,
     btf: &Result<Btf, BtfError>,
-    probed: Result<(), E>,
+    pidfds: Result<(), Refused>,
+    probe: impl Fn(Rung) -> Result<(), E>,
 ) -> Report {
-    let usable = probed.is_ok();
+    let probed = probe(Rung::Ebpf).map_err(|e| e.to_string());
+    let loads = probed.is_ok();
     let offsets = btf
         .as_ref()
         .map_err(ToString::to_string)
         .and_then(|b| b.offsets().map_err(|e| e.to_string()));
-    let mut checks = privileges(host);
-    checks.insert(0, kernel(host));
-    checks.insert(1, type_information(&offsets));
+    let mut checks = vec![kernel(host), type_information(&offsets)];
+    checks.extend(privileges::checks(host, pidfds));
     checks.extend(surroundings(host));
-    checks.extend(features(btf.as_ref().ok(), offsets.as_ref().ok()));
-    let failure = probed.err().map(|e| e.to_string());
-    let loaded = if usable {
+    let btf = btf.as_ref().ok();
+    checks.push(features::bpffs(config, host, loads));
+    checks.extend(features::kernel(btf, offsets.as_ref().ok()));
+    checks.push(features::kernel_reap(config, btf, loads));
+    let loaded = if loads {
         "loaded and let go"
     } else {
         "refused"
     };
-    checks.push(Check::new("programs load", usable, loaded).needed().or(
-        failure.unwrap_or_default(),
-        "mend what is said no to above; if that is all yes, report this line and the kernel's release",
-    ));
-    let failed = checks.iter().filter(|c| !usable && c.needed && !c.ok);
+    let failure = probed.clone().err().unwrap_or_default();
+    let advice = remedy(&checks, host);
+    let load = Check::new("programs load", loads, loaded);
+    checks.push(load.needed().or(failure, advice));
+    let failed = checks.iter().filter(|c| !loads && c.needed && !c.ok);
+    let candidate = |rung: &Rung| {
+        let answer = match rung {
+            Rung::Ebpf => probed.clone(),
+            other => probe(*other).map_err(|e| e.to_string()),
+        };
+        Candidate {
+            name: rung.name(),
+            usable: answer.is_ok(),
+            reason: answer.err(),
+            lacks: rung.lacks(),
+        }
+    };
+    let sources: Vec<_> = config.source.rungs().iter().map(candidate).collect();
+    let source = sources.iter().find(|source| source.usable);
+    let source = source.map(|source| source.name);
     Report {
-        usable,
-        source: usable.then_some("ebpf"),
+        usable: source.is_some(),
+        signals: pidfds.is_ok(),
+        source,
+        sources,
         reasons: failed.filter_map(|c| c.reason.clone()).collect(),
         checks,
+    }
+}
+
+/// What to do where the probes are refused.
+fn remedy(checks: &[Check], host: &Host) -> String {
+    let unmet = checks.iter().filter(|check| check.needed && !check.ok);
+    let unmet: Vec<_> = unmet.map(|check| check.name).collect();
+    if !unmet.is_empty() {
+        return format!("see to what is said of this above: {}", unmet.join(", "));
+    }
+    let pids = &host.pid_namespace;
+    match host.container.is_empty() && (pids.first || pids.inode == 0) {
+        true => "report this line and the kernel's release".into(),
+        false => "run it on the host: a container may be refused this whoever runs in it (by seccomp, for one; docker run \
+             --privileged lifts that); if the host refuses it too, report this line and the kernel's release"
+            .into(),
     }
 }
 
@@ -155,50 +218,6 @@ fn type_information(offsets: &Result<Offsets, String>) -> Check {
     )
 }
 
-fn privileges(host: &Host) -> Vec<Check> {
-    let caps = host.capabilities;
-    let listed = |names: &[&'static str]| {
-        let have: Vec<_> = names.iter().copied().filter(|n| caps.has(n)).collect();
-        if have.is_empty() {
-            "none".to_owned()
-        } else {
-            have.join(" ")
-        }
-    };
-    let who = host
-        .euid
-        .map_or("this user".to_owned(), |id| format!("user id {id}"));
-    let bpf = caps.may_load_probes();
-    let load = Check::new(
-        "load probes",
-        bpf,
-        listed(&["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"]),
-    )
-    .needed();
-    let kill = Check::new("signal others", caps.has("CAP_KILL"), listed(&["CAP_KILL"]));
-    let look = Check::new(
-        "look at others",
-        caps.has("CAP_SYS_PTRACE"),
-        listed(&["CAP_SYS_PTRACE"]),
-    );
-    let own = &host.user_namespace;
-    vec![
-        load.or(
-            format!("{who} has neither CAP_BPF and CAP_PERFMON nor CAP_SYS_ADMIN"),
-            "run it as root (sudo reaper …), or give it CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE",
-        ),
-        kill.or("processes of other users cannot be signalled", "run it as root or give it CAP_KILL"),
-        look.or(
-            "executables of processes that already run for other users stay unknown",
-            "run it as root or give it CAP_SYS_PTRACE",
-        ),
-        Check::new("user namespace", own.first || own.inode == 0, place(own.first, own.inode)).or(
-            "in a user namespace of its own, capabilities do not hold on the host",
-            "run it on the host, outside of rootless containers",
-        ),
-    ]
-}
-
 fn surroundings(host: &Host) -> Vec<Check> {
     let pids = &host.pid_namespace;
     let signs = &host.container;
@@ -221,61 +240,14 @@ fn surroundings(host: &Host) -> Vec<Check> {
         ),
         Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") }).or(
             "containers and guests may be refused what root may do on a host",
-            "run it on the host if a check below says no",
+            "run it on the host if something is refused here",
+        ),
+        Check::new("processes of others", host.shows_others, if host.shows_others { "shown in /proc" } else { "hidden" }).or(
+            "/proc is mounted with hidepid: without the probes or the proc connector only own processes are seen",
+            "run it as root, or in the group that `gid=` of that mount names, or mount -o remount,hidepid=0 /proc",
         ),
         Check::new("locked memory", enough, memlock)
             .or("kernels before 5.11 count the ring as locked memory", "raise the limit (ulimit -l unlimited)"),
-    ]
-}
-
-fn features(btf: Option<&Btf>, offsets: Option<&Offsets>) -> Vec<Check> {
-    let ask = |name, asked: &dyn Fn(&Btf) -> bool| {
-        let answer = btf.map(asked);
-        let word = match answer {
-            Some(true) => "there",
-            Some(false) => "not there",
-            None => "unknown without type information",
-        };
-        Check::new(name, answer == Some(true), word)
-    };
-    let inode = |_: &Btf| offsets.is_some_and(|o| o.pid_ino != ABSENT);
-    let kfuncs = |b: &Btf| {
-        [
-            "bpf_send_signal_task",
-            "bpf_task_from_pid",
-            "bpf_task_release",
-        ]
-        .iter()
-        .all(|f| b.has_func(f))
-    };
-    vec![
-        ask("ring buffer", &|b| {
-            b.has_enum_value("bpf_map_type", "BPF_MAP_TYPE_RINGBUF")
-        })
-        .needed()
-        .or(
-            "the kernel has no BPF ring buffer",
-            "run a kernel of 5.10 or later",
-        ),
-        ask("bpf_loop", &|b| {
-            b.has_enum_value("bpf_func_id", "BPF_FUNC_loop")
-        })
-        .or(
-            "lists of children are followed to a lower bound; user space sees the rest",
-            "5.17 and later have it",
-        ),
-        ask("inode of a pidfd", &inode).or(
-            "a process has no second name beside pid and start time",
-            "6.9 and later have it",
-        ),
-        ask("PIDFD_GET_INFO", &|b| b.has_struct("pidfd_info")).or(
-            "how a process ended cannot be asked of its pidfd",
-            "6.13 and later have it",
-        ),
-        ask("kills in the kernel", &kfuncs).or(
-            "the kernel lacks bpf_send_signal_task or bpf_task_from_pid, which are not used yet",
-            "6.13 and later have them",
-        ),
     ]
 }
 
@@ -321,19 +293,31 @@ fn render(report: &Report) -> String {
     }
     let bold = Style::new().bold();
     let verdict = match report.source {
-        Some(source) => source.to_owned(),
-        None => format!(
-            "nothing here: {}",
-            report.reasons.first().map_or("unknown", |r| r)
-        ),
+        Some(source) if report.signals => source.to_owned(),
+        Some(source) => format!("{source}, to observe: nothing can be signalled"),
+        None => "nothing".to_owned(),
     };
     let _ = writeln!(out, "{bold}would use: {verdict}{bold:#}");
+    let dim = Style::new().dimmed();
+    for source in &report.sources {
+        let Candidate { name, reason, .. } = source;
+        match (reason, source.lacks) {
+            (Some(reason), _) => {
+                let _ = writeln!(out, "     {dim}{name} cannot be used: {reason}{dim:#}");
+            }
+            (None, Some(lacks)) if report.source == Some(name) => {
+                let _ = writeln!(out, "     {dim}{name}: {lacks}{dim:#}");
+            }
+            (None, _) => {}
+        }
+    }
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::ladder::Choice;
 
     fn host() -> Host {
         let dir = tempfile::tempdir().unwrap();
@@ -349,7 +333,9 @@ mod tests {
 
     #[test]
     fn what_the_probes_did_decides() {
-        let report = examine(&host(), &no_btf(), Ok::<(), String>(()));
+        let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+            Ok::<(), String>(())
+        });
         assert!(report.usable && report.reasons.is_empty());
         assert_eq!(report.source, Some("ebpf"));
         assert!(render(&report).ends_with("would use: ebpf\u{1b}[0m\n"));
@@ -357,7 +343,9 @@ mod tests {
 
     #[test]
     fn each_no_has_a_reason_and_an_advice() {
-        let report = examine(&host(), &no_btf(), Err("the kernel said no"));
+        let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+            Err("the kernel said no")
+        });
         assert!(!report.usable && report.source.is_none());
         for check in &report.checks {
             assert_eq!(check.ok, check.reason.is_none(), "{check:?}");
@@ -371,9 +359,82 @@ mod tests {
         );
         assert_eq!(report.reasons.last().unwrap(), "the kernel said no");
         let text = render(&report);
+        assert!(text.contains("would use: nothing"), "{text}");
         assert!(
-            text.contains("would use: nothing here: cannot read /nonexistent: "),
+            text.contains("procfs cannot be used: the kernel said no"),
             "{text}"
+        );
+    }
+
+    /// What is to be done about the probes.
+    fn advice(host: &Host, needed: &[(&'static str, bool)]) -> String {
+        let check = |(name, ok): &(&'static str, bool)| Check::new(name, *ok, "").needed();
+        remedy(&needed.iter().map(check).collect::<Vec<_>>(), host)
+    }
+
+    #[test]
+    fn a_report_is_asked_for_where_nothing_else_is_amiss() {
+        let host = Host {
+            container: Vec::new(),
+            ..host()
+        };
+        let said = advice(
+            &host,
+            &[("BTF", false), ("kernel", true), ("lockdown", false)],
+        );
+        assert!(said.ends_with("above: BTF, lockdown"), "{said}");
+        let said = advice(&host, &[("BTF", true)]);
+        assert!(said.starts_with("report this line"), "{said}");
+        let container = Host {
+            container: vec!["docker".into()],
+            ..host
+        };
+        let said = advice(&container, &[("BTF", true)]);
+        assert!(said.starts_with("run it on the host"), "{said}");
+    }
+
+    #[test]
+    fn where_nothing_can_be_signalled_that_is_the_verdict() {
+        let refused = Refused(nix::Error::EPERM);
+        let probe = |_| Ok::<(), String>(());
+        let report = examine(&Config::default(), &host(), &no_btf(), Err(refused), probe);
+        assert!(report.usable && !report.signals);
+        let text = render(&report);
+        for said in [
+            "refused: EPERM",
+            "only observes",
+            "to observe: nothing can be signalled",
+        ] {
+            assert!(text.contains(said), "no '{said}' in {text}");
+        }
+    }
+
+    #[test]
+    fn where_the_probes_are_refused_the_next_source_is_named() {
+        let no_probes = |rung| match rung {
+            Rung::Ebpf => Err("no"),
+            _ => Ok(()),
+        };
+        let config = Config::default();
+        let report = examine(&config, &host(), &no_btf(), Ok(()), no_probes);
+        assert_eq!(
+            (report.usable, report.source),
+            (true, Some("proc-connector"))
+        );
+        assert!(!report.reasons.is_empty());
+        let text = render(&report);
+        assert!(text.contains("ebpf cannot be used: no"), "{text}");
+        assert!(
+            text.contains("proc-connector: programs are looked up"),
+            "{text}"
+        );
+        let config = Config {
+            source: Choice::of(Rung::Ebpf),
+            ..config
+        };
+        assert_eq!(
+            examine(&config, &host(), &no_btf(), Ok(()), no_probes).source,
+            None
         );
     }
 
@@ -384,17 +445,20 @@ mod tests {
             lockdown: "confidentiality".into(),
             ..host()
         };
-        let report = examine(&host, &no_btf(), Err("no"));
+        let report = examine(&Config::default(), &host, &no_btf(), Ok(()), |_| Err("no"));
         assert!(report.reasons[0].contains("older than 5.10"));
         assert!(report.reasons.iter().any(|r| r.contains("locked down")));
     }
 
     #[test]
     fn json_has_what_is_promised() {
-        let report = examine(&host(), &no_btf(), Err("no"));
+        let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+            Err("no")
+        });
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["usable"], false);
         assert!(json["source"].is_null() && json["reasons"].is_array());
+        assert_eq!(json["sources"][2]["name"], "procfs");
         let check = json["checks"][0].as_object().unwrap();
         let mut keys: Vec<_> = check.keys().map(String::as_str).collect();
         keys.sort_unstable();

@@ -1,14 +1,30 @@
 //! The command line: what was typed, and one place for exit statuses.
 
+mod agents;
+mod client;
 mod config_check;
+mod config_show;
 mod daemon;
 mod demo;
+#[cfg_attr(target_os = "macos", path = "detach/darwin.rs")]
+mod detach;
+#[cfg_attr(target_os = "macos", path = "doctor/darwin.rs")]
 pub mod doctor;
+mod explain;
+mod history;
+mod keep;
 mod lock;
+#[cfg(target_os = "linux")]
+mod run;
+mod scan;
 mod scope;
+mod show;
+mod status;
+mod tree;
+mod user;
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
@@ -16,9 +32,10 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::ConfigError;
+use crate::config::{Config, ConfigError, KernelReap};
 use crate::engine::EngineError;
-use crate::source::ebpf;
+use crate::source::SourceError;
+use crate::source::ladder::{Choice, Rung};
 use crate::sys;
 
 /// Reaps what AI coding agents leave behind.
@@ -41,37 +58,172 @@ Examples:
   sudo reaper daemon                the whole host, for real
   sudo reaper daemon --scope 4242 --json
                                     only what descends from process 4242, as JSON lines
+  reaper run -- npm test            a command of which nothing is left behind, without root or a service
+  reaper tree                       the agents that run now, with all that descends from them
+  reaper explain 4250               why a process is kept or reaped, and what comes next
+  reaper keep 4250 --for 2h         do not reap it when its agent ends
+  sudo reaper history --since 1d    what was reaped and kept, why, and what that gave back
+  sudo reaper scan                  without a service: what agents have left behind
+  sudo reaper detach                remove what a daemon has left pinned in the kernel
 
 Exit status:
   0  fine    1  failed while running    2  wrong usage or config; nothing was started
-  3  the kernel probes cannot be used here; `reaper doctor` says why
-  4  another daemon watches the same scope already";
+  3  the source that was asked for cannot be used here; `reaper doctor` says why
+  4  another daemon watches the same scope already, or holds what is to be removed
+  5  no service answers on the socket";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Watch, decide and reap until it is stopped with Ctrl-C or SIGTERM.
-    #[command(after_help = "\
-Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not descend from a
-recognised agent, and whatever a rule keeps or declares a boundary. With --observe the same decisions
-are made and printed, and no signal is sent.
-
-Examples:
-  sudo reaper daemon --observe
-  sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
-  sudo reaper daemon --scope $$            only this shell's descendants
-  sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event")]
-    Daemon(DaemonArgs),
-    /// Show it at work on a small agent-shaped tree of its own; touches nothing else.
-    Demo,
     /// Tell what this host can do, with the reason for each no, and what would be used.
+    #[command(after_help = "\
+Examples:
+  reaper doctor
+  reaper doctor --config /etc/reaper.toml
+  reaper doctor --json | jq .source
+
+Exit status:
+  0  a daemon can work here    3  it cannot, and it is said why")]
     Doctor {
+        /// Tell what a daemon with these settings would use.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
         /// One JSON object instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Look at config files.
+    /// Show it at work on a small agent-shaped tree of its own; touches nothing else.
+    #[command(after_help = "\
+Example:
+  sudo reaper demo")]
+    Demo,
+    /// Watch, decide and reap until it is stopped with Ctrl-C or SIGTERM.
+    #[command(after_help = "\
+Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not
+descend from a recognised agent, and whatever a rule keeps or declares a boundary. With --observe
+the same decisions are made and printed, and no signal is sent.
+
+Without the privilege or the kernel for probes it goes by what else there is: the netlink proc connector
+(root), or the process table, and says so. `reaper doctor` tells what that is here.
+
+Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
+the trees, and the next daemon of the same scope takes them up with all that has happened
+meanwhile. A daemon that is stopped removes them, unless it was started with --leave-armed;
+`reaper detach` removes them too.
+
+Examples:
+  sudo reaper daemon --observe
+  sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
+  sudo reaper daemon --leave-armed         before an upgrade: the next one misses nothing
+  sudo reaper daemon --scope $$            only this shell's descendants
+  reaper daemon --user                     your own agents, without any privilege
+  sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event")]
+    Daemon(DaemonArgs),
+    /// Run a command, and when it ends, end all that it has left behind.
+    #[cfg(target_os = "linux")]
+    #[command(after_help = run::HELP)]
+    Run(run::RunArgs),
+    /// Ask the service what it watches, what it has done, and what it has missed.
+    #[command(after_help = "\
+Examples:
+  reaper status
+  reaper status --json | jq .sessions_open")]
+    Status(Asking),
+    /// Show the trees of the agents that run now: who is detached, due, kept, and why.
+    #[command(after_help = "\
+Behind a process stands in brackets what there is to know of it:
+  claude-code            it is this agent itself
+  detached               its parent has exited, its agent has not; it waits for the end of that
+  due                    its agent is gone: it is reaped, unless one of these stands there too
+  waits 9m: RULE         this rule gives it time, and decides when that is over
+  kept: RULE             this rule keeps it; also REAPER_KEEP, by a user, or a reason of the stream
+  boundary: RULE         it and what it runs belong to no agent above it
+  zombie                 it has exited, and its parent does not wait for it
+
+Examples:
+  reaper tree
+  reaper tree --agent claude-code
+  reaper tree --all                    also what belongs to no agent
+  reaper tree --json | jq '.groups[].processes[] | select(.due).pid'")]
+    Tree {
+        /// Only sessions of this agent, as `reaper agents` names it.
+        #[arg(long, value_name = "NAME")]
+        agent: Option<String>,
+        /// Also all processes that belong to no agent.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Tell why a process is kept or reaped, where it comes from, and what will happen to it.
+    #[command(after_help = "\
+Examples:
+  reaper explain 4250
+  reaper explain 4250 --json | jq -r '.why, .next'")]
+    Explain {
+        /// The process.
+        #[arg(value_parser = pid())]
+        pid: u32,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Keep a process of yours from being reaped, or list what is kept so.
+    #[command(after_help = "\
+Only members of an agent's session are ever reaped, so only these can be kept. Who keeps a process
+once more sets the time anew; what was kept with it by --tree stays so, with the new time, until
+`reaper unkeep`. Where a process is kept for itself and with one above it, each wish stands by
+itself, and the longer one counts. A wish is forgotten when its process ends, one with --tree when the
+session does, or when its time is over; then it is decided anew, and what is due is reaped.
+
+Examples:
+  reaper keep 4250                    until it ends
+  reaper keep 4250 --for 2h --tree    for two hours, with all that descends from it
+  reaper keep --list                  what is kept so, by whom, and for how long still
+  REAPER_KEEP=1 npm run dev           needs no asking: it and what it starts are kept")]
+    Keep(KeepArgs),
+    /// Take back `reaper keep`.
+    #[command(after_help = "\
+What was asked for the process itself is taken back, with --tree for all that was kept with it. What
+is kept with another that lives is not let go on its own. If nothing else keeps a process and its
+agent is gone, it is reaped at once.
+
+Example:
+  reaper unkeep 4250")]
+    Unkeep {
+        /// The process that was kept; what was kept with it by --tree goes with it.
+        #[arg(value_parser = pid())]
+        pid: u32,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// List the agents that are recognised, by what, and which run now.
+    #[command(after_help = "\
+Examples:
+  reaper agents
+  reaper agents --json | jq -r '.agents[].name'")]
+    Agents(Asking),
+    /// Tell what the service has kept of sessions, decisions and outcomes, the newest last.
+    #[command(after_help = "\
+Whoever is not root is told of their own sessions.
+
+Examples:
+  sudo reaper history --since 2h
+  sudo reaper history --session claude-code-4242-19e1de9c03e4
+  sudo reaper history --agent claude-code --json | jq '.[\"memory.rss\"]'")]
+    History(history::HistoryArgs),
+    /// Find what agents have left behind, in one look: the service's, or one that needs none.
+    #[command(after_help = scan::HELP)]
+    Scan(ScanArgs),
+    /// Check config files, show what is in force, and have the service read its own anew.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Remove all that a daemon has left pinned, also one of another version.
+    ///
+    /// Refuses (exit status 4) while a daemon is at work with it.
+    #[command(after_help = "\
+Examples:
+  sudo reaper detach
+  sudo reaper detach --pin-dir /sys/fs/bpf/reaper")]
+    Detach(DetachArgs),
     /// A process of the demo's tree.
     #[command(hide = true)]
     DemoAgent,
@@ -80,7 +232,103 @@ Examples:
 #[derive(Subcommand)]
 enum ConfigCommand {
     /// Check a config file and say what is wrong with it, line by line.
-    Check { file: PathBuf },
+    #[command(after_help = "\
+Warns of rules that can never hold, and of those that another keeps from being asked.
+
+Example:
+  reaper config check /etc/reaper.toml
+
+Exit status:
+  0  it can be used, perhaps with warnings    2  it cannot")]
+    Check {
+        /// The config, in TOML.
+        file: PathBuf,
+    },
+    /// Show the settings and rules in force, in the order in which rules are asked.
+    #[command(after_help = "\
+Examples:
+  reaper config show --defaults                    all built-in rules, to copy from
+  reaper config show --config /etc/reaper.toml     what a daemon with this file goes by
+  reaper config show --json | jq '.rules[].name'")]
+    Show {
+        /// Those of this file; without it the built-in ones.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The built-in ones as they are written, those that are off included.
+        #[arg(long, conflicts_with = "config")]
+        defaults: bool,
+        /// One JSON object instead of TOML.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have the service read its config anew.
+    #[command(after_help = "\
+What is wrong in the file is said, and then all stays as it was. Only root may ask.
+
+Example:
+  sudo reaper config reload")]
+    Reload(Asking),
+}
+
+/// Where a command is run: what went wrong was none of its doing, as `env`, `timeout` and `nohup` have it.
+const OWN_FAILURE: u8 = 125;
+
+/// What is typed for a process.
+fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
+    // The kernel's PID_MAX_LIMIT.
+    clap::value_parser!(u32).range(1..=4_194_304)
+}
+
+/// How a service is asked.
+#[derive(Args)]
+struct Asking {
+    /// The service's socket, instead of /run/reaper/reaper.sock or, where there is none, that of your own service
+    /// (--user); with --scope it is named after that.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// What the service says, as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct ScanArgs {
+    /// End what is found: SIGTERM, and SIGKILL after the grace; tells what was confirmed.
+    #[arg(long)]
+    reap: bool,
+    /// How old an orphaned tool shell has to be that does not name its agent [default: 10min].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_age: Option<std::time::Duration>,
+    /// One JSON object instead of a list.
+    #[arg(long)]
+    json: bool,
+    /// The service's socket; that of a service with --scope is named after it.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
+    socket: Option<PathBuf>,
+    /// Ask no service, and go by these settings and rules.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Ask no service, and look only at what descends from this process; nothing above it counts.
+    #[arg(long, value_name = "PID", hide_short_help = true)]
+    scope: Option<u32>,
+}
+
+#[derive(Args)]
+struct KeepArgs {
+    /// The process.
+    #[arg(required_unless_present = "list", value_parser = pid())]
+    pid: Option<u32>,
+    /// For how long, such as `2h` or `30min`; without it until it ends.
+    #[arg(long = "for", value_name = "TIME", value_parser = keep::lasts)]
+    lasts: Option<std::time::Duration>,
+    /// With all that descends from it.
+    #[arg(long)]
+    tree: bool,
+    /// List what is kept so.
+    #[arg(long, conflicts_with_all = ["pid", "lasts", "tree"])]
+    list: bool,
+    #[command(flatten)]
+    asking: Asking,
 }
 
 #[derive(Args)]
@@ -104,15 +352,52 @@ struct DaemonArgs {
     /// JSON lines on standard output instead of readable ones.
     #[arg(long)]
     json: bool,
+    /// Have lock, socket and journal where a user's are: $XDG_RUNTIME_DIR/reaper and ~/.local/state/reaper.
+    #[arg(long)]
+    user: bool,
+    /// Where events come from: auto takes the first of the others that can be used here.
+    #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
+    source: Option<Choice>,
     /// Print the probes' own diagnostics to standard error.
     #[arg(long)]
     bpf_log: bool,
     /// Load the probes from this object file instead of the built-in one.
     #[arg(long, value_name = "FILE")]
     bpf_object: Option<PathBuf>,
-    /// Directory of the lock file, instead of the config's.
+    /// Directory of the journal, instead of the config's.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
+    journal_dir: Option<PathBuf>,
+    /// Keep no journal of sessions, decisions and outcomes.
+    #[arg(long)]
+    no_journal: bool,
+    /// Directory of the lock file and the socket, instead of the config's.
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
+    /// Leave probes, maps and ring pinned and at work when it stops, so that the next start misses nothing.
+    #[arg(long, conflicts_with = "no_pin")]
+    leave_armed: bool,
+    /// Directory of the pins, on a bpffs, instead of the config's.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
+    pin_dir: Option<PathBuf>,
+    /// Pin nothing: tracking ends with this process.
+    #[arg(long)]
+    no_pin: bool,
+    /// Whether the kernel itself sends the first signal to the children of an agent that exits.
+    #[arg(long, value_name = "auto|off", hide_possible_values = true)]
+    kernel_reap: Option<KernelReap>,
+}
+
+#[derive(Args)]
+struct DetachArgs {
+    /// Settings, for the directory of the pins; without it the built-in ones.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Directory of the pins, instead of the config's.
+    #[arg(long, value_name = "DIR")]
+    pin_dir: Option<PathBuf>,
+    /// One JSON object instead of a sentence.
+    #[arg(long)]
+    json: bool,
 }
 
 /// What ends a command before its time.
@@ -123,11 +408,16 @@ enum Failure {
     #[error("{0}")]
     Usage(String),
     #[error(transparent)]
-    Probes(ebpf::SourceError),
+    Source(SourceError),
     #[error("{0}")]
     Locked(String),
     #[error(transparent)]
     Engine(EngineError),
+    /// It has answered, and said no.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    NoService(String),
     #[error(transparent)]
     Other(#[from] anyhow::Error),
 }
@@ -135,7 +425,7 @@ enum Failure {
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Failure {
         match error {
-            EngineError::Source(source) => Failure::Probes(source),
+            EngineError::Source(source) => source.into(),
             other => Failure::Engine(other),
         }
     }
@@ -144,10 +434,11 @@ impl From<EngineError> for Failure {
 impl Failure {
     fn status(&self) -> u8 {
         match self {
-            Failure::Engine(_) | Failure::Other(_) => 1,
+            Failure::Engine(_) | Failure::Refused(_) | Failure::Other(_) => 1,
             Failure::Config(_) | Failure::Usage(_) => 2,
-            Failure::Probes(_) => 3,
+            Failure::Source(_) => 3,
             Failure::Locked(_) => 4,
+            Failure::NoService(_) => 5,
         }
     }
 }
@@ -155,15 +446,33 @@ impl Failure {
 /// Runs the command that the arguments name; gives its exit status.
 pub fn main() -> ExitCode {
     sys::keep_little();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misused(&error),
+    };
     log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
     let result = match cli.command {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
+        #[cfg(target_os = "linux")]
+        Command::Run(args) => Ok(run::run(args)),
         Command::Demo => demo::run(),
-        Command::Doctor { json } => {
-            doctor::run(json, ebpf::probe).map_err(|e| Failure::Other(e.into()))
-        }
+        Command::Doctor { config, json } => doctor(config.as_deref(), json),
+        Command::Detach(args) => detach::run(args).map(|()| 0),
+        Command::Status(asking) => status::run(&asking).map(|()| 0),
+        Command::Tree { agent, all, asking } => tree::run(agent, all, &asking).map(|()| 0),
+        Command::Explain { pid, asking } => explain::run(pid, &asking).map(|()| 0),
+        Command::Scan(args) => scan::run(&args),
+        Command::Agents(asking) => agents::run(&asking).map(|()| 0),
+        Command::Keep(args) => keep::run(&args).map(|()| 0),
+        Command::Unkeep { pid, asking } => keep::undo(pid, &asking).map(|()| 0),
+        Command::History(args) => history::run(args).map(|()| 0),
         Command::Config(ConfigCommand::Check { file }) => config_check::run(&file).map(|()| 0),
+        Command::Config(ConfigCommand::Reload(asking)) => client::reload(&asking).map(|()| 0),
+        Command::Config(ConfigCommand::Show {
+            config,
+            defaults,
+            json,
+        }) => config_show::run(config.as_deref(), defaults, json).map(|()| 0),
         Command::DemoAgent => demo::agent().map(|()| 0),
     };
     match result {
@@ -174,6 +483,34 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.status())
         }
     }
+}
+
+/// Says what is wrong with what was typed, or what was asked for. Whoever has a command run tells its statuses from
+/// those of this program.
+fn misused(error: &clap::Error) -> ExitCode {
+    // There is nobody to tell that to.
+    let _ = error.print();
+    let runs = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if runs => ExitCode::from(OWN_FAILURE),
+        _ => ExitCode::from(2),
+    }
+}
+
+fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
+    doctor::run(&load(config)?, json, Rung::probe).map_err(|e| Failure::Other(e.into()))
+}
+
+/// The settings of a file, or the built-in ones.
+fn load(config: Option<&Path>) -> Result<Config, ConfigError> {
+    config.map_or_else(|| Ok(Config::default()), Config::load)
+}
+
+/// A directory as it was typed behind a flag, from the root.
+fn absolute(flag: &str, directory: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(directory)
+        .map_err(|error| Failure::Usage(format!("{flag} {}: {error}", directory.display())))
 }
 
 /// Warnings and errors, and what the probes say where that is wanted.

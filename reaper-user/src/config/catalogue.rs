@@ -4,8 +4,9 @@ use std::collections::HashSet;
 
 use toml::de::DeTable;
 
+use super::Defaults;
 use super::reader::Reader;
-use super::{Defaults, rules};
+use super::rules::{self, Written};
 use crate::model::agent::{Action, Rule};
 
 #[cfg(test)]
@@ -14,8 +15,8 @@ mod tests;
 /// The catalogue as it is written, to be shown.
 pub const TEXT: &str = include_str!("../catalogue.toml");
 
-/// All built-in rules.
-pub fn rules() -> Vec<Rule> {
+/// All built-in rules, those among them that are off unless they are switched on.
+pub fn written() -> Vec<Written> {
     let root = DeTable::parse(TEXT).expect("the built-in catalogue is TOML");
     let mut reader = Reader::default();
     let rules = rules::read(&mut reader, root.get_ref());
@@ -25,17 +26,29 @@ pub fn rules() -> Vec<Rule> {
     rules
 }
 
-/// The user's rules, and after them those built-in ones that are switched on and not replaced by name.
-pub(super) fn added_to(mut own: Vec<Rule>, on: Defaults) -> Vec<Rule> {
-    let names: HashSet<_> = own.iter().map(|rule| rule.name.clone()).collect();
-    let wanted = |rule: &Rule| {
+/// The built-in rules that are on.
+pub fn rules() -> Vec<Rule> {
+    let on = written().into_iter().filter(|written| written.enabled);
+    on.map(|written| written.rule).collect()
+}
+
+/// The user's rules that are on, and after them those built-in ones that are, and are not replaced by name.
+/// `enable` are names of built-in rules.
+pub(super) fn added_to(own: &[Written], on: Defaults, enable: &[String]) -> Vec<Rule> {
+    let names: HashSet<_> = own
+        .iter()
+        .map(|written| written.rule.name.clone())
+        .collect();
+    let wanted = |Written { rule, enabled, .. }: &Written| {
         let on = match rule.action {
             Action::Agent => on.agents,
             Action::Boundary => on.boundaries,
-            Action::Keep => on.keeps,
+            Action::Keep | Action::Reap | Action::Report => on.keeps,
         };
-        on && !names.contains(&rule.name)
+        let enabled = *enabled && on || enable.iter().any(|name| **name == *rule.name);
+        enabled && !names.contains(&rule.name)
     };
-    own.extend(rules().into_iter().filter(wanted));
-    own
+    let own = own.iter().filter(|written| written.enabled).cloned();
+    let built_in = written().into_iter().filter(wanted);
+    own.chain(built_in).map(|written| written.rule).collect()
 }

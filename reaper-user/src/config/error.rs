@@ -54,6 +54,18 @@ impl ConfigError {
         }
     }
 
+    pub(super) fn not_trusted(path: &Path, uid: u32, mode: u32) -> ConfigError {
+        let what = format!(
+            "others than root may change it, or put another in its place (owner {uid}, mode {:04o}), and it says \
+             who is killed: `chown root` and `chmod go-w` it and its directory",
+            mode & 0o7777
+        );
+        ConfigError {
+            path: path.into(),
+            problems: vec![Problem { place: None, what }],
+        }
+    }
+
     pub(super) fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> ConfigError {
         let good = String::from_utf8_lossy(&bytes[..at]);
         let what = format!(

@@ -1,5 +1,6 @@
 //! Typed reading of TOML tables that notes what is wrong and goes on.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use bytesize::ByteSize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{ConfigError, DURATION_MAX, RING_MAX, RING_MIN};
+use super::{ConfigError, RING_MAX, RING_MIN};
 
 /// A value with its place in the text.
 pub(super) type Value<'a> = Spanned<DeValue<'a>>;
@@ -55,6 +56,18 @@ impl Reader {
                 format!("unknown key `{}`{whose}: {hint}", name.escape_debug()),
             );
         }
+    }
+
+    /// Notes a name that is none of `known`, with the nearest that is.
+    pub(super) fn known_name(&mut self, at: usize, name: &str, known: &[&str], what: &str) {
+        if known.contains(&name) {
+            return;
+        }
+        let hint = match nearest(name, known) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "`reaper config show --defaults` has them all".into(),
+        };
+        self.problem(at, format!("{what} `{}`: {hint}", name.escape_debug()));
     }
 
     /// A string, with its offset.
@@ -135,16 +148,16 @@ impl Reader {
         &mut self,
         table: &DeTable<'_>,
         key: &str,
-        least: Duration,
+        within: RangeInclusive<Duration>,
         into: &mut Duration,
     ) {
         let Some((at, text)) = table.get(key).and_then(|v| self.string(key, v, "5s")) else {
             return;
         };
         match humantime::parse_duration(text) {
-            Ok(found) if (least..=DURATION_MAX).contains(&found) => *into = found,
+            Ok(found) if within.contains(&found) => *into = found,
             Ok(_) => {
-                let (least, most) = (humantime::format_duration(least), humantime::format_duration(DURATION_MAX));
+                let (least, most) = (humantime::format_duration(*within.start()), humantime::format_duration(*within.end()));
                 self.problem(at, format!("`{key}` is {text:?}: write a duration from {least} to {most}"));
             }
             Err(_) => self.problem(
@@ -154,11 +167,36 @@ impl Reader {
         }
     }
 
+    pub(super) fn size(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        within: RangeInclusive<u64>,
+        into: &mut u64,
+    ) {
+        let Some((at, text)) = table.get(key).and_then(|v| self.string(key, v, "64 MiB")) else {
+            return;
+        };
+        match text.parse::<ByteSize>() {
+            Ok(ByteSize(bytes)) if within.contains(&bytes) => *into = bytes,
+            Ok(_) => {
+                let (least, most) = (size(*within.start()), size(*within.end()));
+                self.problem(
+                    at,
+                    format!("`{key}` is {text:?}: write a size from {least:?} to {most:?}"),
+                );
+            }
+            Err(_) => self.problem(
+                at,
+                format!("`{key}` is {text:?}, which is no size: write one such as \"64 MiB\""),
+            ),
+        }
+    }
+
     pub(super) fn ring_size(&mut self, table: &DeTable<'_>, key: &str, into: &mut u32) {
         let Some((at, text)) = table.get(key).and_then(|v| self.string(key, v, "8 MiB")) else {
             return;
         };
-        let size = |bytes: u32| ByteSize::b(bytes.into()).to_string().replace(".0 ", " ");
         let what = match text.parse::<ByteSize>() {
             Ok(ByteSize(bytes)) => match u32::try_from(bytes) {
                 Ok(bytes) if (RING_MIN..=RING_MAX).contains(&bytes) && bytes.is_power_of_two() => {
@@ -171,8 +209,8 @@ impl Reader {
                 }
                 _ => format!(
                     "{text:?}: write a power of two from {:?} to {:?}",
-                    size(RING_MIN),
-                    size(RING_MAX)
+                    size(RING_MIN.into()),
+                    size(RING_MAX.into())
                 ),
             },
             Err(_) => format!("{text:?}, which is no size: write one such as \"8 MiB\""),
@@ -180,17 +218,53 @@ impl Reader {
         self.problem(at, format!("`{key}` is {what}"));
     }
 
+    pub(super) fn number(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        within: RangeInclusive<u32>,
+        into: &mut u32,
+    ) {
+        let Some(value) = table.get(key) else { return };
+        let at = value.span().start;
+        let wanted = format!("a number from {} to {}", within.start(), within.end());
+        match value.get_ref() {
+            DeValue::Integer(found) => match u32::from_str_radix(found.as_str(), found.radix()) {
+                Ok(number) if within.contains(&number) => *into = number,
+                _ => self.problem(at, format!("`{key}` is {found}: write {wanted}")),
+            },
+            other => self.wrong_type(at, key, other, &wanted),
+        }
+    }
+
     pub(super) fn absolute_path(&mut self, table: &DeTable<'_>, key: &str, into: &mut PathBuf) {
-        match table
-            .get(key)
-            .and_then(|v| self.string(key, v, "/run/reaper"))
-        {
+        let like = into.display().to_string();
+        match table.get(key).and_then(|v| self.string(key, v, &like)) {
             Some((_, text)) if text.starts_with('/') && !text.contains('\0') => *into = text.into(),
             Some((at, text)) => {
                 self.problem(at, format!("`{key}` is {text:?}: write an absolute path"))
             }
             None => {}
         }
+    }
+
+    pub(super) fn maybe_flag(&mut self, table: &DeTable<'_>, key: &str) -> Option<bool> {
+        table.get(key)?;
+        let (before, mut found) = (self.count(), false);
+        self.flag(table, key, &mut found);
+        (self.count() == before).then_some(found)
+    }
+
+    pub(super) fn maybe_number(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        within: RangeInclusive<u32>,
+    ) -> Option<u32> {
+        table.get(key)?;
+        let (before, mut found) = (self.count(), 0);
+        self.number(table, key, within, &mut found);
+        (self.count() == before).then_some(found)
     }
 
     pub(super) fn flag(&mut self, table: &DeTable<'_>, key: &str, into: &mut bool) {
@@ -245,6 +319,10 @@ impl Reader {
     fn wrong_type(&mut self, at: usize, key: &str, found: &DeValue<'_>, wanted: &str) {
         self.problem(at, format!("`{key}` is {}: write {wanted}", a_or_an(found)));
     }
+}
+
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).to_string().replace(".0 ", " ")
 }
 
 fn a_or_an(value: &DeValue<'_>) -> String {

@@ -1,8 +1,8 @@
-//! The language of rules: `[[agent]]`, `[[boundary]]` and `[[keep]]`.
+//! The language of rules: `[[agent]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`.
 //!
 //! ```toml
 //! [[agent]]
-//! name = "my-agent"                 # letters, digits, `-`, `_`, `.`; replaces a built-in rule of that name
+//! name = "my-agent"                 # letters, digits, `-`, `_`, `.`, at most 63; replaces a built-in rule of that name
 //! comm = "my-agent"                 # glob over the kernel's name of the process, at most 15 bytes
 //! exe = ["/opt/my/agent", "**/bin/my-agent"]   # glob over the whole path; `*` stops at `/`, `**/` does not
 //! script = "/**/bin/my-agent"       # glob over the path of the script that node, bun or python runs, as given
@@ -14,14 +14,44 @@
 //!
 //! All that a rule says must hold; in a list, one entry is enough. Everything is matched as bytes. What
 //! is unknown of a process (an unreadable path) fulfils no condition, not even a `not_` one. A keep may
-//! also say `uid = "other"`: another uid than that of the session's root.
+//! also ask for a `uid`; it holds under living agents too.
+//!
+//! ```toml
+//! [[rule]]                          # asks for a program as above, or for none, and besides:
+//! name = "my-rule"
+//! action = "reap"                   # or "keep", "report", "boundary"; a boundary looks at the program alone
+//! after = "10min"                   # from when it became due (or was orphaned, or began) until then it waits
+//! enabled = true                    # false: it, or the built-in one of this name, is off
+//! agent = ["claude-code", "codex"]  # names of agents
+//! session = "ok"                    # "gone" (what is said by none, but for keeps: "any"), "alive", "any", "ended"
+//!                                   # (by itself), "ok" (with status 0), "failed" (with another), "signalled"
+//! orphan = true                     # its parent has exited
+//! inferred = true                   # only evidence makes it a member; what reaps such has to say so
+//! min_age = "10min"
+//! max_age = "1h"
+//! uid = "other"                     # than its agent's; or "same", or a number: its effective uid
+//! unit = "docker-*.scope"           # glob over the innermost systemd unit it is in
+//! own_unit = true                   # it is in one, and its agent is not
+//! tty = false                       # it has a controlling terminal
+//! multiplexed = true                # it is below tmux, screen or zellij
+//! new_session = true                # its session id is not its agent's
+//! min_cpu = 90                      # percent of one core, looked at when `after` is over
+//! listening = true                  # it has a socket that listens
+//! children = false                  # it has living children
+//! marks = ["CI=*"]                  # globs over the variables of its environment
+//! ```
+//!
+//! Keeps and rules are asked in the order in which they stand in the file, whatever they do, and before
+//! those that are built in; the first that holds decides.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use reaper_common::RULE_MAX;
 use toml::de::DeTable;
 
 use super::reader::{Reader, Value};
+use super::when;
 use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, PatternError, Rule};
 
 const NOT: &str = "not_";
@@ -50,48 +80,67 @@ const CONDITIONS: [&str; 10] = [
     "not_argv_regex",
 ];
 
-/// All rules of a file, in its order within each kind. Problems are noted in `r`.
-pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Rule> {
+/// A rule as it stands in a file.
+#[derive(Clone, Debug)]
+pub struct Written {
+    pub rule: Rule,
+    /// Where, in bytes from the beginning.
+    pub at: usize,
+    /// Whether it is in force, and no mere name for one that is not.
+    pub enabled: bool,
+}
+
+/// All rules of a file, in its order. Problems are noted in `r`.
+pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Written> {
     let mut rules = Vec::new();
     let mut names = HashSet::new();
-    for (key, action) in [
-        ("agent", Action::Agent),
-        ("boundary", Action::Boundary),
-        ("keep", Action::Keep),
-    ] {
+    for key in ["agent", "boundary", "keep", "rule"] {
         for (at, table) in r.tables(
             root,
             key,
             &format!("[[{key}]] with its keys in the lines below"),
         ) {
-            let Some(rule) = rule(r, key, action, at, table) else {
+            let Some(written) = rule(r, key, at, table) else {
                 continue;
             };
-            if !names.insert(rule.name.clone()) {
+            let name = &written.rule.name;
+            if !names.insert(name.clone()) {
                 r.problem(
                     at,
-                    format!(
-                        "`{}` is the name of another rule too: rename one of them",
-                        rule.name
-                    ),
+                    format!("`{name}` is the name of another rule too: rename one of them"),
                 );
             }
-            rules.push(rule);
+            rules.push(written);
         }
     }
+    rules.sort_by_key(|written: &Written| written.at);
     rules
 }
 
 /// One rule; `None` only where it has no usable name.
-fn rule(r: &mut Reader, key: &str, action: Action, at: usize, table: &DeTable<'_>) -> Option<Rule> {
+fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Written> {
     let mut known: Vec<&str> = ["name", "any"].into_iter().chain(CONDITIONS).collect();
-    let mut other_uid = false;
     let before = r.count();
-    if action == Action::Keep {
-        known.push("uid");
-        r.choice(table, "uid", &[("other", true)], &mut other_uid);
+    let action = match key {
+        "agent" => Some(Action::Agent),
+        "boundary" => Some(Action::Boundary),
+        "keep" => Some(Action::Keep),
+        _ => when::action(r, table, at),
+    };
+    let judging = !matches!(action, Some(Action::Agent | Action::Boundary));
+    match key {
+        "rule" if judging => known.extend(when::KEYS),
+        "rule" => known.extend(["action", "enabled"]),
+        "keep" => known.push("uid"),
+        _ => {}
     }
-    r.known_keys(table, &known, &format!(" in [[{key}]]"));
+    let place = match (key, &action) {
+        ("rule", Some(Action::Boundary)) => {
+            " in a [[rule]] whose `action` is boundary, which looks at the program alone".to_owned()
+        }
+        _ => format!(" in [[{key}]]"),
+    };
+    r.known_keys(table, &known, &place);
     let name = name(r, key, at, table);
     let common = conditions(r, table);
     let matchers: Vec<Matcher> = match alternatives(r, table) {
@@ -102,24 +151,49 @@ fn rule(r: &mut Reader, key: &str, action: Action, at: usize, table: &DeTable<'_
             .map(|own| Matcher::new([common.clone(), own].concat()))
             .collect(),
     };
-    let this = name.as_deref().unwrap_or("…");
-    // Whether it says enough can be told only where all that it says has been understood.
-    if r.count() == before && !other_uid {
-        if matchers.is_empty() {
-            r.problem(at, format!("[[{key}]] `{this}` has no condition: add `comm`, `exe`, `script`, `argv` or `argv_regex`"));
-        } else if !matchers.iter().all(Matcher::is_positive) {
-            r.problem(
-                at,
-                format!("[[{key}]] `{this}` says only what it is not: add `comm`, `exe`, `script`, `argv` or `argv_regex`"),
-            );
-        }
+    let mut enabled = true;
+    r.flag(table, "enabled", &mut enabled);
+    let mut rule = Rule::new(name.as_deref().unwrap_or("…"), action?, matchers);
+    if judging {
+        when::read(r, table, &mut rule);
     }
-    Some(Rule {
-        name: name?,
-        action,
-        matchers,
-        other_uid,
-    })
+    // Whether it says enough can be told only where all that it says has been understood.
+    if r.count() == before {
+        enough(r, key, at, table, &rule);
+    }
+    name?;
+    Some(Written { rule, at, enabled })
+}
+
+/// A rule that says too little would hold for everything.
+fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule) {
+    const PROGRAM: &str = "add `comm`, `exe`, `script`, `argv` or `argv_regex`";
+    let (this, matchers) = (&rule.name, &rule.matchers);
+    let asks = table
+        .iter()
+        .any(|(name, _)| when::CONDITIONS.contains(&&**name.get_ref()));
+    let positive = matchers.iter().all(Matcher::is_positive);
+    if matchers.is_empty() && !asks {
+        r.problem(
+            at,
+            format!("[[{key}]] `{this}` has no condition: {PROGRAM}"),
+        );
+    } else if !positive && !asks {
+        r.problem(
+            at,
+            format!("[[{key}]] `{this}` says only what it is not: {PROGRAM}"),
+        );
+    }
+    let named = positive && !matchers.is_empty();
+    let living = rule.action == Action::Reap && rule.when.is_of(true);
+    if living && !named && rule.when.orphan != Some(true) {
+        r.problem(
+            at,
+            format!(
+                "[[{key}]] `{this}` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `argv` or `argv_regex`"
+            ),
+        );
+    }
 }
 
 fn name(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Arc<str>> {
@@ -139,6 +213,17 @@ fn name(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Arc
         r.problem(
             at,
             format!("`name` is {name:?}: write letters, digits, `-`, `_` and `.`"),
+        );
+        return None;
+    }
+    if name.len() >= RULE_MAX {
+        r.problem(
+            at,
+            format!(
+                "`name` has {} letters, and the kernel keeps it with a session: write at most {}",
+                name.len(),
+                RULE_MAX - 1
+            ),
         );
         return None;
     }

@@ -1,3 +1,5 @@
+mod rules;
+
 use std::path::PathBuf;
 
 use super::*;
@@ -52,6 +54,11 @@ fn an_empty_file_means_the_defaults() {
     );
     assert_eq!(config.ring_size, 8 << 20);
     assert_eq!(config.runtime_dir, Path::new("/run/reaper"));
+    assert!(config.pin && config.pin_dir == Path::new("/sys/fs/bpf/reaper"));
+    assert_eq!(
+        (config.max_members, config.kernel_reap),
+        (65_536, KernelReap::Auto)
+    );
     assert_eq!(
         names(&config, Action::Agent),
         [
@@ -61,7 +68,12 @@ fn an_empty_file_means_the_defaults() {
             "copilot-cli",
             "opencode",
             "qwen-code",
-            "amp"
+            "amp",
+            "cursor-agent",
+            "crush",
+            "goose",
+            "aider",
+            "reaper-run"
         ]
     );
     assert_eq!(
@@ -79,6 +91,10 @@ fn every_key_is_read() {
         grace = "1m 30s"
         stuck_after = "500ms"
         ring_size = "64 KiB"
+        max_members = 0x1_0000
+        pin = false
+        pin_dir = "/bpf/r"
+        kernel_reap = "off"
         runtime_dir = "/var/run/r"
         defaults = { agents = false, boundaries = false, keeps = false }
         [[agent]]
@@ -109,6 +125,11 @@ fn every_key_is_read() {
     );
     assert_eq!(config.ring_size, 64 << 10);
     assert_eq!(config.runtime_dir, Path::new("/var/run/r"));
+    assert!(!config.pin && config.pin_dir == Path::new("/bpf/r"));
+    assert_eq!(
+        (config.max_members, config.kernel_reap),
+        (65_536, KernelReap::Off)
+    );
     assert_eq!(names(&config, Action::Agent), ["a", "b"]);
     assert_eq!(names(&config, Action::Boundary), ["c"]);
     assert_eq!(names(&config, Action::Keep), ["d"]);
@@ -214,13 +235,14 @@ fn unknown_keys() {
     );
     wrong(
         "colour = 1",
-        "r.toml:1:1: unknown key `colour`: known are mode, events, grace, stuck_after, ring_size, runtime_dir, \
-         defaults, agent, boundary, keep",
+        "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, \
+         pin, pin_dir, kernel_reap, reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule",
     );
     wrong(
         "\"a\\nb\\u001b\" = 1",
         &format!("r.toml:1:1: unknown key `a\\nb\\u{{1b}}`: {}", {
-            "known are mode, events, grace, stuck_after, ring_size, runtime_dir, defaults, agent, boundary, keep"
+            "known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, pin, pin_dir, kernel_reap, \
+             reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule"
         }),
     );
     wrong(
@@ -255,6 +277,18 @@ fn wrong_types() {
     wrong(
         "ring_size = 65536",
         "r.toml:1:13: `ring_size` is an integer: write a string such as \"8 MiB\"",
+    );
+    wrong(
+        "max_members = '64k'",
+        "r.toml:1:15: `max_members` is a string: write a number from 1024 to 1048576",
+    );
+    wrong(
+        "pin = 'yes'",
+        "r.toml:1:7: `pin` is a string: write true or false",
+    );
+    wrong(
+        "pin_dir = true",
+        "r.toml:1:11: `pin_dir` is a boolean: write a string such as \"/sys/fs/bpf/reaper\"",
     );
     wrong(
         "defaults = true",
@@ -298,11 +332,19 @@ fn bad_values() {
     );
     wrong(
         "[[keep]]\nname = 'x'\nuid = '0'",
-        "r.toml:3:7: `uid` is \"0\": write \"other\"",
+        "r.toml:3:7: `uid` is \"0\": write \"other\", \"same\" or a number",
     );
     wrong(
         "runtime_dir = 'run'",
         "r.toml:1:15: `runtime_dir` is \"run\": write an absolute path",
+    );
+    wrong(
+        "pin_dir = 'bpf'",
+        "r.toml:1:11: `pin_dir` is \"bpf\": write an absolute path",
+    );
+    wrong(
+        "kernel_reap = 'on'",
+        "r.toml:1:15: `kernel_reap` is \"on\": write \"auto\" or \"off\"",
     );
 }
 
@@ -358,6 +400,20 @@ fn bad_sizes() {
 }
 
 #[test]
+fn bad_numbers() {
+    for number in ["1023", "1048577", "-1", "99999999999999999999"] {
+        wrong(
+            &format!("max_members = {number}"),
+            &format!("r.toml:1:15: `max_members` is {number}: write a number from 1024 to 1048576"),
+        );
+    }
+    for (text, number) in [("1_024", 1024), ("1048576", 1 << 20)] {
+        let config = parse(&format!("max_members = {text}")).unwrap();
+        assert_eq!(config.max_members, number);
+    }
+}
+
+#[test]
 fn bad_rules() {
     let add = "add `comm`, `exe`, `script`, `argv` or `argv_regex`";
     wrong(
@@ -368,6 +424,13 @@ fn bad_rules() {
         "[[agent]]\nname = 'x y'\ncomm = 'x'",
         "r.toml:2:8: `name` is \"x y\": write letters, digits, `-`, `_` and `.`",
     );
+    let name = "x".repeat(64);
+    wrong(
+        &format!("[[agent]]\nname = '{name}'\ncomm = 'x'"),
+        "r.toml:2:8: `name` has 64 letters, and the kernel keeps it with a session: write at most 63",
+    );
+    let longest = format!("[[agent]]\nname = '{}'\ncomm = 'x'", &name[1..]);
+    assert!(parse(&longest).is_ok());
     wrong(
         "[[keep]]\nname = 'x'",
         &format!("r.toml:1:1: [[keep]] `x` has no condition: {add}"),
@@ -480,4 +543,16 @@ fn files() {
     );
     std::fs::write(&file, "mode = 'observe'\n").unwrap();
     assert_eq!(Config::load(&file).unwrap().mode, Mode::Observe);
+}
+
+#[test]
+fn what_would_have_to_be_waited_for_is_no_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("c.toml");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let error = Config::load(&pipe).unwrap_err().to_string();
+    assert!(
+        error.contains("c.toml") && error.contains("no regular file"),
+        "{error}"
+    );
 }

@@ -30,8 +30,10 @@ impl Cgroups {
         if self.directories.is_empty() {
             return;
         }
-        let EventKind::Exec { image, .. } = &event.kind else {
-            return;
+        let image = match &event.kind {
+            EventKind::Exec { image, .. } => image,
+            EventKind::Seen(row) => &row.image,
+            _ => return,
         };
         if !self.settled.insert(image.cgroup_id) {
             return;

@@ -1,20 +1,28 @@
 //! Deciding, and telling what came of it: by process, by session, in all.
 
 use nix::sys::signal::Signal;
+use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::Engine;
 use super::follow::{Pending, Tally};
 use crate::config::Mode;
 use crate::export::{Body, Names, SessionRef, Who};
 use crate::model::event::Key;
-use crate::model::policy::{Decision, Verdict};
+use crate::model::policy::{Decision, Reason, Verdict};
 use crate::model::session::{Session, SessionId};
 use crate::reap::{Outcome, Released, Report};
+use crate::source::procfs::Memory;
 
 impl Engine {
+    /// Decides about what is pending: while events are missing that might say otherwise, only about those
+    /// whose ladder is open.
     pub(super) fn decide(&mut self) {
         let (mut keys, mut ended) = (Vec::new(), Vec::new());
         for pending in std::mem::take(&mut self.follow.pending) {
+            if self.gap.is_some() && !self.has_ladder(&pending) {
+                self.follow.pending.push(pending);
+                continue;
+            }
             match pending {
                 Pending::Process(key) => keys.push(key),
                 Pending::Session(id) => {
@@ -24,63 +32,102 @@ impl Engine {
                         .sessions
                         .inwards(id)
                         .flat_map(|session| session.members());
-                    keys.extend(
+                    let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+                    let members: Vec<Key> = members.map(|node| node.key).collect();
+                    let tally = self.sessions.entry(id).or_default();
+                    if !std::mem::replace(&mut tally.judged, true) {
+                        // What was read of them while their agent lived may not be so any more.
                         members
-                            .filter_map(|pid| self.model.tree.by_pid(pid))
-                            .map(|node| node.key),
-                    );
+                            .iter()
+                            .for_each(|key| self.model.forget_volatile(*key));
+                    }
+                    keys.extend(members);
                 }
             }
         }
         // The oldest first: parents before the children they may still beget.
         keys.sort_unstable_by_key(|key| (key.start, key.pid));
         keys.dedup();
-        keys.into_iter().for_each(|key| self.decide_one(key));
+        let round = self.model.round();
+        let decided = keys.into_iter().map(|key| (key, round.decide(key)));
+        let decided: Vec<(Key, Decision)> = decided.collect();
+        for (key, decision) in decided {
+            self.carry_out(key, decision);
+        }
+        ended.retain(|_| self.settings.mode == Mode::Enforce);
+        ended.extend(std::mem::take(&mut self.undecided.ending));
         for id in ended {
             // Nothing to be reaped: it is over but for what is kept.
             let reaper = &self.follow.reaper;
             let claims = reaper.is_open(id) || reaper.has_members_of(id);
-            if self.settings.mode == Mode::Enforce && !claims {
-                self.close(id);
+            if self.model.sessions.get(id).is_some() && !claims {
+                self.close_decided(id);
             }
         }
     }
 
-    pub(super) fn decide_one(&mut self, key: Key) {
+    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided.
+    fn close_decided(&mut self, id: SessionId) {
+        if self.undecided.has_members_of(id, &self.model) {
+            self.undecided.ending.insert(id);
+        } else {
+            self.close(id);
+        }
+    }
+
+    fn has_ladder(&self, pending: &Pending) -> bool {
+        let session = match *pending {
+            Pending::Process(key) => self.model.tree.get(key).and_then(|node| node.session),
+            Pending::Session(id) => Some(id),
+        };
+        let due = session.and_then(|id| self.model.sessions.due(id));
+        due.is_some_and(|(ladder, _)| self.follow.reaper.is_open(ladder.id))
+    }
+
+    fn carry_out(&mut self, key: Key, decision: Decision) {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
-        let decision = self.model.decide(key);
+        if let Some(session) = node.session {
+            if !decision.needs.is_none() {
+                // Nothing is said of it before that is known, or known to be beyond knowing.
+                return self.ask(key, session, &decision);
+            }
+            let again = match decision.reason {
+                Reason::Unreadable => self.try_again(key),
+                _ => None,
+            };
+            self.wait(key, session, decision.until.or(again));
+        }
+        let Some(node) = self.model.tree.get(key) else {
+            return;
+        };
         let known = (decision.verdict, decision.reason);
         let news = self.follow.decided.insert(key, known) != Some(known);
         match decision.verdict {
             // Told once it is verified, which changes it where the process has changed its uid.
             Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
-                if self.follow.reaper.claim(&self.model, key, &decision) {
-                    let who = Who::new(&self.model, node);
-                    self.claimed.insert(key, who);
-                    if let Some(id) = node.session {
-                        self.sessions.entry(id).or_default();
-                    }
+                if !self.follow.reaper.claim(&self.model, key, &decision) {
+                    return;
+                }
+                self.would_have_reaped += u64::from(self.settings.mode == Mode::Observe);
+                let who = Who::new(&self.model, node);
+                self.claimed.insert(key, who);
+                if let Some(id) = node.session {
+                    self.sessions.entry(id).or_default();
                 }
             }
-            Verdict::Keep if news => {
-                if let Some(id) = node.session.filter(|_| decision.due.is_some()) {
-                    self.count.kept += 1;
-                    self.sessions.entry(id).or_default().kept += 1;
-                }
+            // The others are kept, for now or for a person to look at.
+            Verdict::Keep | Verdict::Report | Verdict::Wait if news => {
                 let who = Who::new(&self.model, node);
                 self.tell_decision(who, &decision);
             }
-            Verdict::Reap | Verdict::Keep => {}
+            Verdict::Reap | Verdict::Keep | Verdict::Report | Verdict::Wait => {}
         }
     }
 
     pub(super) fn tell_decision(&mut self, who: Who, decision: &Decision) {
-        let verdict = match decision.verdict {
-            Verdict::Reap => "reap",
-            Verdict::Keep => "keep",
-        };
+        let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
         let names = Names {
             verdict,
@@ -90,18 +137,38 @@ impl Engine {
         self.tell(Body::Decision { who, names });
     }
 
+    /// Counts and tells of those whom only others have signalled, and whose end was told of.
+    pub(super) fn report_ends(&mut self) {
+        for (who, session, ended, signal) in std::mem::take(&mut self.follow.ends) {
+            self.claimed.insert(who.key, who.clone());
+            // It may be the first of which anything is counted.
+            self.sessions.entry(session).or_default();
+            let outcome = Outcome::Ended(ended);
+            self.outcome(
+                who.key,
+                session,
+                outcome,
+                Some(signal.as_str()),
+                (None, None),
+            );
+        }
+    }
+
     /// Tells what the reaper has done.
     pub(super) fn report(&mut self) {
         let mut over = Vec::new();
         for report in self.follow.reaper.take_reports() {
             match report {
                 Report::Decided { key, decision } => {
-                    if let Some(who) = self.claimed.get(&key).cloned() {
+                    let foretold = self.follow.foretold.contains(&key);
+                    if let Some(who) = self.claimed.get(&key).filter(|_| !foretold).cloned() {
                         self.tell_decision(who, &decision);
                     }
                 }
                 Report::Signal(sent) => {
                     self.count.signals += 1;
+                    self.model.signalled(sent.key, mark_of(sent.signal));
+                    self.follow.touched.push(sent.key);
                     if let Some(node) = self.model.tree.get(sent.key) {
                         // As it is now: it may run another program than when it was claimed.
                         let who = Who::new(&self.model, node);
@@ -115,8 +182,15 @@ impl Engine {
                     outcome,
                     signal,
                     duration,
+                    memory,
                 } => {
-                    self.outcome(key, session, outcome, signal.map(Signal::as_str), duration);
+                    self.outcome(
+                        key,
+                        session,
+                        outcome,
+                        signal.map(Signal::as_str),
+                        (duration, memory),
+                    );
                     // In observe a session goes on for as long as its members live.
                     if outcome != Outcome::Released(Released::Observed) {
                         over.push(session);
@@ -145,7 +219,7 @@ impl Engine {
                 .is_some_and(|tally| tally.closed.is_some());
             let reaper = &self.follow.reaper;
             if (closed || !reaper.is_open(id)) && !reaper.has_members_of(id) {
-                self.close(id);
+                self.close_decided(id);
             }
         }
     }
@@ -156,63 +230,128 @@ impl Engine {
         session: SessionId,
         outcome: Outcome,
         signal: Option<&'static str>,
-        duration: Option<u64>,
+        (duration, memory): (Option<u64>, Option<Memory>),
     ) {
+        self.mirror.dirty.insert(session);
         let mut none = Tally::default();
         let tally = self.sessions.get_mut(&session).unwrap_or(&mut none);
         match outcome {
             Outcome::Ended(_) if signal.is_some() => {
                 self.count.reaped += 1;
                 tally.reaped += 1;
+                tally.told = None;
+                self.count.memory.add(memory);
+                tally.memory.add(memory);
             }
             Outcome::Ended(_) => {}
             Outcome::Failed(_) => {
                 self.count.failed += 1;
                 tally.failed += 1;
+                tally.told = None;
             }
             // Decided about anew, from what is known now.
             Outcome::Released(Released::NotDue(_)) => {
                 self.follow.pending.push(Pending::Process(key))
             }
+            Outcome::Released(Released::Unreadable) => {
+                let again = self.undecided.again(key);
+                self.wait(key, session, again);
+            }
             Outcome::Released(_) => {}
         }
+        // Of one that has to be looked at again nothing is said yet.
+        let silent = [Released::Observed, Released::NotDue(Reason::Unread)].map(Outcome::Released);
         if let Some(who) = self.claimed.remove(&key)
-            && outcome != Outcome::Released(Released::Observed)
+            && !silent.contains(&outcome)
         {
             self.tell(Body::Outcome {
                 who,
                 outcome,
                 signal,
                 duration,
+                memory,
             });
         }
     }
 
-    /// Tells that a session is over, once: of what was due nothing is left but what is kept.
+    /// Why those members of a session are kept whose agent is gone.
+    pub(super) fn kept_of(&self, id: SessionId) -> Vec<Reason> {
+        let session = self.model.sessions.get(id);
+        let session = session.filter(|_| self.model.sessions.due(id).is_some());
+        let members = session.into_iter().flat_map(Session::members);
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        let decided = members.filter_map(|node| self.follow.decided.get(&node.key));
+        let kept =
+            decided.filter(|(verdict, _)| matches!(verdict, Verdict::Keep | Verdict::Report));
+        kept.map(|(_, reason)| *reason).collect()
+    }
+
+    /// Processes that are kept though their agent is gone.
+    pub(super) fn kept(&self) -> u64 {
+        let sessions = self.model.sessions.iter();
+        sessions
+            .map(|session| self.kept_of(session.id).len() as u64)
+            .sum()
+    }
+
+    /// Tells that a session is over: of what was due nothing is left but what is kept. Told once, and again when
+    /// something has become of those.
     pub(super) fn close(&mut self, id: SessionId) {
+        // What a rule has reaped under a living agent was not the end of anything.
+        let lives = self.model.sessions.get(id).is_some();
+        if lives && self.model.sessions.due(id).is_none() {
+            self.mirror.dirty.insert(id);
+            return;
+        }
+        let kept = self.kept_of(id);
         let tally = self.sessions.entry(id).or_default();
         let living = self.model.sessions.get(id).map(SessionRef::from);
         let over = living.is_none();
+        let first_root = tally.closed.as_ref().or(living.as_ref());
+        let first_root = first_root.map(|session| session.first_root);
         if let Some(session) = tally.closed.take().or(living)
-            && !std::mem::replace(&mut tally.told, true)
+            && tally.told.is_none_or(|kept| over && kept > 0)
         {
+            tally.told = Some(kept.len() as u32);
             let Tally {
                 reaped,
-                kept,
                 failed,
+                memory,
                 lost: lost_before,
                 ..
             } = *tally;
             self.tell(Body::SessionClose {
                 session,
                 reaped,
-                kept,
+                kept: kept.len() as u32,
+                kept_reasons: names(kept),
                 failed,
+                memory,
                 lost_before,
             });
         }
-        if over {
-            self.sessions.remove(&id);
+        match first_root {
+            Some(first_root) if over => {
+                self.sessions.remove(&id);
+                self.over.push_back((self.source.position(), first_root));
+            }
+            _ => drop(self.mirror.dirty.insert(id)),
         }
+    }
+}
+
+/// Each once.
+fn names(reasons: Vec<Reason>) -> Vec<&'static str> {
+    let mut names: Vec<_> = reasons.into_iter().map(Reason::name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What the kernel's map has for a process that was sent a signal.
+fn mark_of(signal: Signal) -> u32 {
+    match signal {
+        Signal::SIGKILL => MEMBER_KILL,
+        _ => MEMBER_TERM,
     }
 }

@@ -1,15 +1,18 @@
-//! What each step of the model means for the rest: what is told, what is to be decided, what is watched.
+//! What each step of the model means for the rest: what is told, what is to be decided, what the
+//! kernel has to hear of.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
+use nix::sys::signal::Signal;
+use reaper_common::MEMBER_KILL;
 
 use crate::config::EventScope;
-use crate::export::{Body, Lifecycle, Record, SessionRef, Sink, Who};
-use crate::model::event::{Event, Key, Provenance};
+use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
+use crate::model::event::{Ended, Event, Key, Provenance};
 use crate::model::policy::{Reason, Verdict};
-use crate::model::session::{SessionId, Turn};
+use crate::model::session::{Session, SessionId, Turn};
 use crate::model::tree::{Change, Node};
 use crate::model::{Model, Step};
-use crate::reap::Reaper;
+use crate::reap::{Reaper, Sent, Signaller};
 
 /// What has to be decided about once the ring is drained.
 pub enum Pending {
@@ -22,14 +25,17 @@ pub enum Pending {
 #[derive(Default)]
 pub struct Tally {
     pub reaped: u32,
-    pub kept: u32,
     pub failed: u32,
+    /// Memory of those reaped.
+    pub memory: GivenBack,
     /// Records that were lost while it was open.
     pub lost: u64,
     /// Nothing of it lives any more, but not all ends are confirmed.
     pub closed: Option<SessionRef>,
-    /// That it is over has been told.
-    pub told: bool,
+    /// Its members were decided about as those of one whose root is gone.
+    pub judged: bool,
+    /// That it is over has been told, when so many were kept; what has become of its members since is news.
+    pub told: Option<u32>,
 }
 
 /// See the module.
@@ -37,31 +43,52 @@ pub struct Follow {
     pub reaper: Reaper,
     pub out: Sink,
     events: EventScope,
+    /// Who descends from a process in scope is followed, whether or not an agent has begun there.
+    scoped: bool,
+    /// Who is found now is news: it came since the last look.
+    pub finds_news: bool,
     pub pending: Vec<Pending>,
     /// What was decided last about a living member.
     pub decided: HashMap<Key, (Verdict, Reason)>,
     /// Orphans whose adopter is not known yet.
     pub parentless: Vec<Key>,
-    /// Pids whose exit is to wake the engine, or is not any more.
-    pub watch: Vec<(u32, bool)>,
+    /// Members that run another program, or have only now been found to be members.
+    pub fresh: Vec<Key>,
+    /// Of whom the kernel's map may have to say something else than it does.
+    pub touched: Vec<Key>,
+    /// Sessions that are not any more what was left of them in the kernel.
+    pub changed: Vec<SessionId>,
     /// Sessions of which nothing lives.
     pub closed: Vec<(SessionId, SessionRef)>,
     /// Sessions opened.
     pub opened: u64,
+    /// Signals that probes have sent.
+    pub signals: u64,
+    /// To whom: that they are to be reaped has been told with the signal.
+    pub foretold: HashSet<Key>,
+    /// Ends of processes that somebody else has signalled, and that nobody had claimed yet.
+    pub ends: Vec<(Who, SessionId, Ended, Signal)>,
 }
 
 impl Follow {
-    pub fn new(reaper: Reaper, out: Sink, events: EventScope) -> Follow {
+    pub fn new(reaper: Reaper, out: Sink, events: EventScope, scoped: bool) -> Follow {
         Follow {
             reaper,
             out,
             events,
+            scoped,
+            finds_news: false,
             pending: Vec::new(),
             decided: HashMap::new(),
             parentless: Vec::new(),
-            watch: Vec::new(),
+            fresh: Vec::new(),
+            touched: Vec::new(),
+            changed: Vec::new(),
             closed: Vec::new(),
             opened: 0,
+            signals: 0,
+            foretold: HashSet::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -86,25 +113,54 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                if node
-                    .session
-                    .is_some_and(|id| model.sessions.due(id).is_some())
-                {
+                if node.session.is_some_and(|id| {
+                    model.rules.judges_living(false) || model.sessions.due(id).is_some()
+                }) {
                     self.pending.push(Pending::Process(key));
                 }
+                if provenance == Provenance::Procfs && node.session.is_some() {
+                    self.fresh.push(key);
+                }
+                self.touch(node);
                 // The process table is no news, nor is what was known before.
-                if provenance != Provenance::Procfs {
-                    self.lifecycle(model, node, time, Lifecycle::Fork, provenance);
+                if provenance != Provenance::Procfs || self.finds_news {
+                    let how = match node.inferred {
+                        true => Provenance::Inferred,
+                        false => provenance,
+                    };
+                    self.lifecycle(model, node, time, Lifecycle::Fork, how);
                 }
             }
             Change::Execed { key } => {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
+                let member = node.session.is_some();
+                if self.decided.contains_key(&key)
+                    || member && model.rules.judges_living(node.orphaned.is_some())
+                {
+                    self.pending.push(Pending::Process(key));
+                }
+                if member {
+                    self.fresh.push(key);
+                }
+                // As the program of its root says whether the probes may end a session.
+                self.changed.extend(node.session.filter(|_| node.root));
+                self.touch(node);
+                self.lifecycle(model, node, time, Lifecycle::Exec, told_by);
+            }
+            Change::Moved { key } => {
+                let Some(node) = model.tree.get(key) else {
+                    return;
+                };
+                if node.session.is_some() {
+                    self.fresh.push(key);
+                }
                 if self.decided.contains_key(&key) {
                     self.pending.push(Pending::Process(key));
                 }
-                self.lifecycle(model, node, time, Lifecycle::Exec, told_by);
+                self.touch(node);
+                self.lifecycle(model, node, time, Lifecycle::Move, told_by);
             }
             Change::Exited {
                 ref node,
@@ -120,11 +176,21 @@ impl Follow {
                     Lifecycle::Exit { ended, peak_rss },
                     provenance,
                 );
-                self.reaper.exited(node.key, ended, orphans);
+                let claimed = self.reaper.is_claimed(node.key);
+                self.foretold.remove(&node.key);
+                self.reaper.exited(node, ended, orphans);
+                if let Some(session) = node.session.filter(|_| node.signalled != 0 && !claimed) {
+                    let signal = match node.signalled & MEMBER_KILL {
+                        0 => Signal::SIGTERM,
+                        _ => Signal::SIGKILL,
+                    };
+                    let who = Who::new(model, node);
+                    self.ends.push((who, session, ended, signal));
+                }
                 let was_kept = self
                     .decided
                     .remove(&node.key)
-                    .is_some_and(|(verdict, _)| verdict == Verdict::Keep);
+                    .is_some_and(|(verdict, _)| verdict != Verdict::Reap);
                 if let Some(id) = node.session
                     && was_kept
                     && model.sessions.due(id).is_some()
@@ -135,14 +201,20 @@ impl Follow {
                     .iter()
                     .for_each(|orphan| self.orphaned(model, node, *orphan, time));
             }
+            Change::Signalled { key, signal } => self.signalled(model, key, signal, time),
             Change::Reparented {
                 key,
                 old_parent,
                 adopter,
+                orphaned,
             } => {
                 let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else {
                     return;
                 };
+                if let Some(old_parent) = old_parent.filter(|_| orphaned) {
+                    // Its parent's exit is not known, or not yet.
+                    self.is_orphan(model, old_parent, key, time);
+                }
                 // By the key that the tree knows it by.
                 let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
                 let name = |key: Option<Key>| match key {
@@ -163,23 +235,96 @@ impl Follow {
     }
 
     fn orphaned(&mut self, model: &Model, parent: &Node, orphan: Key, time: u64) {
-        let Some(node) = model.tree.get(orphan).filter(|node| node.session.is_some()) else {
-            return;
-        };
-        self.pending.push(Pending::Process(orphan));
         self.parentless.push(orphan);
-        let (who, old_parent) = (Who::new(model, node), Some(parent.key));
-        self.tell(
-            time,
-            Body::Orphan {
-                who,
-                old_parent,
-                parent_command: parent.image.comm.clone(),
-            },
-        );
+        if self.tell_orphan(model, parent.key, &parent.image.comm, orphan, time) {
+            self.pending.push(Pending::Process(orphan));
+        }
     }
 
-    fn turn(&mut self, model: &Model, time: u64, turn: &Turn) {
+    fn is_orphan(&mut self, model: &Model, old_parent: Key, orphan: Key, time: u64) {
+        let command = model.tree.comm(old_parent);
+        // A root's exit is told after the children to whom the probe may have sent a signal; before that,
+        // its orphans would pass for detached ones.
+        if self.tell_orphan(model, old_parent, command, orphan, time)
+            && model.tree.get(old_parent).is_none()
+        {
+            self.pending.push(Pending::Process(orphan));
+        }
+    }
+
+    /// Tells of an orphan, if it is a member.
+    fn tell_orphan(
+        &mut self,
+        model: &Model,
+        parent: Key,
+        command: &[u8],
+        orphan: Key,
+        time: u64,
+    ) -> bool {
+        let Some(node) = model.tree.get(orphan).filter(|node| node.session.is_some()) else {
+            return false;
+        };
+        let body = Body::Orphan {
+            who: Who::new(model, node),
+            old_parent: Some(parent),
+            parent_command: command.to_vec(),
+        };
+        self.tell(time, body);
+        true
+    }
+
+    /// Notes whose mark in the kernel may have to change: of strangers there is none.
+    fn touch(&mut self, node: &Node) {
+        let marked = node.mark.is_some_and(|mark| mark.flags != 0);
+        let followed = node.session.is_some() || self.scoped && node.in_scope;
+        if marked || followed || node.boundary.is_some() || node.watched {
+            self.touched.push(node.key);
+        }
+    }
+
+    /// Notes all members of a session.
+    pub fn touch_members(&mut self, model: &Model, session: &Session) {
+        let members = session.members().filter_map(|pid| model.tree.by_pid(pid));
+        for node in members {
+            self.touched.push(node.key);
+            self.fresh.push(node.key);
+        }
+    }
+
+    /// A probe has sent a signal.
+    fn signalled(&mut self, model: &Model, key: Key, signal: u8, time: u64) {
+        let node = model.tree.get(key);
+        let signal = Signal::try_from(i32::from(signal));
+        if let (Some(node), Ok(signal)) = (node, signal) {
+            self.signals += 1;
+            self.touched.push(key);
+            if !self.reaper.has_told(key) && self.foretold.insert(key) {
+                // On what the service has left word of: at the root's exit, or when nothing else helped.
+                let reason = match signal {
+                    Signal::SIGTERM => Reason::RootGone,
+                    _ => Reason::BornWhileDue,
+                };
+                let names = Names {
+                    verdict: "reap",
+                    reason: reason.name(),
+                    rule: None,
+                };
+                let who = Who::new(model, node);
+                self.tell(time, Body::Decision { who, names });
+            }
+            let sent = Sent {
+                key,
+                signal,
+                latency: None,
+                by: Signaller::Kernel,
+            };
+            let who = Who::new(model, node);
+            self.tell(time, Body::Signal { who, sent });
+        }
+    }
+
+    /// Takes in what became of a session.
+    pub fn turn(&mut self, model: &Model, time: u64, turn: &Turn) {
         match turn {
             Turn::Opened { session } => {
                 let Some(session) = model.sessions.get(*session) else {
@@ -189,7 +334,10 @@ impl Follow {
                     return;
                 };
                 self.opened += 1;
-                self.watch.push((session.root.pid, true));
+                self.changed.push(session.id);
+                self.touched.extend(root.parent);
+                // Some may have been found before it was known whose they are.
+                self.touch_members(model, session);
                 let outer = session
                     .outer
                     .and_then(|id| model.sessions.get(id))
@@ -198,6 +346,7 @@ impl Follow {
                 self.tell(time, Body::SessionOpen { who, rule, outer });
             }
             Turn::Boundary { key, session, rule } => {
+                self.touched.push(*key);
                 let Some(node) = model.tree.get(*key) else {
                     return;
                 };
@@ -216,7 +365,11 @@ impl Follow {
                 old_root,
                 root,
             } => {
-                self.watch.extend([(old_root.pid, false), (root.pid, true)]);
+                // An end that was told of before was none.
+                self.pending
+                    .retain(|pending| !matches!(pending, Pending::Session(id) if id == session));
+                self.changed.push(*session);
+                self.touched.push(*root);
                 let Some(session) = model.sessions.get(*session).map(SessionRef::from) else {
                     return;
                 };
@@ -237,7 +390,7 @@ impl Follow {
                 let Some(session) = model.sessions.get(*session) else {
                     return;
                 };
-                self.watch.push((session.root.pid, false));
+                self.changed.push(session.id);
                 let members = model
                     .sessions
                     .inwards(session.id)
@@ -257,6 +410,8 @@ impl Follow {
                     },
                 );
             }
+            // Told, and decided about, when all is taken in.
+            Turn::Restored { .. } => {}
             Turn::Closed { session } => {
                 self.closed.push((session.id, SessionRef::from(&**session)))
             }

@@ -1,69 +1,278 @@
-//! What the kernel does not tell: what was there before, and what was lost. /proc knows it.
+//! What the kernel did not tell: lost records, records that were none, processes that its map had no room
+//! for. It is announced, looked for by a thread of its own, and taken in; until then nothing new is decided.
+
+use std::time::Duration;
 
 use hashbrown::HashSet;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
 
-use super::Engine;
+use super::survey::{Survey, Surveyor, Whom};
+use super::{Engine, EngineError};
 use crate::export::Body;
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::source::procfs::{Glance, ProcfsError};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
+use crate::source::Lost;
+use crate::source::ladder::{self, Passed};
+use crate::source::procfs::Glance;
 use crate::sys;
 
+/// How long after a survey that failed the next one begins, at first and at most.
+const DELAY_MIN: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// A stretch of time in which events may be missing.
+pub struct Gap {
+    reason: &'static str,
+    /// What is missing.
+    total: u64,
+    /// In ns since boot.
+    opened: u64,
+    search: Search,
+    /// How long to wait should the search fail.
+    delay: Duration,
+}
+
+/// How what is missing is being found.
+enum Search {
+    Survey(oneshot::Receiver<Result<Survey, EngineError>>),
+    /// It has failed, and is begun anew then.
+    Again(Instant),
+}
+
+impl Gap {
+    /// As [`Body::GapOpen`] has it.
+    pub(super) fn reason(&self) -> &'static str {
+        self.reason
+    }
+}
+
 impl Engine {
-    /// Takes in the process table. What happened since the probes were attached waits in the ring and
-    /// is merged afterwards.
-    pub(super) fn seed(&mut self) -> Result<HashSet<u32>, ProcfsError> {
-        // Parents before their children, so that membership finds its way down.
-        let rows = self.procfs.snapshot()?.parents_first();
-        let pids = rows.iter().map(|row| row.key.pid).collect();
+    /// If records were lost, or there was no room for members, says so and sees to it.
+    pub(super) fn look_for_loss(&mut self) {
+        let lost = self.source.lost();
+        if lost.total != self.lost.total {
+            let since = lost.since(&self.lost);
+            self.count.lost += since.total;
+            self.lost = lost;
+            for session in self.model.sessions.iter() {
+                self.sessions.entry(session.id).or_default().lost += since.total;
+                self.mirror.dirty.insert(session.id);
+            }
+            if let Err(error) = self.source.set_lost_told(lost.total) {
+                tracing::error!("{error}");
+            }
+            self.open_gap("records_lost", since);
+        }
+        let unfollowed = self.source.unfollowed();
+        if unfollowed != self.unfollowed {
+            let count = unfollowed - self.unfollowed.min(unfollowed);
+            self.unfollowed = unfollowed;
+            let room = self.source.maps().map_or(0, |maps| maps.room());
+            self.tell(Body::Unfollowed { count, room });
+            let total = Lost {
+                total: count,
+                ..Lost::default()
+            };
+            self.open_gap("members_full", total);
+        }
+    }
+
+    /// If the kernel has left a probe out, says so and sees to it: nobody counts what was not told.
+    pub(super) fn look_for_skips(&mut self) {
+        let skipped = self.source.skipped();
+        if skipped > self.skipped {
+            let total = Lost {
+                total: skipped - self.skipped,
+                ..Lost::default()
+            };
+            self.skipped = skipped;
+            self.open_gap("probes_skipped", total);
+        }
+    }
+
+    /// If the source has failed, goes on with a scan of the process table, and looks for what was missed.
+    pub(super) fn fall_back(&mut self) {
+        let Some(failure) = self.source.failure() else {
+            return;
+        };
+        let reason = failure.to_string();
+        let scan = match ladder::last(&self.settings.running.scan) {
+            Ok(scan) => scan,
+            Err(error) => {
+                tracing::error!("{reason}; and the process table cannot be scanned: {error}");
+                return self.miss_one();
+            }
+        };
+        tracing::error!("{reason}: going on by the process table");
+        self.settings.passed_over.push(Passed {
+            source: self.source.name(),
+            reason,
+        });
+        self.source = scan;
+        self.fell_back = true;
+        self.ladders_told = false;
+        self.model.set_moves_unseen(!self.source.tells_moves());
+        (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
+        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+        // How much has not been told nobody knows.
+        self.open_gap("source_lost", Lost::default());
+    }
+
+    /// A record was none: what it would have told is as good as lost.
+    pub(super) fn miss_one(&mut self) {
+        let total = Lost {
+            total: 1,
+            ..Lost::default()
+        };
+        self.open_gap("record_malformed", total);
+    }
+
+    fn open_gap(&mut self, reason: &'static str, missing: Lost) {
+        self.lossy = true;
+        let (total, by_kind) = (missing.total, missing.named());
+        if self.gap.is_some() {
+            // The survey that is on its way may be too early for these.
+            let (_, before) = self.next_gap.get_or_insert((reason, Lost::default()));
+            before.add(&missing);
+            return;
+        }
+        self.gaps += 1;
+        self.tell(Body::GapOpen {
+            reason,
+            source: self.source.name(),
+            total,
+            by_kind,
+        });
+        self.gap = Some(Gap {
+            reason,
+            total,
+            opened: sys::boot_time(),
+            search: self.search(DELAY_MIN),
+            delay: DELAY_MIN,
+        });
+    }
+
+    /// Begins a survey, in a thread of its own.
+    fn search(&self, delay: Duration) -> Search {
+        // Who is not followed is not in the map: then all of /proc has to be looked at.
+        let complete = self.source.is_complete() && self.skipped == 0;
+        let everybody = !self.source.filters() || !complete;
+        let whom = if everybody {
+            Whom::Everybody
+        } else {
+            Whom::Followed
+        };
+        let begun = Surveyor::new(&self.source, complete).and_then(|surveyor| {
+            let (done, survey) = oneshot::channel();
+            // Nobody is there to take it where the engine has stopped meanwhile.
+            let work = move || drop(done.send(surveyor.survey(whom)));
+            std::thread::Builder::new()
+                .name("survey".into())
+                .spawn(work)?;
+            Ok(survey)
+        });
+        match begun {
+            Ok(survey) => Search::Survey(survey),
+            Err(error) => {
+                tracing::error!("cannot look for what was lost: {error}; trying again");
+                Search::Again(Instant::now() + delay)
+            }
+        }
+    }
+
+    /// Waits for what a gap's survey has found; for ever if there is no gap. Without an answer it is
+    /// time to begin anew.
+    pub(super) async fn surveyed(gap: &mut Option<Gap>) -> Option<Result<Survey, EngineError>> {
+        match gap.as_mut().map(|gap| &mut gap.search) {
+            Some(Search::Survey(survey)) => Some(match survey.await {
+                Ok(survey) => survey,
+                Err(_) => Err(std::io::Error::other("the survey was given up").into()),
+            }),
+            Some(Search::Again(at)) => {
+                sleep_until(*at).await;
+                None
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes in what was found, and decides by it: also where more has been lost meanwhile, so that a
+    /// ring that is always full does not keep all from being ended. Where nothing could be found the
+    /// gap stays open.
+    pub(super) fn close_gap(&mut self, survey: Option<Result<Survey, EngineError>>) {
+        self.drain();
+        let survey = match survey {
+            Some(Ok(survey)) => survey,
+            failed => {
+                if let Some(Err(error)) = failed {
+                    tracing::error!("cannot look for what was lost: {error}; trying again");
+                }
+                let delay = self.gap.as_ref().map_or(DELAY_MIN, |gap| gap.delay);
+                let search = self.search(delay);
+                if let Some(gap) = &mut self.gap {
+                    gap.delay = (2 * delay).min(DELAY_MAX);
+                    gap.search = search;
+                }
+                return;
+            }
+        };
+        self.model.doubt_what_was_read();
+        // Where nothing else knows whose they are, what they have from their makers has to say it.
+        self.model.set_infers(self.source.probes().is_none());
+        let found = self.take_in(survey.rows);
+        let gone = self.forget_vanished(&survey.pids, survey.began);
+        if self.source.filters() {
+            self.model.forget_foreign();
+        }
+        let Some(gap) = self.gap.take() else { return };
+        self.tell(Body::GapClosed {
+            reason: gap.reason,
+            total: gap.total,
+            found,
+            gone,
+            duration: sys::boot_time().saturating_sub(gap.opened),
+        });
+        // What could not be read is asked for again before a signal.
+        self.lossy = self.next_gap.is_some() || survey.unreadable > 0;
+        self.decide();
+        if let Some((reason, missing)) = self.next_gap.take() {
+            self.open_gap(reason, missing);
+        }
+        self.mirror();
+    }
+
+    /// Takes in rows of the process table, parents before their children, so that membership finds its
+    /// way down. Gives how many processes were not known.
+    pub(super) fn take_in(&mut self, rows: Vec<Seen>) -> u64 {
+        let mut found = 0;
         for row in rows {
+            let key = row.key;
+            let known = self.model.tree.get(key).is_some();
+            // It may have gone since it was looked at, and been told of.
+            if !known && self.is_late(key) {
+                continue;
+            }
             self.apply(&Event {
                 time: sys::boot_time(),
                 provenance: Provenance::Procfs,
                 kind: EventKind::Seen(row),
             });
+            found += u64::from(!known && self.model.tree.get(key).is_some());
         }
-        Ok(pids)
+        found
     }
 
-    /// If records were lost, says so and finds in /proc what they would have told.
-    pub(super) fn look_for_loss(&mut self) {
-        let lost = self.source.lost();
-        if lost.total == self.lost.total {
-            return;
-        }
-        let since = lost.since(&self.lost);
-        self.count.lost += since.total;
-        self.lost = lost;
-        let open: Vec<_> = self
-            .model
-            .sessions
-            .iter()
-            .map(|session| session.id)
-            .collect();
-        for id in open {
-            self.sessions.entry(id).or_default().lost += since.total;
-        }
-        self.tell(Body::Lost {
-            total: since.total,
-            by_kind: since.named(),
-        });
-        self.reconcile();
+    /// Whether a process that is not known has gone by now.
+    fn is_late(&self, key: Key) -> bool {
+        self.ready
+            && self
+                .procfs
+                .glance(key)
+                .is_ok_and(|glance| glance == Glance::Gone)
     }
 
-    /// Finds in /proc what events would have told that did not come.
-    pub(super) fn reconcile(&mut self) {
-        let before = sys::boot_time();
-        match self.seed() {
-            Ok(living) => self.forget_vanished(&living, before),
-            Err(error) => {
-                tracing::error!("{error}: what was lost stays unknown until the next look")
-            }
-        }
-    }
-
-    /// Processes that were known before a look at /proc and were not found by it have exited.
-    pub(super) fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) {
-        self.source_catches_up();
+    /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
+    pub(super) fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
         let gone: Vec<Key> = self
             .model
             .tree
@@ -71,36 +280,44 @@ impl Engine {
             .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
             .map(|node| node.key)
             .collect();
+        let mut count = 0;
         for key in gone {
             // A row that could not be read is not one that is not there: unknown is never dead.
             let dead = self
                 .procfs
                 .glance(key)
                 .is_ok_and(|glance| glance == Glance::Gone);
-            if dead {
+            if dead && self.model.tree.get(key).is_some() {
                 self.exited_unseen(key);
+                count += 1;
             }
         }
+        count
     }
 
-    /// Reads what is in the ring without looking for losses again.
-    pub(super) fn source_catches_up(&mut self) {
-        let told = std::mem::replace(&mut self.lost.total, u64::MAX);
-        self.drain();
-        self.lost.total = told;
-    }
-
+    /// The end of a process that nobody told of. Of a root's the probe may have left word.
     pub(super) fn exited_unseen(&mut self, key: Key) {
-        let kind = EventKind::Exit {
-            key,
-            parent: None,
-            ended: Ended::Unknown,
-            peak_rss: 0,
+        let first_root = self
+            .model
+            .sessions
+            .of_root(key)
+            .map(|session| session.first_root);
+        let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
+        // One that was before the root began was of the one before it.
+        let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
+            Some(exit) => (exit.time_ns, super::restore::ended(exit.status)),
+            None => (sys::boot_time(), Ended::Unknown),
         };
         self.apply(&Event {
-            time: sys::boot_time(),
+            time,
             provenance: Provenance::Inferred,
-            kind,
+            kind: EventKind::Exit {
+                key,
+                parent: None,
+                ended,
+                peak_rss: 0,
+                mark: None,
+            },
         });
     }
 
@@ -134,14 +351,17 @@ impl Engine {
                 continue;
             };
             let Some(adopter) = self.model.tree.by_pid(parent).map(|node| node.key) else {
-                // It still has the parent that is on its way out. The next look will tell.
-                self.follow.parentless.push(child);
+                if old_parent.is_some_and(|old| old.pid == parent) {
+                    // It still has the parent that is on its way out. The next look will tell.
+                    self.follow.parentless.push(child);
+                }
                 continue;
             };
             let kind = EventKind::Reparent {
                 child,
                 old_parent,
                 adopter: Some(adopter),
+                mark: None,
             };
             self.apply(&Event {
                 time: sys::boot_time(),

@@ -3,16 +3,19 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::ser::Formatter;
 
-use super::record::{Body, Count, Lifecycle, Record, SessionRef, Who};
+use super::names::{
+    SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
+};
+use super::record::{Body, Count, GivenBack, KeptFor, Lifecycle, Record, SessionRef, Who};
 use super::redact;
 use super::sink::Clock;
 use crate::model::event::{Ended, Key};
-use crate::reap::{Failure, Outcome, Released};
+use crate::reap::Outcome;
+use crate::source::procfs::Memory;
 
 /// Version of the stream: raised when a key changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
@@ -27,6 +30,26 @@ pub fn write(out: &mut impl Write, record: &Record, seq: u64, clock: &Clock) -> 
     let mut line = Line { map, clock };
     line.whole(record, seq)?;
     line.map.end()?;
+    out.write_all(b"\n")
+}
+
+/// A value as one line of JSON, as harmless as those of the stream.
+pub fn to_json(value: &impl Serialize) -> Vec<u8> {
+    let mut out = Vec::new();
+    // Fails only where a map has keys that are no text.
+    if let Err(error) = write_object(&mut out, value) {
+        tracing::error!("cannot write an answer as JSON: {error}; this is a bug");
+    }
+    out
+}
+
+/// Writes a value as one line, as harmless as those of the stream.
+///
+/// # Errors
+/// Of the writer.
+pub fn write_object(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, Harmless);
+    value.serialize(&mut serializer)?;
     out.write_all(b"\n")
 }
 
@@ -75,19 +98,39 @@ impl<W: Write> Line<'_, '_, W> {
         self.put("seq", seq)?;
         self.text("time", self.clock.wall(record.time))?;
         self.put("time_boot_ns", record.time)?;
-        self.put("event", name(&record.body))?;
+        self.put("event", event_name(&record.body))?;
         match &record.body {
             Body::Ready {
                 mode,
                 source,
+                passed_over,
                 processes,
                 scope,
+                resumed,
+                pinned,
+                kernel_reap,
+                ring_size,
             } => {
                 self.put("mode", mode)?;
                 self.put("source", source)?;
+                self.put("passed_over", passed_over)?;
                 self.put("processes", processes)?;
                 self.put("scope", scope)?;
-                self.put("version", env!("CARGO_PKG_VERSION"))
+                self.put("version", env!("CARGO_PKG_VERSION"))?;
+                if let Some(size) = ring_size {
+                    self.put("ring_size", size)?;
+                }
+                self.put("kernel_reap", kernel_reap)?;
+                if let Some(directory) = pinned {
+                    self.put("pinned", directory)?;
+                }
+                let Some(resumed) = resumed else {
+                    return self.put("resumed", false);
+                };
+                self.put("resumed", true)?;
+                self.put("resumed_sessions", resumed.sessions)?;
+                self.put("backlog_bytes", resumed.backlog)?;
+                self.put("lost_before", resumed.lost)
             }
             Body::Lifecycle {
                 what,
@@ -97,7 +140,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.who(who)?;
                 self.put("provenance", provenance.name())?;
                 match what {
-                    Lifecycle::Fork | Lifecycle::Exec => Ok(()),
+                    Lifecycle::Fork | Lifecycle::Exec | Lifecycle::Move => Ok(()),
                     Lifecycle::Exit { ended, peak_rss } => {
                         self.ended(*ended)?;
                         self.put("process.memory.peak_rss", peak_rss)
@@ -142,6 +185,24 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
+            Body::SessionResume {
+                session,
+                root,
+                who,
+                members,
+                root_gone,
+            } => {
+                match who {
+                    Some(who) if who.session.is_some() => self.who(who)?,
+                    _ => {
+                        self.session(session)?;
+                        self.text("entity_id", self.clock.entity(*root))?;
+                        self.put("process.pid", root.pid)?;
+                    }
+                }
+                self.put("members", members)?;
+                self.put("root_gone", root_gone)
+            }
             Body::SessionRootGone {
                 session,
                 root,
@@ -166,14 +227,20 @@ impl<W: Write> Line<'_, '_, W> {
                 session,
                 reaped,
                 kept,
+                kept_reasons,
                 failed,
+                memory,
                 lost_before,
             } => {
                 self.session(session)?;
                 self.put("lost_before", lost_before)?;
                 self.put("reaped", reaped)?;
                 self.put("kept", kept)?;
-                self.put("failed", failed)
+                if !kept_reasons.is_empty() {
+                    self.put("kept_reasons", kept_reasons)?;
+                }
+                self.put("failed", failed)?;
+                self.given_back(memory)
             }
             Body::Boundary { who, session, rule } => {
                 self.who(who)?;
@@ -192,10 +259,49 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
+            Body::Stray { who, stray } => {
+                self.who(who)?;
+                self.put("agent", &stray.agent)?;
+                self.put("decision", stray.verdict.name())?;
+                self.put("reason", stray.reason())?;
+                if let Some(rule) = stray.verdict.rule() {
+                    self.put("rule", rule)?;
+                }
+                self.put("evidence", stray.evidence.name())?;
+                if let Some(variable) = stray.evidence.variable() {
+                    self.put("variable", variable)?;
+                }
+                if let Some(owner) = stray.evidence.owner() {
+                    self.put("owner_pid", owner)?;
+                }
+                self.text("head_id", self.clock.entity(stray.head))?;
+                self.put("head_pid", stray.head.pid)
+            }
+            Body::Keep {
+                who,
+                by,
+                kept,
+                processes,
+            } => {
+                self.who(who)?;
+                self.put("by_uid", by)?;
+                if let Some(KeptFor { until, tree }) = kept {
+                    if let Some(until) = until {
+                        self.text("until", self.clock.wall(*until))?;
+                    }
+                    self.put("tree", tree)?;
+                }
+                self.put("processes", processes)
+            }
+            Body::Reload { done, message } => {
+                self.put("result", if *done { "done" } else { "refused" })?;
+                self.text("message", message)
+            }
             Body::Signal { who, sent } => {
                 self.who(who)?;
                 self.put("signal", sent.signal.as_str())?;
                 self.put("result", "sent")?;
+                self.put("sent_by", signaller_name(sent.by))?;
                 match sent.latency {
                     Some(latency) => self.put("latency_ns", latency),
                     None => Ok(()),
@@ -206,40 +312,78 @@ impl<W: Write> Line<'_, '_, W> {
                 outcome,
                 signal,
                 duration,
+                memory,
             } => {
                 self.who(who)?;
                 self.put("outcome", outcome_name(outcome))?;
-                match outcome {
-                    Outcome::Ended(ended) => self.ended(*ended)?,
-                    Outcome::Failed(failure) => self.text("reason", FailureName(failure))?,
-                    Outcome::Released(Released::NotDue(reason)) => {
-                        self.put("reason", reason.name())?
-                    }
-                    Outcome::Released(Released::Unreadable) => self.put("reason", "unreadable")?,
-                    Outcome::Released(Released::Observed) => self.put("reason", "observe")?,
-                    Outcome::Released(Released::Gone) => self.put("reason", "gone")?,
-                    Outcome::Released(Released::Identity) => self.put("reason", "identity")?,
+                if let Outcome::Ended(ended) = outcome {
+                    self.ended(*ended)?;
+                }
+                if let Some(reason) = outcome_reason(outcome) {
+                    self.put("reason", reason)?;
                 }
                 if let Some(signal) = signal {
                     self.put("signal", signal)?;
+                }
+                if let Some(Memory { rss, swap, pss }) = memory {
+                    self.put("memory.rss", rss)?;
+                    if let Some(pss) = pss {
+                        self.put("memory.pss", pss)?;
+                    }
+                    self.put("memory.swap", swap)?;
                 }
                 match duration {
                     Some(duration) => self.put("duration_ns", duration),
                     None => Ok(()),
                 }
             }
-            Body::Lost { total, by_kind } => {
+            Body::GapOpen {
+                reason,
+                source,
+                total,
+                by_kind,
+            } => {
+                self.put("reason", reason)?;
+                self.put("source", source)?;
                 self.put("lost", total)?;
                 by_kind
                     .iter()
                     .try_for_each(|(kind, n)| self.put(&format!("lost_{kind}"), n))
             }
-            Body::Dropped { count } => self.put("count", count),
+            Body::GapClosed {
+                reason,
+                total,
+                found,
+                gone,
+                duration,
+            } => {
+                self.put("reason", reason)?;
+                self.put("lost", total)?;
+                self.put("found", found)?;
+                self.put("gone", gone)?;
+                self.put("duration_ns", duration)
+            }
+            Body::Unfollowed { count, room } => {
+                self.put("count", count)?;
+                self.put("room", room)
+            }
+            Body::CaughtUp { records, duration } => {
+                self.put("records", records)?;
+                self.put("duration_ns", duration)
+            }
+            Body::Dropped { by, count } => {
+                self.put("dropped_by", by)?;
+                self.put("count", count)
+            }
             Body::Malformed { count, reason } => {
                 self.put("count", count)?;
                 self.put("reason", reason)
             }
-            Body::Summary { count, reason } => {
+            Body::Summary {
+                count,
+                reason,
+                armed,
+            } => {
                 let Count {
                     sessions,
                     reaped,
@@ -248,6 +392,7 @@ impl<W: Write> Line<'_, '_, W> {
                     signals,
                     events,
                     lost,
+                    memory,
                 } = count;
                 self.put("reason", reason)?;
                 self.put("sessions", sessions)?;
@@ -256,7 +401,12 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("failed", failed)?;
                 self.put("signals", signals)?;
                 self.put("events", events)?;
-                self.put("lost", lost)
+                self.put("lost", lost)?;
+                self.given_back(memory)?;
+                match armed {
+                    Some(directory) => self.put("left_armed", directory),
+                    None => Ok(()),
+                }
             }
         }
     }
@@ -303,6 +453,19 @@ impl<W: Write> Line<'_, '_, W> {
         self.put("agent", &session.agent)
     }
 
+    fn given_back(&mut self, memory: &GivenBack) -> Result {
+        let GivenBack {
+            rss,
+            pss,
+            swap,
+            unread,
+        } = memory;
+        self.put("memory.rss", rss)?;
+        self.put("memory.pss", pss)?;
+        self.put("memory.swap", swap)?;
+        self.put("memory.unread", unread)
+    }
+
     fn old_parent(&mut self, parent: Option<Key>) -> Result {
         let Some(parent) = parent else { return Ok(()) };
         self.text("old_parent_id", self.clock.entity(parent))?;
@@ -317,85 +480,6 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("core_dumped", core)
             }
             Ended::Unknown => Ok(()),
-        }
-    }
-}
-
-/// Name of what happened, as it stands under `event`.
-pub fn name(body: &Body) -> &'static str {
-    match body {
-        Body::Ready { .. } => "ready",
-        Body::Lifecycle {
-            what: Lifecycle::Fork,
-            ..
-        } => "fork",
-        Body::Lifecycle {
-            what: Lifecycle::Exec,
-            ..
-        } => "exec",
-        Body::Lifecycle {
-            what: Lifecycle::Exit { .. },
-            ..
-        } => "exit",
-        Body::Orphan { .. } => "orphan",
-        Body::Reparent { .. } => "reparent",
-        Body::SessionOpen { .. } => "session.open",
-        Body::SessionRootGone { .. } => "session.root_gone",
-        Body::SessionRelaunch { .. } => "session.relaunch",
-        Body::SessionClose { .. } => "session.close",
-        Body::Boundary { .. } => "boundary",
-        Body::Decision { .. } => "decision",
-        Body::Signal { .. } => "signal",
-        Body::Outcome { .. } => "outcome",
-        Body::Lost { .. } => "lost",
-        Body::Dropped { .. } => "dropped",
-        Body::Malformed { .. } => "malformed",
-        Body::Summary { .. } => "summary",
-    }
-}
-
-/// The word under `outcome`.
-pub fn outcome_name(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Ended(_) => "ended",
-        Outcome::Failed(_) => "failed",
-        Outcome::Released(_) => "not_sent",
-    }
-}
-
-/// A session's name outside: its agent, and pid and start of the process that was its root first.
-struct SessionId<'a>(&'a SessionRef);
-
-impl Display for SessionId<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let SessionRef { agent, first_root } = self.0;
-        write!(f, "{agent}-{}-{:x}", first_root.pid, first_root.start)
-    }
-}
-
-/// A signal's name, or its number if it has none.
-pub struct SignalName(pub u8);
-
-impl Display for SignalName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match Signal::try_from(i32::from(self.0)) {
-            Ok(signal) => f.write_str(signal.as_str()),
-            Err(_) => write!(f, "SIG{}", self.0),
-        }
-    }
-}
-
-/// Why a process could not be ended, in one word.
-pub struct FailureName<'a>(pub &'a Failure);
-
-impl Display for FailureName<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Failure::Stopped => f.write_str("stopped"),
-            Failure::Eperm => f.write_str("eperm"),
-            Failure::Errno(errno) => write!(f, "{:?}", nix::Error::from_raw(*errno)),
-            Failure::Stuck('D') => f.write_str("uninterruptible"),
-            Failure::Stuck(state) => write!(f, "stuck in state {state}"),
         }
     }
 }

@@ -4,16 +4,19 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
+use bytesize::ByteSize;
 
-use super::json::{FailureName, SignalName};
-use super::record::{Body, Lifecycle, Record, Who};
-use super::redact;
+use super::names::{FailureName, in_words};
+use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, Who};
 use super::sink::Clock;
-use crate::model::event::{Ended, Key};
-use crate::reap::{Outcome, Released};
+use super::text::{by, command, duration, ended, given_back, more, printable, process};
+use crate::model::event::Key;
+use crate::model::stray::Verdict;
+use crate::reap::{Outcome, Released, Signaller};
+use crate::strays::why;
 
-/// Characters of a command line that are shown.
-const COMMAND_MAX: usize = 48;
+/// Characters of a directory that are shown.
+const PATH_MAX: usize = 128;
 
 const PLAIN: Style = Style::new();
 const DIM: Style = Style::new().dimmed();
@@ -74,20 +77,43 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             source,
             processes,
             scope,
+            resumed,
+            pinned,
+            ..
         } => {
             let scope = if scope.is_empty() {
                 "the whole host".to_owned()
             } else {
                 scope.join(", ")
             };
-            let detail = format!(
-                "watching {scope} through {source}, {processes} processes found, mode {mode}"
+            let mut detail = format!(
+                "watching {scope} through {source}, {processes} processes found, mode {mode}; "
             );
+            detail += &match pinned {
+                Some(directory) => format!("pinned in {}", printable(directory, PATH_MAX)),
+                None => "tracking ends with this program".into(),
+            };
+            if let Some(Resumed {
+                sessions,
+                backlog,
+                lost,
+            }) = *resumed
+            {
+                let backlog = ByteSize::b(backlog);
+                let _ = write!(
+                    detail,
+                    "; taken up: {sessions} sessions, {backlog} of events, {lost} lost"
+                );
+            }
             (GOOD, "ready", Nobody, detail)
         }
         Body::Lifecycle { what, who, .. } => match what {
             Lifecycle::Fork => (DIM, "fork", Process(who), by(who.parent)),
             Lifecycle::Exec => (DIM, "exec", Process(who), String::new()),
+            Lifecycle::Move => {
+                let unit = "in another cgroup".to_owned();
+                (DIM, "move", Process(who), unit)
+            }
             Lifecycle::Exit { ended: how, .. } => (DIM, "exit", Process(who), ended(*how)),
         },
         Body::Orphan { who, .. } => (NOTE, "orphan", Process(who), String::new()),
@@ -114,6 +140,24 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 .map(|outer| format!("inside {} ({})", outer.agent, outer.first_root.pid));
             (GOOD, "agent", Process(who), nested.unwrap_or_default())
         }
+        Body::SessionResume {
+            session,
+            root,
+            who,
+            members,
+            root_gone,
+        } => {
+            let subject = match who {
+                Some(who) => Process(who),
+                None => Root(&session.agent, *root),
+            };
+            let gone = if *root_gone {
+                ", the agent is gone"
+            } else {
+                ""
+            };
+            (GOOD, "resumed", subject, format!("{members} members{gone}"))
+        }
         Body::SessionRootGone {
             session,
             root,
@@ -135,12 +179,22 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             session,
             reaped,
             kept,
+            kept_reasons,
             failed,
+            memory,
             lost_before,
         } => {
             let good = *failed == 0 && *lost_before == 0;
             let style = if good { GOOD } else { BAD };
-            let mut detail = format!("{reaped} reaped, {kept} kept, {failed} failed");
+            let why = match kept_reasons.as_slice() {
+                [] => String::new(),
+                reasons => {
+                    let words: Vec<&str> = reasons.iter().map(|reason| in_words(reason)).collect();
+                    format!(" ({})", words.join(", "))
+                }
+            };
+            let mut detail = format!("{reaped} reaped, {kept} kept{why}, {failed} failed");
+            detail += &given_back(memory);
             if *lost_before > 0 {
                 detail +=
                     &format!("; {lost_before} events were lost meanwhile, something may be left");
@@ -169,27 +223,60 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 style,
                 names.verdict,
                 Process(who),
-                format!("{}{rule}", names.reason),
+                format!("{}{rule}", in_words(names.reason)),
             )
         }
+        Body::Stray { who, stray } => {
+            let is_due = stray.verdict == Verdict::Reap;
+            let style = if is_due { WARN } else { PLAIN };
+            let agent = printable(&stray.agent, 32);
+            let why = printable(&why(stray), 200);
+            (
+                style,
+                stray.verdict.name(),
+                Process(who),
+                format!("left behind by {agent}: {why}"),
+            )
+        }
+        Body::Keep {
+            who,
+            by,
+            kept,
+            processes,
+        } => {
+            let (event, what) = match kept {
+                None => ("unkeep", "no longer kept".into()),
+                Some(KeptFor { until, tree }) => {
+                    let tree = if *tree { " with all below it" } else { "" };
+                    let end = if until.is_some() { " for a time" } else { "" };
+                    ("keep", format!("kept{tree}{end}"))
+                }
+            };
+            let detail = format!("{what}, by user {by}{}", more(*processes));
+            (NOTE, event, Process(who), detail)
+        }
         Body::Signal { who, sent } => {
-            let after = sent
-                .latency
-                .map(|ns| format!("after {}", duration(ns)))
-                .unwrap_or_default();
-            (WARN, sent.signal.as_str(), Process(who), after)
+            let from = (sent.by == Signaller::Kernel).then(|| "from the kernel".to_owned());
+            let after = sent.latency.map(|ns| format!("after {}", duration(ns)));
+            let detail: Vec<_> = from.into_iter().chain(after).collect();
+            (WARN, sent.signal.as_str(), Process(who), detail.join(", "))
         }
         Body::Outcome {
             who,
             outcome,
             duration: took,
+            memory,
             ..
         } => {
             let after = took
                 .map(|ns| format!(", {} after the first signal", duration(ns)))
                 .unwrap_or_default();
             match outcome {
-                Outcome::Ended(how) => (GOOD, "ended", Process(who), ended(*how) + &after),
+                Outcome::Ended(how) => {
+                    let memory = memory.map(|memory| given_back(&memory.into()));
+                    let detail = ended(*how) + &after + &memory.unwrap_or_default();
+                    (GOOD, "ended", Process(who), detail)
+                }
                 Outcome::Failed(why) => (
                     BAD,
                     "FAILED",
@@ -200,7 +287,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                     NOTE,
                     "spared",
                     Process(who),
-                    "its uid cannot be read".into(),
+                    "what it is cannot be read".into(),
                 ),
                 Outcome::Released(Released::Observed) => {
                     (DIM, "observed", Process(who), String::new())
@@ -219,26 +306,85 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 ),
             }
         }
-        Body::Lost { total, .. } => (
-            BAD,
-            "lost",
+        Body::GapOpen {
+            reason,
+            source,
+            total,
+            ..
+        } => {
+            let what = match *reason {
+                "restart" => format!("nobody read meanwhile, {total} events lost"),
+                "members_full" => format!("{total} processes without room in the kernel's map"),
+                "record_malformed" => format!("{total} events unreadable"),
+                "source_lost" => format!("events come through {source} from now on"),
+                _ => format!("{total} events lost"),
+            };
+            let style = match *reason {
+                "source_lost" => BAD,
+                _ if *total > 0 => BAD,
+                _ => NOTE,
+            };
+            let detail = format!("{what}: nothing new is decided until it is made up for");
+            (style, "gap", Nobody, detail)
+        }
+        Body::GapClosed {
+            found,
+            gone,
+            duration: took,
+            ..
+        } => (
+            GOOD,
+            "gap closed",
             Nobody,
-            format!("{total} events; looked through /proc for what they told"),
+            format!(
+                "after {}: {found} processes and {gone} ends found that nobody had told of",
+                duration(*took)
+            ),
         ),
-        Body::Dropped { count } => (
+        Body::Unfollowed { count, room } => (
             BAD,
-            "dropped",
+            "map full",
             Nobody,
-            format!("{count} lines of this stream: its reader is too slow"),
+            format!(
+                "{count} processes beyond the {room} of max_members: followed only while this service runs"
+            ),
         ),
+        Body::CaughtUp {
+            records,
+            duration: took,
+        } => (
+            GOOD,
+            "caught up",
+            Nobody,
+            format!("{records} events in {}", duration(*took)),
+        ),
+        Body::Dropped { by, count } => {
+            let what = match *by {
+                "journal" => "records of the journal: it is not written fast enough",
+                _ => "lines of this stream: its reader is too slow",
+            };
+            (BAD, "dropped", Nobody, format!("{count} {what}"))
+        }
+        Body::Reload { done, message } => {
+            let (style, what) = if *done {
+                (GOOD, "config")
+            } else {
+                (BAD, "config refused")
+            };
+            (style, what, Nobody, message.replace('\n', "; "))
+        }
         Body::Malformed { count, reason } => (
             BAD,
             "malformed",
             Nobody,
-            format!("{count} records skipped: {reason}"),
+            format!("{count} skipped: {reason}"),
         ),
-        Body::Summary { count, reason } => {
-            let detail = format!(
+        Body::Summary {
+            count,
+            reason,
+            armed,
+        } => {
+            let mut detail = format!(
                 "{reason}: {} sessions, {} reaped, {} kept, {} failed; {} signals sent, {} events read, {} lost",
                 count.sessions,
                 count.reaped,
@@ -248,102 +394,12 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 count.events,
                 count.lost
             );
+            detail += &given_back(&count.memory);
+            if let Some(directory) = armed {
+                let directory = printable(directory, PATH_MAX);
+                let _ = write!(detail, "; left armed in {directory}");
+            }
             (GOOD, "stopped", Nobody, detail)
         }
-    }
-}
-
-/// A process where there is little room.
-fn process(key: Option<Key>, command: &[u8]) -> String {
-    let command = printable(&String::from_utf8_lossy(command), 16);
-    match key {
-        Some(key) if command.is_empty() => key.pid.to_string(),
-        Some(key) => format!("{command} ({})", key.pid),
-        None => "nobody known".into(),
-    }
-}
-
-fn by(parent: Option<Key>) -> String {
-    parent
-        .map(|key| format!("by {}", key.pid))
-        .unwrap_or_default()
-}
-
-fn ended(ended: Ended) -> String {
-    match ended {
-        Ended::Exited(code) => format!("exit {code}"),
-        Ended::Signalled {
-            signal,
-            core: false,
-        } => SignalName(signal).to_string(),
-        Ended::Signalled { signal, core: true } => format!("{} (core dumped)", SignalName(signal)),
-        Ended::Unknown => "nobody saw how".into(),
-    }
-}
-
-/// A span of time with three digits.
-pub fn duration(ns: u64) -> String {
-    let (value, unit) = match ns as f64 {
-        ns if ns < 1e3 => (ns, "ns"),
-        ns if ns < 1e6 => (ns / 1e3, "µs"),
-        ns if ns < 1e9 => (ns / 1e6, "ms"),
-        ns => (ns / 1e9, "s"),
-    };
-    let digits = if value < 10.0 && unit != "ns" { 1 } else { 0 };
-    format!("{value:.digits$} {unit}")
-}
-
-fn command(who: &Who) -> String {
-    let mut line = String::new();
-    for arg in redact::arguments(who.image.args()) {
-        let space = if line.is_empty() { "" } else { " " };
-        let _ = write!(line, "{space}{}", String::from_utf8_lossy(&arg));
-        if line.len() > 4 * COMMAND_MAX {
-            break;
-        }
-    }
-    if line.is_empty() {
-        line = format!("[{}]", String::from_utf8_lossy(&who.image.comm));
-    }
-    printable(&line, COMMAND_MAX)
-}
-
-/// What may be shown on a terminal: no control characters, and not more than `max` characters.
-fn printable(text: &str, max: usize) -> String {
-    let mut shown = String::new();
-    for (n, c) in text.chars().enumerate() {
-        if n >= max {
-            shown.push('…');
-            break;
-        }
-        // Direction marks and the like would let a command line rearrange the line it stands on.
-        let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        if c.is_control() || invisible {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{duration, printable};
-
-    #[test]
-    fn control_characters_are_escaped_and_length_is_bounded() {
-        assert_eq!(
-            printable("a\nb\x1b[31mc\u{202e}", 40),
-            "a\\nb\\u{1b}[31mc\\u{202e}"
-        );
-        assert_eq!(printable("abcdef", 3), "abc…");
-    }
-
-    #[test]
-    fn durations_have_a_unit_that_fits() {
-        assert_eq!(duration(48_200), "48 µs");
-        assert_eq!(duration(1_500_000), "1.5 ms");
-        assert_eq!(duration(5_002_000_000), "5.0 s");
     }
 }

@@ -6,9 +6,18 @@
 
 mod json;
 mod line;
+pub(crate) mod names;
 mod record;
-mod redact;
+pub(crate) mod redact;
 mod sink;
+#[cfg(test)]
+mod tests;
+mod text;
 
-pub use record::{Body, Count, Lifecycle, Names, Record, SessionRef, Who};
+pub use json::{to_json, write_object};
+pub use names::{SessionId, in_words};
+pub use record::{
+    Body, Count, GivenBack, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
+};
 pub use sink::{Clock, Format, Output, Sink, Writer};
+pub use text::{command_line, duration, ended, printable};

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use crate::model::Model;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
 use crate::model::session::Session;
+use crate::model::stray::Stray;
 use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};
+use crate::source::ladder::Passed;
+use crate::source::procfs::Memory;
 
 /// Something to tell, and when it happened (ns since boot).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub time: u64,
     pub body: Body,
@@ -43,7 +46,7 @@ impl From<&Session> for SessionRef {
 }
 
 /// A process as it was when something happened to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     pub key: Key,
     pub parent: Option<Key>,
@@ -73,11 +76,53 @@ impl Who {
 }
 
 /// What happens to every process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lifecycle {
     Fork,
     Exec,
-    Exit { ended: Ended, peak_rss: u64 },
+    /// It is in another cgroup.
+    Move,
+    Exit {
+        ended: Ended,
+        peak_rss: u64,
+    },
+}
+
+/// Memory that was given back: what processes had right after their first signal, added up once the end
+/// of each is confirmed. A zombie has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenBack {
+    /// Bytes that were resident; pages that several of them shared count for each.
+    pub rss: u64,
+    /// The same, with the share of each in pages that several have, where that was read in time.
+    pub pss: u64,
+    /// Bytes that were swapped out.
+    pub swap: u64,
+    /// Ended ones of which there was no reading: they were too quick, or it was not this service that
+    /// signalled them.
+    pub unread: u64,
+}
+
+impl GivenBack {
+    /// Counts one that has ended.
+    pub fn add(&mut self, memory: Option<Memory>) {
+        match memory {
+            Some(Memory { rss, swap, pss }) => {
+                self.rss = self.rss.saturating_add(rss);
+                self.pss = self.pss.saturating_add(pss.unwrap_or(rss));
+                self.swap = self.swap.saturating_add(swap);
+            }
+            None => self.unread += 1,
+        }
+    }
+}
+
+impl From<Memory> for GivenBack {
+    fn from(memory: Memory) -> GivenBack {
+        let mut given_back = GivenBack::default();
+        given_back.add(Some(memory));
+        given_back
+    }
 }
 
 /// How often things happened; the last line of the stream tells.
@@ -85,28 +130,61 @@ pub enum Lifecycle {
 pub struct Count {
     pub sessions: u64,
     pub reaped: u64,
+    /// Processes that are kept though their agent is gone, at that time.
     pub kept: u64,
     pub failed: u64,
     pub signals: u64,
     pub events: u64,
     pub lost: u64,
+    /// Of those reaped.
+    pub memory: GivenBack,
+}
+
+/// What was found of the service before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Sessions that it had open.
+    pub sessions: usize,
+    /// Bytes that were waiting in the ring.
+    pub backlog: u64,
+    /// Records that found no room in the ring while nobody read it.
+    pub lost: u64,
 }
 
 /// The parts of a decision that are told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     pub verdict: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
 }
 
-#[derive(Clone, Debug)]
+/// For how long, and with whom, a process is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptFor {
+    /// In ns since boot; `None`: until it ends.
+    pub until: Option<u64>,
+    /// With all that descends from it.
+    pub tree: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     Ready {
         mode: &'static str,
         source: &'static str,
+        /// The better sources that could not be used.
+        passed_over: Vec<Passed>,
         processes: usize,
         scope: Vec<String>,
+        /// What was taken up from the service before, if there was one.
+        resumed: Option<Resumed>,
+        /// Directory of the pins; without them tracking ends with this process.
+        pinned: Option<String>,
+        /// Whether the probes send the first signal where they can.
+        kernel_reap: bool,
+        /// In bytes; `None` where the source has none.
+        ring_size: Option<u64>,
     },
     Lifecycle {
         what: Lifecycle,
@@ -132,6 +210,21 @@ pub enum Body {
         rule: Arc<str>,
         outer: Option<SessionRef>,
     },
+    /// All that had gathered since the service before is read, decided about and, where it was due, signalled.
+    CaughtUp {
+        records: u64,
+        /// In ns, since this service began to take it up.
+        duration: u64,
+    },
+    /// Taken up from the service before.
+    SessionResume {
+        session: SessionRef,
+        root: Key,
+        /// The root, if it lives.
+        who: Option<Who>,
+        members: usize,
+        root_gone: bool,
+    },
     SessionRootGone {
         session: SessionRef,
         root: Key,
@@ -146,8 +239,12 @@ pub enum Body {
     SessionClose {
         session: SessionRef,
         reaped: u32,
+        /// Members that live and are kept.
         kept: u32,
+        /// Why, each reason once.
+        kept_reasons: Vec<&'static str>,
         failed: u32,
+        memory: GivenBack,
         /// Records that were lost while it was open: there may be members nobody knows of.
         lost_before: u64,
     },
@@ -160,6 +257,26 @@ pub enum Body {
         who: Who,
         names: Names,
     },
+    /// A leftover of an agent that nobody watched, which is to be reaped or reported.
+    Stray {
+        who: Who,
+        stray: Stray,
+    },
+    /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
+    Reload {
+        done: bool,
+        message: String,
+    },
+    /// A user has asked for a process to be kept, or has taken that back.
+    Keep {
+        who: Who,
+        /// Uid of who has asked.
+        by: u32,
+        /// `None`: no longer.
+        kept: Option<KeptFor>,
+        /// How many it is about, itself included.
+        processes: usize,
+    },
     Signal {
         who: Who,
         sent: Sent,
@@ -169,13 +286,41 @@ pub enum Body {
         outcome: Outcome,
         signal: Option<&'static str>,
         duration: Option<u64>,
+        /// What it had right after its first signal; of one that has ended.
+        memory: Option<Memory>,
     },
-    Lost {
+    /// From here on events may be missing: nothing new is decided in what they may touch.
+    GapOpen {
+        /// `records_lost`, `record_malformed`, `members_full`, `probes_skipped`, `source_lost` or `restart`.
+        reason: &'static str,
+        /// Where events come from now.
+        source: &'static str,
+        /// Records that are missing; of `members_full` processes.
         total: u64,
-        by_kind: [(&'static str, u64); 4],
+        by_kind: [(&'static str, u64); reaper_common::Kind::ALL.len()],
     },
-    /// Lines that this stream left out, because it could not be written fast enough.
+    /// What was missing has been found by other means.
+    GapClosed {
+        reason: &'static str,
+        total: u64,
+        /// Processes that nobody had told of.
+        found: u64,
+        /// Ends that nobody had told of.
+        gone: u64,
+        /// In ns, since it was opened.
+        duration: u64,
+    },
+    /// Processes that found no room in the kernel's map of members: they are followed only while this
+    /// service runs.
+    Unfollowed {
+        count: u64,
+        /// How many the map has room for.
+        room: u32,
+    },
+    /// Records that were left out, because they could not be written fast enough.
     Dropped {
+        /// `stream` or `journal`.
+        by: &'static str,
         count: u64,
     },
     Malformed {
@@ -185,5 +330,7 @@ pub enum Body {
     Summary {
         count: Count,
         reason: &'static str,
+        /// Directory of the pins that were left at work.
+        armed: Option<String>,
     },
 }

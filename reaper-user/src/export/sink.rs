@@ -1,17 +1,22 @@
 //! From the engine to the outputs, without ever holding the engine up.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::{Body, Record, json, line};
+use crate::journal::Feed;
 use crate::model::event::Key;
 use crate::sys;
 
@@ -20,7 +25,9 @@ const WAITING_MAX: usize = 65_536;
 
 /// How long the end of the stream may take to be read.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Records that a batch has room for from the start.
+/// Records after which the writer says how far it has come.
+const STRETCH: usize = 1024;
+/// Records that are put aside without asking for more memory.
 const BATCH: usize = 64;
 
 /// How a line is written.
@@ -62,12 +69,27 @@ impl Output {
             .append(true)
             .mode(0o600)
             .open(path)?;
+        if ends_torn(path)? {
+            // Whoever wrote it was killed at that; what it was about is told again.
+            (&file).write_all(b"\n")?;
+        }
         Ok(Output {
             format: Format::Json,
             writer: Box::new(BufWriter::new(file)),
             closed: false,
         })
     }
+}
+
+/// Whether a file ends in the middle of a line.
+fn ends_torn(path: &Path) -> io::Result<bool> {
+    let length = std::fs::metadata(path)?;
+    if !length.is_file() || length.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    File::open(path)?.read_exact_at(&mut last, length.len() - 1)?;
+    Ok(last != *b"\n")
 }
 
 /// Times of the stream: events carry ns since boot, lines the time of day.
@@ -111,19 +133,91 @@ impl Clock {
 struct Shared {
     waiting: AtomicUsize,
     dropped: AtomicU64,
+    due: Mutex<Due>,
+}
+
+impl Shared {
+    fn due(&self) -> MutexGuard<'_, Due> {
+        // Nothing is half done in it where a thread has panicked.
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is to be done once so many records have been written.
+///
+/// However many are asked for, two are kept: the first, so that something is done although records keep
+/// coming, and the last, so that it is done in the end although none comes any more.
+#[derive(Default)]
+struct Due {
+    written: u64,
+    first: Option<(u64, Box<dyn FnOnce() + Send>)>,
+    last: Option<(u64, Box<dyn FnOnce() + Send>)>,
+}
+
+impl Due {
+    /// To be done after a number of records that is not less than that of any before.
+    fn add(&mut self, after: u64, f: Box<dyn FnOnce() + Send>) {
+        if after <= self.written {
+            f();
+        } else if self.first.is_none() {
+            self.first = Some((after, f));
+        } else {
+            self.last = Some((after, f));
+        }
+    }
+
+    fn wrote(&mut self, records: usize) {
+        self.written += records as u64;
+        while let Some((_, f)) = self.first.take_if(|(after, _)| *after <= self.written) {
+            f();
+            self.first = self.last.take();
+        }
+    }
 }
 
 /// The engine's end.
 pub struct Sink {
     batch: Vec<Record>,
     sender: Sender<Vec<Record>>,
+    /// Records handed over since the start.
+    sent: u64,
     shared: Arc<Shared>,
+    /// Records that may wait beside the bound, until it is not reached any more.
+    beside: usize,
+    journal: Option<Feed>,
 }
 
 impl Sink {
+    /// Hands what is kept there to a journal too, from now on.
+    pub fn keep_in(&mut self, journal: Feed) {
+        self.journal = Some(journal);
+    }
+
     /// Puts a record aside until [`Sink::flush`].
     pub fn push(&mut self, record: Record) {
         self.batch.push(record);
+    }
+
+    /// Hands over all that has gathered since the last run, which is not counted as waiting too long.
+    pub fn flush_backlog(&mut self) {
+        self.beside += self.batch.len();
+        self.flush();
+    }
+
+    /// Whether nothing waits to be written.
+    pub fn is_idle(&self) -> bool {
+        self.batch.is_empty()
+            && self.shared.dropped.load(Ordering::Relaxed) == 0
+            && self.shared.waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// Runs `f` once all that was pushed before has been written and flushed, or been given up; on the
+    /// writer's thread, or at once if there is nothing to wait for. Hands over what has gathered.
+    ///
+    /// One that is still waiting when another comes may never be run, but the last one always is.
+    pub fn then(&mut self, f: impl FnOnce() + Send + 'static) {
+        self.flush();
+        self.shared.due().add(self.sent, Box::new(f));
     }
 
     /// Hands over what has gathered. Never blocks: where the writer is too far behind, what every process
@@ -132,22 +226,33 @@ impl Sink {
         if self.batch.is_empty() {
             return;
         }
-        let waiting = self.shared.waiting.load(Ordering::Relaxed);
+        // Before anything is left out: what the stream has no room for, the journal may have.
+        if let Some(journal) = &mut self.journal {
+            self.batch.extend(journal.take(&self.batch));
+        }
+        let waiting = self.shared.waiting.load(Ordering::SeqCst);
         let n = self.batch.len();
-        if waiting > WAITING_MAX {
+        let bound = WAITING_MAX + self.beside;
+        if waiting > bound {
             self.batch
-                .retain(|record| waiting <= 2 * WAITING_MAX && !record.is_lifecycle());
+                .retain(|record| waiting <= bound + WAITING_MAX && !record.is_lifecycle());
+        } else if waiting <= WAITING_MAX && n <= WAITING_MAX {
+            self.beside = 0;
         }
         let left_out = n - self.batch.len();
         self.shared
             .dropped
             .fetch_add(left_out as u64, Ordering::Relaxed);
-        self.shared
-            .waiting
-            .fetch_add(self.batch.len(), Ordering::Relaxed);
-        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
-        // A writer that is gone has said why.
-        let _ = self.sender.send(batch);
+        if !self.batch.is_empty() {
+            let batch: Vec<_> = self.batch.drain(..).collect();
+            self.shared
+                .waiting
+                .fetch_add(batch.len(), Ordering::Relaxed);
+            self.sent += batch.len() as u64;
+            // A writer that is gone has said why.
+            let _ = self.sender.send(batch);
+        }
+        self.batch.shrink_to(BATCH);
     }
 }
 
@@ -166,12 +271,24 @@ impl Writer {
         let (end, done) = channel();
         let shared = Arc::new(Shared::default());
         let sink = Sink {
-            batch: Vec::new(),
+            batch: Vec::with_capacity(BATCH),
             sender,
+            sent: 0,
             shared: Arc::clone(&shared),
+            beside: 0,
+            journal: None,
         };
         let work = move || {
-            write_all(outputs, &clock, &receiver, &shared);
+            let mut outputs = Outputs {
+                all: outputs,
+                clock,
+                seq: 0,
+            };
+            while let Ok(batch) = receiver.recv() {
+                write(&mut outputs, &batch, &shared);
+                tell_dropped(&mut outputs, &shared);
+            }
+            tell_dropped(&mut outputs, &shared);
             let _ = end.send(());
         };
         std::thread::Builder::new()
@@ -189,27 +306,47 @@ impl Writer {
     }
 }
 
-fn write_all(
-    mut outputs: Vec<Output>,
-    clock: &Clock,
-    receiver: &Receiver<Vec<Record>>,
-    shared: &Shared,
-) {
-    let mut seq = 0;
-    while let Ok(batch) = receiver.recv() {
-        let dropped = shared.dropped.swap(0, Ordering::Relaxed);
-        let dropped = (dropped > 0).then(|| Record {
+/// Writes a batch, and says on the way how far it has come.
+fn write(outputs: &mut Outputs, batch: &[Record], shared: &Shared) {
+    for stretch in batch.chunks(STRETCH) {
+        outputs.write(stretch);
+        shared.waiting.fetch_sub(stretch.len(), Ordering::SeqCst);
+        shared.due().wrote(stretch.len());
+    }
+}
+
+/// Says how many records have been left out since this was last said.
+fn tell_dropped(outputs: &mut Outputs, shared: &Shared) {
+    let count = shared.dropped.load(Ordering::Relaxed);
+    if count > 0 {
+        outputs.write(&[Record {
             time: sys::boot_time(),
-            body: Body::Dropped { count: dropped },
-        });
-        for record in dropped.iter().chain(&batch) {
-            seq += 1;
-            outputs
-                .iter_mut()
-                .for_each(|output| output.write(record, seq, clock));
+            body: Body::Dropped {
+                by: "stream",
+                count,
+            },
+        }]);
+        shared.dropped.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// All that lines go to, numbered alike.
+struct Outputs {
+    all: Vec<Output>,
+    clock: Clock,
+    seq: u64,
+}
+
+impl Outputs {
+    /// Writes records and flushes.
+    fn write(&mut self, records: &[Record]) {
+        for record in records {
+            self.seq += 1;
+            for output in &mut self.all {
+                output.write(record, self.seq, &self.clock);
+            }
         }
-        shared.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
-        outputs.iter_mut().for_each(Output::flush);
+        self.all.iter_mut().for_each(Output::flush);
     }
 }
 

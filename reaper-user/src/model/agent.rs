@@ -1,4 +1,5 @@
-//! Which programs are agents, where membership stops, and what is kept: rules over comm, exe and argv.
+//! Which programs are agents, where membership stops, and what is kept, reaped and reported: rules over comm,
+//! exe and argv, and over what else is known of a process.
 //!
 //! Pure: a [`Ruleset`] is compiled once and then only asked. Every exec on the host passes through
 //! [`Ruleset::classify`], so the usual answer, "no rule", allocates nothing: two hash look-ups, by comm
@@ -8,28 +9,49 @@
 //! # Order
 //! Boundaries are asked before agents, because an agent's own shared daemon runs the agent's program:
 //! `codex app-server` is a boundary and no agent. Within each kind the first match in the order given
-//! wins (the user's rules come before the built-in ones). Keeps are another question, asked of a member
-//! that is about to be reaped.
+//! wins (the user's rules come before the built-in ones). Those that keep, reap or report are another
+//! question, asked of members, and in one order among themselves: [`Ruleset::judging`] finds those whose
+//! program it is, and the policy asks for the rest.
 //!
 //! # What is not known
 //! A field that is empty is not known and fulfils no condition on it, not even a negative one.
 
 mod index;
+mod names;
 mod pattern;
 mod script;
+mod when;
 
 #[cfg(test)]
 mod tests;
 
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use crate::model::event::{Image, Uids};
+use crate::model::event::{Ended, Image};
+use crate::model::facts::Needs;
 use index::Index;
+pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
+pub use when::{SessionIs, UidIs, When};
 
-/// What a rule says of the processes that it matches. In the order in which they are asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Most marks, the first of which is [`KEEP_MARK`]: a fact has a bit for each.
+pub const MARKS_MAX: usize = 64;
+
+/// What users put in the environment of what is to be kept.
+static KEEP_MARK: LazyLock<Pattern> = LazyLock::new(|| Pattern::exactly("REAPER_KEEP=1"));
+
+/// What tmux, screen and zellij put in the environment of what runs below them.
+static MULTIPLEXER_MARKS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
+    let marks = ["TMUX=*", "STY=*", "ZELLIJ=*"];
+    marks
+        .iter()
+        .filter_map(|mark| Pattern::mark(mark).ok())
+        .collect()
+});
+
+/// What a rule says of the processes that it matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Membership of a session stops here: neither this process nor its descendants are members.
     Boundary,
@@ -37,7 +59,35 @@ pub enum Action {
     Agent,
     /// A member like any other, but not reaped.
     Keep,
+    /// It is reaped, also under a living agent.
+    Reap,
+    /// It is kept, and a person should look at it.
+    Report,
 }
+
+impl Action {
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Boundary => "boundary",
+            Action::Agent => "agent",
+            Action::Keep => "keep",
+            Action::Reap => "reap",
+            Action::Report => "report",
+        }
+    }
+
+    /// Rules of one rank are asked together, in the order given.
+    fn rank(self) -> u8 {
+        match self {
+            Action::Boundary => 0,
+            Action::Agent => 1,
+            Action::Keep | Action::Reap | Action::Report => JUDGING,
+        }
+    }
+}
+
+/// Rank of the rules that are asked about members.
+const JUDGING: u8 = 2;
 
 /// What of an [`Image`] a condition looks at. Cheap ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,15 +112,47 @@ pub struct Condition {
 #[derive(Clone, Debug)]
 pub struct Matcher(Vec<Condition>);
 
-/// A named rule: it matches if one of its matchers does.
+/// A named rule: it holds if one of its matchers does, and all that it asks for besides.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub name: Arc<str>,
     pub action: Action,
-    /// Alternatives. None at all: every image matches (only with `other_uid`).
+    /// Alternatives. None at all: every image matches.
     pub matchers: Vec<Matcher>,
-    /// Holds only for members that run under another uid than the root of their session.
-    pub other_uid: bool,
+    /// Of agents and boundaries nothing.
+    pub when: When,
+    /// Nanoseconds from when a member became due (or was orphaned under a living agent, or began, if neither)
+    /// until the action is taken; it is kept until then. Of agents and boundaries 0.
+    pub after: u64,
+}
+
+impl Rule {
+    /// A rule that looks at the program alone.
+    pub fn new(name: &str, action: Action, matchers: Vec<Matcher>) -> Rule {
+        Rule {
+            name: name.into(),
+            action,
+            matchers,
+            when: When::default(),
+            after: 0,
+        }
+    }
+
+    /// Whether it can save a member that is due, for a while at least.
+    pub fn may_spare(&self) -> bool {
+        let spares = match self.action {
+            Action::Keep | Action::Report => true,
+            Action::Reap => self.after > 0,
+            Action::Boundary | Action::Agent => false,
+        };
+        spares && self.when.is_of(false)
+    }
+
+    /// Whether those whom it saves need their kin for as long: whoever has a delay before it is reaped, and whoever
+    /// others may be connected to.
+    pub fn holds_kin(&self) -> bool {
+        self.may_spare() && (self.action == Action::Reap || self.when.listening == Some(true))
+    }
 }
 
 /// A rule of one [`Ruleset`].
@@ -89,34 +171,115 @@ pub enum Class {
 /// All rules, compiled.
 #[derive(Clone, Default)]
 pub struct Ruleset {
-    /// Sorted by action, and within one in the order given.
+    /// Sorted by rank, and within one in the order given.
     rules: Vec<Rule>,
     boundaries: Index,
     agents: Index,
-    keeps: Index,
+    judging: Index,
+    /// Sessions of the rules that hold kin.
+    holding: Vec<SessionIs>,
+    /// Those of `judging` that look at no program: all that most programs have.
+    bare: Arc<[RuleId]>,
+    /// See [`Ruleset::marks`].
+    marks: Vec<Pattern>,
+    multiplexer_bits: u64,
+    honor_keep: bool,
 }
 
 impl Ruleset {
     /// Of rules in the order in which they are to be asked.
     pub fn new(mut rules: Vec<Rule>) -> Ruleset {
-        rules.sort_by_key(|rule| rule.action);
-        let of = |action| Index::new(&rules, action);
-        let (boundaries, agents, keeps) =
-            (of(Action::Boundary), of(Action::Agent), of(Action::Keep));
+        rules.sort_by_key(|rule| rule.action.rank());
+        let mut marks = vec![KEEP_MARK.clone()];
+        for rule in &mut rules {
+            rule.when.mark_bits = bits(&mut marks, &rule.when.marks);
+        }
+        let mut multiplexer_bits = 0;
+        if rules.iter().any(|rule| rule.when.multiplexed.is_some()) {
+            multiplexer_bits = bits(&mut marks, &MULTIPLEXER_MARKS);
+        }
+        let of = |rank| Index::new(&rules, rank);
+        let (boundaries, agents, judging) = (of(0), of(1), of(JUDGING));
+        let holding = rules.iter().filter(|rule| rule.holds_kin());
         Ruleset {
-            rules,
+            holding: holding.map(|rule| rule.when.session).collect(),
             boundaries,
             agents,
-            keeps,
+            bare: judging.bare().collect(),
+            judging,
+            rules,
+            marks,
+            multiplexer_bits,
+            honor_keep: false,
         }
+    }
+
+    /// The same, and whether what has `REAPER_KEEP=1` in its environment is kept, by mark 0.
+    pub fn honoring_keep(mut self, honor_keep: bool) -> Ruleset {
+        self.honor_keep = honor_keep;
+        self
+    }
+
+    /// Whether mark 0 keeps.
+    pub fn honors_keep(&self) -> bool {
+        self.honor_keep
+    }
+
+    /// The marks that rules ask for: patterns over `NAME=value`, one for each bit of
+    /// [`Facts::marks`](super::facts::Facts::marks). The first is `REAPER_KEEP=1`.
+    pub fn marks(&self) -> &[Pattern] {
+        &self.marks
+    }
+
+    /// Whether `REAPER_KEEP=1` is all that rules ask of an environment.
+    pub fn asks_for_keep_mark_alone(&self) -> bool {
+        self.marks.len() <= 1
+    }
+
+    /// Marks of which one is there below tmux, screen or zellij, if there is a rule that asks.
+    pub fn multiplexer_bits(&self) -> u64 {
+        self.multiplexer_bits
+    }
+
+    /// Which facts are worth reading before anything is due, since a rule will ask for them and they change
+    /// with the program only.
+    pub fn wants_prefetch(&self) -> Needs {
+        let mut needs = Needs::NONE;
+        if self.honor_keep {
+            needs |= Needs::MARKS;
+        }
+        for rule in self.rules.iter().filter(|rule| rule.may_spare()) {
+            let when = &rule.when;
+            if when.mark_bits != 0 || when.multiplexed.is_some() {
+                needs |= Needs::MARKS;
+            }
+            if when.own_unit.is_some() || !when.units.is_empty() {
+                needs |= Needs::UNIT;
+            }
+        }
+        needs
+    }
+
+    /// Whether there is a rule that may hold kin in a session whose root has ended so.
+    pub fn may_hold_kin(&self, ended: Ended) -> bool {
+        let may = |session: &SessionIs| session.holds(Some(ended)) != Some(false);
+        self.holding.iter().any(may)
+    }
+
+    /// Whether there is a rule that may say something of members of a living agent: of its orphans, or of the
+    /// others.
+    pub fn judges_living(&self, orphans: bool) -> bool {
+        let said = |rule: &&Rule| rule.action.rank() == JUDGING && rule.action != Action::Keep;
+        let mut said = self.rules.iter().filter(said);
+        said.any(|rule| rule.when.is_of(true) && rule.when.orphan.is_none_or(|of| of == orphans))
     }
 
     /// What a program is. Asked at every exec.
     pub fn classify(&self, image: &Image) -> Class {
         let subject = Subject::new(image);
-        if let Some(id) = self.boundaries.first(&self.rules, &subject, false) {
+        if let Some(id) = self.boundaries.first(&self.rules, &subject) {
             Class::Boundary(id)
-        } else if let Some(id) = self.agents.first(&self.rules, &subject, false) {
+        } else if let Some(id) = self.agents.first(&self.rules, &subject) {
             Class::Agent(id)
         } else {
             Class::Plain
@@ -125,25 +288,30 @@ impl Ruleset {
 
     /// The agent rule that matches, whether or not a boundary does too.
     pub fn agent(&self, image: &Image) -> Option<RuleId> {
-        self.agents.first(&self.rules, &Subject::new(image), false)
+        self.agents.first(&self.rules, &Subject::new(image))
     }
 
     /// The boundary rule that matches.
     pub fn boundary(&self, image: &Image) -> Option<RuleId> {
-        self.boundaries
-            .first(&self.rules, &Subject::new(image), false)
+        self.boundaries.first(&self.rules, &Subject::new(image))
     }
 
-    /// The rule that keeps a member of a session whose root runs under the uids `root`. Another real
-    /// or another effective uid is another uid.
-    pub fn keep(&self, image: &Image, uids: Uids, root: Uids) -> Option<RuleId> {
-        self.keeps
-            .first(&self.rules, &Subject::new(image), uids != root)
+    /// The rules that keep, reap or report programs like this one, as far as that is a question of the program,
+    /// in the order in which they are to be asked.
+    pub fn judging(&self, image: &Image) -> Arc<[RuleId]> {
+        let found = self.judging.all(&self.rules, &Subject::new(image));
+        if found.is_empty() {
+            return Arc::clone(&self.bare);
+        }
+        let mut all: Vec<RuleId> = self.bare.iter().copied().chain(found).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into()
     }
 
-    /// A boundary or a keep that would match if the part of the command line said so that was cut off:
-    /// all else that it asks for holds.
-    pub fn might_spare(&self, image: &Image) -> Option<RuleId> {
+    /// A boundary, or a rule that may spare, that would match if the part of the command line said so that was
+    /// cut off: all else that it asks of the program holds. `judging` are those that match anyway.
+    pub fn might_spare(&self, image: &Image, judging: &[RuleId]) -> Option<RuleId> {
         if !image.truncated {
             return None;
         }
@@ -151,8 +319,10 @@ impl Ruleset {
             line_is_open: true,
             ..Subject::new(image)
         };
-        let boundary = self.boundaries.first(&self.rules, &subject, false);
-        boundary.or_else(|| self.keeps.first(&self.rules, &subject, false))
+        let boundary = self.boundaries.first(&self.rules, &subject);
+        let spares = |id: &RuleId| self.rule(*id).may_spare() && !judging.contains(id);
+        let all = || self.judging.all(&self.rules, &subject);
+        boundary.or_else(|| all().into_iter().filter(spares).min())
     }
 
     /// # Panics
@@ -165,10 +335,31 @@ impl Ruleset {
         &self.rule(id).name
     }
 
+    /// The agent of this name.
+    pub fn agent_named(&self, name: &str) -> Option<RuleId> {
+        let is_it = |rule: &Rule| rule.action == Action::Agent && *rule.name == *name;
+        let found = (0..).zip(&self.rules).find(|(_, rule)| is_it(rule));
+        found.map(|(at, _)| RuleId(at))
+    }
+
     /// All rules, in the order in which they are asked.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
+}
+
+/// The bits of patterns among all marks, which takes them in.
+fn bits(marks: &mut Vec<Pattern>, patterns: &[Pattern]) -> u64 {
+    let mut bits = 0;
+    for pattern in patterns {
+        let is_it = |known: &Pattern| known.text() == pattern.text();
+        let bit = marks.iter().position(is_it).unwrap_or_else(|| {
+            marks.push(pattern.clone());
+            marks.len() - 1
+        });
+        bits |= 1u64.checked_shl(bit as u32).unwrap_or(0);
+    }
+    bits
 }
 
 impl std::fmt::Debug for Ruleset {
@@ -177,10 +368,52 @@ impl std::fmt::Debug for Ruleset {
     }
 }
 
+/// In short: what of an image has to look how.
+impl std::fmt::Display for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, condition) in self.0.iter().enumerate() {
+            let field = match condition.field {
+                Field::Comm => "comm",
+                Field::Script => "script",
+                Field::Exe => "exe",
+                Field::Argv => "argv",
+            };
+            let and = if n > 0 { ", " } else { "" };
+            let not = if condition.negative { "not " } else { "" };
+            write!(f, "{and}{not}{field}")?;
+            for (n, pattern) in condition.any_of.iter().enumerate() {
+                let or = if n > 0 { " | " } else { " " };
+                write!(f, "{or}{}", pattern.text())?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Matcher {
     pub fn new(mut conditions: Vec<Condition>) -> Matcher {
         conditions.sort_by_key(|c| c.field);
         Matcher(conditions)
+    }
+
+    pub fn conditions(&self) -> &[Condition] {
+        &self.0
+    }
+
+    /// Whether it can never match: it denies what it asks for, or wants a script of what runs none.
+    pub fn is_impossible(&self) -> bool {
+        let denied = |condition: &Condition| {
+            let not = self
+                .0
+                .iter()
+                .filter(|other| other.negative && other.field == condition.field);
+            let not = || not.clone().flat_map(|other| &other.any_of);
+            let is_denied = |p: &Pattern| not().any(|other| other.text() == p.text());
+            !condition.negative && condition.any_of.iter().all(is_denied)
+        };
+        let mut programs = self.names(Field::Exe).into_iter().flatten().peekable();
+        let runs_none = programs.peek().is_some() && !programs.any(script::is_interpreter);
+        self.0.iter().any(denied) || self.needs_script() && runs_none
     }
 
     /// Whether it says what a program is, not only what it is not.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::facts::Known;
+
 /// Nanoseconds of a tick of /proc (`USER_HZ` is 100 on every architecture Linux runs on).
 pub const TICK_NS: u64 = 10_000_000;
 
@@ -20,6 +22,12 @@ impl Key {
     /// merging what two sources say, not for identity.
     pub fn same_tick(self, other: Key) -> bool {
         self.pid == other.pid && self.start / TICK_NS == other.start / TICK_NS
+    }
+
+    /// The start, if it is known to the ns. Also an event of the kernel can be about a process whose start
+    /// was only ever read from /proc.
+    pub fn exact_start(self) -> Option<u64> {
+        (!self.start.is_multiple_of(TICK_NS)).then_some(self.start)
     }
 }
 
@@ -66,7 +74,9 @@ pub struct Image {
     pub argv_full_len: u32,
     /// Whether argv was cut.
     pub truncated: bool,
-    /// Id of the cgroup (v2) at exec, 0 if unknown.
+    /// Whether `REAPER_KEEP=1` is in the environment that it was started with, where its exec told of that.
+    pub keep_mark: Known<bool>,
+    /// Id of the cgroup (v2) at exec, or since a move to another one; 0 if unknown.
     pub cgroup_id: u64,
     pub pgid: u32,
     pub sid: u32,
@@ -88,6 +98,46 @@ impl Image {
 pub struct Uids {
     pub real: u32,
     pub effective: u32,
+}
+
+/// What the kernel's map of members says of a process: the probes hand it on at each fork, so that it
+/// holds also where events were lost or nobody was there to read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The session it belongs to by descent, named by the process that was its root first.
+    pub session: Option<Key>,
+    /// `MEMBER_*` of `reaper-common`.
+    pub flags: u32,
+}
+
+impl Mark {
+    /// Whether it has one of these flags.
+    pub fn has(self, flags: u32) -> bool {
+        self.flags & flags != 0
+    }
+}
+
+/// A session as the service before this one left it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// With the start, the session's name for ever.
+    pub first_root: Key,
+    pub root: Key,
+    /// First root of the session that it is nested in.
+    pub outer: Option<Key>,
+    /// Parent of the root when it became one.
+    pub parent: Option<Key>,
+    /// Controlling terminal of the root, 0 for none.
+    pub tty: u32,
+    /// Name of its rule.
+    pub rule: Arc<str>,
+    pub uids: Uids,
+    /// Id of the root's cgroup when it became one, 0 if unknown.
+    pub cgroup_id: u64,
+    /// Nanoseconds since boot.
+    pub opened: u64,
+    /// When and how the root ended, if it has.
+    pub gone: Option<(u64, Ended)>,
 }
 
 /// How a process ended, as `wait(2)` has it.
@@ -118,8 +168,17 @@ impl Ended {
 /// A process as /proc has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Start is a whole number of [`TICK_NS`].
+    /// When the look at it began, nanoseconds since boot: what it found is no older.
+    pub at: u64,
+    /// Start is a whole number of [`TICK_NS`], unless it is exact.
     pub key: Key,
+    /// Whether the start is known to the ns.
+    pub exact: bool,
+    /// Inode number of its pidfds, 0 if unknown.
+    pub pidfd_inode: u64,
+    /// `None` where the kernel's map is not to be had or does not hold all members: then what it does
+    /// not know proves nothing.
+    pub mark: Option<Mark>,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub uids: Uids,
@@ -150,6 +209,8 @@ pub enum EventKind {
         /// Inode number of the child's pidfds, 0 where the kernel gives none.
         pidfd_inode: u64,
         namespace_init: bool,
+        /// Of the child.
+        mark: Option<Mark>,
     },
     Exec {
         key: Key,
@@ -157,6 +218,7 @@ pub enum EventKind {
         uids: Uids,
         pidfd_inode: u64,
         image: Arc<Image>,
+        mark: Option<Mark>,
     },
     Exit {
         key: Key,
@@ -164,11 +226,43 @@ pub enum EventKind {
         ended: Ended,
         /// Bytes, 0 if unknown.
         peak_rss: u64,
+        mark: Option<Mark>,
     },
     Reparent {
         child: Key,
         old_parent: Option<Key>,
         adopter: Option<Key>,
+        /// Of the child.
+        mark: Option<Mark>,
+    },
+    /// It is in another cgroup.
+    Move {
+        key: Key,
+        /// Id of that (v2), 0 if unknown.
+        cgroup_id: u64,
+        mark: Option<Mark>,
+    },
+    /// A probe has sent a signal to it.
+    Signalled {
+        key: Key,
+        /// Its number.
+        signal: u8,
     },
     Seen(Seen),
+    Restored(Box<Restored>),
+}
+
+impl EventKind {
+    /// What the kernel's map had for the process that it tells of.
+    pub fn mark(&self) -> Option<Mark> {
+        match self {
+            EventKind::Fork { mark, .. }
+            | EventKind::Exec { mark, .. }
+            | EventKind::Exit { mark, .. }
+            | EventKind::Reparent { mark, .. }
+            | EventKind::Move { mark, .. } => *mark,
+            EventKind::Seen(seen) => seen.mark,
+            EventKind::Signalled { .. } | EventKind::Restored(_) => None,
+        }
+    }
 }

@@ -1,17 +1,39 @@
 //! Who is to be reaped, who is kept, and why: a pure function over the model.
 
+mod case;
+mod kin;
+mod weighed;
+
 use std::sync::Arc;
 
 use super::Model;
 use super::agent::RuleId;
-use super::event::Key;
-use super::session::RootGone;
+use super::event::{Ended, Key};
+use super::facts::{Known, Needs};
+use super::session::{RootGone, Session};
 use super::tree::Node;
+use case::Case;
+pub(super) use weighed::Weighed;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     Reap,
     Keep,
+    /// Kept, and something for a person to look at.
+    Report,
+    /// Kept for now: see [`Decision::needs`] and [`Decision::until`].
+    Wait,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Reap => "reap",
+            Verdict::Keep => "keep",
+            Verdict::Report => "report",
+            Verdict::Wait => "wait",
+        }
+    }
 }
 
 /// Why. The names stand in the event stream.
@@ -25,14 +47,32 @@ pub enum Reason {
     Detached,
     /// Its agent lives, and so does its parent.
     RootAlive,
+    /// It has `REAPER_KEEP=1` in its environment.
+    KeepMark,
+    /// A user has asked to keep it.
+    KeptByUser,
+    /// A rule holds, and its delay is not over.
+    Waiting,
+    /// A rule reports it.
+    ReportRule,
+    /// A rule reaps it, though its agent lives.
+    ReapRule,
+    /// What a rule asks for is not known yet. Never told.
+    Unread,
     /// A rule keeps it.
     KeepRule,
     /// It runs under another uid than its agent.
     OtherUid,
-    /// A living parent of it is kept.
+    /// A process above it is kept.
     BelowKept,
+    /// A process below it is kept, and may need it.
+    AboveKept,
     /// Its program, or the end of its command line, is not known, and might be one that is kept.
     Unreadable,
+    /// It descends from its agent, but perhaps through a boundary: what was told of its makers was lost.
+    LineageUnsure,
+    /// Nothing but evidence says that it descends from its agent.
+    Inferred,
     NotAMember,
     NeverPid1,
     NeverKernelThread,
@@ -47,10 +87,19 @@ impl Reason {
             Reason::BornWhileDue => "born_while_due",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
+            Reason::KeepMark => "keep_mark",
+            Reason::KeptByUser => "kept_by_user",
+            Reason::Waiting => "waiting",
+            Reason::ReportRule => "report_rule",
+            Reason::ReapRule => "reap_rule",
+            Reason::Unread => "unread",
             Reason::KeepRule => "keep_rule",
             Reason::OtherUid => "other_uid",
             Reason::BelowKept => "below_kept",
+            Reason::AboveKept => "above_kept",
             Reason::Unreadable => "unreadable",
+            Reason::LineageUnsure => "lineage_unsure",
+            Reason::Inferred => "inferred",
             Reason::NotAMember => "not_a_member",
             Reason::NeverPid1 => "never_pid1",
             Reason::NeverKernelThread => "never_kernel_thread",
@@ -58,9 +107,6 @@ impl Reason {
         }
     }
 }
-
-/// Why a process is kept, and the rule that says so, if one does.
-pub(super) type Kept = (Reason, Option<RuleId>);
 
 /// A decision about one process, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +117,14 @@ pub struct Decision {
     pub rule: Option<Arc<str>>,
     /// What made the process due, if it is.
     pub due: Option<RootGone>,
+    /// Facts that are wanted before it can be said: then, and only then, the verdict is [`Verdict::Wait`] with
+    /// [`Reason::Unread`].
+    pub needs: Needs,
+    /// They are wanted of this relative, not of the process itself.
+    pub relative: Option<Key>,
+    /// Monotonic nanoseconds at which this may change though nothing happens: the end of a delay, with
+    /// [`Verdict::Wait`], or of what keeps it.
+    pub until: Option<u64>,
 }
 
 impl Decision {
@@ -80,63 +134,69 @@ impl Decision {
             reason,
             rule: None,
             due: None,
+            needs: Needs::NONE,
+            relative: None,
+            until: None,
         }
+    }
+}
+
+/// Decides about many by one state of the model: what several decisions rest on is found out once.
+pub struct Round<'a> {
+    model: &'a Model,
+    kin: kin::Known,
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(model: &'a Model) -> Round<'a> {
+        let kin = kin::Known::default();
+        Round { model, kin }
+    }
+
+    /// What the model decides.
+    pub(super) fn model(&self) -> &'a Model {
+        self.model
+    }
+
+    /// The living process with this key.
+    pub fn node(&self, key: Key) -> Option<&'a Node> {
+        self.model.tree.get(key)
+    }
+
+    /// See [`Model::decide`].
+    pub fn decide(&self, key: Key) -> Decision {
+        decide(self, key)
+    }
+
+    /// How many have been asked what they do for their kin.
+    #[cfg(test)]
+    pub(super) fn asked(&self) -> usize {
+        self.kin.asked()
     }
 }
 
 /// Decides about a process; one that does not live is not a member.
 ///
-/// The order is that of strength: what is never signalled, what is no member, what lives by right of
-/// its agent, what a rule keeps. Only what none of these spares is reaped.
-pub fn decide(model: &Model, key: Key) -> Decision {
+/// The first that says something wins: what is never signalled, what is no member, what a user keeps, what
+/// is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
+/// due, and lives by right of its agent if not. Nothing is read that does not matter.
+fn decide(round: &Round<'_>, key: Key) -> Decision {
+    let model = round.model;
     let Some(node) = model.tree.get(key) else {
         return Decision::keep(Reason::NotAMember);
     };
     if let Some(reason) = never(model, node) {
         return Decision::keep(reason);
     }
-    let Some(session) = node.session.filter(|_| node.in_scope) else {
+    let Some(session) = session_of(model, node) else {
         return Decision::keep(Reason::NotAMember);
     };
-    let Some((_, due)) = model.sessions.due(session) else {
-        let reason = if node.orphaned.is_some() {
-            Reason::Detached
-        } else {
-            Reason::RootAlive
-        };
-        return Decision::keep(reason);
-    };
-    let kept = |(reason, rule)| Decision {
-        rule,
-        due: Some(due),
-        ..Decision::keep(reason)
-    };
-    if let Some(why) = kept_itself(model, node) {
-        return kept(why);
-    }
-    // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
-    let above = model
-        .tree
-        .ancestors(key)
-        .take_while(|above| above.session.is_some());
-    if let Some((_, rule)) = above
-        .into_iter()
-        .find_map(|above| kept_itself(model, above))
-    {
-        return kept((Reason::BelowKept, rule));
-    }
-    let born_later = model.born_after(node, due);
-    let reason = if born_later {
-        Reason::BornWhileDue
-    } else {
-        Reason::RootGone
-    };
-    Decision {
-        verdict: Verdict::Reap,
-        reason,
-        rule: None,
-        due: Some(due),
-    }
+    let due = model.sessions.due(session.id).map(|(_, due)| due);
+    judge(round, node, session, due)
+}
+
+fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {
+    model.sessions.get(node.session.filter(|_| node.in_scope)?)
 }
 
 /// The never-list: no rule and no mode gets past it.
@@ -152,30 +212,150 @@ fn never(model: &Model, node: &Node) -> Option<Reason> {
     }
 }
 
-fn kept_itself(model: &Model, node: &Node) -> Option<(Reason, Option<Arc<str>>)> {
-    let kept = match node.weighed {
-        Some((session, kept)) if Some(session) == node.session => kept,
-        _ => weigh(model, node),
+fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone>) -> Decision {
+    let model = round.model;
+    let keep = |reason| Decision {
+        due,
+        ..Decision::keep(reason)
     };
-    let (reason, rule) = kept?;
-    Some((reason, rule.map(|rule| Arc::clone(model.rules.name(rule)))))
+    if let Some(user) = node
+        .user_keep()
+        .filter(|keep| keep.holds(model.awake_now()))
+    {
+        return Decision {
+            until: user.until_awake,
+            ..keep(Reason::KeptByUser)
+        };
+    }
+    let marked = keep_mark(model, node);
+    let said = Case::new(model, node, session, due).said();
+    // It lives by right of its agent first of all.
+    let by_right = due.is_none() && said.verdict == Verdict::Keep;
+    if marked == Known::Is(true) && !by_right {
+        return keep(Reason::KeepMark);
+    }
+    let mut decision = Decision {
+        verdict: said.verdict,
+        reason: said.reason,
+        rule: said.rule.map(|rule| Arc::clone(model.rules.name(rule))),
+        due,
+        needs: said.needs,
+        relative: None,
+        until: said.until,
+    };
+    let kept = matches!(said.verdict, Verdict::Keep | Verdict::Report);
+    if !kept && let Some((reason, rule)) = kept_by_what_it_is(round, node, due) {
+        return Decision {
+            rule: rule.map(|rule| Arc::clone(model.rules.name(rule))),
+            ..keep(reason)
+        };
+    }
+    let matters = said.verdict != Verdict::Keep;
+    match marked {
+        Known::Unasked if matters => {
+            decision.needs |= Needs::MARKS;
+            (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
+            decision.until = None;
+        }
+        Known::Unreadable if matters && !kept => return keep(Reason::Unreadable),
+        _ => {}
+    }
+    match due.filter(|_| decision.verdict == Verdict::Reap) {
+        Some(due) => round.kin.held(model, node, due).unwrap_or(decision),
+        None => decision,
+    }
 }
 
-/// Why a process is kept as a member of its session, if it is. What cannot be known speaks for it.
-pub(super) fn weigh(model: &Model, node: &Node) -> Option<Kept> {
-    let root = model.sessions.get(node.session?)?.uids;
-    if let Some(rule) = model.rules.keep(&node.image, node.uids, root) {
-        let other_uid = model.rules.rule(rule).other_uid;
-        let reason = if other_uid {
-            Reason::OtherUid
-        } else {
-            Reason::KeepRule
-        };
-        return Some((reason, Some(rule)));
+/// Whether it has `REAPER_KEEP=1` in its environment, where that means something.
+fn keep_mark(model: &Model, node: &Node) -> Known<bool> {
+    if !model.rules.honors_keep() {
+        return Known::Is(false);
     }
-    if node.image.exe.is_empty() {
-        return Some((Reason::Unreadable, None));
+    match node.facts().map(|facts| facts.marks) {
+        _ if node.keep_mark != Known::Unasked => node.keep_mark,
+        None | Some(Known::Unasked) => Known::Unasked,
+        Some(Known::Unreadable) => Known::Unreadable,
+        Some(Known::Is(marks)) => Known::Is(marks & 1 != 0),
     }
-    let might = model.rules.might_spare(&node.image)?;
-    Some((Reason::Unreadable, Some(might)))
+}
+
+/// Whether a member is kept though it should be due, or is never signalled at all. As long as its root lives,
+/// what is not known yet does not count.
+pub(super) fn is_spared(round: &Round<'_>, node: &Node) -> bool {
+    let model = round.model;
+    let Some(session) = session_of(model, node) else {
+        return never(model, node).is_some();
+    };
+    let due = model.sessions.due(session.id).map(|(_, due)| due);
+    let decision = judge(round, node, session, Some(due.unwrap_or(killed(model))));
+    let unread = !decision.needs.is_none();
+    never(model, node).is_some() || decision.verdict != Verdict::Reap && (due.is_some() || !unread)
+}
+
+/// What would be decided about a member if its root ended now in this way, by what is known. None, if it is
+/// gone already or it is never signalled.
+pub(super) fn foresee(round: &Round<'_>, key: Key, ended: Ended) -> Option<Decision> {
+    let model = round.model;
+    let node = model.tree.get(key)?;
+    let session = session_of(model, node)?;
+    let open = never(model, node).is_none() && model.sessions.due(session.id).is_none();
+    open.then(|| judge(round, node, session, Some(gone(model, ended))))
+}
+
+/// Whether nothing that this program could come to know, but for its running another program, would spare a
+/// member if a signal ended its root now.
+pub(super) fn is_clear(round: &Round<'_>, node: &Node) -> bool {
+    let model = round.model;
+    let unmarked = matches!(keep_mark(model, node), Known::Is(false));
+    let killed = killed(model);
+    // Who its kin will be by then, nobody knows.
+    let unheld = !model.rules.may_hold_kin(killed.ended);
+    let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_spared();
+    unmarked && unheld && !is_spared(round, node) && session_of(model, node).is_some_and(clear)
+}
+
+/// The end of a root by a signal, as of now.
+fn killed(model: &Model) -> RootGone {
+    let signalled = Ended::Signalled {
+        signal: 9,
+        core: false,
+    };
+    gone(model, signalled)
+}
+
+/// The end of a root, as of now.
+fn gone(model: &Model, ended: Ended) -> RootGone {
+    RootGone {
+        at: model.clock.now(),
+        ended,
+    }
+}
+
+/// What keeps it that is not a question of rules about it: what is not known of it, and what it is below.
+fn kept_by_what_it_is(
+    round: &Round<'_>,
+    node: &Node,
+    due: Option<RootGone>,
+) -> Option<(Reason, Option<RuleId>)> {
+    let model = round.model;
+    if let Some(might) = Weighed::of(model, node).unreadable {
+        return Some((Reason::Unreadable, might));
+    }
+    if node.unsure {
+        return Some((Reason::LineageUnsure, None));
+    }
+    // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
+    let rule = round.kin.kept_below(model, node, due)?;
+    Some((Reason::BelowKept, rule))
+}
+
+/// Whether it keeps what is below it, and by which rule: one that rests on what lasts.
+fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Option<RuleId>> {
+    let session = model.sessions.get(node.session?)?;
+    let case = Case::new(model, node, session, due);
+    if let Some(rule) = case.kept_for_good() {
+        return Some(Some(rule));
+    }
+    let unreadable = case.weighed().unreadable;
+    unreadable.or_else(|| node.unsure.then_some(None))
 }

@@ -6,14 +6,20 @@
 //!                    └─ codex ── bash               a nested session: due with its own root or with claude's
 //! ```
 
+mod descent;
+mod inferred;
+mod restore;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use hashbrown::HashSet;
 
 use super::agent::{Class, RuleId, Ruleset};
-use super::event::{Ended, Key, Uids};
+use super::event::{Ended, Image, Key, TICK_NS, Uids};
+use super::facts::Known;
 use super::tree::{Node, Tree};
+pub(super) use descent::Origin;
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 const CLOSED_MAX: usize = 64;
@@ -30,12 +36,32 @@ pub struct RootGone {
     pub ended: Ended,
 }
 
+/// Who had a root when it became one: a stranger, of whom nothing else is remembered once it has exited.
+#[derive(Clone, Debug)]
+pub struct Parent {
+    pub key: Key,
+    /// As it was then; nothing is in it where that is not known.
+    pub image: Arc<Image>,
+    pub uids: Uids,
+}
+
+impl Parent {
+    fn of(tree: &Tree, key: Key) -> Parent {
+        let known = tree.get(key);
+        let (image, uids) = known
+            .map(|node| (Arc::clone(&node.image), node.uids))
+            .unwrap_or_default();
+        Parent { key, image, uids }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Session {
     pub id: SessionId,
     /// The agent's name: that of its rule.
     pub agent: Arc<str>,
-    pub rule: RuleId,
+    /// `None` for a session from before this program whose rule there is no more.
+    pub rule: Option<RuleId>,
     pub root: Key,
     /// Uids of the root when it became one.
     pub uids: Uids,
@@ -43,9 +69,21 @@ pub struct Session {
     pub opened: u64,
     /// The process that was the root first: with the start, this session's name for ever.
     pub first_root: Key,
+    /// Who had the root when it became one.
+    pub parent: Option<Parent>,
     /// The session that this one is nested in.
     pub outer: Option<SessionId>,
+    /// Id of the root's cgroup (v2) when it became one, 0 if unknown.
+    pub cgroup_id: u64,
+    /// Session id of the root as the kernel has it, 0 if unknown.
+    pub sid: u32,
+    /// The innermost systemd unit of the root's cgroup.
+    pub unit: Known<Arc<str>>,
+    /// The root was found below tmux, screen or zellij.
+    pub multiplexed: bool,
     pub root_gone: Option<RootGone>,
+    /// Its root was found to be an agent already: the exec that made it one may still be told.
+    found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
@@ -59,9 +97,46 @@ impl Session {
         self.members.is_empty()
     }
 
+    /// Whether this is its name, which may be known better than it was when it opened.
+    fn is_named(&self, name: Key) -> bool {
+        let coarse = self.first_root.start.is_multiple_of(TICK_NS);
+        self.first_root == name || coarse && self.first_root.same_tick(name)
+    }
+
+    /// Takes over what its members are compared with from its root, as far as that is known.
+    fn is_of_root(&mut self, root: Option<&Node>) {
+        let Some(root) = root else { return };
+        if root.image.cgroup_id != 0 && root.image.cgroup_id != self.cgroup_id {
+            (self.cgroup_id, self.unit) = (root.image.cgroup_id, Known::Unasked);
+        }
+        if root.image.sid != 0 {
+            self.sid = root.image.sid;
+        }
+        if let Some(facts) = root.facts() {
+            self.learn_unit(&facts.unit);
+        }
+    }
+
+    fn learn_unit(&mut self, unit: &Known<Arc<str>>) {
+        if matches!(unit, Known::Is(_)) || self.unit == Known::Unasked {
+            self.unit = unit.clone();
+        }
+    }
+
     fn with_end(&self) -> Option<(&Session, RootGone)> {
         Some((self, self.root_gone?))
     }
+}
+
+/// How a process came to run its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ran {
+    /// Its exec was told.
+    Told,
+    /// It was found running it.
+    Found,
+    /// It was found running what its maker does: it has not run a program of its own yet.
+    Copied,
 }
 
 /// What became of sessions by a change in the tree.
@@ -70,13 +145,18 @@ pub enum Turn {
     Opened {
         session: SessionId,
     },
+    /// The service before this one had it, and it goes on.
+    Restored {
+        session: SessionId,
+    },
     /// A member became a boundary, by the rule of this name.
     Boundary {
         key: Key,
         session: SessionId,
         rule: Arc<str>,
     },
-    /// The root left of its own accord and handed over to its child.
+    /// The root left of its own accord and handed over to its child. Where that was found out only after
+    /// [`Turn::RootGone`], it takes that back.
     Relaunched {
         session: SessionId,
         old_root: Key,
@@ -96,18 +176,42 @@ pub struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
     /// Oldest first.
     closed: VecDeque<Session>,
+    /// Real uid of all roots; `None`: any.
+    uid: Option<u32>,
     /// Sessions that something has left.
     left: Vec<SessionId>,
+    /// Sessions are being taken up again, and not all that is known of them has been told.
+    pub(super) restoring: bool,
+    /// Sessions whose root has left of its own accord since then, with no heir among its children: one
+    /// that was found with its adopter already is still to be told of.
+    left_by_root: Vec<(SessionId, Node)>,
     last: u32,
 }
 
 impl Sessions {
+    /// Of this user alone, if one is named.
+    pub(super) fn of(uid: Option<u32>) -> Sessions {
+        Sessions {
+            uid,
+            ..Sessions::default()
+        }
+    }
+
+    fn may_be_of(&self, uid: u32) -> bool {
+        self.uid.is_none_or(|only| only == uid)
+    }
+
     pub fn get(&self, id: SessionId) -> Option<&Session> {
         self.by_id.get(&id)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.by_id.values()
+    }
+
+    /// The session of this name: of the process that was its root first.
+    pub fn by_first_root(&self, name: Key) -> Option<&Session> {
+        self.iter().find(|session| session.is_named(name))
     }
 
     /// The session and those it is nested in, innermost first.
@@ -139,77 +243,27 @@ impl Sessions {
             .find(|session| session.root == key && session.root_gone.is_none())
     }
 
-    /// A new process is what its creator is: a member of its session, or of none.
-    pub(super) fn born(&mut self, tree: &mut Tree, key: Key, creator: Option<Key>) {
-        let Some(node) = tree.get(key) else { return };
-        let (birth_parent, found) = (node.birth_parent, node.session);
-        let stopped = node.boundary.is_some();
-        let by_creator = creator.and_then(|creator| tree.session_of(creator));
-        let inherited =
-            by_creator.or_else(|| birth_parent.and_then(|parent| tree.session_of(parent)));
-        match (found, inherited.flatten()) {
-            (None, Some(id)) if !stopped => self.join(tree, key, id),
-            // An agent that was found in /proc before it was known whose it is.
-            (Some(own), Some(outer)) if self.may_nest(own, outer) => {
-                if let Some(session) = self.by_id.get_mut(&own).filter(|own| own.root == key) {
-                    session.outer.get_or_insert(outer);
-                }
-            }
-            _ => {}
-        }
-        if let Some(scope) = creator
-            .and_then(|creator| tree.get(creator))
-            .map(|node| node.in_scope)
-            && let Some(node) = tree.get_mut(key)
-        {
-            node.in_scope |= scope;
-        }
-    }
-
-    /// Whether one session can become nested in another: that lives and is not nested in it.
-    fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
-        self.get(outer).is_some() && self.outwards(outer).all(|session| session.id != inner)
-    }
-
-    fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId) {
-        self.reopen(id);
-        let Some(node) = tree.get_mut(key) else {
-            return;
-        };
-        if let Some(session) = node.session.and_then(|old| self.by_id.get_mut(&old)) {
-            session.members.remove(&key.pid);
-        }
-        node.session = self.by_id.get_mut(&id).map(|session| {
-            session.members.insert(key.pid);
-            // Whoever descends from a root is in scope with it, also where those between are forgotten.
-            node.in_scope = true;
-            id
-        });
-    }
-
-    /// A member turns up of which nothing was known when the last one was gone: its birth was lost.
-    fn reopen(&mut self, id: SessionId) {
-        if let Some(at) = self.closed.iter().position(|session| session.id == id)
-            && let Some(session) = self.closed.remove(at)
-        {
-            self.by_id.insert(id, session);
-        }
-    }
-
-    /// A process runs another program, which may make it an agent or a boundary.
+    /// A process runs another program, which may make it an agent or a boundary; or has run it, where it
+    /// is known to run yet another by now.
     pub(super) fn execed(
         &mut self,
         tree: &mut Tree,
         rules: &Ruleset,
         key: Key,
+        (image, ran): (&Image, Ran),
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
         let Some(node) = tree.get(key) else { return };
-        match rules.classify(&node.image) {
+        match rules.classify(image) {
             Class::Plain => {}
             Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
-            Class::Agent(rule) if node.in_scope => self.open(tree, rules, key, rule, now, turns),
+            Class::Agent(rule)
+                if node.in_scope && ran != Ran::Copied && self.may_be_of(node.uids.real) =>
+            {
+                let agent = (rule, Arc::clone(rules.name(rule)));
+                self.open(tree, key, agent, ran, now, turns)
+            }
             Class::Agent(_) => {}
         }
     }
@@ -219,11 +273,17 @@ impl Sessions {
             return;
         };
         node.boundary = Some(Arc::clone(rule));
+        node.watched = true;
+        (node.unsure, node.inferred) = (false, false);
         let Some(id) = node.session.take() else {
             return;
         };
         if let Some(session) = self.by_id.get_mut(&id) {
             session.members.remove(&key.pid);
+            if session.found && session.root == key {
+                // What it was found to be it has become below this boundary.
+                self.left.extend(session.outer.take());
+            }
         }
         turns.push(Turn::Boundary {
             key,
@@ -236,18 +296,20 @@ impl Sessions {
     fn open(
         &mut self,
         tree: &mut Tree,
-        rules: &Ruleset,
         key: Key,
-        rule: RuleId,
+        (rule, agent): (RuleId, Arc<str>),
+        ran: Ran,
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
-        let agent = Arc::clone(rules.name(rule));
         let mut own = None;
         for session in self.by_id.values_mut() {
-            if session.root == key && session.root_gone.is_none() {
+            // One that is told of when its end is known already has lost nothing of its name.
+            if session.root == key && session.root_gone.is_none() || session.first_root == key {
                 // A shim that has turned into the agent itself.
-                (session.agent, session.rule) = (Arc::clone(&agent), rule);
+                (session.agent, session.rule) = (Arc::clone(&agent), Some(rule));
+                session.is_of_root(tree.get(key));
+                session.found &= ran == Ran::Found;
                 own = Some(session.id);
             }
         }
@@ -255,7 +317,7 @@ impl Sessions {
             if let Some(node) = tree.get_mut(key).filter(|node| node.session.is_none()) {
                 // It has been a boundary in between.
                 node.boundary = None;
-                self.join(tree, key, id);
+                self.join(tree, key, id, false);
             }
             return;
         }
@@ -265,30 +327,50 @@ impl Sessions {
         self.last += 1;
         let id = SessionId(self.last);
         node.boundary = None;
-        let outer = node.session;
+        node.root = true;
+        // An end that it only perhaps has to do with is none of its business.
+        let sure = !node.unsure && !node.inferred;
+        let (outer, parent) = (node.session.filter(|_| sure), node.parent);
+        let begetter = node.birth_parent.or(parent);
+        let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
+        let unit = node
+            .facts()
+            .map(|facts| facts.unit.clone())
+            .unwrap_or_default();
+        let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
         self.by_id.insert(
             id,
             Session {
                 id,
                 agent,
-                rule,
+                rule: Some(rule),
                 root: key,
-                uids: node.uids,
+                uids,
                 opened: now,
                 first_root: key,
+                parent: begetter.map(|key| Parent::of(tree, key)),
                 outer,
+                cgroup_id,
+                sid,
+                unit,
+                multiplexed,
                 root_gone: None,
+                found: ran == Ran::Found,
                 members: HashSet::default(),
             },
         );
-        self.join(tree, key, id);
+        self.join(tree, key, id, false);
+        if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
+            parent.watched |= parent.session.is_none();
+        }
+        self.gather(tree, key, id);
         turns.push(Turn::Opened { session: id });
     }
 
     /// A process has exited.
     pub(super) fn exited(
         &mut self,
-        tree: &Tree,
+        tree: &mut Tree,
         node: &Node,
         ended: Ended,
         orphans: &[Key],
@@ -300,53 +382,111 @@ impl Sessions {
         }
         self.left.extend(node.session);
         // Two, if it had become the root of another's session: of its own and of that.
-        while let Some(id) = self.of_root(node.key).map(|session| session.id) {
-            let heir = match ended {
-                Ended::Exited(_) => self.heir(tree, node, id, orphans),
-                Ended::Signalled { .. } | Ended::Unknown => None,
+        while node.root
+            && let Some(id) = self.of_root(node.key).map(|session| session.id)
+        {
+            let left = matches!(ended, Ended::Exited(_));
+            let heir = || {
+                self.heir(tree, node, id, orphans)
+                    .or_else(|| self.heir_elsewhere(tree, node, id))
             };
+            if left && let Some(heir) = heir() {
+                self.hand_over(tree, node, id, heir, turns);
+                continue;
+            }
             let Some(session) = self.by_id.get_mut(&id) else {
                 break;
             };
-            match heir {
-                Some(root) => {
-                    session.root = root;
-                    turns.push(Turn::Relaunched {
-                        session: id,
-                        old_root: node.key,
-                        root,
-                    });
-                }
-                None => {
-                    session.root_gone = Some(RootGone { at: now, ended });
-                    turns.push(Turn::RootGone { session: id });
-                    // It need not have been a member of it still: it may be a boundary.
-                    self.left.push(id);
-                }
+            session.root_gone = Some(RootGone { at: now, ended });
+            turns.push(Turn::RootGone { session: id });
+            // It need not have been a member of it still: it may be a boundary.
+            self.left.push(id);
+            if left && self.restoring {
+                self.left_by_root.push((id, node.clone()));
             }
         }
     }
 
+    /// Gives a session the root to which its old one has left it.
+    fn hand_over(
+        &mut self,
+        tree: &mut Tree,
+        old_root: &Node,
+        id: SessionId,
+        root: Key,
+        turns: &mut Vec<Turn>,
+    ) {
+        if let Some(session) = self.by_id.get_mut(&id) {
+            (session.root, session.root_gone) = (root, None);
+        }
+        if let Some(root) = tree.get_mut(root) {
+            root.root = true;
+        }
+        if let Some(session) = self.by_id.get_mut(&id) {
+            session.is_of_root(tree.get(root));
+        }
+        turns.push(Turn::Relaunched {
+            session: id,
+            old_root: old_root.key,
+            root,
+        });
+    }
+
     /// The child to which a root that left of its own accord has handed over: one that has become an
-    /// agent by the same rule, in the same terminal.
+    /// agent by the same rule, in the same terminal, and in the foreground there: what reads from elsewhere while
+    /// the root reads from the terminal was started by that for its own ends.
     fn heir(&self, tree: &Tree, root: &Node, id: SessionId, orphans: &[Key]) -> Option<Key> {
         let session = self.get(id)?;
+        // Of a rule that there is no more the name is left.
+        let by_same_rule =
+            |other: &Session| (other.rule, &other.agent) == (session.rule, &session.agent);
+        let reads = |node: &Node| node.facts().map_or(Known::Unasked, |facts| facts.input);
         let is_heir = |key: &&Key| {
             tree.get(**key).is_some_and(|child| {
                 let nested = child.session.and_then(|id| self.get(id));
                 root.image.tty != 0
                     && child.image.tty == root.image.tty
-                    && nested.is_some_and(|nested| {
-                        nested.root == child.key && nested.rule == session.rule
-                    })
+                    && (reads(root), reads(child)) != (Known::Is(true), Known::Is(false))
+                    && nested.is_some_and(|nested| nested.root == child.key && by_same_rule(nested))
             })
         };
         orphans.iter().find(is_heir).copied()
     }
 
+    /// The unit of a process has been read: it is also that of the sessions whose root it is, or that have
+    /// their root in the same cgroup.
+    pub(super) fn learn_unit(&mut self, node: &Node, unit: &Known<Arc<str>>) {
+        let cgroup_id = node.image.cgroup_id;
+        for session in self.by_id.values_mut() {
+            let is_root = session.root == node.key && session.root_gone.is_none();
+            let unknown = !matches!(session.unit, Known::Is(_));
+            if is_root || unknown && cgroup_id != 0 && session.cgroup_id == cgroup_id {
+                session.learn_unit(unit);
+            }
+        }
+    }
+
+    /// The unit has been read of a process that is gone by now: its session is compared with it still.
+    pub(super) fn learn_unit_of_root(&mut self, root: Key, unit: &Known<Arc<str>>) {
+        let of_root = |session: &&mut Session| session.root == root && session.root_gone.is_some();
+        for session in self.by_id.values_mut().filter(of_root) {
+            session.learn_unit(unit);
+        }
+    }
+
+    /// There are other rules now.
+    pub(super) fn rename(&mut self, rules: &Ruleset) {
+        for session in self.by_id.values_mut().chain(&mut self.closed) {
+            session.rule = rules.agent_named(&session.agent);
+        }
+    }
+
     /// Closes what is over since the last call. Apart from the rest, so that whoever follows the turns
     /// still finds the session that the ones before this were about.
     pub(super) fn close_finished(&mut self, turns: &mut Vec<Turn>) {
+        if self.restoring {
+            return;
+        }
         while let Some(id) = self.left.pop() {
             self.close_if_empty(id, turns);
         }

@@ -4,23 +4,30 @@
 //! rest. A process that was found in /proc keeps the start time that was found there as part of its
 //! key, and takes on its exact one beside it when a probe tells of it.
 
+mod found;
 mod node;
+mod past;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
-use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
-use super::session::SessionId;
+use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Uids};
+use super::facts::Known;
+pub(super) use node::Lineage;
 use node::{Birth, Gone};
 pub use node::{Change, Exited, Node, Orphaned};
+use past::Lately;
+pub(super) use past::tick;
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 /// Exited processes kept for the stories of their descendants.
 const EXITED_MAX: usize = 16_384;
-/// Exited processes of which it is remembered that they were, for what is told of them too late.
+/// Processes of which it is remembered that they have exited, or were disowned, for what is told of them too
+/// late.
 const RECENT_MAX: usize = 1024;
 
 /// See the module.
@@ -31,9 +38,10 @@ pub struct Tree {
     /// Keys of `exited`, oldest first; some may be gone from there.
     order: VecDeque<Key>,
     /// By pid and tick of the start.
-    recent: Map<Key, Gone>,
-    /// Keys of `recent`, oldest first.
-    recent_order: VecDeque<Key>,
+    recent: Lately<Gone>,
+    /// Processes out of whose mark a session has been taken, by exact key: whoever descends from them is
+    /// nobody's, though the kernel may have handed that mark on before.
+    disowned: Lately<()>,
 }
 
 impl Tree {
@@ -75,8 +83,8 @@ impl Tree {
 
     #[cfg(test)]
     pub(super) fn kept(&self) -> [usize; 4] {
-        let (exited, recent) = (self.exited.len(), self.recent.len());
-        [exited, self.order.len(), recent, self.recent_order.len()]
+        let [recent, order] = self.recent.kept();
+        [self.exited.len(), self.order.len(), recent, order]
     }
 
     /// All living processes, in no order.
@@ -92,34 +100,40 @@ impl Tree {
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
-    /// Session of a process that lives or has lived lately; `None` if nothing is known of it.
-    pub(super) fn session_of(&self, key: Key) -> Option<Option<SessionId>> {
+    /// The living descendants of a process, each parent before its children. A loop, which damaged input could
+    /// make, ends it.
+    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node> {
+        let top = self.get(key);
+        let child = |of: &Node, slot: usize| self.by_pid(*of.children.get(slot)?);
+        let next = move |node: &&Node| {
+            let top = top?;
+            if let Some(first) = child(node, 0) {
+                return Some(first);
+            }
+            let mut last = *node;
+            while last.key != top.key {
+                let parent = self.get(last.parent?)?;
+                if let Some(next) = child(parent, last.slot as usize + 1) {
+                    return Some(next);
+                }
+                last = parent;
+            }
+            None
+        };
+        let first = top.and_then(|top| child(top, 0));
+        let all = std::iter::successors(first, next).take(self.live.len());
+        all.take_while(move |node| node.key != key)
+    }
+
+    /// Whose a process is that lives or has lived lately; `None` if nothing is known of it.
+    pub(super) fn lineage_of(&self, key: Key) -> Option<Lineage> {
         if let Some(node) = self.get(key) {
-            return Some(node.session);
+            return Some(node.lineage());
         }
-        let recent = self.gone(key).map(|gone| gone.session);
-        recent.or_else(|| self.exited.get(&key).map(|exited| exited.session))
-    }
-
-    /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
-    fn gone(&self, key: Key) -> Option<&Gone> {
-        self.recent.get(&tick(key)).filter(|gone| {
-            gone.start == key.start
-                || gone.start.is_multiple_of(TICK_NS)
-                || key.start.is_multiple_of(TICK_NS)
-        })
-    }
-
-    /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
-    /// of a pid namespace, which also adopts what others bring in.
-    fn found(&self, parent: Option<Key>) -> Birth {
-        let init = |key: &Key| self.get(*key).is_some_and(|node| node.namespace_init);
-        let birth_parent = parent.filter(|key| !init(key));
-        Birth {
-            parent,
-            birth_parent,
-            creator: birth_parent,
-        }
+        let recent = self.gone(key).map(|gone| gone.lineage);
+        recent
+            .or_else(|| self.exited.get(&key).map(|exited| exited.lineage))
+            .or_else(|| self.is_disowned(key).then(Lineage::default))
     }
 
     /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
@@ -137,26 +151,30 @@ impl Tree {
                 uids,
                 pidfd_inode,
                 namespace_init,
+                mark,
             } => {
-                let image = [creator, parent]
-                    .into_iter()
-                    .flatten()
-                    .find_map(|key| self.get(key))
+                let makers = [creator, parent].into_iter().flatten();
+                let maker = makers.filter_map(|key| self.get(key)).next();
+                let image = maker
                     .map(|node| Arc::clone(&node.image))
                     .unwrap_or_default();
+                let read = maker.and_then(|node| node.read_at_birth(time));
+                let keep_mark = maker.map_or(Known::Unasked, |node| node.keep_mark_at_birth(time));
                 let birth = Birth {
                     parent,
                     birth_parent: parent,
                     creator,
                 };
-                let known = self.get(child).map(|node| node.exact_start.is_some());
+                let known = self.get(child).map(|node| node.told);
                 let Some(node) = self.meet(child, time, birth, provenance, image, changes) else {
                     return;
                 };
+                node.note(mark, time, 0);
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
+                node.forked |= creator.is_some() || parent.is_some();
                 match known {
-                    None => node.uids = uids,
+                    None => (node.uids, node.read, node.keep_mark) = (uids, read, keep_mark),
                     Some(true) => {}
                     Some(false) => {
                         // Found in /proc before its fork was read; only now it is known who made it.
@@ -175,28 +193,43 @@ impl Tree {
                 uids,
                 pidfd_inode,
                 ref image,
+                mark,
             } => {
                 let birth = self.found(parent);
                 let own = Arc::clone(image);
+                let key = self.known_as(key, provenance);
                 let Some(node) = self.meet(key, time, birth, provenance, own, changes) else {
                     return;
                 };
-                node.image = Arc::clone(image);
+                node.note(mark, time, 1);
                 node.execed = true;
-                node.uids = uids;
-                node.weighed = None;
-                node.pidfd_inode = pidfd_inode;
+                if pidfd_inode != 0 {
+                    node.pidfd_inode = pidfd_inode;
+                }
+                // It may have run another since, of which all that is known is what was found.
+                if node.is_news(time) {
+                    if time > node.image_at {
+                        node.read_anew(node.image.cgroup_id != image.cgroup_id);
+                    }
+                    (node.image, node.image_at) = (Arc::clone(image), time);
+                    node.keep_mark = image.keep_mark;
+                    node.uids = uids;
+                    node.weighed = None;
+                }
                 changes.push(Change::Execed { key: node.key });
             }
             EventKind::Exit {
                 key,
                 ended,
                 peak_rss,
+                mark,
                 ..
             } => {
+                let key = self.known_as(key, provenance);
                 if let Some(node) = self.get_mut(key) {
+                    node.note(mark, time, 0);
                     if provenance == Provenance::Kernel {
-                        node.exact_start.get_or_insert(key.start);
+                        node.exact_start = node.exact_start.or(key.exact_start());
                     }
                     self.exit(key.pid, time, ended, peak_rss, provenance, changes);
                 }
@@ -205,9 +238,41 @@ impl Tree {
                 child,
                 old_parent,
                 adopter,
+                mark,
             } => {
-                self.reparent(child, old_parent, adopter, time, provenance, changes);
+                let child = self.known_as(child, provenance);
+                let of = |key: Option<Key>| key.map(|key| self.known_as(key, provenance));
+                let (old_parent, adopter) = (of(old_parent), of(adopter));
+                // If it is unknown, its fork was lost.
+                self.turn_up(child, old_parent, mark, time, provenance, changes);
+                self.reparent(child, old_parent, adopter, time, changes);
             }
+            EventKind::Move {
+                key,
+                cgroup_id,
+                mark,
+            } => {
+                if let Some(node) = self.get_mut(key) {
+                    node.note(mark, time, 1);
+                    node.moved(cgroup_id, time);
+                    changes.push(Change::Moved { key: node.key });
+                }
+            }
+            EventKind::Signalled { key, signal } => {
+                if let Some(node) = self.get_mut(key) {
+                    node.signalled |= match signal {
+                        15 => MEMBER_TERM,
+                        9 => MEMBER_KILL,
+                        _ => 0,
+                    };
+                    changes.push(Change::Signalled {
+                        key: node.key,
+                        signal,
+                    });
+                }
+            }
+            // Whose root it is only the sessions can tell: see `Tree::place`.
+            EventKind::Restored(_) => {}
             EventKind::Seen(ref seen) => self.seen(seen, time, provenance, changes),
         }
     }
@@ -223,35 +288,36 @@ impl Tree {
         image: Arc<Image>,
         changes: &mut Vec<Change>,
     ) -> Option<&mut Node> {
-        match self.live.get(&key.pid) {
-            Some(known) if known.is(key) => {}
-            Some(known) if known.key.start > key.start => return None,
-            _ if self.gone(key).is_some() => return None,
-            predecessor => {
-                if predecessor.is_some() {
-                    // Its exit was not seen, but its pid has been given away.
-                    self.exit(
-                        key.pid,
-                        time,
-                        Ended::Unknown,
-                        0,
-                        Provenance::Inferred,
-                        changes,
-                    );
-                }
-                self.insert(key, birth, provenance, image);
-                changes.push(Change::Born {
-                    key,
-                    creator: birth.creator,
-                    provenance,
-                });
-            }
+        if !self.is_known(key, time, changes)? {
+            self.insert(key, birth, provenance, image);
+            changes.push(Change::Born {
+                key,
+                creator: birth.creator,
+                provenance,
+            });
         }
         let node = self.live.get_mut(&key.pid)?;
         if provenance == Provenance::Kernel {
-            node.exact_start.get_or_insert(key.start);
+            node.exact_start = node.exact_start.or(key.exact_start());
+            (node.told, node.placeholder) = (true, false);
         }
         Some(node)
+    }
+
+    /// Whether a process is in the tree; `None` for one that has exited already. Whoever had its pid
+    /// before it has exited too.
+    fn is_known(&mut self, key: Key, time: u64, changes: &mut Vec<Change>) -> Option<bool> {
+        match self.live.get(&key.pid) {
+            Some(known) if known.is(key) => return Some(true),
+            Some(known) if known.start() > key.start => return None,
+            _ if self.gone(key).is_some() => return None,
+            None => {}
+            Some(_) => {
+                let inferred = Provenance::Inferred;
+                self.exit(key.pid, time, Ended::Unknown, 0, inferred, changes);
+            }
+        }
+        Some(false)
     }
 
     fn insert(&mut self, key: Key, birth: Birth, provenance: Provenance, image: Arc<Image>) {
@@ -263,20 +329,37 @@ impl Tree {
             key.pid,
             Node {
                 key,
-                exact_start: (provenance == Provenance::Kernel).then_some(key.start),
+                exact_start: key
+                    .exact_start()
+                    .filter(|_| provenance == Provenance::Kernel),
                 parent: None,
                 birth_parent,
                 uids: Uids::default(),
                 image,
+                image_at: 0,
+                keep_mark: Known::Unasked,
+                moved_at: 0,
                 pidfd_inode: 0,
+                mark: None,
+                signalled: 0,
+                watched: false,
                 session: None,
+                unsure: false,
+                inferred: false,
                 boundary: None,
                 orphaned: None,
                 weighed: None,
+                read: None,
+                user_keeps: Vec::new(),
                 provenance,
                 kernel_thread: false,
                 namespace_init: false,
                 in_scope,
+                root: false,
+                settled: false,
+                told: false,
+                forked: false,
+                placeholder: false,
                 execed: false,
                 children: Vec::new(),
                 slot: 0,
@@ -313,13 +396,6 @@ impl Tree {
         if parent.is_some_and(|key| self.get(key).is_some()) {
             self.attach(pid, parent);
         }
-    }
-
-    fn born_count(&mut self, key: Key) -> Option<&mut u32> {
-        if self.get(key).is_some() {
-            return self.get_mut(key).map(|node| &mut node.born);
-        }
-        self.exited.get_mut(&key).map(|exited| &mut exited.born)
     }
 
     /// Gives a process a parent; takes it from the one it had.
@@ -385,73 +461,19 @@ impl Tree {
         });
     }
 
-    /// Keeps of an exited member what its descendants' stories need.
-    fn keep(&mut self, node: &Node, ended: Ended) {
-        let Node {
-            key,
-            birth_parent,
-            session,
-            born,
-            ..
-        } = *node;
-        self.remember(node);
-        let (Some(session), true) = (session, born > 0) else {
-            return self.release(birth_parent);
+    /// Drops a living process as if nobody had ever told of it. Its children have no parent that is
+    /// known, and are no orphans.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.attach(pid, None);
+        let Some(node) = self.live.remove(&pid) else {
+            return;
         };
-        let image = Arc::clone(&node.image);
-        self.exited.insert(
-            key,
-            Exited {
-                key,
-                birth_parent,
-                image,
-                session: Some(session),
-                ended,
-                born,
-            },
-        );
-        self.order.push_back(key);
-        while self.exited.len() > EXITED_MAX {
-            let Some(oldest) = self.order.pop_front() else {
-                break;
-            };
-            self.exited.remove(&oldest);
+        for child in node.children {
+            if let Some(child) = self.live.get_mut(&child) {
+                child.parent = None;
+            }
         }
-        if self.order.len() > 2 * EXITED_MAX {
-            self.order.retain(|key| self.exited.contains_key(key));
-        }
-    }
-
-    fn remember(&mut self, node: &Node) {
-        let start = node.exact_start.unwrap_or(node.key.start);
-        let key = tick(Key { start, ..node.key });
-        // What turns up with a pid namespace's init for a parent need not come from it.
-        let session = node.session.filter(|_| !node.namespace_init);
-        if self.recent.insert(key, Gone { start, session }).is_none() {
-            self.recent_order.push_back(key);
-        }
-        if self.recent_order.len() > RECENT_MAX
-            && let Some(oldest) = self.recent_order.pop_front()
-        {
-            self.recent.remove(&oldest);
-        }
-    }
-
-    /// One less has this process for a birth parent; lets go of all that nobody needs any more.
-    fn release(&mut self, mut key: Option<Key>) {
-        while let Some(count) = key.and_then(|key| self.born_count(key)) {
-            *count = count.saturating_sub(1);
-            let unneeded = *count == 0;
-            key = match key.and_then(|key| self.exited.get(&key)) {
-                Some(exited) if unneeded => {
-                    let key = exited.key;
-                    self.exited
-                        .remove(&key)
-                        .and_then(|exited| exited.birth_parent)
-                }
-                _ => None,
-            };
-        }
+        self.release(node.birth_parent);
     }
 
     fn reparent(
@@ -460,18 +482,8 @@ impl Tree {
         old_parent: Option<Key>,
         adopter: Option<Key>,
         time: u64,
-        provenance: Provenance,
         changes: &mut Vec<Change>,
     ) {
-        // If it is unknown, its fork was lost.
-        let birth = self.found(old_parent);
-        let image = Arc::default();
-        if self
-            .meet(child, time, birth, provenance, image, changes)
-            .is_none()
-        {
-            return;
-        }
         let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
         let old_parent = old_parent.map(|key| self.own_key(key));
         let Some(node) = self.get_mut(child) else {
@@ -485,7 +497,8 @@ impl Tree {
             return;
         }
         let key = node.key;
-        if let (None, Some(old_parent)) = (node.orphaned, old_parent) {
+        let orphaned = node.orphaned.is_none() && old_parent.is_some();
+        if let (true, Some(old_parent)) = (orphaned, old_parent) {
             node.orphaned = Some(Orphaned {
                 old_parent,
                 at: time,
@@ -496,70 +509,7 @@ impl Tree {
             key,
             old_parent,
             adopter: adopter_key.or(adopter),
+            orphaned,
         });
-    }
-
-    /// A row of the process table: adds what is missing and what happened unseen.
-    fn seen(&mut self, seen: &Seen, time: u64, provenance: Provenance, changes: &mut Vec<Change>) {
-        let parent = self.live.get(&seen.parent).map(|node| node.key);
-        let gone = self.gone(seen.key).is_some();
-        match self.live.get_mut(&seen.key.pid) {
-            Some(known) if known.is_row(seen.key) => {
-                let key = known.key;
-                known.uids = seen.uids;
-                known.weighed = None;
-                if known.is_another_program(&seen.image) {
-                    known.image = Arc::clone(&seen.image);
-                    known.execed = true;
-                    changes.push(Change::Execed { key });
-                }
-                if known.parent.is_none() && parent.is_some() {
-                    let orphaned = known.orphaned;
-                    self.attach(key.pid, parent);
-                    if let Some(Orphaned { old_parent, .. }) = orphaned {
-                        changes.push(Change::Reparented {
-                            key,
-                            old_parent: Some(old_parent),
-                            adopter: parent,
-                        });
-                    }
-                }
-                return;
-            }
-            Some(known) if known.key.start > seen.key.start => return,
-            // Exited, but for what the kernel still tidies up.
-            _ if gone => return,
-            Some(_) => self.exit(
-                seen.key.pid,
-                time,
-                Ended::Unknown,
-                0,
-                Provenance::Inferred,
-                changes,
-            ),
-            None => {}
-        }
-        let birth = self.found(parent);
-        self.insert(seen.key, birth, provenance, Arc::clone(&seen.image));
-        if let Some(node) = self.live.get_mut(&seen.key.pid) {
-            node.uids = seen.uids;
-            node.weighed = None;
-            node.kernel_thread = seen.kernel_thread;
-            node.namespace_init = seen.namespace_init;
-            node.execed = true;
-        }
-        changes.push(Change::Born {
-            key: seen.key,
-            creator: birth.creator,
-            provenance,
-        });
-    }
-}
-
-/// A key as far as /proc knows it.
-fn tick(key: Key) -> Key {
-    Key {
-        start: key.start - key.start % TICK_NS,
-        ..key
     }
 }

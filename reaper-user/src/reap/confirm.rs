@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use crate::model::event::Key;
 use crate::sys::pidfd::Pidfd;
 
 /// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
@@ -17,13 +18,13 @@ impl Confirm {
     }
 
     /// Waits for one more. It may be in the set already.
-    pub(super) fn add(&self, pidfd: &Pidfd, token: u64) -> nix::Result<()> {
-        match self
-            .0
-            .add(pidfd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, token))
-        {
-            Err(nix::Error::EEXIST) => Ok(()),
-            other => other,
+    pub(super) fn add(&self, pidfd: &Pidfd, key: Key, token: u64) {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
+        match self.0.add(pidfd.as_fd(), event) {
+            Ok(()) | Err(nix::Error::EEXIST) => {}
+            Err(error) => {
+                tracing::error!("pid {}: its end cannot be waited for: {error}", key.pid)
+            }
         }
     }
 

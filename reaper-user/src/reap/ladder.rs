@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+
 /// Births during the grace after which it ends at once.
 const BIRTHS_MAX: u32 = 256;
 
@@ -31,6 +34,26 @@ pub enum Stage {
     Kill { look_at: u64 },
 }
 
+/// What a process is sent on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// SIGTERM, and SIGCONT, without which a stopped process would not see it.
+    Term,
+    /// SIGCONT alone: SIGTERM has been sent to it by another, and a second one may mean more to it.
+    Wake,
+    Kill,
+}
+
+impl Step {
+    /// What the process has been sent after it, be it by another.
+    pub fn signal(self) -> Signal {
+        match self {
+            Step::Term | Step::Wake => Signal::SIGTERM,
+            Step::Kill => Signal::SIGKILL,
+        }
+    }
+}
+
 /// See the module. Times are ns on the monotonic clock.
 #[derive(Clone, Debug)]
 pub struct Ladder {
@@ -46,16 +69,39 @@ pub struct Ladder {
 
 impl Ladder {
     pub fn new(times: Times, now: u64) -> Ladder {
-        let stage = Stage::Term {
-            kill_at: now + ns(times.grace),
-        };
-        Ladder {
+        Ladder::resumed(times, now + ns(times.grace), now)
+    }
+
+    /// One that another service has opened, whose SIGKILL is due at `kill_at`.
+    pub fn resumed(times: Times, kill_at: u64, now: u64) -> Ladder {
+        let mut ladder = Ladder {
             times,
-            stage,
+            stage: Stage::Term { kill_at },
             births: 0,
             open: 0,
             looked: false,
             looking: false,
+        };
+        if kill_at <= now {
+            ladder.kill(now);
+        }
+        ladder
+    }
+
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// What a process on it is to be sent. `had` is what it has been sent by others (`MEMBER_TERM`,
+    /// `MEMBER_KILL`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
+    pub fn step(&self, had: u32, init: bool) -> Step {
+        // Whether a SIGKILL that is told of was sent cannot be seen, and one more does no harm.
+        if !self.is_gentle() || init || had & MEMBER_KILL != 0 {
+            Step::Kill
+        } else if had & MEMBER_TERM != 0 {
+            Step::Wake
+        } else {
+            Step::Term
         }
     }
 

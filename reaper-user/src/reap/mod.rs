@@ -13,28 +13,49 @@
 //! to mean another process.
 //!
 //! In observe the same is done up to the signal, and then the claim is let go.
+//!
+//! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
+//! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
 
+#[cfg_attr(target_os = "macos", path = "confirm/darwin.rs")]
 mod confirm;
+mod ending;
 mod ladder;
 mod reaper;
 mod send;
+mod target;
+mod weigh;
 
 use nix::sys::signal::Signal;
 
 use crate::model::event::{Ended, Key};
 use crate::model::policy::{Decision, Reason};
 use crate::model::session::SessionId;
+use crate::source::procfs::Memory;
 
 pub use confirm::Confirm;
-pub use ladder::{Ladder, Stage, Times};
+pub use ending::{Due, Ending, Endings, end_all};
+pub use ladder::{Ladder, Stage, Step, Times};
 pub use reaper::Reaper;
 pub use send::end_own;
+#[cfg(target_os = "linux")]
+pub use send::forward;
+
+/// Who has sent a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signaller {
+    /// This program, through a pidfd.
+    Service,
+    /// A probe, to one at whose fork, exec or orphaning it was.
+    Kernel,
+}
 
 /// What came of trying to signal a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub key: Key,
     pub signal: Signal,
+    pub by: Signaller,
     /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
     pub latency: Option<u64>,
 }
@@ -42,7 +63,7 @@ pub struct Sent {
 /// How it ended for a process that was claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has exited, as its pidfd says.
+    /// It has exited, as its pidfd says, or as was read before there was one for what others signalled.
     Ended(Ended),
     /// It lives on.
     Failed(Failure),
@@ -90,10 +111,13 @@ pub enum Report {
         /// The session it was a member of.
         session: SessionId,
         outcome: Outcome,
-        /// The strongest signal it was sent.
+        /// The strongest signal it was sent, by whomever.
         signal: Option<Signal>,
-        /// From the first signal to its confirmed end or the failure, in ns.
+        /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
         duration: Option<u64>,
+        /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
+        /// nothing.
+        memory: Option<Memory>,
     },
     /// Nothing is left on a session's ladder.
     Done {

@@ -2,15 +2,15 @@
 
 use nix::sys::signal::Signal;
 
-use super::Released;
+use super::{Released, Step};
 use crate::model::Model;
 use crate::model::event::Key;
-use crate::model::policy::{Decision, Verdict};
+use crate::model::policy::{Decision, Round, Verdict};
 use crate::sys::pidfd::Pidfd;
 
-/// Whether a pidfd that was opened by pid is that of the process that is meant, and it is still due.
+/// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
 /// The ring has been drained past the opening.
-pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<Decision, Released> {
+pub(super) fn identify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<(), Released> {
     let node = model.tree.get(key).ok_or(Released::Gone)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
     if inode != 0 && pidfd.inode() != Some(inode) {
@@ -23,25 +23,52 @@ pub(super) fn verify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<Decis
         None if pidfd.has_exited() => return Err(Released::Gone),
         None => return Err(Released::Unreadable),
     }
-    let decision = model.decide(key);
+    Ok(())
+}
+
+/// Whether it is still due.
+pub(super) fn still_due(round: &Round<'_>, key: Key) -> Result<Decision, Released> {
+    let decision = round.decide(key);
     match decision.verdict {
         Verdict::Reap => Ok(decision),
-        Verdict::Keep => Err(Released::NotDue(decision.reason)),
+        Verdict::Keep | Verdict::Report | Verdict::Wait => Err(Released::NotDue(decision.reason)),
     }
 }
 
-/// Sends a signal; after SIGTERM a SIGCONT, without which a stopped process would not see it.
-pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
-    // The model never decides so; that it cannot happen is worth a second line of defence.
+/// Sends what the step asks for.
+pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: Step) -> nix::Result<()> {
+    never(pid, own_pid)?;
+    match step {
+        Step::Term => ask(pidfd, pid, own_pid, Signal::SIGTERM),
+        Step::Wake => pidfd.send_signal(Signal::SIGCONT),
+        Step::Kill => pidfd.send_signal(Signal::SIGKILL),
+    }
+}
+
+/// Asks it to end, awake or not, by this signal.
+pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
+    never(pid, own_pid)?;
+    pidfd.send_signal(signal)?;
+    // If it is gone already, so much the better.
+    let _ = pidfd.send_signal(Signal::SIGCONT);
+    Ok(())
+}
+
+/// Nobody decides so; that it cannot happen is worth a second line of defence.
+fn never(pid: u32, own_pid: u32) -> nix::Result<()> {
     if pid <= 1 || pid == own_pid {
         return Err(nix::Error::EPERM);
     }
-    pidfd.send_signal(signal)?;
-    if signal == Signal::SIGTERM {
-        // If it is gone already, so much the better.
-        let _ = pidfd.send_signal(Signal::SIGCONT);
-    }
     Ok(())
+}
+
+/// Hands a signal on to a child of this process that has not been waited for, on behalf of whoever has sent it to this one.
+///
+/// # Errors
+/// As `pidfd_send_signal(2)`.
+#[cfg(target_os = "linux")]
+pub fn forward(pidfd: &Pidfd, number: i32) -> nix::Result<()> {
+    pidfd.send_number(number)
 }
 
 /// Signals a process that this program, or what it started, has started. The caller has made sure of

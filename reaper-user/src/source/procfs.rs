@@ -12,7 +12,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -20,15 +19,24 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
+pub use super::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
 use crate::model::event::{Image, Key, Seen, TICK_NS};
+use crate::sys::{self, cgroup};
+pub use descendants::Descendant;
 use parse::{Stat, cgroup2_mount, field, namespace_init, number, set_argv, uids, words};
+pub(crate) use readers::Readers;
 
-mod parse;
+mod descendants;
+mod memory;
+pub(crate) mod parse;
+mod readers;
 #[cfg(test)]
 mod tests;
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Those of all snapshots.
+static READERS: Readers = Readers::new(16);
 /// Bit of a task's flags that says that it is a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
 /// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
@@ -45,95 +53,18 @@ const DELETED: &[u8] = b" (deleted)";
 pub enum ProcfsError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    #[error("cannot start a thread to read /proc: {0}; raise the limit of processes")]
+    Thread(#[source] io::Error),
     #[error("cannot understand {}", path.display())]
     Malformed { path: PathBuf },
-}
-
-/// What a look at one pid found.
-#[derive(Debug)]
-pub enum Look {
-    Alive(Seen),
-    /// Nothing of it runs any more; only its parent has not waited for it yet.
-    Zombie,
-    /// There is no such process, or no more.
-    Vanished,
-}
-
-/// The process table, read in one pass.
-#[derive(Debug, Default)]
-pub struct Snapshot {
-    /// All living processes, by pid as the directory lists them.
-    pub rows: Vec<Seen>,
-    /// Left out because nothing of them runs any more.
-    pub zombies: u32,
-    /// Gone between the listing and the look.
-    pub vanished: u32,
-    /// There, but not to be read; whoever concludes from an absence has to mind these.
-    pub unreadable: u32,
-}
-
-/// What a short look at a process found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Glance {
-    Alive {
-        /// Pid of the parent, 0 for none.
-        parent: u32,
-    },
-    /// It has exited, whoever has its pid now.
-    Gone,
 }
 
 /// Reads one /proc. Has no state that changes, so threads can share it.
 #[derive(Clone, Debug)]
 pub struct Procfs {
     root: PathBuf,
-    /// Where cgroup v2 is mounted.
+    /// Where cgroup v2 is mounted, if processes are told apart by it.
     cgroups: Option<PathBuf>,
-}
-
-impl Snapshot {
-    /// The rows, parents before their children.
-    pub fn parents_first(mut self) -> Vec<Seen> {
-        let parents: HashMap<u32, u32> = self
-            .rows
-            .iter()
-            .map(|row| (row.key.pid, row.parent))
-            .collect();
-        let mut depths: HashMap<u32, usize> = HashMap::with_capacity(parents.len());
-        for row in &self.rows {
-            let mut line = Vec::new();
-            let mut pid = row.key.pid;
-            // Up to where the depth is known, or the top; a loop, which only damage could make, ends it too.
-            while let Some(parent) = parents.get(&pid)
-                && !depths.contains_key(&pid)
-                && line.len() <= parents.len()
-            {
-                line.push(pid);
-                pid = *parent;
-            }
-            let base = depths.get(&pid).copied().unwrap_or(0);
-            for (n, pid) in line.into_iter().rev().enumerate() {
-                depths.insert(pid, base + n + 1);
-            }
-        }
-        self.rows.sort_by_key(|row| {
-            (
-                depths.get(&row.key.pid).copied(),
-                row.key.start,
-                row.key.pid,
-            )
-        });
-        self.rows
-    }
-
-    fn add(&mut self, look: Result<Look, ProcfsError>) {
-        match look {
-            Ok(Look::Alive(row)) => self.rows.push(row),
-            Ok(Look::Zombie) => self.zombies += 1,
-            Ok(Look::Vanished) => self.vanished += 1,
-            Err(_) => self.unreadable += 1,
-        }
-    }
 }
 
 impl Default for Procfs {
@@ -146,15 +77,18 @@ impl Procfs {
     pub fn new(root: impl Into<PathBuf>) -> Procfs {
         let root = root.into();
         let mounts = std::fs::read(root.join("self/mountinfo")).unwrap_or_default();
-        let cgroups = cgroup2_mount(&mounts);
+        let cgroups = cgroup2_mount(&mounts).filter(|_| {
+            let own = std::fs::read(root.join("self/cgroup"));
+            !own.is_ok_and(|own| !cgroup::agree(&own))
+        });
         Procfs { root, cgroups }
     }
 
-    /// All processes.
+    /// The pids of all processes.
     ///
     /// # Errors
     /// If the directory itself cannot be listed to its end.
-    pub fn snapshot(&self) -> Result<Snapshot, ProcfsError> {
+    pub fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
         let listing = |source| ProcfsError::Read {
             path: self.root.clone(),
             source,
@@ -165,35 +99,36 @@ impl Procfs {
                 entry.map_err(listing)?.file_name().as_bytes(),
             ));
         }
-        // Threads of their own, and not for speed alone: a command line is read from its process's memory,
-        // which can take for ever. Such a process is left out, and so is its reader.
-        let work = Arc::new((self.clone(), pids));
-        let next = Arc::new(AtomicUsize::new(0));
-        let (send, looks) = std::sync::mpsc::channel();
-        let readers = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
-        for _ in 0..readers {
-            let (work, next, send) = (Arc::clone(&work), Arc::clone(&next), send.clone());
-            std::thread::spawn(move || {
-                let (procfs, pids) = &*work;
-                let mut reader = Reader::new(procfs);
-                while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if send.send(reader.look(*pid)).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(send);
+        Ok(pids)
+    }
+
+    /// The processes with these pids.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        self.snapshot_within(PATIENCE, pids)
+    }
+
+    /// The same, waiting no longer than so for any one of them.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn snapshot_within(
+        &self,
+        patience: Duration,
+        pids: Vec<u32>,
+    ) -> Result<Snapshot, ProcfsError> {
         let mut snapshot = Snapshot::default();
-        let mut left = work.1.len();
-        while left > 0
-            && let Ok(look) = looks.recv_timeout(PATIENCE)
-        {
-            snapshot.add(look);
-            left -= 1;
-        }
-        snapshot.unreadable += left as u32;
+        let take = |_, look| snapshot.add(look);
+        let unread = READERS.pass(self, patience, pids, |_, _, look| look, take)?;
+        snapshot.unreadable += unread as u32;
         Ok(snapshot)
+    }
+
+    /// Where it is.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// One process.
@@ -243,11 +178,49 @@ impl Procfs {
         self.stat(pid, |stat| char::from(stat.state))
     }
 
+    /// The kernel's name of a process, at most 15 bytes; `None` if it is gone.
+    pub fn comm(&self, pid: u32) -> Option<String> {
+        self.stat(pid, |stat| String::from_utf8_lossy(stat.comm).into_owned())
+    }
+
     /// Memory a process has resident, in bytes; 0 for what has none, `None` if it is gone.
     pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
         let status = std::fs::read(self.root.join(pid.to_string()).join("status")).ok()?;
         let kib = field(&status, b"VmRSS:").and_then(|rest| words(rest).next().and_then(number));
         Some(kib.map_or(0, |kib: u64| kib.saturating_mul(1024)))
+    }
+
+    /// Memory that this very process has resident, in bytes; `None` if it is gone.
+    pub fn rss_of(&self, key: Key) -> Option<u64> {
+        let rss = self.rss_bytes(key.pid)?;
+        // Still it, so that was its too.
+        let start = self.start_ticks(key.pid)?.saturating_mul(TICK_NS);
+        let is = key.same_tick(Key { start, ..key });
+        is.then_some(rss)
+    }
+
+    /// Who has exited and is not waited for by its parent.
+    ///
+    /// # Errors
+    /// The directory cannot be read; one process that cannot is left out.
+    pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
+        let zombie = |pid: u32| {
+            let (key, parent, comm) = self.stat(pid, |stat| {
+                let start = stat.start.saturating_mul(TICK_NS);
+                let dead = stat.dead() && stat.threads < 2;
+                dead.then(|| (Key { pid, start }, stat.parent, stat.comm.to_vec()))
+            })??;
+            let uid = std::fs::metadata(self.root.join(pid.to_string()))
+                .ok()?
+                .uid();
+            Some(Zombie {
+                key,
+                parent,
+                comm,
+                uid,
+            })
+        };
+        Ok(self.pids()?.into_iter().filter_map(zombie).collect())
     }
 
     fn stat<T>(&self, pid: u32, take: impl FnOnce(Stat) -> T) -> Option<T> {
@@ -292,6 +265,7 @@ impl<'a> Reader<'a> {
     /// Errors carry the file's name; one without an errno is about its content.
     fn process(&mut self, path: &Path, pid: u32) -> Result<Look, (&'static str, io::Error)> {
         let malformed = |name| (name, io::Error::from(io::ErrorKind::InvalidData));
+        let at = sys::boot_time();
         let dir = Dir::open(path).map_err(|e| ("", e))?;
         dir.read("stat", &mut self.stat).map_err(|e| ("stat", e))?;
         let stat = Stat::parse(&self.stat).ok_or_else(|| malformed("stat"))?;
@@ -304,13 +278,13 @@ impl<'a> Reader<'a> {
         if stat.dead() && thread.is_none() {
             return Ok(Look::Zombie);
         }
-        let runner = thread.as_ref().unwrap_or(&dir);
+        let runner = thread.as_ref().map_or(&dir, |(_, thread)| thread);
 
         dir.read("status", &mut self.buffer)
             .map_err(|e| ("status", e))?;
         let uids = uids(&self.buffer).ok_or_else(|| malformed("status"))?;
         let namespace_init = namespace_init(&self.buffer);
-        let kernel_thread = stat.flags & PF_KTHREAD != 0;
+        let kernel_thread = stat.is_kernel_thread();
         let mut image = Image {
             comm: stat.comm[..stat.comm.len().min(COMM_MAX)].to_vec(),
             pgid: stat.pgid,
@@ -329,6 +303,10 @@ impl<'a> Reader<'a> {
             image.cgroup_id = self.cgroups.id(&self.buffer);
         }
         Ok(Look::Alive(Seen {
+            at,
+            exact: false,
+            pidfd_inode: 0,
+            mark: None,
             key: Key {
                 pid,
                 start: stat.start.saturating_mul(TICK_NS),
@@ -368,10 +346,10 @@ impl Cgroups<'_> {
 }
 
 /// A handle on the directory of one process or thread; reading through it fails once that is gone.
-struct Dir(OwnedFd);
+pub(crate) struct Dir(OwnedFd);
 
 impl Dir {
-    fn open(path: &Path) -> io::Result<Dir> {
+    pub(crate) fn open(path: &Path) -> io::Result<Dir> {
         Dir::open_at(AT_FDCWD, path)
     }
 
@@ -381,11 +359,12 @@ impl Dir {
     }
 
     /// The whole file.
-    fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
         self.read_some(name, FILE_MAX, into)
     }
 
-    fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    /// The beginning of a file.
+    pub(crate) fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
         let file = openat(
             &self.0,
@@ -415,8 +394,8 @@ impl Dir {
     }
 }
 
-/// A thread of the process that still runs.
-fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<Dir> {
+/// A thread of the process that still runs: its directory below that of the process, and a handle on it.
+pub(crate) fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, Dir)> {
     if leader.threads < 2 {
         return None;
     }
@@ -425,8 +404,9 @@ fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<Dir> {
         .ok()?
         .flatten()
         .find_map(|entry| {
-            let thread = Dir::open_at(&dir.0, &Path::new("task").join(entry.file_name())).ok()?;
+            let name = Path::new("task").join(entry.file_name());
+            let thread = Dir::open_at(&dir.0, &name).ok()?;
             thread.read("stat", &mut bytes).ok()?;
-            (!Stat::parse(&bytes)?.dead()).then_some(thread)
+            (!Stat::parse(&bytes)?.dead()).then_some((name, thread))
         })
 }

@@ -1,6 +1,12 @@
 //! Facts about the host that decide what can be used here. Nothing in this module fails: what cannot
 //! be read is unknown.
 
+mod mounts;
+#[cfg_attr(target_os = "macos", path = "host/darwin.rs")]
+mod this;
+
+pub use mounts::{Mount, Mounts};
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -118,12 +124,15 @@ pub struct Host {
     pub unprivileged_bpf_disabled: Option<u8>,
     /// Signs that this is a container or a guest of another system, with where each was seen.
     pub container: Vec<String>,
+    /// Whether /proc shows the processes of others: pid 1 is there, or it is mounted with `hidepid`.
+    pub shows_others: bool,
+    pub mounts: Mounts,
 }
 
 impl Host {
     /// This host.
     pub fn read() -> Host {
-        Host::read_at(Path::new("/"))
+        this::host()
     }
 
     /// A host whose files are below `root`.
@@ -156,8 +165,18 @@ impl Host {
             unprivileged_bpf_disabled: text("proc/sys/kernel/unprivileged_bpf_disabled")
                 .and_then(|s| s.parse().ok()),
             container: container(root, &release),
+            shows_others: root.join("proc/1/stat").exists(),
+            mounts: Mounts::parse(
+                &std::fs::read(root.join("proc/self/mountinfo")).unwrap_or_default(),
+            ),
             release,
         }
+    }
+
+    /// Whether capabilities hold on the host: not in a user namespace of its own, as rootless containers have.
+    pub fn in_first_user_namespace(&self) -> bool {
+        // 0 where the kernel has no others, or does not tell.
+        self.user_namespace.first || self.user_namespace.inode == 0
     }
 
     /// Major and minor number of the kernel's release.
@@ -179,8 +198,7 @@ pub fn lockdown() -> Option<String> {
 /// namespace: a refusal then has another cause.
 pub fn is_root_with_bpf() -> bool {
     let host = Host::read();
-    host.capabilities.may_load_probes()
-        && (host.user_namespace.first || host.user_namespace.inode == 0)
+    host.capabilities.may_load_probes() && host.in_first_user_namespace()
 }
 
 fn lockdown_at(root: &Path) -> Option<String> {
@@ -237,7 +255,40 @@ fn container(root: &Path, release: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::damage::{hostile, real};
+
+    proptest! {
+        // Each makes files.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_stands_in_its_files_may_be_anything(
+            status in hostile(real("status")),
+            limits in hostile(real("limits")),
+            mounts in hostile(real("mountinfo")),
+            release in hostile("6.12.1-test"),
+            lockdown in hostile("none [integrity] confidentiality"),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            for (path, content) in [
+                ("proc/self/status", &status),
+                ("proc/self/limits", &limits),
+                ("proc/self/mountinfo", &mounts),
+                ("proc/sys/kernel/osrelease", &release),
+                ("sys/kernel/security/lockdown", &lockdown),
+            ] {
+                let path = dir.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, content).unwrap();
+            }
+            let host = Host::read_at(dir.path());
+            prop_assert!(host.capabilities.names().count() <= CAPABILITIES.len());
+            prop_assert!(host.version().is_none() || host.release.contains(|c: char| c.is_ascii_digit()));
+        }
+    }
 
     fn put(root: &Path, path: &str, content: &str) {
         let path = root.join(path);
@@ -327,6 +378,7 @@ mod tests {
         assert!(host.version().is_some_and(|v| v > (2, 6)));
         assert_eq!(host.boot_id.len(), 36);
         assert!(host.euid.is_some());
+        assert!(host.mounts.of(Path::new("/proc/self")).is_some());
         assert_ne!(
             (host.pid_namespace.inode, host.user_namespace.inode),
             (0, 0)

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use reaper_common::{Offsets, Settings};
@@ -15,45 +15,175 @@ pub fn page_size() -> u64 {
     u64::try_from(size).unwrap_or(4096)
 }
 
-/// A position of a BPF ring, at the start of one of its first two pages.
-pub struct Position(NonNull<AtomicU64>);
+/// The memory of a BPF ring, as kernel/bpf/ringbuf.c lays it out: a page with the reader's position, a page
+/// with the writers', and the data, mapped twice in a row so that no record is broken at the end.
+pub struct RingMemory {
+    consumer: NonNull<AtomicU64>,
+    producer: NonNull<AtomicU64>,
+    page: usize,
+    /// Bytes of data, a power of two.
+    size: usize,
+}
 
-// SAFETY: the mapping belongs to this value and is only read, atomically.
-unsafe impl Send for Position {}
+// SAFETY: the mappings belong to this value; positions are read and written as atomics, and the data only
+// read, where the kernel has said that it is done with it.
+unsafe impl Send for RingMemory {}
+// SAFETY: as above.
+unsafe impl Sync for RingMemory {}
 
-impl Position {
-    /// Maps a page of the ring for reading.
+/// What stands at a position of the ring.
+pub enum Record<'a> {
+    /// A record, and where the next one begins.
+    Written { bytes: &'a [u8], next: u64 },
+    /// Room that was given back unused.
+    Discarded { next: u64 },
+    /// The kernel is not done with it, or has not begun.
+    BeingWritten,
+}
+
+/// `BPF_RINGBUF_BUSY_BIT`, `BPF_RINGBUF_DISCARD_BIT` and `BPF_RINGBUF_HDR_SZ` of include/uapi/linux/bpf.h.
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+const HEADER: u64 = 8;
+
+impl RingMemory {
+    /// Maps a ring of so many bytes of data.
     ///
     /// # Errors
-    /// As `mmap(2)`.
-    pub fn map(ring: BorrowedFd<'_>, page: i64) -> nix::Result<Position> {
-        let size = page_size();
-        let length = NonZeroUsize::new(size as usize).ok_or(nix::Error::EINVAL)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let address = unsafe {
-            mmap(
-                None,
-                length,
-                ProtFlags::PROT_READ,
-                MapFlags::MAP_SHARED,
-                ring,
-                page * size.cast_signed(),
-            )?
+    /// As `mmap(2)`; `EINVAL` for a size that no ring has.
+    pub fn map(ring: BorrowedFd<'_>, size: u32) -> nix::Result<RingMemory> {
+        let (page, size) = (page_size() as usize, size as usize);
+        let lengths = NonZeroUsize::new(page).zip(NonZeroUsize::new(page + 2 * size));
+        let (Some((first, rest)), true) = (lengths, size.is_power_of_two()) else {
+            return Err(nix::Error::EINVAL);
         };
-        Ok(Position(address.cast()))
+        let map = |length, prot, offset| {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+            unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, ring, offset) }
+        };
+        let consumer = map(first, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, 0)?;
+        match map(rest, ProtFlags::PROT_READ, page as i64) {
+            Ok(producer) => Ok(RingMemory {
+                consumer: consumer.cast(),
+                producer: producer.cast(),
+                page,
+                size,
+            }),
+            Err(error) => {
+                // SAFETY: mapped above, and nothing refers to it.
+                let _ = unsafe { munmap(consumer, page) };
+                Err(error)
+            }
+        }
     }
 
-    /// Bytes since the ring was made.
-    pub fn load(&self) -> u64 {
-        // SAFETY: mapped for as long as this value lives; page-aligned; the kernel writes it as a word.
-        unsafe { self.0.as_ref() }.load(Ordering::Acquire)
+    /// Bytes of data.
+    pub fn size(&self) -> u64 {
+        self.size as u64
+    }
+
+    /// Bytes that the reader has given back since the ring was made.
+    pub fn consumed(&self) -> u64 {
+        // SAFETY: mapped for as long as this value lives; page-aligned.
+        unsafe { self.consumer.as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// Bytes that were reserved since the ring was made.
+    pub fn produced(&self) -> u64 {
+        // SAFETY: as above; the kernel writes it as a word.
+        unsafe { self.producer.as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// Gives back what was read up to a position; never less than before.
+    pub fn release(&self, position: u64) {
+        // SAFETY: as above.
+        unsafe { self.consumer.as_ref() }.fetch_max(position, Ordering::AcqRel);
+    }
+
+    /// What stands at a position between those given back and reserved.
+    pub fn record(&self, position: u64) -> Record<'_> {
+        let at = self.page + (position as usize & (self.size - 1));
+        // SAFETY: within the mapping, whose data begins behind the producer's page; records are aligned to
+        // eight bytes, and the kernel writes the word.
+        let word = unsafe {
+            self.producer
+                .cast::<u8>()
+                .add(at)
+                .cast::<AtomicU32>()
+                .as_ref()
+        };
+        let word = word.load(Ordering::Acquire);
+        // Set before the position that says that there is a record.
+        if word & BUSY != 0 {
+            return Record::BeingWritten;
+        }
+        let length = u64::from(word & !DISCARDED);
+        let next = position + (length + HEADER).next_multiple_of(HEADER);
+        if word & DISCARDED != 0 {
+            return Record::Discarded { next };
+        }
+        // No record is longer than the data, so that a number that is none leads nowhere else.
+        let length = (length as usize).min(self.size - HEADER as usize);
+        // SAFETY: the record's bytes, which lie in one piece since the data is mapped twice; the kernel has
+        // committed them and does not write there before the reader has given them back.
+        let bytes = unsafe {
+            let start = self.producer.cast::<u8>().add(at + HEADER as usize);
+            std::slice::from_raw_parts(start.as_ptr(), length)
+        };
+        Record::Written { bytes, next }
     }
 }
 
-impl Drop for Position {
+impl Drop for RingMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with these lengths, and nothing borrows from them any more.
+        unsafe {
+            let _ = munmap(self.consumer.cast(), self.page);
+            let _ = munmap(self.producer.cast(), self.page + 2 * self.size);
+        }
+    }
+}
+
+/// A BPF array of words that is shared with the probes (`BPF_F_MMAPABLE`).
+pub struct Counters {
+    first: NonNull<AtomicU64>,
+    slots: usize,
+}
+
+// SAFETY: the mapping belongs to this value and is used through atomics only.
+unsafe impl Send for Counters {}
+
+impl Counters {
+    /// Maps an array of so many words.
+    ///
+    /// # Errors
+    /// As `mmap(2)`; `EINVAL` for no words at all.
+    pub fn map(array: BorrowedFd<'_>, slots: u32) -> nix::Result<Counters> {
+        let slots = slots as usize;
+        let length = NonZeroUsize::new(slots * size_of::<u64>()).ok_or(nix::Error::EINVAL)?;
+        let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let first = unsafe { mmap(None, length, prot, MapFlags::MAP_SHARED, array, 0)? };
+        Ok(Counters {
+            first: first.cast(),
+            slots,
+        })
+    }
+
+    /// Adds to a word, around zero; what lies beyond the array is left alone.
+    pub fn add(&self, slot: u32, n: i64) {
+        if (slot as usize) < self.slots {
+            // SAFETY: within the mapping, which is aligned to a page; the probes add atomically too.
+            let word = unsafe { self.first.add(slot as usize).as_ref() };
+            word.fetch_add(n.cast_unsigned(), Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Counters {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and nothing borrows from it any more.
-        let _ = unsafe { munmap(self.0.cast(), page_size() as usize) };
+        let _ = unsafe { munmap(self.first.cast(), self.slots * size_of::<u64>()) };
     }
 }
 
@@ -64,7 +194,7 @@ impl Drop for Position {
 pub unsafe trait Plain {}
 // SAFETY: `repr(C)`, nothing but u32.
 unsafe impl Plain for Offsets {}
-// SAFETY: `repr(C)`, u32, u32, u64.
+// SAFETY: `repr(C)`, four u32 around a u64 at a multiple of eight.
 unsafe impl Plain for Settings {}
 
 /// The bytes of a structure as the probes see them.
@@ -91,4 +221,9 @@ pub fn trim() {
     unsafe {
         libc::malloc_trim(0)
     };
+}
+
+/// Whether anything of this host's memory is swapped out now (`sysinfo(2)`).
+pub fn swaps() -> bool {
+    nix::sys::sysinfo::sysinfo().is_ok_and(|info| info.swap_free() < info.swap_total())
 }

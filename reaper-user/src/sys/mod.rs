@@ -1,54 +1,73 @@
 //! What needs the C library or the kernel's own interfaces: all `unsafe` outside the probes' source.
 
+#[cfg(test)]
+pub mod allocations;
+#[cfg(target_os = "linux")]
+pub mod bpffs;
+#[cfg_attr(target_os = "macos", path = "darwin/cgroup.rs")]
 pub mod cgroup;
+#[cfg(target_os = "linux")]
+pub mod child;
+#[cfg_attr(target_os = "macos", path = "darwin/clock.rs")]
+mod clock;
+#[cfg(target_os = "macos")]
+pub mod darwin;
 pub mod host;
+#[cfg(target_os = "linux")]
+pub mod listing;
+#[cfg_attr(target_os = "macos", path = "darwin/memory.rs")]
 mod memory;
+#[cfg(target_os = "linux")]
+pub mod netlink;
+pub mod owner;
+#[cfg_attr(target_os = "macos", path = "darwin/pidfd.rs")]
 pub mod pidfd;
+#[cfg_attr(target_os = "macos", path = "darwin/places.rs")]
+pub mod places;
+#[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
+mod proc;
 mod ready;
+#[cfg_attr(target_os = "macos", path = "darwin/thread.rs")]
 mod thread;
 
-pub use memory::{Position, bytes_of, keep_little, page_size, trim};
+#[cfg(target_os = "linux")]
+pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};
+pub use memory::{keep_little, swaps, trim};
+pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
 pub use ready::readable;
-pub use thread::{prioritise, raise_open_files};
-
-use std::io;
-use std::os::linux::fs::MetadataExt;
-
-/// Inode of this process's pid namespace, or 0 if it is the first one, or the only one there can be.
-///
-/// # Errors
-/// /proc is not there, or shows the processes of another namespace: its pids would be others'.
-pub fn pid_namespace_unless_first() -> io::Result<u32> {
-    let own = std::fs::read_link("/proc/self")?;
-    if own.to_str().and_then(|own| own.parse().ok()) != Some(std::process::id()) {
-        return Err(io::Error::other(
-            "it shows the processes of another pid namespace",
-        ));
-    }
-    match std::fs::metadata("/proc/self/ns/pid") {
-        Ok(of) if of.st_ino() == host::FIRST_PID_NAMESPACE => Ok(0),
-        Ok(of) => Ok(of.st_ino() as u32),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(error),
-    }
-}
+pub use thread::{hurry, prioritise, raise_open_files};
 
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {
-    clock(nix::time::ClockId::CLOCK_BOOTTIME)
+    now(clock::BOOT)
 }
 
 /// Nanoseconds on a clock that stands still while the machine is suspended: for delays.
 pub fn monotonic() -> u64 {
-    clock(nix::time::ClockId::CLOCK_MONOTONIC)
+    now(clock::MONOTONIC)
+}
+
+/// How far the clock since boot is ahead of the other one: for how long the machine has been suspended.
+pub fn suspended() -> u64 {
+    let measure = || {
+        let before = monotonic();
+        let boot = boot_time();
+        (
+            monotonic().saturating_sub(before),
+            boot.saturating_sub(before),
+        )
+    };
+    // This thread may have been kept from running between two readings: the closest ones tell most.
+    let [first, second, third] = std::array::from_fn(|_| measure());
+    first.min(second).min(third).1
 }
 
 /// Nanoseconds since the epoch.
 pub fn wall_time() -> u64 {
-    clock(nix::time::ClockId::CLOCK_REALTIME)
+    now(nix::time::ClockId::CLOCK_REALTIME)
 }
 
-fn clock(id: nix::time::ClockId) -> u64 {
+fn now(id: nix::time::ClockId) -> u64 {
     // These clocks exist on every kernel this runs on.
     id.now().map_or(0, |t| {
         t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned()

@@ -6,11 +6,33 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use crate::model::event::Uids;
+use crate::model::event::{Ended, Uids};
 
 /// A handle on one process, for ever the same one.
 #[derive(Debug)]
 pub struct Pidfd(OwnedFd);
+
+/// There are no pidfds to be had, and so nothing can be signalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("processes can be neither held nor signalled by pidfds: {0}; {advice}", advice = Refused::ADVICE)]
+pub struct Refused(pub nix::Error);
+
+impl Refused {
+    /// What to do about it.
+    pub const ADVICE: &str = "run it on Linux 5.3 or later, under no seccomp filter that denies pidfd_open and \
+        pidfd_send_signal, as those of older container runtimes do";
+}
+
+/// Whether there are, tried on this process; it is sent nothing.
+///
+/// # Errors
+/// What the kernel says, or a seccomp filter. That there is no room for one more is none.
+pub fn probe() -> Result<(), Refused> {
+    match Pidfd::open(std::process::id()).and_then(|own| own.send_number(0)) {
+        Ok(()) | Err(nix::Error::EMFILE | nix::Error::ENFILE | nix::Error::ENOMEM) => Ok(()),
+        Err(errno) => Err(Refused(errno)),
+    }
+}
 
 impl Pidfd {
     /// Opens a handle on whoever has the pid now (`pidfd_open(2)`).
@@ -29,13 +51,21 @@ impl Pidfd {
     /// # Errors
     /// `ESRCH` if it is gone, `EPERM` if it may not be signalled.
     pub fn send_signal(&self, signal: Signal) -> nix::Result<()> {
+        self.send_number(signal as i32)
+    }
+
+    /// Sends the signal of a number, be it one that has no name. Nothing but `crate::reap` may call this.
+    ///
+    /// # Errors
+    /// As [`Pidfd::send_signal`]; `EINVAL` if there is no such signal.
+    pub fn send_number(&self, number: i32) -> nix::Result<()> {
         let info: *const libc::siginfo_t = std::ptr::null();
         // SAFETY: a null `info` is allowed and means what kill(2) does.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
                 self.0.as_raw_fd(),
-                signal as i32,
+                number,
                 info,
                 0,
             )
@@ -47,6 +77,18 @@ impl Pidfd {
     /// pidfds share one.
     pub fn inode(&self) -> Option<u64> {
         nix::sys::stat::fstat(&self.0).ok().map(|stat| stat.st_ino)
+    }
+
+    /// The same where it is such a name, told by the file system that has had pidfds since then.
+    pub fn number(&self) -> Option<u64> {
+        let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
+        (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
+    }
+
+    /// How the process ended, once it has been waited for and where the kernel still knows (6.15).
+    pub fn ended(&self) -> Option<Ended> {
+        let info = self.info(INFO_EXIT)?;
+        Some(Ended::from_wait_status(info.exit_code.cast_unsigned()))
     }
 
     /// Whether the process has exited, its last thread included.
@@ -74,17 +116,33 @@ impl Pidfd {
     }
 
     fn told_uids(&self) -> Option<Uids> {
-        let mut info = Info {
-            mask: INFO_CREDS,
-            ..Info::default()
-        };
-        // SAFETY: the request's size names this structure's, and the kernel writes no more than that.
-        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
-        (answer == 0 && info.mask & INFO_CREDS != 0).then_some(Uids {
+        let info = self.info(INFO_CREDS)?;
+        Some(Uids {
             real: info.ruid,
             effective: info.euid,
         })
     }
+
+    /// What the kernel tells of the process, if that is in it which is asked for.
+    fn info(&self, mask: u64) -> Option<Info> {
+        let mut info = Info {
+            mask,
+            ..Info::default()
+        };
+        // SAFETY: the request's size names this structure's, and the kernel writes no more than that.
+        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        (answer == 0 && info.mask & mask != 0).then_some(info)
+    }
+}
+
+/// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
+pub fn wait_first(one: Option<&Pidfd>, wake: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+    let fds = one.map(Pidfd::as_fd).into_iter().chain(wake);
+    let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+    let polled = poll(&mut fds, timeout).is_ok();
+    let last = fds.last().and_then(PollFd::any);
+    polled && wake.is_some() && last == Some(true)
 }
 
 impl AsFd for Pidfd {
@@ -114,6 +172,9 @@ struct Info {
 }
 
 const INFO_CREDS: u64 = 1 << 1;
+const INFO_EXIT: u64 = 1 << 3;
+/// `PID_FS_MAGIC` of include/uapi/linux/magic.h.
+const PIDFS: nix::libc::__fsword_t = 0x5049_4446;
 /// `_IOWR(0xFF, 11, struct pidfd_info)`.
 const PIDFD_GET_INFO: libc::c_ulong =
     3 << 30 | (size_of::<Info>() as libc::c_ulong) << 16 | 0xFF << 8 | 11;

@@ -5,20 +5,27 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
 /// of memory. What is not permitted is left out: it makes things slower, not wrong.
 ///
+/// See [`hurry`].
+pub fn prioritise() {
+    hurry();
+    low_oom_score();
+}
+
+/// Puts the calling thread before ordinary ones: the engine's, and one that it waits for.
+///
 /// Real-time, at its lowest priority: what is being ended wakes up to die, and would take the processor
 /// from a thread that is merely nice. The kernel leaves others 5 % in any case (sched(7)).
-pub fn prioritise() {
+pub fn hurry() {
     let lowest = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the structure is read, for the calling thread.
     if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } == 0 {
-        return low_oom_score();
+        return;
     }
     // SAFETY: no memory is involved; on Linux the priority is the calling thread's.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
         tracing::debug!("no raised priority: {}", std::io::Error::last_os_error());
     }
-    low_oom_score();
 }
 
 fn low_oom_score() {

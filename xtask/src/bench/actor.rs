@@ -24,8 +24,11 @@ pub const ORPHAN: &str = "rb-orphan";
 
 /// How long an orphan may live on.
 const PATIENCE_MS: u16 = 15_000;
-/// Lets what was just started come to rest before the next thing happens.
-const REST: Duration = Duration::from_millis(3);
+/// Children that each forker of a bomb keeps: more than the smallest ring has room for when they go to
+/// another parent. Orphans that it leaves behind, and forks between two of them.
+const KEPT: usize = 1000;
+const STRAYS: usize = 50;
+const STRIDE: usize = 200;
 
 /// Plays a role to its end.
 ///
@@ -35,6 +38,8 @@ pub fn play(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["load"] => load(),
         ["agent", orphans] => agent(orphans.parse()?),
+        ["bomb", forkers] => bomb(forkers.parse()?),
+        ["forker"] => forker(),
         ["orphan"] => orphan(),
         _ => bail!("no such role: {}", role.join(" ")),
     }
@@ -83,10 +88,12 @@ fn obey(order: &str) -> Result<u64> {
             Ok(n)
         }
         ("sleepers", &[n]) => sleepers(n as usize),
-        ("kill", &[rounds, orphans]) => {
-            (0..rounds).try_for_each(|_| kill_one(orphans as usize))?;
+        ("kill", &[rounds, orphans, ms]) => {
+            let lived = Duration::from_millis(ms);
+            (0..rounds).try_for_each(|_| kill_one(orphans as usize, lived))?;
             Ok(rounds)
         }
+        ("bomb", &[forkers, ms]) => drop_bomb(forkers, Duration::from_millis(ms)),
         _ => bail!("no such order: {order}"),
     }
 }
@@ -127,8 +134,8 @@ fn sleepers(n: usize) -> Result<u64> {
     Ok(made.count() as u64)
 }
 
-/// Starts an agent with orphans-to-be, kills it, and waits until the orphans are gone.
-fn kill_one(orphans: usize) -> Result<()> {
+/// Starts an agent with orphans-to-be, kills it when it has lived for a while, and waits until the orphans are gone.
+fn kill_one(orphans: usize, lived: Duration) -> Result<()> {
     let mut agent = actor(AGENT, &["agent", &orphans.to_string()])?
         .stdout(Stdio::piped())
         .spawn()
@@ -138,7 +145,7 @@ fn kill_one(orphans: usize) -> Result<()> {
     output
         .read_exact(&mut vec![0; orphans])
         .context("the agent ended before its time")?;
-    std::thread::sleep(REST);
+    std::thread::sleep(lived);
     agent.kill().context("cannot kill the agent")?;
     let status = agent.wait().context("cannot wait for the agent")?;
     ensure!(
@@ -153,6 +160,61 @@ fn kill_one(orphans: usize) -> Result<()> {
     );
     for _ in 0..orphans {
         waitpid(None, None).context("an orphan went to somebody else")?;
+    }
+    Ok(())
+}
+
+/// Starts an agent whose tree forks without end, kills the agent after a while, and waits until all of its
+/// tree is gone. Gives how many ns that took.
+fn drop_bomb(forkers: u64, storm: Duration) -> Result<u64> {
+    let mut root = actor(AGENT, &["bomb", &forkers.to_string()])?
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start an agent")?;
+    let output = root.stdout.take().context("no pipe from the agent")?;
+    std::thread::sleep(storm);
+    let start = Instant::now();
+    root.kill().context("cannot kill the agent")?;
+    let status = root.wait().context("cannot wait for the agent")?;
+    ensure!(
+        status.code().is_none(),
+        "the agent ended by itself: {status}"
+    );
+    let ended = hangup(output, PollTimeout::from(PATIENCE_MS))?;
+    let took = start.elapsed();
+    ensure!(ended, "some still live {PATIENCE_MS} ms after their agent");
+    // What it left came here; some may be on their last steps.
+    while waitpid(None, None).is_ok() {}
+    Ok(u64::try_from(took.as_nanos())?)
+}
+
+fn bomb(forkers: u64) -> Result<()> {
+    let children: Vec<_> = (0..forkers)
+        .map(|_| Ok(actor(ORPHAN, &["forker"])?.spawn()?))
+        .collect::<Result<_>>()
+        .context("cannot start a child")?;
+    hangup(std::io::stdin(), PollTimeout::NONE)?;
+    // Only if nobody has killed it.
+    for mut child in children {
+        let _: ExitStatus = child.wait()?;
+    }
+    Ok(())
+}
+
+/// Has many children, forks without end, and leaves orphans behind now and then.
+fn forker() -> Result<()> {
+    sleepers(KEPT)?;
+    let mut stack = [0; raw::STACK];
+    let (mut strays, _) = vec![0_u8; STRAYS * raw::STACK].leak().as_chunks_mut();
+    while !hangup(std::io::stdin(), PollTimeout::ZERO)? {
+        for _ in 0..STRIDE {
+            vfork(&mut stack)?;
+        }
+        if let Some((stray, rest)) = std::mem::take(&mut strays).split_first_mut() {
+            strays = rest;
+            let parent = raw::stray(&mut stack, stray).context("cannot fork")?;
+            waitpid(parent, None).context("cannot wait for a child")?;
+        }
     }
     Ok(())
 }

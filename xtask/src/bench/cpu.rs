@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::Bench;
-use super::daemon::Daemon;
+use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
 use super::load::{Load, Place};
 use super::table::Row;
@@ -21,7 +21,7 @@ fn outside(bench: &Bench) -> Result<Vec<Row>> {
 fn run(bench: &Bench, place: Place) -> Result<Vec<Row>> {
     let n: u64 = bench.pick(10_000, 2_000);
     let mut load = Load::start(bench, place)?;
-    let daemon = Daemon::start(bench, "observe", &[&load])?;
+    let daemon = Setup::new(bench, "observe").scope([&load]).start()?;
     daemon.rest();
     let before = threads(daemon.pid())?;
     load.obey(&format!("spawn {n}"))?;

@@ -1,9 +1,11 @@
 //! A `reaper daemon` that is measured, and what it says.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,55 +14,124 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::load::Load;
-use super::{Bench, actor, raw, wait};
+use super::pins::Pins;
+use super::{Bench, actor, raw, sieve, wait};
 
-/// A running daemon that considers some loads only; ended when this is dropped.
-pub struct Daemon {
-    child: Child,
-    stream: PathBuf,
-    errors: PathBuf,
-    /// From before it was started until its `ready` could be read.
-    pub ready_after: Duration,
+/// A stream that has not grown for so long is at its end.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// How a daemon is to be started. It knows one agent, [`actor::AGENT`], considers the whole host and pins
+/// nothing, unless something else is said.
+pub struct Setup<'a> {
+    bench: &'a Bench,
+    settings: String,
+    /// Whether the built-in rules of a kind are known: agents, boundaries, keeps.
+    rules: [bool; 3],
+    arguments: Vec<OsString>,
+    sieved: bool,
 }
 
-/// What a daemon said, read once it has ended.
-pub struct Said {
-    stream: PathBuf,
-    /// Its last line.
-    pub summary: Value,
-}
+impl<'a> Setup<'a> {
+    /// `mode` is `enforce` or `observe`.
+    pub fn new(bench: &'a Bench, mode: &str) -> Setup<'a> {
+        Setup {
+            bench,
+            settings: format!("mode = \"{mode}\"\n"),
+            rules: [false; 3],
+            arguments: vec!["--no-pin".into()],
+            sieved: false,
+        }
+    }
 
-impl Daemon {
-    /// Starts one and waits until it is ready. `mode` is `enforce` or `observe`.
+    /// Considers these loads only.
+    pub fn scope<'l>(mut self, loads: impl IntoIterator<Item = &'l Load>) -> Self {
+        for load in loads {
+            self.arguments.push("--scope".into());
+            self.arguments.push(load.pid().to_string().into());
+        }
+        self
+    }
+
+    /// Adds a line to the config.
+    pub fn set(mut self, line: &str) -> Self {
+        self.settings += &format!("{line}\n");
+        self
+    }
+
+    /// Knows what is no agent by the built-in rules: their names are what the probes look up.
+    pub fn named(self) -> Self {
+        Setup {
+            rules: [false, true, true],
+            ..self
+        }
+    }
+
+    /// Knows all built-in rules.
+    pub fn whole_catalogue(self) -> Self {
+        Setup {
+            rules: [true; 3],
+            ..self
+        }
+    }
+
+    /// Pins in the bench's own place.
+    pub fn pinned(mut self, pins: &Pins) -> Self {
+        self.arguments
+            .splice(..1, ["--pin-dir".into(), pins.dir().into()]);
+        self
+    }
+
+    /// Of its stream only what is decided and done is kept.
+    pub fn sieved(self) -> Self {
+        Setup {
+            sieved: true,
+            ..self
+        }
+    }
+
+    fn config(&self) -> String {
+        let [agents, boundaries, keeps] = self.rules;
+        format!(
+            "{}[defaults]\nagents = {agents}\nboundaries = {boundaries}\nkeeps = {keeps}\n\
+             [[agent]]\nname = \"bench\"\ncomm = \"{}\"\n",
+            self.settings,
+            actor::AGENT
+        )
+    }
+
+    /// Starts it and waits until it is ready.
     ///
     /// # Errors
     /// It cannot be started, or says why it does not work.
-    pub fn start(bench: &Bench, mode: &str, loads: &[&Load]) -> Result<Daemon> {
-        let path = |name: &str| bench.dir.join(name);
-        let config = format!(
-            "mode = \"{mode}\"\n[defaults]\nagents = false\nboundaries = false\nkeeps = false\n\
-             [[agent]]\nname = \"bench\"\ncomm = \"{}\"\n",
-            actor::AGENT
-        );
-        std::fs::write(path("config.toml"), config)?;
+    pub fn start(&self) -> Result<Daemon> {
+        let path = |name: &str| self.bench.dir.join(name);
+        std::fs::write(path("config.toml"), self.config())?;
         let (stream, errors) = (path("stream.jsonl"), path("errors"));
-        let mut command = Command::new(&bench.reaper);
+        let mut command = Command::new(&self.bench.reaper);
         command.args(["daemon", "--json", "--config"]);
         command.arg(path("config.toml"));
         command.arg("--runtime-dir").arg(path("run"));
-        for load in loads {
-            command.args(["--scope", &load.pid().to_string()]);
-        }
+        command.args(&self.arguments);
         command.stdin(Stdio::null());
-        command.stdout(File::create(&stream)?);
+        let file = File::create(&stream)?;
+        if self.sieved {
+            command.stdout(Stdio::piped());
+        } else {
+            command.stdout(file.try_clone()?);
+        }
         command.stderr(File::create(&errors)?);
         raw::end_with_us(&mut command);
-        let start = Instant::now();
-        let child = command.spawn().context("cannot start reaper")?;
+        let started = Instant::now();
+        let mut child = command.spawn().context("cannot start reaper")?;
+        let output = child.stdout.take();
         let mut daemon = Daemon {
             child,
             stream,
             errors,
+            sieve: output
+                .map(|output| sieve::start(output, file))
+                .transpose()?,
+            started,
             ready_after: Duration::ZERO,
         };
         let mut ended = None;
@@ -68,14 +139,37 @@ impl Daemon {
             ended = daemon.child.try_wait().ok().flatten();
             ended.is_some() || std::fs::metadata(&daemon.stream).is_ok_and(|file| file.len() > 0)
         });
-        daemon.ready_after = start.elapsed();
+        daemon.ready_after = started.elapsed();
         if let Some(status) = ended {
             bail!("reaper ended with {status}: {}", daemon.complaint());
         }
         ensure!(told, "reaper does not get ready: {}", daemon.complaint());
         Ok(daemon)
     }
+}
 
+/// A running daemon; killed when this is dropped.
+pub struct Daemon {
+    child: Child,
+    stream: PathBuf,
+    errors: PathBuf,
+    /// Gives the number of lines that it has left out.
+    sieve: Option<JoinHandle<Result<u64>>>,
+    pub started: Instant,
+    /// From before it was started until its `ready` could be read.
+    pub ready_after: Duration,
+}
+
+/// What a daemon said, read once it has ended.
+pub struct Said {
+    stream: PathBuf,
+    /// Lines of the stream that were not kept.
+    left_out: u64,
+    /// Its last line.
+    pub summary: Value,
+}
+
+impl Daemon {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -86,19 +180,48 @@ impl Daemon {
         std::thread::sleep(Duration::from_millis(250));
     }
 
+    /// From before it was started until the last line was written; waits until none has come for a while.
+    pub fn told_after(&self) -> Duration {
+        let (mut length, mut after) = (0, self.started.elapsed());
+        while self.started.elapsed() < after + QUIET {
+            let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
+            if now != length {
+                (length, after) = (now, self.started.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        after
+    }
+
+    /// Keeps it from running for a while, as a busy host does.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn hold_up(&self, time: Duration) -> Result<()> {
+        self.signal(Signal::SIGSTOP)?;
+        std::thread::sleep(time);
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, signal).with_context(|| format!("cannot send {signal} to reaper"))
+    }
+
     /// Ends it.
     ///
     /// # Errors
     /// It does not end well.
     pub fn stop(mut self) -> Result<Said> {
-        kill(
-            Pid::from_raw(self.child.id().cast_signed()),
-            Signal::SIGTERM,
-        )
-        .context("cannot stop reaper")?;
+        self.signal(Signal::SIGTERM)?;
         ensure!(wait::ended(&mut self.child), "reaper does not stop");
+        let left_out = self.sieve.take().map_or(Ok(0), |sieve| {
+            let left_out = sieve.join();
+            left_out.unwrap_or_else(|_| bail!("the stream's reader has panicked"))
+        });
         let said = Said {
             stream: self.stream.clone(),
+            left_out: left_out?,
             summary: Value::Null,
         };
         let summary = said.events("summary")?.pop();
@@ -141,6 +264,27 @@ impl Said {
         Ok(found)
     }
 
+    /// What it said when it was ready.
+    ///
+    /// # Errors
+    /// As [`Said::events`].
+    pub fn ready(&self) -> Result<Value> {
+        let mut ready = self.events("ready")?;
+        ready.pop().context("reaper has not said that it was ready")
+    }
+
+    /// Size of the ring, as it said.
+    ///
+    /// # Errors
+    /// As [`Said::events`].
+    pub fn ring(&self) -> Result<String> {
+        let bytes = self.ready()?["ring_size"].as_u64().unwrap_or_default();
+        Ok(match bytes >> 20 {
+            0 => format!("ring of {} KiB", bytes >> 10),
+            mib => format!("ring of {mib} MiB"),
+        })
+    }
+
     /// A number of the summary.
     pub fn count(&self, key: &str) -> u64 {
         self.summary[key].as_u64().unwrap_or_default()
@@ -152,6 +296,7 @@ impl Said {
     /// The stream cannot be read.
     pub fn lines_missing(&self) -> Result<u64> {
         let lines = BufReader::new(File::open(&self.stream)?).lines().count() as u64;
+        let lines = lines + self.left_out;
         Ok(self.count("seq").saturating_sub(lines))
     }
 }

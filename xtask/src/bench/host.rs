@@ -1,5 +1,6 @@
 //! What /proc tells of this host and of a process.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -27,6 +28,7 @@ pub fn field(text: &str, key: &str) -> Result<u64> {
 
 /// One thread of a process so far.
 pub struct Thread {
+    pub id: u32,
     pub name: String,
     /// Time on a CPU, in user space and in the kernel.
     pub cpu_ns: u64,
@@ -40,11 +42,14 @@ pub fn threads(pid: u32) -> Result<Vec<Thread>> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).context("reaper is gone")?;
     tasks
         .map(|task| {
-            let task = task?.path();
+            let task = task?;
+            let id = task.file_name().to_str().and_then(|id| id.parse().ok());
+            let task = task.path();
             let status = read(task.join("status"))?;
             let schedstat = read(task.join("schedstat"))?;
             let cpu_ns = schedstat.split(' ').next().and_then(|n| n.parse().ok());
             Ok(Thread {
+                id: id.context("no thread's id")?,
                 name: read(task.join("comm"))?.trim_end().to_owned(),
                 cpu_ns: cpu_ns.context("no CPU time in schedstat")?,
                 switches: field(&status, "voluntary_ctxt_switches")?
@@ -100,6 +105,40 @@ fn sum_up(smaps: &str) -> Memory {
     memory
 }
 
+/// Living processes that descend from one, by who their parents are now.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn descendants(of: u32) -> Result<u64> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").context("cannot read /proc")? {
+        let path = entry?.path();
+        let pid = path
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        // Whoever is gone by now does not live.
+        let stat = std::fs::read_to_string(path.join("stat")).unwrap_or_default();
+        if let Some((pid, parent)) = pid.zip(living_parent(&stat)) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut found, mut next) = (0, vec![of]);
+    while let Some(pid) = next.pop() {
+        let below = children.remove(&pid).unwrap_or_default();
+        found += below.len() as u64;
+        next.extend(below);
+    }
+    Ok(found)
+}
+
+/// Parent of a process that is no zombie, from its line.
+fn living_parent(stat: &str) -> Option<u32> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let (state, rest) = rest.split_once(' ')?;
+    let parent = rest.split(' ').next()?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(parent)
+}
+
 /// What changes when a process of this host is born or dies: all forks so far, and living threads.
 ///
 /// # Errors
@@ -141,6 +180,12 @@ mod tests {
             maps: 16 << 10,
         };
         assert_eq!(sum_up(smaps), expected);
+    }
+
+    #[test]
+    fn zombies_are_nobodys_children() {
+        assert_eq!(living_parent("12 (a) Z) S 7 12 12 0"), Some(7));
+        assert_eq!(living_parent("12 (a) Z 7 12 12 0"), None);
     }
 
     #[test]

@@ -5,19 +5,21 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Bench;
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Setup};
 use super::host::{births_and_tasks, threads};
-use super::load::{Load, Place};
+use super::pins::Pins;
 use super::table::Row;
 
 const WHAT: &str = "wake-ups a minute with nothing happening";
 
-/// The kernel tells of everybody's processes, so only seconds count in which none of this host was born or
-/// died, and that follow upon such a second: what is left to be read late is read within 0.1 s.
+/// The default config, pins included, but that it observes. Agents may be at work on this host, so only
+/// seconds count in which nobody was born or died, and that follow upon such a second: what is left to be
+/// read late is read within 0.1 s.
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let wanted: u32 = bench.pick(60, 10);
-    let load = Load::start(bench, Place::Inside)?;
-    let daemon = Daemon::start(bench, "observe", &[&load])?;
+    let pins = Pins::mounted(bench)?;
+    let setup = Setup::new(bench, "observe").whole_catalogue().pinned(&pins);
+    let daemon = setup.start()?;
     daemon.rest();
     let (mut seconds, mut quiet, mut wakes, mut others) = (0, 0, 0, 0);
     let mut before = (births_and_tasks()?, switches(&daemon)?);

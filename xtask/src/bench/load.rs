@@ -5,12 +5,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, actor, wait};
+use super::{Bench, actor, raw, wait};
 
 /// Where the load's processes are, as the service sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In no agent's session: tracked, and not told of.
+    /// In no agent's session. In scope they are followed and not told of; where the whole host is considered
+    /// they are strangers.
     Outside,
     /// Members of an agent's session: each of their events is told.
     Inside,
@@ -40,12 +41,11 @@ impl Load {
             Place::Outside => actor::LOAD,
             Place::Inside => actor::AGENT,
         };
-        let mut child = Command::new(bench.dir.join(image))
-            .args(["bench-actor", "load"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a load")?;
+        let mut command = Command::new(bench.dir.join(image));
+        command.args(["bench-actor", "load"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        raw::end_with_us(&mut command);
+        let mut child = command.spawn().context("cannot start a load")?;
         let (orders, answers) = (child.stdin.take(), child.stdout.take());
         let answers = BufReader::new(answers.context("no pipe from the load")?);
         let mut load = Load {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::Bench;
-use super::daemon::Daemon;
+use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
 use super::load::{Load, Place};
 use super::table::Row;
@@ -14,15 +14,18 @@ use super::table::Row;
 const FORKERS: usize = 2;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut rows = storm(bench, Place::Outside, bench.pick(8, 2))?;
-    rows.extend(storm(bench, Place::Inside, bench.pick(4, 1))?);
+    let mut rows = storm(bench, Place::Outside, bench.pick(60, 3))?;
+    rows.extend(storm(bench, Place::Inside, bench.pick(60, 3))?);
     Ok(rows)
 }
 
 fn storm(bench: &Bench, place: Place, seconds: u64) -> Result<Vec<Row>> {
     let loads = (0..FORKERS).map(|_| Load::start(bench, place));
     let mut loads: Vec<Load> = loads.collect::<Result<_>>()?;
-    let daemon = Daemon::start(bench, "observe", &loads.iter().collect::<Vec<_>>())?;
+    let daemon = Setup::new(bench, "observe")
+        .scope(&loads)
+        .sieved()
+        .start()?;
     daemon.rest();
     let before = cpu_ns(&threads(daemon.pid())?, Some("engine"));
     let start = Instant::now();
@@ -41,7 +44,8 @@ fn storm(bench: &Bench, place: Place, seconds: u64) -> Result<Vec<Row>> {
     let missing = (2 * forks).saturating_sub(events + lost);
     let name = place.name();
     let note = format!(
-        "{FORKERS} forkers, {seconds} s, {forks} forks; engine {:.2} µs an event",
+        "{}, {FORKERS} forkers, {seconds} s, {forks} forks; engine {:.2} µs an event",
+        said.ring()?,
         cpu as f64 / events.max(1) as f64 / 1e3
     );
     let lost = Row::new(format!("events lost at that rate, {name}"), lost as f64, "");

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::Bench;
-use super::daemon::Daemon;
+use super::daemon::Setup;
 use super::host::{births_and_tasks, field, memory, read};
 use super::load::{Load, Place};
 use super::table::Row;
@@ -18,7 +18,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let wanted = bench.pick(30_000, 3_000);
     let (n, why) = room_for(wanted)?;
     let mut load = Load::start(bench, Place::Inside)?;
-    let daemon = Daemon::start(bench, "observe", &[&load])?;
+    let daemon = Setup::new(bench, "observe").scope([&load]).start()?;
     daemon.rest();
     let idle = memory(daemon.pid())?;
     let made = load.obey(&format!("sleepers {n}"))?;

@@ -12,8 +12,14 @@ mod latency;
 mod load;
 mod loss;
 mod memory;
+mod overflow;
+mod pins;
 mod raw;
+mod restart;
+mod run;
+mod sieve;
 mod slowdown;
+mod sources;
 mod start;
 mod stats;
 mod table;
@@ -26,6 +32,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 
 use crate::shell::{as_root, built, run as run_command, say};
 use table::Row;
@@ -50,35 +58,47 @@ pub struct Args {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// From an agent's exit to the signals for its orphans
+    /// From an agent's exit to the signals for its orphans, sent by the service and by the kernel
     Latency,
-    /// Time in the kernel for each kind of event
+    /// The same through each source, beside a scanner that looks every 5 s
+    Sources,
+    /// Time in the kernel for each kind of event, of strangers and of members
     Kernel,
     /// CPU time of the service for each event
     Cpu,
     /// What others lose, beside forkstat and bpftrace
     Slowdown,
-    /// Events lost at the highest rate of forks
+    /// Events lost in a minute of forks at the highest rate
     Loss,
+    /// What is found and ended where the ring is too small
+    Overflow,
+    /// From a start to where it has caught up with what the service before it left
+    Restart,
     /// Memory, idle and with 30,000 processes
     Memory,
     /// From the start to the first event
     Start,
     /// Wake-ups with nothing happening
     Idle,
+    /// A command with `reaper run` around it, beside tini, dumb-init, timeout and systemd-run
+    Run,
 }
 
 impl Part {
     fn measure(self, bench: &Bench) -> Result<Vec<Row>> {
         match self {
             Part::Latency => latency::measure(bench),
+            Part::Sources => sources::measure(bench),
             Part::Kernel => kernel::measure(bench),
             Part::Cpu => cpu::measure(bench),
             Part::Slowdown => slowdown::measure(bench),
             Part::Loss => loss::measure(bench),
+            Part::Overflow => overflow::measure(bench),
+            Part::Restart => restart::measure(bench),
             Part::Memory => memory::measure(bench),
             Part::Start => start::measure(bench),
             Part::Idle => idle::measure(bench),
+            Part::Run => run::measure(bench),
         }
     }
 
@@ -137,6 +157,7 @@ pub fn bench(args: &Args) -> Result<()> {
             .arg(reaper);
         return run_command(&mut again);
     }
+    own_mounts()?;
     undo::at_signals()?;
     let dir = std::env::temp_dir().join(format!("reaper-bench-{}", std::process::id()));
     std::fs::DirBuilder::new()
@@ -150,13 +171,22 @@ pub fn bench(args: &Args) -> Result<()> {
     for image in [actor::LOAD, actor::AGENT, actor::ORPHAN] {
         symlink(&own, dir.join(image)).context("cannot name the loads")?;
     }
-    let _tracefs = trace::Tracefs::mounted()?;
+    trace::mount_tracefs()?;
     let bench = Bench {
         reaper,
         dir,
         quick: args.quick,
     };
     measure(&bench, args)
+}
+
+/// What is mounted from now on is nobody else's, and gone with this process however it ends.
+fn own_mounts() -> Result<()> {
+    let none = None::<&str>;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, private, none))
+        .context("cannot have mounts of its own")
 }
 
 fn measure(bench: &Bench, args: &Args) -> Result<()> {

@@ -1,5 +1,7 @@
 //! What std and nix have no safe call for: children without a copy of memory, and being told of Ctrl-C.
 
+pub mod bpf;
+
 use std::ffi::{c_int, c_void};
 use std::io::{PipeWriter, Write};
 use std::os::unix::process::CommandExt;
@@ -23,6 +25,21 @@ pub fn vfork_exit(stack: &mut [u8; STACK]) -> nix::Result<Pid> {
     }
     // SAFETY: CLONE_VFORK holds this thread up until the child is gone, which borrows the stack alone.
     unsafe { clone(stack, libc::CLONE_VFORK, exit) }
+}
+
+/// A child that exits at once and leaves a [`sleeper`] behind.
+///
+/// # Errors
+/// As `clone(2)`.
+pub fn stray(stack: &mut [u8; STACK], orphans: &'static mut [u8; STACK]) -> nix::Result<Pid> {
+    extern "C" fn beget(orphans: *mut c_void) -> c_int {
+        // SAFETY: the stack that was handed over below, for good.
+        let stack = unsafe { &mut *orphans.cast::<[u8; STACK]>() };
+        c_int::from(sleeper(stack).is_err())
+    }
+    let orphans = std::ptr::from_mut(orphans).cast();
+    // SAFETY: as in `vfork_exit`; the orphan has its own stack.
+    unsafe { clone_with(stack, libc::CLONE_VFORK, beget, orphans) }
 }
 
 /// A child that sleeps until the other end of its standard input is closed, and then exits.
@@ -53,6 +70,18 @@ unsafe fn clone(
     flags: c_int,
     main: extern "C" fn(*mut c_void) -> c_int,
 ) -> nix::Result<Pid> {
+    // SAFETY: as the caller promises.
+    unsafe { clone_with(stack, flags, main, std::ptr::null_mut()) }
+}
+
+/// # Safety
+/// As [`clone`]; `argument` is what `main` takes.
+unsafe fn clone_with(
+    stack: &mut [u8; STACK],
+    flags: c_int,
+    main: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> nix::Result<Pid> {
     let top = stack.as_mut_ptr_range().end;
     let top = top.wrapping_sub(top.addr() % 16);
     // SAFETY: `top` is the aligned end of a stack that is the child's; what it does is the caller's word.
@@ -61,7 +90,7 @@ unsafe fn clone(
             main,
             top.cast(),
             flags | libc::CLONE_VM | libc::SIGCHLD,
-            std::ptr::null_mut(),
+            argument,
         )
     };
     nix::Error::result(pid).map(Pid::from_raw)

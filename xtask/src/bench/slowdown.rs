@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Setup};
 use super::load::{Load, Place};
 use super::stats::{median, quantile};
 use super::table::Row;
@@ -165,7 +165,9 @@ impl Tracer {
     fn start(self, bench: &Bench, load: &mut Load) -> Result<Running> {
         let (program, arguments): (_, &[&str]) = match self {
             Tracer::Reaper(_) => {
-                return Ok(Running::Reaper(Daemon::start(bench, "observe", &[&*load])?));
+                // The whole host: the load is nobody's, or an agent and what descends from it.
+                let setup = Setup::new(bench, "enforce").named();
+                return Ok(Running::Reaper(setup.start()?));
             }
             Tracer::Forkstat => ("forkstat", &[]),
             Tracer::Bpftrace => ("bpftrace", &["-e", SCRIPT]),

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::Bench;
-use super::daemon::Daemon;
+use super::daemon::Setup;
 use super::load::{Load, Place};
 use super::stats::{median, quantile};
 use super::table::Row;
@@ -20,13 +20,10 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     );
     let (mut took, mut seeded) = (Vec::new(), 0);
     for _ in 0..bench.pick(15, 5) {
-        let daemon = Daemon::start(bench, "observe", &[&load])?;
+        let daemon = Setup::new(bench, "observe").scope([&load]).start()?;
         took.push(daemon.ready_after.as_secs_f64() * 1e3);
-        let ready = daemon.stop()?.events("ready")?;
-        seeded = ready
-            .first()
-            .and_then(|ready| ready["processes"].as_u64())
-            .unwrap_or_default();
+        let ready = daemon.stop()?.ready()?;
+        seeded = ready["processes"].as_u64().unwrap_or_default();
         ensure!(
             seeded >= PROCESSES,
             "reaper found {seeded} of {PROCESSES} processes"

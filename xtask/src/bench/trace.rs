@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MsFlags, mount};
 
 use super::undo::Undo;
 
@@ -12,29 +12,17 @@ const TRACEFS: &str = "/sys/kernel/tracing";
 /// For each CPU, in KiB.
 const BUFFER: &str = "4096";
 
-/// tracefs, taken away again if it was not there.
-pub struct Tracefs(#[expect(dead_code, reason = "held for what its drop does")] Option<Undo>);
-
-impl Tracefs {
-    /// # Errors
-    /// It is not there and cannot be mounted.
-    pub fn mounted() -> Result<Tracefs> {
-        if Path::new(TRACEFS).join("instances").exists() {
-            return Ok(Tracefs(None));
-        }
-        mount(
-            Some("tracefs"),
-            TRACEFS,
-            Some("tracefs"),
-            MsFlags::empty(),
-            None::<&str>,
-        )
-        .with_context(|| format!("cannot mount {TRACEFS}"))?;
-        Ok(Tracefs(Some(Undo::later(|| {
-            // Busy if somebody else has come to use it: then it is theirs.
-            let _ = umount(TRACEFS);
-        }))))
+/// Mounts tracefs if it is not there.
+///
+/// # Errors
+/// It is not there and cannot be mounted.
+pub fn mount_tracefs() -> Result<()> {
+    if Path::new(TRACEFS).join("instances").exists() {
+        return Ok(());
     }
+    let (tracefs, none) = (Some("tracefs"), None::<&str>);
+    mount(tracefs, TRACEFS, tracefs, MsFlags::empty(), none)
+        .with_context(|| format!("cannot mount {TRACEFS}"))
 }
 
 /// One event, at a time in µs.

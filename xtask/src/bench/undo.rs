@@ -43,9 +43,12 @@ pub fn at_signals() -> Result<()> {
         .name("undo".into())
         .spawn(move || {
             if reader.read_exact(&mut [0]).is_ok() {
-                let actions =
-                    std::mem::take(&mut *ACTIONS.lock().unwrap_or_else(PoisonError::into_inner));
-                actions.into_iter().rev().for_each(|(_, action)| action());
+                // Held to the end: whoever comes to undo something meanwhile, as this program's first thread
+                // where what it waited for has been interrupted too, waits.
+                let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+                while let Some((_, action)) = actions.pop() {
+                    action();
+                }
                 std::process::exit(130);
             }
         })

@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::shell::{run, say, target_dir, workspace};
 use record::Record;
 use toolchain::Toolchain;
+pub use toolchain::compiler_with_sources;
 
 /// The object, as the service includes it.
 const OBJECT: &str = "reaper-user/src/source/ebpf/reaper.bpf.o";

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::record::{Identity, Origin};
-use crate::shell::{cargo, find_program, install, output, run, say, target_dir};
+use crate::shell::{cargo, fetch_lists, find_program, install, output, run, say, target_dir};
 
 /// The linker decides about the bytes too, and each version is made for one LLVM.
 const BPF_LINKER: &str = "0.10.3";
@@ -16,6 +16,9 @@ const LLVM_MAJOR: &str = "22";
 
 /// Debian's packages of a current compiler, its cargo and the sources of `core`.
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
+
+/// Where they put the compiler.
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
 /// Programs that are there and fit each other.
 pub struct Toolchain {
@@ -115,17 +118,8 @@ impl Toolchain {
 
     /// With `upgrade`, brings the packages to the newest version even if they are installed.
     fn debian(upgrade: bool) -> Result<Toolchain> {
-        let missing: Vec<&str> = DEBIAN_PACKAGES
-            .into_iter()
-            .filter(|package| upgrade || !is_installed(package))
-            .collect();
-        if !missing.is_empty() {
-            install(
-                &missing,
-                "a Rust that builds for BPF, with the sources of `core`",
-            )?;
-        }
-        let rustc = PathBuf::from("/usr/bin/rustc");
+        install_debian(upgrade)?;
+        let rustc = PathBuf::from(DEBIAN_RUSTC);
         let (line, commit, version) = compiler(&rustc)?;
         ensure!(
             fits_linker(&version),
@@ -146,6 +140,53 @@ impl Toolchain {
             rustc,
         })
     }
+}
+
+/// Debian's compiler, which has the sources of the whole standard library: for type-checking, whatever its LLVM.
+///
+/// # Errors
+/// It cannot be installed.
+pub fn compiler_with_sources() -> Result<PathBuf> {
+    install_debian(false)?;
+    Ok(PathBuf::from(DEBIAN_RUSTC))
+}
+
+/// With `upgrade`, even what is installed.
+fn install_debian(upgrade: bool) -> Result<()> {
+    const WHY: &str =
+        "a Rust that builds for targets whose library is not at hand, with its sources";
+    let missing: Vec<&str> = DEBIAN_PACKAGES
+        .into_iter()
+        .filter(|package| upgrade || !is_installed(package))
+        .collect();
+    if !missing.is_empty() {
+        install(&missing, WHY)?;
+    }
+    if is_too_old()? {
+        // By lists that are.
+        fetch_lists()?;
+        install(&DEBIAN_PACKAGES, WHY)?;
+    }
+    ensure!(
+        !is_too_old()?,
+        "Debian's newest Rust is older than {}, which the workspace needs",
+        env!("CARGO_PKG_RUST_VERSION")
+    );
+    Ok(())
+}
+
+/// Whether Debian's compiler is, for this workspace.
+fn is_too_old() -> Result<bool> {
+    let version = output(Command::new(DEBIAN_RUSTC).arg("-V"))?;
+    Ok(release(&version) < release(env!("CARGO_PKG_RUST_VERSION")))
+}
+
+/// The first two numbers of `rustc 1.96.0 (…)`, or of `1.95`.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|number| number.parse().ok());
+    Some((numbers.next()?, numbers.next()?))
 }
 
 fn is_installed(package: &str) -> bool {
@@ -223,4 +264,20 @@ fn bpf_linker() -> Result<PathBuf> {
         own.display()
     );
     Ok(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        assert_eq!(
+            release("rustc 1.96.0 (d9a2 2026-05-01) (built from a source tarball)"),
+            Some((1, 96))
+        );
+        assert!(release("1.95") > release("rustc 1.85.0 (4d91de4e4 2025-02-17)"));
+        assert!(release("rustc 1.100.0") > release("1.95"));
+        assert_eq!(release("rustc"), None);
+    }
 }

@@ -31,7 +31,7 @@ pub fn scan(file: &Path, source: &str) -> Result<Vec<Mention>> {
     let tokens = TokenStream::from_str(source)
         .map_err(|error| anyhow!("{}:{}: {error}", file.display(), error.span().start().line))?;
     let module = module(file);
-    let test = module.last().is_some_and(|name| name == "tests");
+    let test = module.iter().any(|name| name == "tests");
     let mut scanner = Scanner {
         mentions: Vec::new(),
     };

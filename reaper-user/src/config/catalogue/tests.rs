@@ -1,13 +1,10 @@
 //! What the built-in rules make of real processes, and of those that only look like them.
 
-use crate::config::{Config, catalogue};
-use crate::model::agent::{Class, Ruleset};
-use crate::model::event::{Image, Uids};
+use reaper_common::{NAME_AGENT, NAME_BOUNDARY, NAME_KEEP};
 
-const ME: Uids = Uids {
-    real: 1000,
-    effective: 1000,
-};
+use crate::config::{Config, catalogue};
+use crate::model::agent::{Class, Ruleset, UidIs};
+use crate::model::event::Image;
 
 /// Arguments separated by `|`, so that one may hold spaces.
 fn image(comm: &str, exe: &str, argv: &str) -> Image {
@@ -27,10 +24,16 @@ fn said(rules: &Ruleset, image: &Image) -> String {
     match rules.classify(image) {
         Class::Agent(id) => format!("agent {}", rules.name(id)),
         Class::Boundary(id) => format!("boundary {}", rules.name(id)),
-        Class::Plain => match rules.keep(image, ME, ME) {
-            Some(id) => format!("keep {}", rules.name(id)),
-            None => "plain".into(),
-        },
+        Class::Plain => {
+            // Not those that look at no program: they are asked about every one.
+            let judging = rules.judging(image);
+            let mut named = judging
+                .iter()
+                .filter(|id| !rules.rule(**id).matchers.is_empty());
+            named
+                .next()
+                .map_or("plain".into(), |id| format!("keep {}", rules.name(*id)))
+        }
     }
 }
 
@@ -78,6 +81,8 @@ fn agents_as_they_were_seen_to_run() {
         agent claude-code; claude; $claude; claude|--resume
         agent claude-code; 2.1.50; $claude; $claude|--output-format|stream-json|--resume|8f
         agent claude-code; claude; $claude (deleted); claude
+        agent claude-code; claude; /opt/claude-code/bin/claude; claude
+        agent claude-code; claude; /x/lib/python3.13/site-packages/claude_agent_sdk/_bundled/claude; claude|--print
         agent claude-code; claude; /home/u/.vscode/extensions/anthropic.claude-code-2.1.145-linux-x64/resources/native-binary/claude; claude
         agent claude-code; node; $node; node|/usr/local/bin/claude
         agent claude-code; MainThread; /usr/bin/node-22; node|--no-warnings|/x/node_modules/@anthropic-ai/claude-code/cli.js|-p|hi
@@ -96,6 +101,15 @@ fn agents_as_they_were_seen_to_run() {
         agent qwen-code; node; $node; node|/usr/bin/qwen
         agent qwen-code; node; $node; /usr/bin/node|--max-old-space-size=7962|/usr/bin/qwen
         agent amp; amp; $npm/@sourcegraph/amp/node_modules/@ampcode/cli/bin/amp.exe; amp
+        agent cursor-agent; node; /home/u/.local/share/cursor-agent/versions/2026.10.2-ab/node; /home/u/.local/bin/agent|--use-system-ca|/home/u/.local/share/cursor-agent/versions/2026.10.2-ab/index.js|fix the worker start
+        agent crush; crush; /home/u/go/bin/crush; crush
+        agent reaper-run; reaper; /usr/local/bin/reaper; reaper|run|--|npm|test
+        agent reaper-run; reaper; /home/u/reaper/target/release/reaper; ./reaper|run|true
+        plain; reaper; /usr/bin/reaper; reaper|daemon|--events|run
+        plain; reaper; /opt/REAPER/reaper; reaper|run
+        agent crush; crush; $npm/@charmland/crush/bin/crush; crush|run|start the server
+        agent goose; goose; /home/u/.local/bin/goose; goose|session
+        agent aider; aider; /usr/bin/python3.12; /home/u/.local/share/uv/tools/aider-chat/bin/python|/home/u/.local/bin/aider|--model|x
         ",
     );
 }
@@ -114,6 +128,11 @@ fn look_alikes_of_agents() {
         plain; node; $node; node|/x/node_modules/@google/gemini-cli-core/dist/index.js
         plain; node; $node; node
         plain; python3; /usr/bin/python3.13; /usr/bin/python3|/usr/local/bin/gemini
+        plain; goose; /home/u/go/bin/goose; goose|postgres|up
+        plain; aider; /home/u/x/aider; aider
+        plain; aider; /usr/bin/python3.12; python3|-c|import x|/home/u/.local/bin/aider
+        plain; pngcrush; /usr/bin/pngcrush; pngcrush|a.png
+        plain; node; /home/u/.local/share/cursor-agent/versions/1/node; node|/home/u/x/index.js
         plain; gemini; /usr/local/bin/gemini; gemini
         plain; bash; /usr/bin/bash; bash|-c|claude --version; codex; node /usr/bin/gemini
         plain; claude; /home/u/src/claude/target/debug/claude; claude
@@ -148,7 +167,8 @@ fn daemons_of_agents_are_boundaries() {
         boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--print-logs|serve
         boundary crush-server; crush; /usr/bin/crush; crush|server|--host|unix:///x
         boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--no-tui
-        plain; crush; /usr/bin/crush; crush
+        agent crush; crush; /usr/bin/crush; crush
+        boundary cursor-worker; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|/home/u/.local/share/cursor-agent/versions/1/index.js|worker|start
         ",
     );
 }
@@ -164,6 +184,13 @@ fn boundaries() {
         boundary containers; docker; /usr/bin/docker; docker|run|x
         boundary containers; containerd-shim; /usr/bin/containerd-shim-runc-v2; x
         boundary containers; conmon; /usr/bin/conmon; conmon
+        boundary containers; pasta.avx2; /usr/bin/pasta.avx2; /usr/bin/pasta|--config-net
+        boundary virtual-machines; libvirtd; /usr/sbin/libvirtd; libvirtd
+        boundary virtual-machines; qemu-system-x86; /usr/bin/qemu-system-x86_64; qemu-system-x86_64|-name|guest=web,debug-threads=on
+        plain; qemu-system-x86; /usr/bin/qemu-system-x86_64; qemu-system-x86_64|-kernel|bzImage|-nographic
+        keep compositors; sxhkd; /usr/bin/sxhkd; sxhkd
+        keep mounts; rclone; /usr/bin/rclone; rclone|mount|drive:|/mnt
+        plain; rclone; /usr/bin/rclone; rclone|copy|drive:|/x
         boundary systemd; systemd; /usr/lib/systemd/systemd; /usr/lib/systemd/systemd|--user
         boundary editors-gui; code; /usr/share/code/code; /usr/share/code/code|.
         boundary editors-gui; java; /opt/idea/jbr/bin/java; java|-Xmx2g|com.intellij.idea.Main
@@ -242,21 +269,58 @@ fn keeps() {
 #[test]
 fn another_uid_is_kept_first() {
     let rules = Config::default().rules;
-    let image = image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x");
-    let other = Uids {
-        real: 1000,
-        effective: 0,
-    };
-    let id = rules.keep(&image, other, ME).expect("is kept");
+    let judging = rules.judging(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
+    let names: Vec<_> = judging.iter().map(|id| &**rules.name(*id)).collect();
     assert_eq!(
-        (&**rules.name(id), rules.rule(id).other_uid),
-        ("other-uid", true)
+        names,
+        [
+            "other-uid",
+            "package-managers",
+            "own-unit",
+            "asked-for-servers"
+        ]
     );
-    let id = rules.keep(&image, ME, ME).expect("is kept");
-    assert_eq!(
-        (&**rules.name(id), rules.rule(id).other_uid),
-        ("package-managers", false)
-    );
+    assert_eq!(rules.rule(judging[0]).when.uid, Some(UidIs::Other));
+}
+
+#[test]
+fn what_the_probes_know_by_name() {
+    const A: u32 = NAME_AGENT;
+    const B: u32 = NAME_BOUNDARY;
+    const K: u32 = NAME_KEEP;
+    let table = Config::default().rules.names();
+    for (name, bits) in [
+        ("true", 0),
+        ("ls", 0),
+        ("bash", 0),
+        ("cargo", 0),
+        ("sleep", 0),
+        ("make", 0),
+        ("cc1", 0),
+        ("rg", 0),
+        ("bunzip2", 0),
+        ("", 0),
+        ("claude", A | B),
+        ("2.1.3", A | B),
+        ("codex", A | B),
+        ("codex-x86_64-unknown-linux-musl", A | B),
+        ("node", A | B | K),
+        ("node20", A | B | K),
+        ("bun", A | B | K),
+        ("bun-1.2", B | K),
+        ("python3.11", B | K),
+        ("tmux", B),
+        ("tmux: server", B),
+        ("vim", B),
+        ("java", B | K),
+        // One that watches files must not be taken for one that commits.
+        ("git", K),
+        ("gnome-keyring-daemon", K),
+    ] {
+        assert_eq!(table.lookup(name.as_bytes()), bits, "{name}");
+    }
+    let marked = (0..=255).filter(|byte| table.first[usize::from(*byte)] & (A | B | K) != 0);
+    assert!(marked.eq(b'0'..=b'9'), "by versions alone");
 }
 
 #[test]
@@ -318,4 +382,11 @@ fn time_of_a_look() {
         };
         println!("{what}: {} ns, then {} ns", look(), look());
     }
+}
+
+#[test]
+fn nobody_is_reaped_on_evidence_alone() {
+    let all = catalogue::written();
+    let asks = |written: &&crate::config::rules::Written| written.rule.when.inferred.is_some();
+    assert_eq!(all.iter().filter(asks).count(), 0);
 }

@@ -9,10 +9,11 @@ pub const COMM_MAX: usize = 15;
 /// A compiled pattern. Bytes need not be UTF-8.
 #[derive(Clone)]
 pub struct Pattern {
-    /// As it was written.
     text: Box<str>,
     test: Test,
     name: Option<Box<[u8]>>,
+    /// It was written as a regex.
+    regex: bool,
 }
 
 #[derive(Clone)]
@@ -55,6 +56,7 @@ impl Pattern {
             text: glob.into(),
             test: glob_test(glob, false)?,
             name,
+            regex: false,
         })
     }
 
@@ -77,6 +79,7 @@ impl Pattern {
             text: glob.into(),
             test,
             name: keyed.then(|| last.as_bytes().into()),
+            regex: false,
         })
     }
 
@@ -90,6 +93,7 @@ impl Pattern {
             text: glob.into(),
             test: path_test(glob)?,
             name: None,
+            regex: false,
         })
     }
 
@@ -102,7 +106,44 @@ impl Pattern {
             text: glob.into(),
             test: glob_test(glob, false)?,
             name: None,
+            regex: false,
         })
+    }
+
+    /// This text and no other.
+    pub(super) fn exactly(text: &str) -> Pattern {
+        Pattern {
+            text: text.into(),
+            test: Test::Exact(text.as_bytes().into()),
+            name: None,
+            regex: false,
+        }
+    }
+
+    /// A glob over a variable of the environment, `NAME=value`. `*` crosses everything.
+    ///
+    /// # Errors
+    /// It is no glob, or one that no variable can match.
+    pub fn mark(glob: &str) -> Result<Pattern, PatternError> {
+        if is_plain(glob) && !glob.contains('=') {
+            return Err(PatternError(format!(
+                "it is matched against the whole variable: write \"{glob}=*\", or with its value"
+            )));
+        }
+        Pattern::argv(glob)
+    }
+
+    /// A glob over the name of a systemd unit.
+    ///
+    /// # Errors
+    /// It is no glob, or has a slash.
+    pub fn unit(glob: &str) -> Result<Pattern, PatternError> {
+        if glob.contains('/') {
+            return Err(PatternError(
+                "it is matched against the unit's name, which has no slash".into(),
+            ));
+        }
+        Pattern::argv(glob)
     }
 
     /// A regex over the command line: of bytes, not anchored, `.` takes newlines too.
@@ -114,12 +155,28 @@ impl Pattern {
             text: regex.into(),
             test: Test::Regex(compile(regex)?),
             name: None,
+            regex: true,
         })
     }
 
     /// The one comm, or the one file name of an executable, that this can match, if there is only one.
     pub fn name(&self) -> Option<&[u8]> {
         self.name.as_deref()
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether that is a regex, and no glob.
+    pub fn is_regex(&self) -> bool {
+        self.regex
+    }
+
+    /// Whether it says nothing but one text.
+    pub fn is_exact(&self) -> bool {
+        matches!(self.test, Test::Exact(_))
     }
 
     pub fn is_match(&self, bytes: &[u8]) -> bool {

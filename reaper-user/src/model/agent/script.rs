@@ -21,14 +21,19 @@ const WITH_VALUE: [&[u8]; 12] = [
 /// Options of node, bun and python after which no script comes.
 const INSTEAD: [&[u8]; 7] = [b"-e", b"--eval", b"-p", b"--print", b"-pe", b"-c", b"-m"];
 
+/// File names of node, bun and python, but for the version.
+pub(super) const INTERPRETERS: [&[u8]; 4] = [b"node", b"nodejs", b"bun", b"python"];
+
+/// What versions consist of.
+pub(super) const VERSION: &[u8] = b"0123456789.-";
+
 /// Whether a program of this file name is node, bun or python, in whatever version.
 pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
-    let version = |b: &u8| b.is_ascii_digit() || b".-".contains(b);
     let end = exe_name
         .iter()
-        .rposition(|b| !version(b))
+        .rposition(|b| !VERSION.contains(b))
         .map_or(0, |last| last + 1);
-    matches!(&exe_name[..end], b"node" | b"nodejs" | b"bun" | b"python")
+    INTERPRETERS.contains(&&exe_name[..end])
 }
 
 /// The path as it was given; empty if there is none or the program is no interpreter.

@@ -30,12 +30,7 @@ fn not(condition: Condition) -> Condition {
 }
 
 fn rule(name: &str, action: Action, conditions: Vec<Condition>) -> Rule {
-    Rule {
-        name: name.into(),
-        action,
-        matchers: vec![Matcher::new(conditions)],
-        other_uid: false,
-    }
+    Rule::new(name, action, vec![Matcher::new(conditions)])
 }
 
 fn class(rules: &Ruleset, image: &Image) -> String {
@@ -267,46 +262,58 @@ fn patterns_that_can_not_be() {
 }
 
 #[test]
-fn a_keep_for_another_uid_may_have_conditions() {
-    let me = Uids {
-        real: 1,
-        effective: 1,
-    };
-    let other = Uids {
-        real: 1,
-        effective: 0,
-    };
-    let keep = |name: &str, conditions: Vec<Condition>| Rule {
-        matchers: if conditions.is_empty() {
-            vec![]
-        } else {
-            vec![Matcher::new(conditions)]
-        },
-        other_uid: true,
-        ..rule(name, Action::Keep, vec![])
-    };
+fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
     let x = || vec![condition(Field::Comm, Pattern::comm("x"))];
-    let some = Ruleset::new(vec![keep("some", x())]);
-    let all = Ruleset::new(vec![rule("x", Action::Keep, x()), keep("all", vec![])]);
-    let image = |comm| image(comm, b"/bin/x", &[b"x"]);
-    let name = |rules: &Ruleset, comm, uids| {
-        rules
-            .keep(&image(comm), uids, me)
-            .map(|id| rules.name(id).to_string())
+    let bare = |name: &str, action| Rule::new(name, action, vec![]);
+    let rules = Ruleset::new(vec![
+        rule("first", Action::Reap, x()),
+        bare("all", Action::Report),
+        rule(
+            "other",
+            Action::Keep,
+            vec![condition(Field::Exe, Pattern::exe("**/y"))],
+        ),
+        rule(
+            "agent",
+            Action::Agent,
+            vec![condition(Field::Comm, Pattern::comm("a"))],
+        ),
+        rule("last", Action::Keep, x()),
+    ]);
+    let asked = |comm| {
+        let ids = rules.judging(&image(comm, b"/bin/x", &[b"x"]));
+        ids.iter()
+            .map(|id| rules.name(*id).to_string())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(name(&some, "x", other).as_deref(), Some("some"));
-    assert_eq!(name(&some, "x", me), None);
-    assert_eq!(name(&some, "y", other), None);
+    assert_eq!(asked("x"), ["first", "all", "last"]);
+    assert_eq!(asked("y"), ["all"]);
     assert_eq!(
-        name(&all, "x", other).as_deref(),
-        Some("x"),
-        "the first in order"
-    );
-    assert_eq!(name(&all, "y", other).as_deref(), Some("all"));
-    assert_eq!(name(&all, "y", me), None);
-    assert_eq!(
-        all.classify(&image("x")),
+        rules.classify(&image("x", b"/bin/x", &[b"x"])),
         Class::Plain,
-        "a keep is no class"
+        "to be kept is no class"
     );
+}
+
+#[test]
+fn marks_of_several_rules_are_asked_for_once() {
+    let with = |marks: &[&str]| {
+        let mut rule = Rule::new("r", Action::Keep, vec![]);
+        rule.when.marks = marks
+            .iter()
+            .map(|mark| Pattern::mark(mark).unwrap())
+            .collect();
+        rule
+    };
+    let rules = Ruleset::new(vec![with(&["A=*", "B=1"]), with(&["B=1"])]);
+    let texts: Vec<_> = rules.marks().iter().map(Pattern::text).collect();
+    assert_eq!(texts, ["REAPER_KEEP=1", "A=*", "B=1"]);
+    let bits: Vec<_> = rules
+        .rules()
+        .iter()
+        .map(|rule| rule.when.mark_bits)
+        .collect();
+    assert_eq!(bits, [0b110, 0b100]);
+    assert_eq!(rules.wants_prefetch(), Needs::MARKS);
+    assert_eq!(Ruleset::new(vec![]).wants_prefetch(), Needs::NONE);
 }

@@ -188,7 +188,7 @@ fn what_exited_and_what_never_was_is_no_member() {
 fn outside_the_scope_there_are_no_agents() {
     let scope = |key| Scope {
         roots: vec![key],
-        cgroups: vec![],
+        ..Scope::default()
     };
     let mut w = World::new();
     let inside = w.spawn(INIT, "bash");
@@ -207,8 +207,8 @@ fn outside_the_scope_there_are_no_agents() {
 #[test]
 fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
     let mut w = World::scoped(Scope {
-        roots: vec![],
         cgroups: vec![77],
+        ..Scope::default()
     });
     let agent = Key {
         pid: 60,
@@ -226,6 +226,33 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
         tools.map(|key| w.why(key)),
         ["reap root_gone", "keep not_a_member"]
     );
+}
+
+#[test]
+fn of_a_users_own_service_nobody_elses_are_agents() {
+    let mut w = World::scoped(Scope {
+        uid: Some(1000),
+        ..Scope::default()
+    });
+    let agents = [1000, 1001].map(|uid| {
+        let agent = w.new_key();
+        w.row_with(agent, 1, "claude", |row| {
+            row.uids = Uids {
+                real: uid,
+                effective: uid,
+            };
+        })
+    });
+    // Nor what somebody else becomes below one.
+    let shell = w.spawn(agents[0], "sh");
+    w.uids = Uids {
+        real: 1001,
+        effective: 1001,
+    };
+    let other = w.spawn(shell, "claude");
+    let agents = [agents[0], agents[1], other];
+    let open = agents.map(|agent| w.model.sessions.of_root(agent).is_some());
+    assert_eq!(open, [true, false, false]);
 }
 
 #[test]

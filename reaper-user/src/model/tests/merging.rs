@@ -1,8 +1,10 @@
 //! What /proc says and what the probes say of the same processes, and what comes twice, late or not at all.
 
-use super::world::{INIT, World, image};
+use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED, MEMBER_UNSURE};
+
+use super::world::{INIT, USER, World, image};
 use crate::model::Scope;
-use crate::model::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
+use crate::model::event::{Ended, EventKind, Key, Mark, Provenance, TICK_NS, Uids};
 
 /// A start that is no whole tick, and a pid.
 fn key(pid: u32) -> Key {
@@ -34,6 +36,55 @@ fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(known));
     w.dies_by_signal(key(10));
     assert_eq!(w.why(tool), "reap root_gone");
+}
+
+#[test]
+fn what_the_kernel_says_of_a_start_known_to_the_tick_names_nobody_exactly() {
+    for told in ["exec", "reparent"] {
+        let mut w = World::new();
+        let known = w.row(key(10), 1, "claude");
+        let tool = w.fork(known);
+        let mark = None;
+        w.kernel(match told {
+            "exec" => EventKind::Exec {
+                key: known,
+                parent: None,
+                uids: USER,
+                pidfd_inode: 0,
+                image: image("claude --resume", 0),
+                mark,
+            },
+            _ => EventKind::Reparent {
+                child: known,
+                old_parent: None,
+                adopter: Some(INIT),
+                mark,
+            },
+        });
+        let node = |w: &World| w.model.tree.get(key(10)).map(|node| node.exact_key());
+        assert_eq!(node(&w), Some(None), "{told}");
+        w.fork_as(key(10), INIT, INIT);
+        assert_eq!(node(&w), Some(Some(key(10))), "{told}");
+        w.dies_by_signal(key(10));
+        assert_eq!(w.why(tool), "reap root_gone", "{told}");
+        // Remembered by its exact start.
+        let successor = Key {
+            start: key(10).start + 1,
+            ..known
+        };
+        w.fork_as(successor, INIT, INIT);
+        assert!(w.model.tree.get(successor).is_some(), "{told}");
+    }
+}
+
+#[test]
+fn an_end_told_by_the_tick_is_that_of_a_process_found_by_the_tick() {
+    let mut w = World::new();
+    let known = w.row(key(10), 1, "claude");
+    let tool = w.fork(known);
+    w.dies_by_signal(known);
+    assert_eq!(w.why(tool), "reap root_gone");
+    assert!(w.model.tree.get(known).is_none());
 }
 
 #[test]
@@ -248,7 +299,7 @@ fn an_unknown_child_is_in_the_scope_of_its_session() {
     let agent = w.spawn(INIT, "claude");
     let mut w = World::scoped(Scope {
         roots: vec![agent],
-        cgroups: vec![],
+        ..Scope::default()
     });
     assert_eq!(w.spawn(INIT, "claude"), agent);
     let lost = w.new_key();
@@ -269,6 +320,7 @@ fn an_unknown_process_that_runs_something_is_what_its_parent_is() {
         uids: super::world::USER,
         pidfd_inode: 0,
         image: image("npm", 0),
+        mark: None,
     });
     assert_eq!(w.root_of(lost), Some(agent));
 }
@@ -293,6 +345,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
         uids: super::world::USER,
         pidfd_inode: 0,
         image: image("sh", 0),
+        mark: None,
     });
     w.dies_by_signal(agent);
     w.end(init, Ended::Exited(0), None);
@@ -366,6 +419,72 @@ fn a_look_at_proc_changes_nothing_of_what_is_known_already() {
     assert!(w.turns().is_empty());
 }
 
+/// It was looked at, ran another program, of which the probes told, and only then the look is taken in.
+#[test]
+fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
+    let mut w = World::new();
+    let agent = w.spawn(INIT, "claude");
+    let tool = w.spawn(agent, "bash");
+    let (looked, root) = (w.now, Uids::default());
+    let flags = MEMBER_FOLLOWED;
+    let [old, new] = [flags | MEMBER_UNSURE, flags | MEMBER_NAMED].map(|flags| Mark {
+        session: Some(agent),
+        flags,
+    });
+    w.uids = root;
+    w.kernel(EventKind::Exec {
+        key: tool,
+        parent: Some(agent),
+        uids: root,
+        pidfd_inode: 0,
+        image: image("apt", 0),
+        mark: Some(new),
+    });
+    w.row_with(tool, agent.pid, "bash", |row| {
+        (row.at, row.uids, row.mark) = (looked, USER, Some(old));
+    });
+    let node = w.model.tree.get(tool).unwrap();
+    let known = (&node.image.comm[..], node.uids, node.mark);
+    assert_eq!(known, (&b"apt"[..], root, Some(new)));
+    w.dies_by_signal(agent);
+    assert_eq!(w.why(tool), "keep keep_rule apt");
+}
+
+/// The ring still tells of an exec from before the look; of the ones between, the records were lost.
+#[test]
+fn an_exec_from_before_a_look_at_proc_does_not_undo_what_was_found() {
+    for (program, now, why) in [
+        ("bash", "apt", "keep keep_rule apt"),
+        ("bash", "tmux", "keep not_a_member"),
+        ("claude", "tmux", "keep not_a_member"),
+        // What it has been counts.
+        ("tmux", "bash", "keep not_a_member"),
+        ("codex", "bash", "reap root_gone"),
+        ("npm", "bash", "reap root_gone"),
+    ] {
+        let mut w = World::new();
+        let agent = w.spawn(INIT, "claude");
+        let tool = w.spawn(agent, "bash");
+        w.uids = Uids::default();
+        w.exec(tool, program);
+        let Some(old) = w.events.pop() else {
+            unreachable!()
+        };
+        let mut w = World::new();
+        w.spawn(INIT, "claude");
+        w.spawn(agent, "bash");
+        w.now = old.time + 1;
+        w.row(tool, agent.pid, now);
+        w.apply(old);
+        let inner = w.root_of(tool);
+        let found = w.model.tree.get(tool).unwrap();
+        assert_eq!((&found.image.comm[..], found.uids), (now.as_bytes(), USER));
+        assert_eq!(inner == Some(tool), program == "codex", "{program} {now}");
+        w.dies_by_signal(agent);
+        assert_eq!(w.why(tool), why, "{program} {now}");
+    }
+}
+
 #[test]
 fn a_title_that_a_program_gives_itself_is_no_exec() {
     let mut w = World::new();
@@ -412,6 +531,7 @@ fn a_process_that_the_probes_tell_of_without_its_parent_is_nobodys() {
         uids: Uids::default(),
         pidfd_inode: 0,
         namespace_init: false,
+        mark: None,
     });
     assert_eq!(w.why(child), "keep not_a_member");
 }
@@ -445,6 +565,7 @@ fn damaged_keys_make_no_loops() {
             parent: Some(a),
             ended: Ended::Unknown,
             peak_rss: 0,
+            mark: None,
         },
     );
     w.dies_by_signal(b);

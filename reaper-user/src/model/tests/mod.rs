@@ -1,7 +1,18 @@
 //! What follows from which events, as tables of little stories. See [`world::World`] for their words.
 
 mod decisions;
+mod inferred;
+mod keeps;
+mod kin;
+mod marks;
 mod merging;
+mod moves;
 mod properties;
+mod restart;
+mod restored;
+mod rule_properties;
+mod rules;
 mod sessions;
+mod survival;
+mod truth;
 mod world;

@@ -4,230 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::truth::{PROGRAMS, Truth, acts, below_agents, pids};
 use super::world::{INIT, OWN_PID, USER, World, assert_consistent, image, rules};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
+use crate::model::event::{
+    Ended, Event, EventKind, Key, Mark, Provenance, Restored, Seen, TICK_NS, Uids,
+};
 use crate::model::policy::Verdict;
 use crate::model::{Model, Scope};
-
-const PROGRAMS: [&str; 6] = ["claude", "codex", "tmux", "apt", "npm", "bash"];
-
-/// One thing that happens to one of the living.
-#[derive(Clone, Copy, Debug)]
-struct Act {
-    what: u8,
-    who: u8,
-    how: u8,
-}
-
-fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let act = (any::<u8>(), any::<u8>(), any::<u8>());
-    prop::collection::vec(
-        act.prop_map(|(what, who, how)| Act { what, who, how }),
-        1..120,
-    )
-}
-
-/// A process as it truly is.
-#[derive(Clone, Debug)]
-struct Proc {
-    key: Key,
-    parent: Key,
-    program: &'static str,
-    /// The root of its session, then that of the session that one is nested in, and so on.
-    roots: Vec<Key>,
-}
-
-/// What truly happens, with the simplest possible account of who belongs to whom.
-#[derive(Default)]
-struct Truth {
-    live: BTreeMap<Key, Proc>,
-    /// Roots that have exited.
-    gone: BTreeSet<Key>,
-    events: Vec<Event>,
-    now: u64,
-    next_pid: u32,
-}
-
-impl Truth {
-    fn of(acts: &[Act], first_pid: u32) -> Truth {
-        let mut truth = Truth {
-            now: 1_000_000_000,
-            next_pid: first_pid,
-            ..Truth::default()
-        };
-        truth.born(INIT, INIT, "bash", vec![]);
-        acts.iter().for_each(|act| truth.act(*act));
-        truth
-    }
-
-    fn act(&mut self, act: Act) {
-        let at = usize::from(act.who) % self.live.len();
-        let Some(process) = self.live.values().nth(at).cloned() else {
-            return;
-        };
-        match act.what % 8 {
-            0..=2 => {
-                let Proc {
-                    key,
-                    program,
-                    roots,
-                    ..
-                } = process;
-                self.born(key, key, program, roots);
-            }
-            // CLONE_PARENT
-            3 => {
-                let Proc {
-                    key,
-                    parent,
-                    program,
-                    roots,
-                } = process;
-                let parent = if self.live.contains_key(&parent) {
-                    parent
-                } else {
-                    INIT
-                };
-                self.born(parent, key, program, roots);
-            }
-            4 | 5 => self.exec(process, PROGRAMS[usize::from(act.how) % PROGRAMS.len()]),
-            _ if self.live.len() > 1 => self.exit(&process, act.how),
-            _ => {}
-        }
-    }
-
-    fn tell(&mut self, kind: EventKind) {
-        self.now += 1_000_000;
-        let time = self.now;
-        let provenance = Provenance::Kernel;
-        self.events.push(Event {
-            time,
-            provenance,
-            kind,
-        });
-    }
-
-    fn born(&mut self, parent: Key, creator: Key, program: &'static str, roots: Vec<Key>) {
-        self.next_pid += 1;
-        let key = Key {
-            pid: self.next_pid,
-            start: self.now + 1_000_000,
-        };
-        self.live.insert(
-            key,
-            Proc {
-                key,
-                parent,
-                program,
-                roots,
-            },
-        );
-        self.tell(EventKind::Fork {
-            child: key,
-            parent: Some(parent),
-            creator: Some(creator),
-            uids: USER,
-            pidfd_inode: 0,
-            namespace_init: false,
-        });
-    }
-
-    fn exec(&mut self, process: Proc, program: &'static str) {
-        let Proc {
-            key,
-            parent,
-            mut roots,
-            ..
-        } = process;
-        let was_root = self.was_root(key);
-        match program {
-            "tmux" if was_root => return,
-            "tmux" => roots.clear(),
-            "claude" | "codex" if !was_root => roots.insert(0, key),
-            _ => {}
-        }
-        self.live.insert(
-            key,
-            Proc {
-                key,
-                parent,
-                program,
-                roots,
-            },
-        );
-        self.tell(EventKind::Exec {
-            key,
-            parent: Some(parent),
-            uids: USER,
-            pidfd_inode: 0,
-            image: image(program, 0),
-        });
-    }
-
-    fn was_root(&self, key: Key) -> bool {
-        self.live[&key].roots.first() == Some(&key)
-    }
-
-    fn exit(&mut self, process: &Proc, how: u8) {
-        let key = process.key;
-        self.live.remove(&key);
-        self.gone.insert(key);
-        let ended = match how % 2 {
-            0 => Ended::Exited(0),
-            _ => Ended::Signalled {
-                signal: 9,
-                core: false,
-            },
-        };
-        self.tell(EventKind::Exit {
-            key,
-            parent: None,
-            ended,
-            peak_rss: 0,
-        });
-        let children: Vec<Key> = self
-            .live
-            .values()
-            .filter(|child| child.parent == key)
-            .map(|child| child.key)
-            .collect();
-        for child in children {
-            self.live.get_mut(&child).unwrap().parent = INIT;
-            self.tell(EventKind::Reparent {
-                child,
-                old_parent: Some(key),
-                adopter: Some(INIT),
-            });
-        }
-    }
-
-    /// The living whose root, or a root further out, is gone.
-    fn due(&self) -> BTreeSet<Key> {
-        let is_due = |process: &&Proc| process.roots.iter().any(|root| self.gone.contains(root));
-        self.live
-            .values()
-            .filter(is_due)
-            .map(|process| process.key)
-            .collect()
-    }
-
-    fn row(&self, process: &Proc) -> Event {
-        let Key { pid, start } = process.key;
-        let start = start - start % TICK_NS;
-        Event {
-            time: self.now,
-            provenance: Provenance::Procfs,
-            kind: EventKind::Seen(Seen {
-                key: Key { pid, start },
-                parent: process.parent.pid,
-                uids: USER,
-                image: image(process.program, 0),
-                kernel_thread: false,
-                namespace_init: false,
-            }),
-        }
-    }
-}
 
 fn told(own_pid: u32, events: &[Event]) -> Model {
     let mut model = Model::new(rules(), Scope::default(), own_pid);
@@ -251,10 +34,6 @@ fn reaped(model: &Model) -> BTreeSet<u32> {
     let keys = model.tree.iter().map(|node| node.key);
     let reaped = keys.filter(|key| model.decide(*key).verdict == Verdict::Reap);
     reaped.map(|key| key.pid).collect()
-}
-
-fn pids(keys: &BTreeSet<Key>) -> BTreeSet<u32> {
-    keys.iter().map(|key| key.pid).collect()
 }
 
 fn decisions(model: &Model) -> BTreeMap<Key, crate::model::policy::Decision> {
@@ -389,34 +168,21 @@ proptest! {
     /// Events about nobody in particular: keys that contradict each other in every way.
     #[test]
     fn nonsense_is_survived(events in prop::collection::vec(nonsense(), 0..200)) {
-        let model = told(3, &events);
+        let mut model = told(3, &events);
         for node in model.tree.iter() {
             let reaped = model.decide(node.key).verdict == Verdict::Reap;
             prop_assert!(!reaped || node.key.pid > 1 && node.key.pid != 3 && !node.kernel_thread);
+            let session = model.wanted_mark(node.key).and_then(|mark| mark.session);
+            prop_assert_eq!(session.is_some(), node.session.is_some());
         }
+        model.finish_restore(|_, _| {});
+        let before: BTreeSet<Key> = model.tree.iter().map(|node| node.key).collect();
+        let foreign: BTreeSet<Key> = before.iter().copied().filter(|key| model.foreign(*key)).collect();
+        model.forget_foreign();
+        assert_consistent(&model);
+        let after = model.tree.iter().map(|node| node.key).collect();
+        prop_assert_eq!(&before - &foreign, after);
     }
-}
-
-/// Pids of agents, and of what was ever made by one or by its descendants.
-fn below_agents(events: &[Event]) -> BTreeSet<u32> {
-    let agents = events.iter().filter_map(|event| match &event.kind {
-        EventKind::Exec { key, image, .. }
-            if [&b"claude"[..], b"codex"].contains(&&image.comm[..]) =>
-        {
-            Some(key.pid)
-        }
-        _ => None,
-    });
-    let mut below: BTreeSet<u32> = agents.collect();
-    for event in events {
-        if let EventKind::Fork { child, creator: Some(creator), parent, .. } = event.kind
-            // Of a creator that is unknown because of a loss only the parent is left.
-            && (below.contains(&creator.pid) || parent.is_some_and(|p| below.contains(&p.pid)))
-        {
-            below.insert(child.pid);
-        }
-    }
-    below
 }
 
 fn nonsense() -> impl Strategy<Value = Event> {
@@ -437,7 +203,13 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 uids: Uids::default(),
                 pidfd_inode: 0,
                 namespace_init: init,
+                mark: None,
             }
+        }),
+        (key(), any::<u64>()).prop_map(|(key, cgroup_id)| EventKind::Move {
+            key,
+            cgroup_id,
+            mark: None
         }),
         (key(), maybe(), program()).prop_map(|(key, parent, image)| EventKind::Exec {
             key,
@@ -445,6 +217,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
             uids: Uids::default(),
             pidfd_inode: 0,
             image,
+            mark: None
         }),
         (key(), any::<bool>()).prop_map(|(key, own_accord)| EventKind::Exit {
             key,
@@ -455,21 +228,26 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 Ended::Unknown
             },
             peak_rss: 0,
+            mark: None
         }),
         (key(), maybe(), maybe()).prop_map(|(child, old_parent, adopter)| {
             EventKind::Reparent {
                 child,
                 old_parent,
                 adopter,
+                mark: None,
             }
         }),
         (key(), 0..6_u32, program(), any::<[bool; 2]>()).prop_map(
             |(key, parent, image, [a, b])| {
+                let exact = key.start.is_multiple_of(TICK_NS * 3 / 2);
+                let start = key.start - key.start % TICK_NS;
                 EventKind::Seen(Seen {
-                    key: Key {
-                        start: key.start - key.start % TICK_NS,
-                        ..key
-                    },
+                    at: key.start % 100,
+                    exact,
+                    pidfd_inode: 0,
+                    mark: None,
+                    key: if exact { key } else { Key { start, ..key } },
                     parent,
                     uids: Uids::default(),
                     image,
@@ -478,7 +256,42 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 })
             }
         ),
+        (key(), 0..20_u8).prop_map(|(key, signal)| EventKind::Signalled { key, signal }),
+        (
+            key(),
+            key(),
+            [maybe(), maybe()],
+            program(),
+            prop::option::of(0..100_u64)
+        )
+            .prop_map(|(first_root, root, [outer, parent], program, gone)| {
+                EventKind::Restored(Box::new(Restored {
+                    first_root,
+                    root,
+                    outer,
+                    parent,
+                    tty: 1,
+                    rule: String::from_utf8_lossy(&program.comm).into(),
+                    uids: Uids::default(),
+                    cgroup_id: 0,
+                    opened: 0,
+                    gone: gone.map(|at| (at, Ended::Unknown)),
+                }))
+            }),
     ];
+    let mark = (maybe(), 0..1024_u32).prop_map(|(session, flags)| Mark { session, flags });
+    let kind = (kind, prop::option::of(mark)).prop_map(|(mut kind, told)| {
+        match &mut kind {
+            EventKind::Fork { mark, .. }
+            | EventKind::Exec { mark, .. }
+            | EventKind::Exit { mark, .. }
+            | EventKind::Reparent { mark, .. }
+            | EventKind::Move { mark, .. }
+            | EventKind::Seen(Seen { mark, .. }) => *mark = told,
+            EventKind::Signalled { .. } | EventKind::Restored(_) => {}
+        }
+        kind
+    });
     let provenance =
         prop::sample::select(&[Provenance::Kernel, Provenance::Procfs, Provenance::Inferred][..]);
     (kind, provenance, 0..100_u64).prop_map(|(kind, provenance, time)| Event {
@@ -507,12 +320,14 @@ fn the_dead_are_forgotten() {
             uids: USER,
             pidfd_inode: 0,
             namespace_init: false,
+            mark: None,
         };
         let exit = EventKind::Exit {
             key: last,
             parent: None,
             ended: Ended::Exited(0),
             peak_rss: 0,
+            mark: None,
         };
         // The chain moves on: each dies when it has a child, but for the agent.
         let kinds = [Some(fork), (last != agent).then_some(exit)];

@@ -2,6 +2,7 @@
 
 use super::world::{INIT, World};
 use crate::model::event::Ended;
+use crate::model::facts::{Facts, Known, Needs};
 
 #[test]
 fn an_agent_and_all_that_descends_from_it_are_a_session() {
@@ -348,6 +349,43 @@ fn a_child_in_another_terminal_or_in_none_is_no_heir() {
         let [root, child, tool] = relaunch(&mut w, tty);
         w.exit(root);
         assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    }
+}
+
+#[test]
+fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_terminal() {
+    let reads = |w: &mut World, key, input| {
+        let found = Facts {
+            input,
+            ..Facts::NOTHING
+        };
+        let now = w.now;
+        w.model.set_facts(key, Needs::INPUT, found, now);
+    };
+    use Known::{Is, Unasked, Unreadable};
+    for (of_root, of_child, hands_over) in [
+        (Is(true), Is(false), false),
+        (Is(true), Is(true), true),
+        // Both were started so.
+        (Is(false), Is(false), true),
+        // What is not known speaks for it.
+        (Unasked, Is(false), true),
+        (Unreadable, Is(false), true),
+        (Is(true), Unasked, true),
+        (Is(true), Unreadable, true),
+    ] {
+        let mut w = World::new();
+        let [root, child, tool] = relaunch(&mut w, 7);
+        reads(&mut w, root, of_root);
+        reads(&mut w, child, of_child);
+        w.exit(root);
+        let expected = if hands_over {
+            ["keep detached", "keep root_alive"]
+        } else {
+            ["reap root_gone"; 2]
+        };
+        let told = [child, tool].map(|key| w.why(key));
+        assert_eq!(told, expected, "{of_root:?} {of_child:?}");
     }
 }
 

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidIs};
 use crate::model::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
-use crate::model::policy::{Decision, Verdict};
+use crate::model::policy::Decision;
 use crate::model::session::Turn;
 use crate::model::{Model, Scope, Step};
 
@@ -35,12 +35,9 @@ pub fn rules() -> Ruleset {
         } else {
             vec![Matcher::new(vec![condition])]
         };
-        Rule {
-            name: name.into(),
-            action,
-            matchers,
-            other_uid,
-        }
+        let mut rule = Rule::new(name, action, matchers);
+        rule.when.uid = other_uid.then_some(UidIs::Other);
+        rule
     };
     Ruleset::new(vec![
         rule("claude", Action::Agent, false),
@@ -173,11 +170,18 @@ impl World {
             uids,
             pidfd_inode: 0,
             namespace_init,
+            mark: None,
         });
     }
 
     pub fn exec(&mut self, key: Key, program: &str) {
-        let (uids, image) = (self.uids, image(program, self.tty));
+        let image = Image::clone(&image(program, self.tty));
+        self.runs(key, image);
+    }
+
+    /// Runs this program.
+    pub fn runs(&mut self, key: Key, image: Image) {
+        let uids = self.uids;
         let has =
             |(parent, children): (&Key, &Vec<Key>)| children.contains(&key).then_some(*parent);
         let parent = self.children.iter().find_map(has);
@@ -186,7 +190,8 @@ impl World {
             parent,
             uids,
             pidfd_inode: 0,
-            image,
+            image: image.into(),
+            mark: None,
         });
     }
 
@@ -217,6 +222,7 @@ impl World {
             parent: None,
             ended,
             peak_rss: 0,
+            mark: None,
         });
         self.children
             .values_mut()
@@ -238,6 +244,7 @@ impl World {
             child,
             old_parent: Some(old_parent),
             adopter: Some(adopter),
+            mark: None,
         });
     }
 
@@ -256,6 +263,10 @@ impl World {
         let start = key.start - key.start % TICK_NS;
         let key = Key { start, ..key };
         let mut seen = Seen {
+            at: self.now,
+            exact: false,
+            pidfd_inode: 0,
+            mark: None,
             key,
             parent,
             uids: self.uids,
@@ -275,10 +286,7 @@ impl World {
     /// The decision in words: `reap root_gone`, `keep keep_rule apt`.
     pub fn why(&self, key: Key) -> String {
         let decision = self.decide(key);
-        let verdict = match decision.verdict {
-            Verdict::Reap => "reap",
-            Verdict::Keep => "keep",
-        };
+        let verdict = decision.verdict.name();
         let rule = decision.rule.map(|rule| format!(" {rule}"));
         format!(
             "{verdict} {}{}",
@@ -308,7 +316,7 @@ impl World {
     }
 }
 
-fn name(model: &Model, turn: &Turn) -> String {
+pub fn name(model: &Model, turn: &Turn) -> String {
     let agent = |id| {
         let session = model.sessions.get(id);
         session.map_or("of a closed one".into(), |session| {
@@ -317,6 +325,7 @@ fn name(model: &Model, turn: &Turn) -> String {
     };
     match turn {
         Turn::Opened { session } => format!("opened {}", agent(*session)),
+        Turn::Restored { session } => format!("restored {}", agent(*session)),
         Turn::Boundary { session, rule, .. } => format!("boundary {rule} in {}", agent(*session)),
         Turn::Relaunched { session, .. } => format!("relaunched {}", agent(*session)),
         Turn::RootGone { session } => format!("root_gone {}", agent(*session)),
@@ -346,6 +355,7 @@ pub fn assert_consistent(model: &Model) {
             assert!(session.members().any(|pid| pid == node.key.pid));
             assert!(node.boundary.is_none() && node.in_scope, "{}", node.key);
         }
+        assert!(!node.unsure || node.session.is_some(), "{}", node.key);
     }
     for session in model.sessions.iter() {
         for pid in session.members() {
@@ -355,7 +365,7 @@ pub fn assert_consistent(model: &Model) {
         let nested = |outer| model.sessions.iter().any(|s| s.outer == Some(outer));
         let over = session.is_empty() && session.root_gone.is_some();
         assert!(
-            !over || nested(session.id),
+            !over || nested(session.id) || model.sessions.restoring,
             "a session that is over is closed"
         );
         let root = tree.get(session.root);

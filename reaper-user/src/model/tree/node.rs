@@ -2,9 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::policy::Kept;
+use reaper_common::{
+    MEMBER_EXEC, MEMBER_EXECS, MEMBER_KILL, MEMBER_SCOPE, MEMBER_TERM, MEMBER_WATCHED,
+};
+
+use crate::model::asked::Read;
+use crate::model::event::{Ended, Image, Key, Mark, Provenance, Seen, Uids};
+use crate::model::facts::Known;
+use crate::model::policy::Weighed;
 use crate::model::session::SessionId;
+use crate::model::user_keep::UserKeep;
 
 /// When and from whom a process was orphaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,21 +33,53 @@ pub struct Node {
     pub birth_parent: Option<Key>,
     pub uids: Uids,
     pub image: Arc<Image>,
+    /// When that was told or looked at last, nanoseconds since boot; 0 for what it was born with.
+    pub(super) image_at: u64,
+    /// Whether `REAPER_KEEP=1` is in the environment that it was started with, if a probe has told: as its image has it,
+    /// and as it was born with that; unasked where that may have changed unseen.
+    pub(in crate::model) keep_mark: Known<bool>,
+    /// When it went to another cgroup last, nanoseconds since boot; 0: since it is known it never did.
+    pub(in crate::model) moved_at: u64,
     /// Inode number of its pidfds, 0 while unknown.
     pub pidfd_inode: u64,
+    /// What the kernel's map has for it as far as is known; `None` too where it is not in there.
+    pub mark: Option<Mark>,
+    /// `MEMBER_TERM` and `MEMBER_KILL` of `reaper-common`: what it has been sent.
+    pub signalled: u32,
+    /// Its exit matters to sessions, though it is a member of none.
+    pub watched: bool,
     /// The innermost session it is a member of.
     pub session: Option<SessionId>,
+    /// It may be below a boundary for all that is known: its makers are gone, and nobody told of them. It
+    /// is kept.
+    pub unsure: bool,
+    /// That it is a member is concluded from its ids, or its makers' was: see `Sessions::infer`. It is reported, and
+    /// reaped only where a rule says that this is enough.
+    pub inferred: bool,
     /// Membership stopped here, by the rule of this name.
     pub boundary: Option<Arc<str>>,
     pub orphaned: Option<Orphaned>,
-    /// What the keeping rules said of it, as a member of which session: asked for when it becomes one
-    /// and when it runs another program, so that nothing is left to ask when every microsecond counts.
-    pub(in crate::model) weighed: Option<(SessionId, Option<Kept>)>,
+    /// What the rules say of its program, once somebody had to know.
+    pub(in crate::model) weighed: Option<Weighed>,
+    /// What rules have asked for that no event tells.
+    pub(in crate::model) read: Option<Box<Read>>,
+    /// What users have asked for that is for it, also what is over.
+    pub(in crate::model) user_keeps: Vec<UserKeep>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
     /// Within what this program was told to consider.
     pub in_scope: bool,
+    /// It is, or has been, the root of a session.
+    pub root: bool,
+    /// Whose it is is known for sure: its maker was known here, or is to the kernel.
+    pub(in crate::model) settled: bool,
+    /// A probe has told of it.
+    pub(in crate::model) told: bool,
+    /// Its fork was told: its birth parent is no adopter.
+    pub(in crate::model) forked: bool,
+    /// All that is known of it is that it was the root of a session when the service before this one ended.
+    pub(super) placeholder: bool,
     /// Its image is its own, not the one it was born with.
     pub(super) execed: bool,
     pub(super) children: Vec<u32>,
@@ -56,17 +95,88 @@ impl Node {
         &self.children
     }
 
-    pub(super) fn is(&self, key: Key) -> bool {
+    /// Whether it is the server, or a client, of tmux, screen or zellij: by the names that these give themselves.
+    pub(in crate::model) fn is_multiplexer(&self) -> bool {
+        let comm = &self.image.comm[..];
+        let names: [&[u8]; 7] = [
+            b"tmux",
+            b"tmux: server",
+            b"tmux: client",
+            b"tmate",
+            b"screen",
+            b"SCREEN",
+            b"zellij",
+        ];
+        names.contains(&comm)
+    }
+
+    /// Its key with the start to the ns, if that is known: what the kernel calls it.
+    pub fn exact_key(&self) -> Option<Key> {
+        let start = self.exact_start?;
+        Some(Key { start, ..self.key })
+    }
+
+    pub(in crate::model) fn lineage(&self) -> Lineage {
+        Lineage {
+            session: self.session,
+            unsure: self.unsure,
+            inferred: self.inferred,
+        }
+    }
+
+    pub(in crate::model) fn is(&self, key: Key) -> bool {
         match self.exact_start {
             Some(start) => start == key.start || self.key == key,
             None => self.key.same_tick(key),
         }
     }
 
+    /// Its start as well as it is known.
+    pub(super) fn start(&self) -> u64 {
+        self.exact_start.unwrap_or(self.key.start)
+    }
+
     /// Whether a row of the process table is about it.
-    pub(super) fn is_row(&self, row: Key) -> bool {
-        let start = self.exact_start.unwrap_or(self.key.start);
-        Key { start, ..self.key }.same_tick(row)
+    pub(super) fn is_row(&self, row: &Seen) -> bool {
+        let start = self.start();
+        match self.exact_start {
+            Some(_) if row.exact => self.key.pid == row.key.pid && start == row.key.start,
+            _ => Key { start, ..self.key }.same_tick(row.key),
+        }
+    }
+
+    /// Whether what is from this time tells nothing older than what is known of its program, its uids and
+    /// what the kernel's map has for it.
+    pub(in crate::model) fn is_news(&self, time: u64) -> bool {
+        time >= self.image_at
+    }
+
+    /// Whether its child has the mark in its environment that was born at that time.
+    pub(super) fn keep_mark_at_birth(&self, born: u64) -> Known<bool> {
+        if self.is_news(born) {
+            self.keep_mark
+        } else {
+            Known::Unasked
+        }
+    }
+
+    /// Takes note of what the kernel's map had for it at a time, after so many changes of its program or its cgroup
+    /// that are being told of.
+    pub(super) fn note(&mut self, mark: Option<Mark>, time: u64, changes: u32) {
+        let Some(mark) = mark else { return };
+        if self.is_news(time) {
+            let execs = |flags: u32| flags & MEMBER_EXECS;
+            let known = self.mark.map(|known| known.flags);
+            let expected = known.map(|known| known.wrapping_add(changes * MEMBER_EXEC));
+            if expected.is_some_and(|flags| execs(flags) != execs(mark.flags)) {
+                self.has_changed_unseen();
+            }
+            self.mark = Some(mark).filter(|mark| mark.flags != 0);
+        }
+        // These it never loses.
+        self.signalled |= mark.flags & (MEMBER_TERM | MEMBER_KILL);
+        self.watched |= mark.has(MEMBER_WATCHED);
+        self.in_scope |= mark.has(MEMBER_SCOPE);
     }
 
     /// Whether it runs another program by now than it was known to: an exec went unseen.
@@ -81,7 +191,7 @@ impl Node {
 }
 
 /// From whom an event says that a process comes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Birth {
     /// Who has it.
     pub(super) parent: Option<Key>,
@@ -93,7 +203,18 @@ pub(super) struct Birth {
 /// What is remembered of a process that has exited lately.
 pub(super) struct Gone {
     pub(super) start: u64,
-    pub(super) session: Option<SessionId>,
+    pub(super) lineage: Lineage,
+    pub(super) user_keeps: Vec<UserKeep>,
+}
+
+/// Whose a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::model) struct Lineage {
+    pub(in crate::model) session: Option<SessionId>,
+    /// See [`Node::unsure`].
+    pub(in crate::model) unsure: bool,
+    /// See [`Node::inferred`].
+    pub(in crate::model) inferred: bool,
 }
 
 /// What is kept of a process that has exited.
@@ -102,7 +223,9 @@ pub struct Exited {
     pub key: Key,
     pub birth_parent: Option<Key>,
     pub image: Arc<Image>,
-    pub session: Option<SessionId>,
+    pub uids: Uids,
+    pub(in crate::model) lineage: Lineage,
+    pub(super) user_keeps: Vec<UserKeep>,
     pub ended: Ended,
     pub(super) born: u32,
 }
@@ -118,6 +241,8 @@ pub enum Change {
     },
     /// It runs another program.
     Execed { key: Key },
+    /// It is in another cgroup.
+    Moved { key: Key },
     /// It is gone. Its children were orphaned by that, just now.
     Exited {
         node: Box<Node>,
@@ -131,5 +256,9 @@ pub enum Change {
         key: Key,
         old_parent: Option<Key>,
         adopter: Option<Key>,
+        /// That made it an orphan: nobody has told of its parent's exit.
+        orphaned: bool,
     },
+    /// A probe has sent it a signal, of this number.
+    Signalled { key: Key, signal: u8 },
 }

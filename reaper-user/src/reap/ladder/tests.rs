@@ -30,6 +30,45 @@ fn the_grace_runs_from_the_opening_and_ends_in_sigkill() {
 }
 
 #[test]
+fn one_that_is_taken_over_goes_on_where_it_was() {
+    for (now, gentle, deadline) in [
+        (0, true, 15 * S),
+        (15 * S - 1, true, 15 * S),
+        // Giving up begins anew: nobody has looked meanwhile.
+        (15 * S, false, 15 * S + S / 2),
+        (99 * S, false, 99 * S + S / 2),
+    ] {
+        let ladder = Ladder::resumed(Times::default(), 15 * S, now);
+        assert_eq!(
+            (ladder.is_gentle(), ladder.deadline()),
+            (gentle, deadline),
+            "{now}"
+        );
+        assert!(ladder.is_empty());
+    }
+}
+
+#[test]
+fn what_a_process_is_sent() {
+    const BOTH: u32 = MEMBER_TERM | MEMBER_KILL;
+    let mut ladder = ladder(1);
+    for (had, init, gentle) in [
+        (0, false, Step::Term),
+        (MEMBER_TERM, false, Step::Wake),
+        (MEMBER_KILL, false, Step::Kill),
+        (BOTH, false, Step::Kill),
+        (0, true, Step::Kill),
+        (MEMBER_TERM, true, Step::Kill),
+    ] {
+        assert_eq!(ladder.step(had, init), gentle, "{had} {init}");
+    }
+    ladder.kill(15 * S);
+    for had in [0, MEMBER_TERM, MEMBER_KILL, BOTH] {
+        assert_eq!(ladder.step(had, false), Step::Kill, "{had}");
+    }
+}
+
+#[test]
 fn nothing_that_happens_in_the_grace_moves_its_end() {
     let mut ladder = ladder(3);
     ladder.progress(12 * S);

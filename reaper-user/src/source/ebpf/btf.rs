@@ -185,13 +185,26 @@ impl Btf {
             "pid_namespace",
             "mm_struct",
         ])?;
-        let [bprm, file, path, dentry, mount, vfsmount] = self.structures([
+        let [
+            bprm,
+            file,
+            path,
+            dentry,
+            mount,
+            vfsmount,
+            css_set,
+            cgroup,
+            kernfs_node,
+        ] = self.structures([
             "linux_binprm",
             "file",
             "path",
             "dentry",
             "mount",
             "vfsmount",
+            "css_set",
+            "cgroup",
+            "kernfs_node",
         ])?;
         let (signal_subreaper_byte, signal_subreaper_mask) = signal.bit("is_child_subreaper")?;
         let (signal_has_subreaper_byte, signal_has_subreaper_mask) =
@@ -210,6 +223,8 @@ impl Btf {
             task_thread_pid: task.offset("thread_pid")?,
             task_mm: task.offset("mm")?,
             task_cred: task.offset("cred")?,
+            task_comm: task.offset("comm")?,
+            task_cgroups: task.offset("cgroups")?,
             cred_uid: cred.offset("uid.val")?,
             cred_euid: cred.offset("euid.val")?,
             signal_live: signal.offset("live.counter")?,
@@ -238,6 +253,9 @@ impl Btf {
             namespace_child_reaper: namespace.offset("child_reaper")?,
             mm_arg_start: mm.offset("arg_start")?,
             mm_arg_end: mm.offset("arg_end")?,
+            mm_env_start: mm.offset("env_start")?,
+            mm_env_end: mm.offset("env_end")?,
+            mm_exe_file: mm.offset("exe_file")?,
             bprm_filename: bprm.offset("filename")?,
             bprm_file: bprm.offset("file")?,
             file_path: file.offset("f_path")?,
@@ -249,6 +267,9 @@ impl Btf {
             mount_parent: mount.offset("mnt_parent")?,
             mount_mountpoint: mount.offset("mnt_mountpoint")?,
             mnt_root: vfsmount.offset("mnt_root")?,
+            css_set_dfl_cgrp: css_set.offset("dfl_cgrp")?,
+            cgroup_kn: cgroup.offset("kn")?,
+            kernfs_node_id: kernfs_node.offset("id")?,
         })
     }
 
@@ -270,6 +291,11 @@ impl Btf {
     /// Whether the kernel has a function of this name, such as a kfunc.
     pub fn has_func(&self, name: &str) -> bool {
         self.ids(kind::FUNC, name).next().is_some()
+    }
+
+    /// Id of the kernel's function of this name.
+    pub fn func_id(&self, name: &str) -> Option<u32> {
+        self.ids(kind::FUNC, name).next()
     }
 
     /// Whether the kernel has a structure of this name.

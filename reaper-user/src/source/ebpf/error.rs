@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use reaper_common::ABI_VERSION;
 
 use super::btf::BtfError;
+use super::pins::PinError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
@@ -14,9 +15,13 @@ pub enum SourceError {
     )]
     Btf(#[source] BtfError),
     #[error(
-        "not permitted to load the kernel probes: run as root, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
+        "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
     )]
     NotPermitted(#[source] BoxError),
+    #[error(
+        "the kernel probes are denied to root too: by a container's seccomp profile or a security module, or before Linux 5.11 for want of locked memory; run on the host, with `ulimit -l unlimited` ({0})"
+    )]
+    Denied(#[source] BoxError),
     #[error(
         "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality ({source})"
     )]
@@ -40,6 +45,12 @@ pub enum SourceError {
     Refused(#[source] BoxError),
     #[error("a map of the probes cannot be used: {0}")]
     Map(#[source] BoxError),
+    #[error(
+        "what is pinned here numbers processes by another pid namespace: run it there, name another `pin_dir`, or run `reaper detach`"
+    )]
+    OtherNamespace,
+    #[error(transparent)]
+    Pin(PinError),
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -68,6 +79,7 @@ impl SourceError {
                 mode,
                 source: brief(error),
             },
+            _ if crate::sys::host::is_root_with_bpf() => SourceError::Denied(brief(error)),
             _ => SourceError::NotPermitted(brief(error)),
         }
     }
@@ -100,5 +112,23 @@ fn brief(error: BoxError) -> BoxError {
     {
         Some(last) => format!("{first}: {last}").into(),
         None => first.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_load_probes_is_not_told_to_become_root() {
+        let refused = |errno| SourceError::load(std::io::Error::from_raw_os_error(errno).into());
+        let may = crate::sys::host::is_root_with_bpf();
+        match refused(libc::EPERM) {
+            SourceError::Denied(_) => assert!(may),
+            SourceError::NotPermitted(_) => assert!(!may),
+            SourceError::Lockdown { .. } => {}
+            other => panic!("{other}"),
+        }
+        assert!(matches!(refused(libc::EINVAL), SourceError::Refused(_)));
     }
 }

@@ -6,27 +6,31 @@
 
 pub mod btf;
 mod error;
+mod kfunc;
+mod load;
+pub mod pins;
 mod record;
 mod ring;
+mod state;
 
-use std::panic::resume_unwind;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aya::maps::{Array, HashMap, Map, MapData, RingBuf};
-use aya::programs::BtfTracePoint;
-use aya::{Ebpf, EbpfLoader};
-use object::{Object, ObjectSection};
-use reaper_common::{
-    ABI_SECTION, ABI_VERSION, CONTROL_IDLE, CONTROL_LADDERS, Defect, Kind, Offsets, Settings,
-};
+use aya::Ebpf;
+use aya::programs::links::FdLink;
+use reaper_common::{Offsets, RawKey, TableRow, decode_row};
 
-use crate::model::event::Event;
-use crate::sys;
+use super::{Drained, Lost};
+use crate::model::agent::NameTable;
+use crate::model::event::{Event, Key};
+use load::{Loaded, Prepared};
+use pins::{PinError, PinOptions, Place};
 
 pub use error::SourceError;
-pub use ring::Ring;
-
-/// The probes as they were built; `cargo xtask build-ebpf` makes this file.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
+pub use ring::{Release, Ring};
+pub use state::{Roster, State};
 
 /// What differs between the kernels that the object runs on.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +40,8 @@ pub struct Kernel {
     pub exit_has_group_dead: bool,
     /// Programs may call `bpf_loop` (5.17).
     pub has_bpf_loop: bool,
+    /// `cgroup_attach_task` is as the probe expects it: all kernels with cgroups.
+    pub tells_of_moves: bool,
 }
 
 impl Kernel {
@@ -44,11 +50,15 @@ impl Kernel {
     /// # Errors
     /// There is none, or it lacks something that the probes need.
     pub fn probe() -> Result<Kernel, SourceError> {
-        let btf = btf::Btf::load(btf::VMLINUX.as_ref()).map_err(SourceError::Btf)?;
+        Kernel::of(&btf::Btf::load(btf::VMLINUX.as_ref()).map_err(SourceError::Btf)?)
+    }
+
+    fn of(btf: &btf::Btf) -> Result<Kernel, SourceError> {
         Ok(Kernel {
             offsets: btf.offsets().map_err(SourceError::Btf)?,
             exit_has_group_dead: btf.tracepoint_args("sched_process_exit") == Some(2),
             has_bpf_loop: btf.has_enum_value("bpf_func_id", "BPF_FUNC_loop"),
+            tells_of_moves: btf.tracepoint_args("cgroup_attach_task") == Some(4),
         })
     }
 }
@@ -58,6 +68,16 @@ impl Kernel {
 pub struct Options {
     /// Bytes, a power of two and a multiple of the page size.
     pub ring_size: u32,
+    /// Processes that can be followed at once.
+    pub max_members: u32,
+    /// Only of those who are followed is told, and of who may have to be.
+    pub filter: bool,
+    /// Only what descends from a process in scope can be an agent.
+    pub scoped: bool,
+    /// Signals are sent from the kernel where it can.
+    pub kernel_reap: bool,
+    /// Where to pin what outlives this process; `None`: nothing does.
+    pub pin: Option<PinOptions>,
     /// Whether the probes' own diagnostics are wanted.
     pub log: bool,
     /// Another object than the one built in.
@@ -68,49 +88,15 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             ring_size: 8 << 20,
+            max_members: 65_536,
+            filter: false,
+            scoped: false,
+            kernel_reap: false,
+            pin: None,
             log: false,
             object: None,
         }
     }
-}
-
-/// How many records found no room, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lost {
-    pub total: u64,
-    pub by_kind: [u64; Kind::ALL.len()],
-}
-
-impl Lost {
-    /// What has been lost since an earlier count.
-    pub fn since(&self, earlier: &Lost) -> Lost {
-        let mut since = *self;
-        since.total = self.total.saturating_sub(earlier.total);
-        for (n, before) in since.by_kind.iter_mut().zip(earlier.by_kind) {
-            *n = n.saturating_sub(before);
-        }
-        since
-    }
-
-    /// The counts with the names of their kinds.
-    pub fn named(&self) -> [(&'static str, u64); Kind::ALL.len()] {
-        let mut named = Kind::ALL.map(|kind| (kind.name(), 0));
-        for ((_, n), count) in named.iter_mut().zip(self.by_kind) {
-            *n = count;
-        }
-        named
-    }
-}
-
-/// What a look into the ring brought.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drained {
-    pub records: u64,
-    /// Records that were none, and what was wrong with the last of them.
-    pub malformed: u64,
-    pub defect: Option<Defect>,
-    /// Highest count of lost records that a record told of.
-    pub lost: u64,
 }
 
 /// Whether the probes load here: they are judged by the verifier and dropped again.
@@ -118,119 +104,133 @@ pub struct Drained {
 /// # Errors
 /// Why they do not.
 pub fn probe() -> Result<(), SourceError> {
-    Source::load(&Options {
-        ring_size: 64 << 10,
-        ..Options::default()
-    })
-    .map(drop)
+    let prepared = Prepared::new(
+        &Options {
+            ring_size: 64 << 10,
+            max_members: 1024,
+            kernel_reap: true,
+            ..Options::default()
+        },
+        64 << 10,
+    )?;
+    let mut loaded = prepared.load(None)?;
+    loaded.load_probes()?;
+    loaded.load_table()
 }
 
-/// The probes, attached. Dropping it detaches them.
+/// The probes at work, and what they share with the service. Dropping it detaches them, unless they
+/// are pinned.
 pub struct Source {
     ring: Ring,
-    control: Array<MapData, u64>,
-    watched: HashMap<MapData, u32, u8>,
-    drops: Array<MapData, u64>,
-    /// Holds the programs and their links.
-    ebpf: Ebpf,
+    pub state: State,
+    table: Table,
+    /// Hold the probes: also where they are pinned, since somebody may remove the pins.
+    links: Vec<FdLink>,
+    place: Option<Place>,
+    /// The programs at work, for what the kernel counts of them.
+    probes: Vec<OwnedFd>,
+    /// Maps and ring are those of a service before this one.
+    taken_up: bool,
+    /// How many sets of maps were found of versions that cannot be gone on from.
+    left_behind: usize,
+    kills: bool,
+    tells_moves: bool,
+    filters: bool,
 }
 
 impl Source {
-    /// Loads and attaches the probes.
+    /// Loads and attaches the probes, or takes up what a service before this one has left at work.
+    ///
+    /// Where nothing can be pinned, it says so and goes on without.
     ///
     /// # Errors
-    /// Each names what is missing and what to do about it.
-    pub fn open(options: &Options) -> Result<Source, SourceError> {
-        let mut source = Source::load(options)?;
-        for program in [
-            "process_fork",
-            "process_exec",
-            "process_exit",
-            "process_exit_bounded",
-        ] {
-            if let Ok(program) = tracepoint(&mut source.ebpf, program)
-                && program.fd().is_ok()
-            {
-                program
-                    .attach()
-                    .map_err(|e| SourceError::attach(e.into()))?;
-            }
+    /// Each names what is missing and what to do about it. [`PinError::Held`]: another service has it.
+    pub fn open(options: &Options, names: &NameTable) -> Result<Source, SourceError> {
+        let why_not = match &options.pin {
+            None => None,
+            Some(pin) => match Source::pinned(options, names, pin) {
+                Err(SourceError::Pin(error)) if !matches!(error, PinError::Held { .. }) => {
+                    Some(error)
+                }
+                other => return other,
+            },
+        };
+        let prepared = Prepared::new(options, options.ring_size)?;
+        let mut loaded = prepared.load(None)?;
+        let (ring, state) = shared(&prepared, &mut loaded, names)?;
+        loaded.load_probes()?;
+        let links = loaded.attach()?;
+        if let Some(error) = why_not {
+            tracing::warn!("{error}; what happens while this service is down will not be known");
         }
-        Ok(source)
+        Source::new(loaded, ring, state, links)
     }
 
-    /// Loads the probes, which the verifier judges, without attaching them.
-    ///
-    /// # Errors
-    /// As [`Source::open`].
-    pub fn load(options: &Options) -> Result<Source, SourceError> {
-        let external;
-        let object = match &options.object {
-            None => OBJECT,
-            Some(path) => {
-                external = std::fs::read(path).map_err(|source| SourceError::Object {
-                    path: path.clone(),
-                    source,
-                })?;
-                &external
-            }
-        };
-        check_abi(object)?;
-        // Each of these reads all of the kernel's type information, some 5 MB: side by side, then.
-        let (kernel, btf, mut loader) = std::thread::scope(|scope| {
-            let others = scope.spawn(|| (Kernel::probe(), aya::Btf::from_sys_fs()));
-            let loader = EbpfLoader::new();
-            let (kernel, btf) = others.join().unwrap_or_else(|panic| resume_unwind(panic));
-            (kernel, btf, loader)
-        });
-        let kernel = kernel?;
-        let btf = btf.map_err(|e| SourceError::load(e.into()))?;
-        let settings = Settings {
-            pid_namespace: sys::pid_namespace_unless_first().map_err(SourceError::Proc)?,
-            exit_has_group_dead: kernel.exit_has_group_dead.into(),
-            wake_bytes: u64::from(options.ring_size) / 2,
-        };
-        // The bytes of both, as the probes lay them out.
-        let (offsets, settings) = (sys::bytes_of(&kernel.offsets), sys::bytes_of(&settings));
-        let level = if options.log {
-            aya_log::Level::Trace as u8
-        } else {
-            0
-        };
-        let mut ebpf = loader
-            .btf(Some(&btf))
-            .override_global("OFFSETS", offsets, true)
-            .override_global("SETTINGS", settings, true)
-            .override_global(aya_log::LEVEL, &level, false)
-            .map_max_entries("EVENTS", options.ring_size)
-            .load(object)
-            .map_err(|e| SourceError::load(e.into()))?;
-        let exit = if kernel.has_bpf_loop {
-            "process_exit"
-        } else {
-            "process_exit_bounded"
-        };
-        for (program, hook) in [
-            ("process_fork", "sched_process_fork"),
-            ("process_exec", "sched_process_exec"),
-            (exit, "sched_process_exit"),
-        ] {
-            let program = tracepoint(&mut ebpf, program)?;
-            program
-                .load(hook, &btf)
-                .map_err(|e| SourceError::load(e.into()))?;
-        }
-        let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)
-            .map_err(|e| SourceError::load(e.into()))?;
+    fn pinned(
+        options: &Options,
+        names: &NameTable,
+        pin: &PinOptions,
+    ) -> Result<Source, SourceError> {
+        let mut place = Place::take(pin)?;
+        let found = place.found_maps()?;
+        place.fresh = found.is_none();
+        let source = Source::pinned_at_place(options, names, &place, found)?;
         Ok(Source {
-            ring: Ring::new(ring)?,
-            control: Array::try_from(take(&mut ebpf, "CONTROL")?)
-                .map_err(|e| SourceError::load(e.into()))?,
-            watched: HashMap::try_from(take(&mut ebpf, "WATCHED")?)
-                .map_err(|e| SourceError::load(e.into()))?,
-            drops: Array::try_from(take(&mut ebpf, "DROPS")?)
-                .map_err(|e| SourceError::load(e.into()))?,
-            ebpf,
+            place: Some(place),
+            ..source
+        })
+    }
+
+    fn pinned_at_place(
+        options: &Options,
+        names: &NameTable,
+        place: &Place,
+        found: Option<(PathBuf, u32)>,
+    ) -> Result<Source, SourceError> {
+        let (maps, ring_size) = match &found {
+            Some((maps, ring_size)) => (Some(maps.as_path()), *ring_size),
+            None => (None, options.ring_size),
+        };
+        let prepared = Prepared::new(options, ring_size)?;
+        let mut loaded = prepared.load(maps)?;
+        if maps.is_none() {
+            place.pin_maps(&loaded)?;
+        }
+        let (ring, state) = shared(&prepared, &mut loaded, names)?;
+        if !place.has_probes(&loaded, &prepared.identity) {
+            loaded.load_probes()?;
+            let links = loaded.attach()?;
+            place.pin_probes(&prepared.identity, &mut loaded, links)?;
+        }
+        let left_behind = place.remove_others(&prepared.identity)?;
+        let probes = place.probe_fds(&loaded, &prepared.identity);
+        Ok(Source {
+            probes,
+            taken_up: maps.is_some(),
+            left_behind,
+            links: place.links(&loaded, &prepared.identity),
+            ..Source::new(loaded, ring, state, Vec::new())?
+        })
+    }
+
+    fn new(
+        mut loaded: Loaded<'_>,
+        ring: Ring,
+        state: State,
+        links: Vec<(&'static str, FdLink)>,
+    ) -> Result<Source, SourceError> {
+        Ok(Source {
+            probes: loaded.probe_fds(),
+            ring,
+            state,
+            kills: loaded.kills(),
+            tells_moves: loaded.tells_moves(),
+            filters: loaded.filters(),
+            table: Table(Arc::new(Mutex::new(loaded.ebpf))),
+            links: links.into_iter().map(|(_, link)| link).collect(),
+            place: None,
+            taken_up: false,
+            left_behind: 0,
         })
     }
 
@@ -239,51 +239,77 @@ impl Source {
         &self.ring
     }
 
+    /// Whether a service before this one has left the maps and the ring.
+    pub fn is_taken_up(&self) -> bool {
+        self.taken_up
+    }
+
+    /// Whether a service of another ABI version has left what could not be gone on from.
+    pub fn has_left_behind(&self) -> bool {
+        self.left_behind > 0
+    }
+
+    /// Whether the probes can send signals to others than the current process.
+    pub fn kills(&self) -> bool {
+        self.kills
+    }
+
+    /// Whether the probes tell of processes that go to another cgroup.
+    pub fn tells_moves(&self) -> bool {
+        self.tells_moves
+    }
+
+    /// Whether the probes tell only of those who are followed.
+    pub fn filters(&self) -> bool {
+        self.filters
+    }
+
+    /// How often the kernel has left a probe out, because another was at work on that processor (5.12 and
+    /// later count it): nobody was told then, and nothing handed on.
+    pub fn skipped(&self) -> u64 {
+        let misses = |probe: &OwnedFd| {
+            let path = format!("/proc/self/fdinfo/{}", probe.as_raw_fd());
+            let text = std::fs::read_to_string(path).ok()?;
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("recursion_misses:"))?;
+            line.trim().parse::<u64>().ok()
+        };
+        self.probes.iter().filter_map(misses).sum()
+    }
+
+    /// Where it is pinned, if it is.
+    pub fn pinned_at(&self) -> Option<&std::path::Path> {
+        self.place.as_ref().map(Place::path)
+    }
+
+    /// From now on what is pinned outlives this program, however that ends.
+    pub fn stay(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.fresh = false;
+        }
+    }
+
+    /// Ends the probes' work for good; without it, what is pinned goes on when this is dropped.
+    ///
+    /// # Errors
+    /// A pin cannot be removed.
+    pub fn disarm(&mut self) -> Result<(), SourceError> {
+        self.links.clear();
+        self.place
+            .take()
+            .map_or(Ok(()), |place| Ok(place.remove()?))
+    }
+
     /// Hands over all that is in the ring, in order. What is no record is counted and skipped.
     pub fn drain(&mut self, sink: impl FnMut(Event)) -> Drained {
         let until = self.ring.produced();
         self.ring.drain_until(until, sink)
     }
 
-    /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,
-    /// a little later: a probe may have committed a record on what was said before.
-    pub fn set_idle(&mut self, idle: bool) -> Result<(), SourceError> {
-        self.control
-            .set(CONTROL_IDLE, u64::from(idle), 0)
-            .map_err(SourceError::map)
-    }
-
-    /// Says whether a ladder is open; while there is one, every record wakes the reader.
-    ///
-    /// # Errors
-    /// The map cannot be written.
-    pub fn set_ladders(&mut self, open: bool) -> Result<(), SourceError> {
-        self.control
-            .set(CONTROL_LADDERS, u64::from(open), 0)
-            .map_err(SourceError::map)
-    }
-
-    /// Has the exit of a process wake the reader at once. Where there is no room for it, its exit is
-    /// seen like any other, within 50 ms.
-    pub fn watch(&mut self, pid: u32) {
-        if let Err(error) = self.watched.insert(pid, 1, 0) {
-            tracing::warn!("pid {pid} is not watched: {error}");
-        }
-    }
-
-    /// Ends what [`Source::watch`] began.
-    pub fn unwatch(&mut self, pid: u32) {
-        // It may not have had room in the first place.
-        let _ = self.watched.remove(&pid);
-    }
-
-    /// What has been lost so far.
-    pub fn lost(&self) -> Lost {
-        let count = |slot: usize| self.drops.get(&(slot as u32), 0).unwrap_or(0);
-        Lost {
-            total: count(0),
-            by_kind: Kind::ALL.map(|kind| count(kind as usize)),
-        }
+    /// The program that lists all processes.
+    pub fn table(&self) -> &Table {
+        &self.table
     }
 
     /// A reader of the probes' own diagnostics, to be flushed when it is readable.
@@ -291,43 +317,97 @@ impl Source {
     /// # Errors
     /// The probes were loaded without them.
     pub fn logger(&mut self) -> Result<aya_log::EbpfLogger<&'static dyn log::Log>, SourceError> {
-        aya_log::EbpfLogger::init(&mut self.ebpf).map_err(|e| SourceError::load(e.into()))
-    }
-
-    /// Time spent in each program and how often it ran, where the kernel keeps count
-    /// (`sysctl kernel.bpf_stats_enabled`).
-    pub fn run_stats(&self) -> Vec<(String, std::time::Duration, u64)> {
-        let stats = |(name, program): (&str, &aya::programs::Program)| {
-            let info = program.info().ok()?;
-            Some((name.to_owned(), info.run_time(), info.run_count()))
-        };
-        self.ebpf.programs().filter_map(stats).collect()
+        aya_log::EbpfLogger::init(&mut self.table.ebpf()).map_err(|e| SourceError::load(e.into()))
     }
 }
 
-fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, SourceError> {
-    let program = ebpf
-        .program_mut(name)
-        .ok_or_else(|| SourceError::foreign(name))?;
-    program.try_into().map_err(|_| SourceError::foreign(name))
-}
+/// The program that lists all processes; can be run from any thread.
+#[derive(Clone)]
+pub struct Table(Arc<Mutex<Ebpf>>);
 
-fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map, SourceError> {
-    ebpf.take_map(name)
-        .ok_or_else(|| SourceError::foreign(name))
-}
-
-/// Refuses an object that was built for other records than this program knows.
-fn check_abi(object: &[u8]) -> Result<(), SourceError> {
-    let file = object::File::parse(object).map_err(|_| SourceError::foreign("ELF header"))?;
-    let section = file
-        .section_by_name(ABI_SECTION)
-        .ok_or_else(|| SourceError::foreign(ABI_SECTION))?;
-    match section.data() {
-        Ok(&[low, high]) if u16::from_le_bytes([low, high]) == ABI_VERSION => Ok(()),
-        Ok(&[low, high]) => Err(SourceError::Abi {
-            found: u16::from_le_bytes([low, high]),
-        }),
-        _ => Err(SourceError::foreign(ABI_SECTION)),
+impl Table {
+    fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
+        // Nothing is half done in it where a thread has panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// All living processes that this program's pid namespace shows.
+    ///
+    /// # Errors
+    /// The kernel refuses to list them.
+    pub fn read(&self) -> Result<Vec<Row>, SourceError> {
+        let bytes = list(&mut self.ebpf())?;
+        let (mut rows, mut rest) = (Vec::new(), &bytes[..]);
+        while !rest.is_empty() {
+            let (row, next) =
+                decode_row(rest).map_err(|e| SourceError::Refused(e.to_string().into()))?;
+            rows.push(Row::from(row));
+            rest = next;
+        }
+        Ok(rows)
+    }
+}
+
+/// What the program that lists all processes writes.
+fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, SourceError> {
+    let refused = |e: Box<dyn std::error::Error + Send + Sync>| SourceError::Refused(e);
+    let program = load::table(ebpf)?;
+    let link = program.attach().and_then(|id| program.take_link(id));
+    let link = link.map_err(|e| refused(e.into()))?;
+    let mut file = link.into_file().map_err(|e| refused(e.into()))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)
+        .map_err(|e| refused(e.into()))?;
+    Ok(bytes)
+}
+
+/// A key as the kernel's maps have it.
+pub fn raw_key(key: Key) -> RawKey {
+    record::raw(key)
+}
+
+/// The same the other way; `None` for nobody.
+pub fn model_key(key: RawKey) -> Option<Key> {
+    record::visible(key)
+}
+
+/// A living process as the kernel lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub key: Key,
+    /// Inode number of its pidfds, 0 where the kernel gives none.
+    pub pidfd_inode: u64,
+}
+
+impl From<TableRow> for Row {
+    fn from(row: TableRow) -> Row {
+        Row {
+            key: record::key(row.process),
+            pidfd_inode: row.pidfd_inode,
+        }
+    }
+}
+
+/// What the probes and the service share, with the names in place before a probe can ask for one.
+fn shared(
+    prepared: &Prepared,
+    loaded: &mut Loaded<'_>,
+    names: &NameTable,
+) -> Result<(Ring, State), SourceError> {
+    let ring = Ring::new(loaded.take_map("EVENTS")?)?;
+    let mut state = State::new(|name| loaded.take_map(name))?;
+    if !state.set_namespace(prepared.pid_namespace())? {
+        return Err(SourceError::OtherNamespace);
+    }
+    // What the service before this one wanted of the probes need not be what this one wants.
+    state.set_condemned(0)?;
+    state.set_reaps(false)?;
+    state.set_ladders(false)?;
+    state.set_names(names)?;
+    loaded.load_table()?;
+    if prepared.pid_namespace() != 0 {
+        // How deep that lies is what the probes learn from this.
+        list(&mut loaded.ebpf)?;
+    }
+    Ok((ring, state))
 }

@@ -2,37 +2,48 @@
 
 use std::sync::{Arc, LazyLock};
 
-use reaper_common::{Defect, ExecRecord, FORK_NAMESPACE_INIT, RawKey, Record, decode};
+use reaper_common::{
+    Defect, ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ExecRecord, ForkRecord, Header, Member,
+    PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO, RawKey, Record, decode,
+};
 
-use crate::model::event::{Ended, Event, EventKind, Image, Key, Provenance, Uids};
+use crate::model::event::{Ended, Event, EventKind, Image, Key, Mark, Provenance, Uids};
+use crate::model::facts::Known;
+use crate::sys::cgroup::tell_units;
 
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 
-/// Decodes bytes of the ring; with the event comes the number of records lost before it.
-pub fn event(bytes: &[u8]) -> Result<(Event, u64), Defect> {
-    let (header, kind) = match decode(bytes)? {
-        Record::Fork(r) => (
-            r.header,
-            EventKind::Fork {
-                child: key(r.child),
-                parent: visible(r.parent),
-                creator: visible(r.creator),
-                uids: Uids {
-                    real: r.uid,
-                    effective: r.euid,
-                },
-                pidfd_inode: r.pidfd_inode,
-                namespace_init: r.flags & FORK_NAMESPACE_INIT != 0,
-            },
-        ),
+/// Decodes bytes of the ring and hands on what they tell of; gives the number of records lost before them.
+pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect> {
+    let mut tell = |header: &Header, kind| {
+        sink(Event {
+            time: header.time_ns,
+            provenance: Provenance::Kernel,
+            kind,
+        });
+    };
+    let header = match decode(bytes)? {
+        Record::Fork(r) => {
+            tell(&r.header, fork(&r));
+            if r.flags & PROCESS_OTHER_CGROUP != 0 {
+                // To which, the record does not say.
+                tell(&r.header, moved(r.child, 0, r.member));
+            }
+            if r.signal != 0 {
+                tell(&r.header, signalled(r.creator, r.signal));
+                if r.flags & PROCESS_SIGNALLED_TOO != 0 {
+                    tell(&r.header, signalled(r.child, r.signal));
+                }
+            }
+            r.header
+        }
         Record::Exec {
             fixed: r,
             filename,
             exe,
             argv,
-        } => (
-            r.header,
-            EventKind::Exec {
+        } => {
+            let kind = EventKind::Exec {
                 key: key(r.process),
                 parent: visible(r.parent),
                 uids: Uids {
@@ -41,44 +52,102 @@ pub fn event(bytes: &[u8]) -> Result<(Event, u64), Defect> {
                 },
                 pidfd_inode: r.pidfd_inode,
                 image: Arc::new(image(&r, filename, exe, argv)),
-            },
-        ),
-        Record::Exit(r) => (
-            r.header,
-            EventKind::Exit {
+                mark: Some(mark(r.member)),
+            };
+            tell(&r.header, kind);
+            if r.signal != 0 {
+                tell(&r.header, signalled(r.process, r.signal));
+            }
+            r.header
+        }
+        Record::Exit(r) => {
+            let kind = EventKind::Exit {
                 key: key(r.process),
                 parent: visible(r.parent),
                 ended: Ended::from_wait_status(r.status),
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
-            },
-        ),
-        Record::Reparent(r) => (
-            r.header,
-            EventKind::Reparent {
+                mark: Some(mark(r.member)),
+            };
+            tell(&r.header, kind);
+            r.header
+        }
+        Record::Reparent(r) => {
+            let kind = EventKind::Reparent {
                 child: key(r.child),
                 old_parent: visible(r.old_parent),
                 adopter: visible(r.adopter),
-            },
-        ),
+                mark: Some(mark(r.member)),
+            };
+            tell(&r.header, kind);
+            if r.signal != 0 {
+                tell(&r.header, signalled(r.child, r.signal));
+            }
+            r.header
+        }
+        Record::Move(r) => {
+            tell(&r.header, moved(r.process, told(r.cgroup_id), r.member));
+            r.header
+        }
     };
-    Ok((
-        Event {
-            time: header.time_ns,
-            provenance: Provenance::Kernel,
-            kind,
-        },
-        header.lost,
-    ))
+    Ok(header.lost)
 }
 
-fn key(raw: RawKey) -> Key {
+fn fork(r: &ForkRecord) -> EventKind {
+    EventKind::Fork {
+        child: key(r.child),
+        parent: visible(r.parent),
+        creator: visible(r.creator),
+        uids: Uids {
+            real: r.uid,
+            effective: r.euid,
+        },
+        pidfd_inode: r.pidfd_inode,
+        namespace_init: r.flags & PROCESS_NAMESPACE_INIT != 0,
+        mark: Some(mark(r.member)),
+    }
+}
+
+fn moved(process: RawKey, cgroup_id: u64, member: Member) -> EventKind {
+    EventKind::Move {
+        key: key(process),
+        cgroup_id,
+        mark: Some(mark(member)),
+    }
+}
+
+fn signalled(process: RawKey, signal: u32) -> EventKind {
+    EventKind::Signalled {
+        key: key(process),
+        // No signal has a higher number.
+        signal: signal as u8,
+    }
+}
+
+pub(super) fn key(raw: RawKey) -> Key {
     Key {
         pid: raw.pid,
         start: raw.start_ns,
     }
 }
 
-fn visible(raw: RawKey) -> Option<Key> {
+/// The same the other way.
+pub(super) fn raw(key: Key) -> RawKey {
+    RawKey {
+        pid: key.pid,
+        _pad: 0,
+        start_ns: key.start,
+    }
+}
+
+/// What the map of members says.
+pub(super) fn mark(member: Member) -> Mark {
+    Mark {
+        session: visible(member.session),
+        flags: member.flags,
+    }
+}
+
+pub(super) fn visible(raw: RawKey) -> Option<Key> {
     (raw.pid != 0).then(|| key(raw))
 }
 
@@ -99,11 +168,21 @@ fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image 
         argv: argv.into(),
         argv_full_len: fixed.argv_full_len,
         truncated: fixed.argv_len < fixed.argv_full_len,
-        cgroup_id: fixed.cgroup_id,
+        keep_mark: match fixed.environment {
+            ENVIRONMENT_UNMARKED => Known::Is(false),
+            ENVIRONMENT_KEEP => Known::Is(true),
+            _ => Known::Unasked,
+        },
+        cgroup_id: told(fixed.cgroup_id),
         pgid: fixed.pgid,
         sid: fixed.sid,
         tty: fixed.tty,
     }
+}
+
+/// The id of a cgroup, 0 where it tells nothing.
+fn told(cgroup_id: u64) -> u64 {
+    if tell_units() { cgroup_id } else { 0 }
 }
 
 /// Components from the last to the first, each with a NUL, as a path. One that was cut short begins

@@ -6,35 +6,47 @@ use std::path::PathBuf;
 
 use reaper_common::ARGV_MAX;
 
-use super::PF_EXITING;
+use super::{PF_EXITING, PF_KTHREAD};
 use crate::model::event::{Image, Uids};
 
 /// The fields of a `stat` file that matter here.
-pub(super) struct Stat<'a> {
-    pub(super) comm: &'a [u8],
-    pub(super) state: u8,
-    pub(super) parent: u32,
-    pub(super) pgid: u32,
-    pub(super) sid: u32,
-    pub(super) tty: u32,
-    pub(super) flags: u64,
-    pub(super) threads: u64,
+pub(crate) struct Stat<'a> {
+    pub(crate) comm: &'a [u8],
+    pub(crate) state: u8,
+    pub(crate) parent: u32,
+    pub(crate) pgid: u32,
+    pub(crate) sid: u32,
+    pub(crate) tty: u32,
+    pub(crate) flags: u64,
+    /// Ticks of processor time that all of its threads have used.
+    pub(crate) cpu: u64,
+    /// The same of all that it has waited for.
+    pub(crate) waited_cpu: u64,
+    pub(crate) threads: u64,
     /// Ticks since boot.
-    pub(super) start: u64,
+    pub(crate) start: u64,
+    /// Where its first stack begins, 0 where that is not shown.
+    pub(crate) stack: u64,
+    /// Where the area of its arguments begins, 0 where that is not shown.
+    pub(crate) args_at: u64,
     /// Length of the area of the arguments, 0 where it is not shown.
-    pub(super) args: u64,
+    pub(crate) args: u64,
+    /// Whether, or where, it waits; 0 where that is not shown.
+    pub(crate) waits: u64,
+    /// As `wait(2)` tells it of one that has exited; 0 where that is not shown.
+    pub(crate) exit_code: u64,
 }
 
 impl Stat<'_> {
     /// A name may hold anything, parentheses and newlines too: it ends at the last `)`.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
         let open = bytes.iter().position(|&b| b == b'(')?;
         let close = bytes.iter().rposition(|&b| b == b')')?;
         let comm = bytes.get(open + 1..close)?;
         let mut rest = words(&bytes[close + 1..]);
         let state = *rest.next()?.first()?;
         // Numbered as in proc(5), where the state is field 3; what is negative there is nothing here.
-        let mut fields = [0_u64; 50];
+        let mut fields = [0_u64; 53];
         let mut last = 3;
         for (place, word) in fields[4..].iter_mut().zip(rest) {
             *place = if word.starts_with(b"-") {
@@ -55,13 +67,23 @@ impl Stat<'_> {
             sid: fields[6].try_into().ok()?,
             tty: fields[7].try_into().ok()?,
             flags: fields[9],
+            cpu: fields[14].saturating_add(fields[15]),
+            waited_cpu: fields[16].saturating_add(fields[17]),
             threads: fields[20],
             start: fields[22],
+            stack: fields[28],
+            args_at: fields[48],
             args: fields[49].saturating_sub(fields[48]),
+            waits: fields[35],
+            exit_code: fields[52],
         })
     }
 
-    pub(super) fn dead(&self) -> bool {
+    pub(crate) fn is_kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    pub(crate) fn dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
 }
@@ -88,7 +110,7 @@ pub(super) fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     }
 }
 
-pub(super) fn uids(status: &[u8]) -> Option<Uids> {
+pub(crate) fn uids(status: &[u8]) -> Option<Uids> {
     let mut ids = words(field(status, b"Uid:")?).map(number);
     Some(Uids {
         real: ids.next()??,
@@ -97,9 +119,16 @@ pub(super) fn uids(status: &[u8]) -> Option<Uids> {
 }
 
 /// Whether a process has a number of its own in a pid namespace below, and it is 1.
-pub(super) fn namespace_init(status: &[u8]) -> bool {
+pub(crate) fn namespace_init(status: &[u8]) -> bool {
     let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
     ids.next().is_some() && ids.last() == Some(b"1")
+}
+
+/// Whether a process has a number in a pid namespace below.
+pub(crate) fn is_nested(status: &[u8]) -> bool {
+    words(field(status, b"NSpid:").unwrap_or_default())
+        .nth(1)
+        .is_some()
 }
 
 /// Mount point of cgroup v2 in a `mountinfo` file; the mount of the whole hierarchy before others.
@@ -147,18 +176,18 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 /// What follows `name` on the line that begins with it.
-pub(super) fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     file.split(|&b| b == b'\n')
         .find_map(|line| line.strip_prefix(name))
 }
 
-pub(super) fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace)
         .filter(|word| !word.is_empty())
 }
 
 /// A decimal number, and nothing else.
-pub(super) fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
+pub(crate) fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
     let digits = word.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(word)
         .ok()

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::model::event::Uids;
 
+mod bytes;
+
 /// A /proc of files.
 struct Fake {
     dir: tempfile::TempDir,
@@ -56,6 +58,11 @@ fn stat(comm: &str, state: char, threads: u32) -> String {
         "7 ({comm}) {state} 3 40 41 34816 -1 4194304 0 0 0 0 1 2 0 0 20 0 {threads} 0 123456{between} \
          1000 21000 0 0 0\n"
     )
+}
+
+/// Everybody.
+fn all(procfs: &Procfs) -> Snapshot {
+    procfs.snapshot_of(procfs.pids().unwrap()).unwrap()
 }
 
 #[test]
@@ -212,7 +219,7 @@ fn malformed_entries_are_counted_and_the_rest_is_read() {
     fake.file("17", "a file, not a process");
     fake.file("version", "not a number");
     std::fs::create_dir(fake.dir.path().join("99999999999999")).unwrap();
-    let all = fake.procfs().snapshot().unwrap();
+    let all = all(&fake.procfs());
     assert_eq!(all.rows.len(), 1);
     assert_eq!((all.zombies, all.vanished, all.unreadable), (1, 1, 7));
     let error = fake.procfs().read(13).unwrap_err().to_string();
@@ -220,10 +227,7 @@ fn malformed_entries_are_counted_and_the_rest_is_read() {
         error.starts_with("cannot understand ") && error.ends_with("/13/stat"),
         "{error}"
     );
-    let error = Procfs::new("/nonexistent")
-        .snapshot()
-        .unwrap_err()
-        .to_string();
+    let error = Procfs::new("/nonexistent").pids().unwrap_err().to_string();
     assert!(error.starts_with("cannot read /nonexistent: "), "{error}");
 }
 
@@ -261,7 +265,7 @@ fn mounts_of_the_whole_hierarchy_come_first() {
 #[test]
 fn this_process_in_the_real_table() {
     let procfs = Procfs::default();
-    let all = procfs.snapshot().unwrap();
+    let all = all(&procfs);
     let me = std::process::id();
     let seen = all.rows.iter().find(|row| row.key.pid == me).unwrap();
     assert_eq!(seen.parent, std::os::unix::process::parent_id());

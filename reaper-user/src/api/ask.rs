@@ -1,0 +1,245 @@
+//! What the server asks the engine, and the copies of what it knows that the engine answers with.
+//!
+//! Nothing here is put into words: that takes time, and the engine has none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::peer::{Peer, Target};
+use super::{KeepDone, Refusal, Status};
+use crate::export::{Record, SessionRef};
+use crate::model::Scope;
+use crate::model::agent::{Action, Ruleset};
+use crate::model::event::{Ended, Image, Key, Uids};
+use crate::model::facts::{Facts, Needs};
+use crate::reap::Times;
+
+/// A question on its way to the engine. Nobody may wait for the answer any more.
+#[derive(Debug)]
+pub struct Ask {
+    pub peer: Peer,
+    pub question: Question,
+    pub answer: oneshot::Sender<Answer>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    Status,
+    Tree {
+        /// Only sessions of the agent of this name.
+        agent: Option<String>,
+        /// Also who is a member of none.
+        all: bool,
+    },
+    Explain {
+        pid: u32,
+    },
+    Agents,
+    Keeps,
+    Keep {
+        target: Target,
+        /// `None`: until it ends.
+        lasts: Option<Duration>,
+        tree: bool,
+    },
+    Unkeep {
+        target: Target,
+    },
+    Scan {
+        /// How old a tool's shell has to be that nobody watched.
+        max_age: Option<Duration>,
+        /// Carry it out.
+        reap: bool,
+    },
+    /// What is known of who is watched: the server's own question, as the one below.
+    Watched,
+    /// Tell this, of what was done off the engine's thread, and count it.
+    Tell(Vec<Record>),
+    /// Read the config anew.
+    Reload,
+}
+
+#[derive(Debug)]
+pub enum Answer {
+    Status {
+        /// But for what the time of day says.
+        status: Box<Status>,
+        /// When the service began to watch, in ns since boot.
+        began: u64,
+        /// Pids of the members that are seen.
+        members: Vec<u32>,
+    },
+    Tree(Branches),
+    Explain(Box<Story>),
+    Agents(Vec<Recognised>),
+    Keeps(Vec<Kept>),
+    Keep(KeepDone),
+    /// Members.
+    Scan(Vec<Row>, Box<Watched>),
+    Watched(Box<Watched>),
+    Told,
+    /// What is in force now, or why that stays which was.
+    Reload(Result<String, String>),
+    Refused(Refusal),
+}
+
+/// By what the service goes, and who is its own: for a look at all others.
+#[derive(Clone)]
+pub struct Watched {
+    /// All members of all sessions, whoever asks.
+    pub members: Vec<Key>,
+    pub rules: Ruleset,
+    pub scope: Scope,
+    /// Since when it watches, in ns since boot.
+    pub began: u64,
+    /// Whether decisions are carried out.
+    pub enforce: bool,
+    pub times: Times,
+    /// Events are missing, and nothing new is decided.
+    pub gap: bool,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Watched { members, began, .. } = self;
+        let mut debug = f.debug_struct("Watched");
+        debug.field("members", members).field("began", began);
+        debug.finish_non_exhaustive()
+    }
+}
+
+/// A process.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub key: Key,
+    pub parent: Option<Key>,
+    pub image: Arc<Image>,
+    pub uids: Uids,
+    pub session: Option<SessionRef>,
+    /// It is that session's root.
+    pub root: bool,
+    /// An orphan.
+    pub orphan: bool,
+    pub due: bool,
+    pub boundary: Option<Arc<str>>,
+    /// Of members.
+    pub judged: Option<Judged>,
+}
+
+/// A decision in the words of the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    pub verdict: &'static str,
+    pub reason: &'static str,
+    pub rule: Option<Arc<str>>,
+    /// On the monotonic clock, in ns.
+    pub until: Option<u64>,
+    /// What the rule does.
+    pub action: Option<Action>,
+    /// What has to be read before it can be said.
+    pub needs: Needs,
+}
+
+/// A session.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub name: SessionRef,
+    pub root: Key,
+    /// Nanoseconds since boot.
+    pub opened: u64,
+    pub members: usize,
+    /// How many of them are kept though the root is gone.
+    pub kept: usize,
+    pub outer: Option<SessionRef>,
+    /// When and how its root ended, if it has.
+    pub gone: Option<(u64, Ended)>,
+}
+
+/// A rule by which an agent is recognised.
+#[derive(Clone, Debug)]
+pub struct Recognised {
+    pub name: Arc<str>,
+    /// What it asks for, in short: one text for each alternative.
+    pub matches: Vec<String>,
+    pub sessions: Vec<Group>,
+}
+
+/// Rows in no order.
+#[derive(Clone, Debug, Default)]
+pub struct Branches {
+    /// Outermost sessions first, each followed by those nested in it, with all their rows. `None` is no session.
+    pub groups: Vec<(Option<Group>, Vec<Row>)>,
+}
+
+/// A process that a user keeps.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    pub row: Row,
+    pub by: u32,
+    /// On the monotonic clock, in ns.
+    pub until: Option<u64>,
+    pub tree: bool,
+}
+
+/// All that there is to say of one process.
+#[derive(Clone, Debug)]
+pub struct Story {
+    pub row: Row,
+    /// The nearest first.
+    pub lineage: Vec<Ancestor>,
+    /// Where it is not who begot it.
+    pub adopter: Option<Name>,
+    pub session: Option<Group>,
+    /// Of the sessions that it is in, the outermost whose root is gone, and the first such end.
+    pub due: Option<(Group, u64, Ended)>,
+    /// What would be decided if its agent, which lives, were ended by a signal.
+    pub if_killed: Option<Judged>,
+    /// The same, if its agent ended of its own accord with status 0.
+    pub if_done: Option<Judged>,
+    /// Why it is nobody's, if it is.
+    pub stranger: Option<Stranger>,
+    pub facts: Facts,
+    /// Whether decisions are carried out.
+    pub enforce: bool,
+    pub grace: Duration,
+    /// Events are missing, and nothing new is decided.
+    pub gap: bool,
+    /// It is older than the service, which looks for what agents left behind before.
+    pub unwatched: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    pub pid: u32,
+    pub comm: Vec<u8>,
+}
+
+/// One of those from whom a process descends.
+#[derive(Clone, Debug)]
+pub struct Ancestor {
+    pub key: Key,
+    /// `None` if it is not remembered.
+    pub image: Option<Arc<Image>>,
+    /// Who asks may see it.
+    pub visible: bool,
+    pub alive: bool,
+    pub ended: Option<Ended>,
+    pub agent: Option<Arc<str>>,
+    pub boundary: Option<Arc<str>>,
+    pub adopter: Option<Name>,
+}
+
+/// Why a process is a member of no session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stranger {
+    OutOfScope,
+    KernelThread,
+    /// It is a boundary, by the rule of this name.
+    Boundary(Arc<str>),
+    /// It descends from this boundary.
+    BelowBoundary(Name, Arc<str>),
+    /// It descends from no agent.
+    NoAgent,
+}

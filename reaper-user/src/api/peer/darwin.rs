@@ -1,0 +1,30 @@
+//! A target as the process table shows it.
+
+use std::io;
+
+use super::Target;
+use crate::model::event::{Key, TICK_NS};
+use crate::source::darwin::table;
+
+impl Target {
+    /// Asks the kernel; `None` if there is no such process.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn read(pid: u32) -> io::Result<Option<Target>> {
+        let process = table::one(pid).map_err(io::Error::other)?;
+        Ok(process.map(|process| {
+            let key = table::key(&process);
+            Target {
+                // As /proc would have it.
+                key: Key {
+                    start: key.start - key.start % TICK_NS,
+                    ..key
+                },
+                real: process.uids.real,
+                saved: process.saved_uid,
+                comm: String::from_utf8_lossy(&process.comm).into_owned(),
+            }
+        }))
+    }
+}

@@ -1,0 +1,64 @@
+//! A target as /proc shows it.
+
+use std::fs;
+use std::io;
+
+use super::Target;
+use crate::model::event::{Key, TICK_NS};
+use crate::source::procfs::Procfs;
+
+impl Target {
+    /// Reads /proc; `None` if there is no such process.
+    ///
+    /// # Errors
+    /// It is there and cannot be read or understood.
+    pub fn read(pid: u32) -> io::Result<Option<Target>> {
+        let procfs = Procfs::default();
+        let Some(start) = procfs.start_ticks(pid) else {
+            return Ok(None);
+        };
+        let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
+            Ok(status) => status,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // The pid may be another's by now.
+        if procfs.start_ticks(pid) != Some(start) {
+            return Ok(None);
+        }
+        let (real, saved) = ids(&status).ok_or(io::ErrorKind::InvalidData)?;
+        let key = Key {
+            pid,
+            start: start.saturating_mul(TICK_NS),
+        };
+        let name = status.lines().find_map(|line| line.strip_prefix("Name:"));
+        Ok(Some(Target {
+            key,
+            real,
+            saved,
+            comm: name.unwrap_or_default().trim().into(),
+        }))
+    }
+}
+
+/// Real and saved user id of a `status` file, if it is a process's and not a mere thread's.
+fn ids(status: &str) -> Option<(u32, u32)> {
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+    let number = |word: &str| word.parse::<u32>().ok();
+    let mut uids = field("Uid:")?.split_whitespace().map(number);
+    let (real, _effective, saved) = (uids.next()??, uids.next()??, uids.next()??);
+    Some((real, saved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_a_torn_file_are_none() {
+        assert_eq!(ids("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t9"), Some((1, 3)));
+        assert_eq!(ids("Name:\tx\nUid:\t1\t2"), None);
+        assert_eq!(ids("Uid:\ta\tb\tc"), None);
+        assert_eq!(ids(""), None);
+    }
+}

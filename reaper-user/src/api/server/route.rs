@@ -1,0 +1,243 @@
+//! From a request to a question, and from an answer to a response.
+
+mod history;
+mod question;
+mod scan;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::{BODY_MAX, Shared};
+use crate::api::ask::{Answer, Ask, Question};
+use crate::api::peer::{Peer, Target};
+use crate::api::{Refusal, show};
+use crate::export::to_json;
+use question::{methods, question, segments};
+use scan::{Look, scanned};
+
+/// After how long whoever is told that there is no room for them is to try again.
+const RETRY_AFTER_S: u32 = 2;
+
+/// What is said, unasked, where there are too many connections.
+pub(super) fn busy() -> String {
+    let what = "too many connections at once: close some of them, then try again";
+    let body = to_json(&Refusal::new("busy", what));
+    let body = String::from_utf8_lossy(&body);
+    let (length, status) = (body.len(), StatusCode::SERVICE_UNAVAILABLE);
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
+         retry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n\r\n{body}"
+    )
+}
+
+/// What is answered, or why not.
+pub(super) type Answered<T> = Result<T, Refusal>;
+
+impl Refusal {
+    /// A word of those that [`Refusal`] lists, and a sentence.
+    pub fn new(error: &str, message: impl Into<String>) -> Refusal {
+        Refusal {
+            error: error.into(),
+            message: message.into(),
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match &*self.error {
+            "eperm" => StatusCode::FORBIDDEN,
+            "not_found" => StatusCode::NOT_FOUND,
+            "bad_request" => StatusCode::BAD_REQUEST,
+            "conflict" => StatusCode::CONFLICT,
+            "too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+            "wrong_method" => StatusCode::METHOD_NOT_ALLOWED,
+            "timeout" => StatusCode::GATEWAY_TIMEOUT,
+            "busy" => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// Answers one request. Never fails: what goes wrong is an answer too.
+pub(super) async fn answer(
+    request: Request<Incoming>,
+    peer: Peer,
+    shared: &Shared,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let allowed = methods(request.uri().path());
+    Ok(match converse(request, peer, shared).await {
+        Ok(body) => response(StatusCode::OK, body),
+        Err(refusal) => {
+            let mut response = response(refusal.status(), to_json(&refusal));
+            let headers = response.headers_mut();
+            match &*refusal.error {
+                "wrong_method" => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
+                "busy" => drop(headers.insert(RETRY_AFTER, RETRY_AFTER_S.into())),
+                _ => {}
+            }
+            response
+        }
+    })
+}
+
+fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Answered<Vec<u8>> {
+    let (head, body) = request.into_parts();
+    let too_large = || {
+        let what = format!("the body is larger than {BODY_MAX} bytes");
+        Refusal::new("too_large", what)
+    };
+    if body.size_hint().lower() > BODY_MAX as u64 {
+        return Err(too_large());
+    }
+    let limited = Limited::new(body, BODY_MAX).collect();
+    // Read also where none is wanted, so that whoever sends it hears the answer.
+    let body = match timeout(shared.patience.request, limited).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
+        Ok(Err(error)) => {
+            return Err(Refusal::new(
+                "bad_request",
+                format!("the body is broken: {error}"),
+            ));
+        }
+        Err(_) => {
+            return Err(Refusal::new("timeout", "the body did not arrive in time"));
+        }
+    };
+    let (path, query) = (head.uri.path(), head.uri.query());
+    if segments(path) == ["v1", "history"] && head.method == Method::GET {
+        let query = history::query(query, peer)?;
+        let told = history::told(shared.scanner.journal(), query);
+        return shared.histories.run(shared.patience.answer, told).await;
+    }
+    let question = question(&head.method, path, query, &body, peer)?;
+    let scan = match question {
+        Question::Scan { max_age, reap } => Some((max_age, reap)),
+        _ => None,
+    };
+    let explained = match question {
+        Question::Explain { pid } => Some(pid),
+        _ => None,
+    };
+    let answer = ask(question, peer, shared).await;
+    let answer = answer.map_err(|refusal| unfollowed(refusal, explained))?;
+    match (answer, scan) {
+        (Answer::Scan(rows, watched), Some((max_age, reap))) => {
+            let look = Look {
+                scanner: shared.scanner.clone(),
+                watched,
+                peer,
+                max_age,
+            };
+            scanned(rows, look, reap, shared).await
+        }
+        (answer, _) => put(answer, Arc::clone(&shared.clock)).await,
+    }
+}
+
+/// Does what takes time away from the thread that takes connections.
+async fn off_thread(
+    work: impl FnOnce() -> Answered<Vec<u8>> + Send + 'static,
+) -> Answered<Vec<u8>> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| {
+        let what = "the answer could not be put into words; this is a bug";
+        Err(Refusal::new("failed", what))
+    })
+}
+
+/// Hands a question to the engine and waits for what it says.
+async fn ask(question: Question, peer: Peer, shared: &Shared) -> Answered<Answer> {
+    let stopping = || Refusal::new("busy", "the service is stopping");
+    let exchange = async {
+        let (answer, answered) = oneshot::channel();
+        let ask = Ask {
+            peer,
+            question,
+            answer,
+        };
+        shared
+            .scanner
+            .asks()
+            .send(ask)
+            .await
+            .map_err(|_| stopping())?;
+        answered.await.map_err(|_| stopping())
+    };
+    match timeout(shared.patience.answer, exchange).await {
+        Ok(Ok(Answer::Refused(refusal))) => Err(refusal),
+        Ok(answered) => answered,
+        Err(_) => {
+            let seconds = shared.patience.answer.as_secs_f32();
+            let what = format!("no answer within {seconds} s: the service is busy; try again");
+            Err(Refusal::new("timeout", what))
+        }
+    }
+}
+
+/// What there is to say of a process that lives though the engine knows nothing of it.
+fn unfollowed(refusal: Refusal, explained: Option<u32>) -> Refusal {
+    let lives = |pid: &u32| matches!(Target::read(*pid), Ok(Some(_)));
+    match explained.filter(lives) {
+        Some(pid) if refusal.error == "not_found" => {
+            let what = format!(
+                "process {pid} is no concern of this service: a thread of the kernel, or outside of what it was told to watch; it is never signalled"
+            );
+            Refusal::new("not_found", what)
+        }
+        _ => refusal,
+    }
+}
+
+/// Puts an answer into words, away from the thread that takes connections: it looks at /proc.
+async fn put(answer: Answer, clock: Arc<crate::export::Clock>) -> Answered<Vec<u8>> {
+    let words = move || match answer {
+        Answer::Status {
+            status,
+            began,
+            members,
+        } => Ok(to_json(&show::status(*status, began, &members, &clock))),
+        Answer::Tree(branches) => Ok(to_json(&show::tree(branches))),
+        Answer::Explain(story) => Ok(to_json(&show::explanation(*story))),
+        Answer::Agents(agents) => Ok(to_json(&show::agents(agents))),
+        Answer::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
+        Answer::Keep(done) => Ok(to_json(&done)),
+        Answer::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
+        Answer::Reload(Err(message)) => Err(Refusal::new("conflict", message)),
+        Answer::Refused(refusal) => Err(refusal),
+        Answer::Scan(..) | Answer::Watched(_) | Answer::Told => {
+            let what = "that was not asked; this is a bug";
+            Err(Refusal::new("failed", what))
+        }
+    };
+    off_thread(words).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_where_there_is_no_room_is_whole() {
+        let said = busy();
+        let (head, body) = said.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.contains(&format!("content-length: {}", body.len())),
+            "{head}"
+        );
+    }
+}

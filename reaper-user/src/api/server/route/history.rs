@@ -1,0 +1,68 @@
+//! `GET /v1/history`: what the journal says.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use super::Answered;
+use super::question::Query;
+use crate::api::peer::Peer;
+use crate::api::{History, Refusal};
+use crate::export::to_json;
+use crate::journal::history::{self, HistoryError};
+
+/// Bytes of a history, as JSON; of more the oldest is left out.
+const HISTORY_MAX: usize = 8 << 20;
+
+/// Of whom sessions are asked for; others than root are told of their own.
+pub(super) fn query(query: Option<&str>, peer: Peer) -> Answered<history::Query> {
+    let mut query = Query::read(query)?;
+    let since = query.seconds("since_s")?.map(|since| {
+        let since = Timestamp::now().checked_sub(since);
+        since.map_err(|_| Refusal::new("bad_request", "since_s is longer than time is counted"))
+    });
+    let asked = history::Query {
+        since: since.transpose()?,
+        agent: query.take("agent"),
+        session: query.take("session"),
+        uid: (!peer.is_root()).then_some(peer.uid),
+    };
+    query.finish()?;
+    Ok(asked)
+}
+
+/// What the journal says.
+pub(super) fn told(
+    journal: Option<&Path>,
+    query: history::Query,
+) -> impl FnOnce() -> Answered<Vec<u8>> + Send + 'static {
+    let journal = journal.map(Path::to_owned);
+    move || {
+        let none = || Refusal::new("not_found", "this service keeps no journal");
+        let journal = journal.ok_or_else(none)?;
+        let mut kept = VecDeque::new();
+        let (mut bytes, mut left_out) = (0, 0);
+        let read = history::read(&journal, &query, |session| {
+            let size = to_json(&session).len();
+            bytes += size;
+            kept.push_back((size, session));
+            while bytes > HISTORY_MAX
+                && let Some((size, _)) = kept.pop_front()
+            {
+                bytes -= size;
+                left_out += 1;
+            }
+            Ok(())
+        });
+        read.map_err(|error| {
+            let word = match error {
+                HistoryError::Missing(_) => "not_found",
+                _ => "failed",
+            };
+            Refusal::new(word, error.to_string())
+        })?;
+        let sessions = kept.into_iter().map(|(_, session)| session).collect();
+        Ok(to_json(&History { sessions, left_out }))
+    }
+}

@@ -1,0 +1,309 @@
+//! The engine's copies as they are shown: in words, with memory, without secrets.
+
+mod sentence;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde_json::Value;
+
+use super::ask::{Ancestor, Branches, Group, Kept, Name, Recognised, Row, Story};
+use super::{
+    Agent, Agents, Explanation, Finding, Forebear, Judged, Keep, Keeps, Leaf, Named, Process,
+    ScanReport, Session, Status, Tree,
+};
+use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
+use crate::model::facts::{Facts, Known};
+use crate::source::procfs::{Procfs, Zombie};
+use crate::sys;
+
+/// Bytes of a command line among others, and of one that is asked for.
+const SHORT: usize = 256;
+const LONG: usize = 8192;
+
+pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &Clock) -> Status {
+    // Without them the rest is still true.
+    let zombies = Procfs::default().zombies().unwrap_or_default();
+    let members: HashSet<&u32> = members.iter().collect();
+    let left = zombies
+        .iter()
+        .filter(|zombie| members.contains(&zombie.parent));
+    Status {
+        zombies: left.count() as u64,
+        since: clock.wall(began).strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        uptime_s: seconds_since(began),
+        ..status
+    }
+}
+
+pub(super) fn tree(branches: Branches) -> Tree {
+    let procfs = Procfs::default();
+    let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
+    // Without them a tree is still a tree.
+    for zombie in procfs.zombies().unwrap_or_default() {
+        zombies.entry(zombie.parent).or_default().push(zombie);
+    }
+    let group = |(session, rows): (Option<Group>, Vec<Row>)| super::Group {
+        session: session.map(|group| self::session(&group)),
+        processes: leaves(rows, &mut zombies, &procfs),
+    };
+    let groups = branches.groups.into_iter().map(group).collect();
+    Tree { groups }
+}
+
+/// Rows as they stand in a tree, each with the zombies that it does not wait for.
+fn leaves(
+    mut rows: Vec<Row>,
+    zombies: &mut HashMap<u32, Vec<Zombie>>,
+    procfs: &Procfs,
+) -> Vec<Leaf> {
+    rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
+    let listed: HashSet<_> = rows.iter().map(|row| row.key).collect();
+    let mut children: HashMap<_, Vec<usize>> = HashMap::new();
+    for (at, row) in rows.iter().enumerate() {
+        let parent = row.parent.filter(|parent| listed.contains(parent));
+        children.entry(parent).or_default().push(at);
+    }
+    let mut leaves = Vec::with_capacity(rows.len());
+    // The last one is next.
+    let mut stack: Vec<(usize, usize)> = Vec::new();
+    let push = |stack: &mut Vec<_>, below: Option<Vec<usize>>, depth| {
+        stack.extend(below.into_iter().flatten().rev().map(|at| (at, depth)));
+    };
+    push(&mut stack, children.remove(&None), 0);
+    while let Some((at, depth)) = stack.pop() {
+        let row = &rows[at];
+        leaves.push(Leaf {
+            depth,
+            process: process(row, SHORT, procfs),
+        });
+        let dead = zombies.remove(&row.key.pid).unwrap_or_default();
+        leaves.extend(dead.into_iter().map(|zombie| Leaf {
+            depth: depth + 1,
+            process: undead(zombie),
+        }));
+        push(&mut stack, children.remove(&Some(row.key)), depth + 1);
+    }
+    leaves
+}
+
+fn undead(zombie: Zombie) -> Process {
+    Process {
+        pid: zombie.key.pid,
+        start_ns: zombie.key.start,
+        parent_pid: Some(zombie.parent),
+        command: format!("[{}]", String::from_utf8_lossy(&zombie.comm)),
+        uid: zombie.uid,
+        age_s: seconds_since(zombie.key.start),
+        zombie: true,
+        ..Process::default()
+    }
+}
+
+pub(super) fn explanation(story: Story) -> Explanation {
+    Explanation {
+        why: sentence::why(&story),
+        next: sentence::next(&story),
+        process: process(&story.row, LONG, &Procfs::default()),
+        lineage: story.lineage.iter().map(forebear).collect(),
+        adopter: story.adopter.as_ref().map(named),
+        session: story.session.as_ref().map(session),
+        facts: facts(&story),
+    }
+}
+
+fn forebear(ancestor: &Ancestor) -> Forebear {
+    let command = match &ancestor.image {
+        Some(image) if ancestor.visible => command_line(image, SHORT),
+        Some(image) => format!("[{}]", String::from_utf8_lossy(&image.comm)),
+        None => String::new(),
+    };
+    Forebear {
+        pid: ancestor.key.pid,
+        start_ns: ancestor.key.start,
+        command,
+        alive: ancestor.alive,
+        ended: ancestor.ended.map(ended),
+        agent: ancestor.agent.as_deref().map(str::to_owned),
+        boundary: ancestor.boundary.as_deref().map(str::to_owned),
+        adopter: ancestor.adopter.as_ref().map(named),
+    }
+}
+
+fn named(name: &Name) -> Named {
+    Named {
+        pid: name.pid,
+        name: String::from_utf8_lossy(&name.comm).into_owned(),
+    }
+}
+
+fn facts(story: &Story) -> BTreeMap<String, Value> {
+    let Facts {
+        marks,
+        unit,
+        listening,
+        cpu,
+        session,
+        input,
+    } = &story.facts;
+    let mut facts = BTreeMap::new();
+    let mut put = |name: &str, known: Known<Value>| {
+        let value = match known {
+            Known::Unasked => return,
+            Known::Unreadable => "unreadable".into(),
+            Known::Is(value) => value,
+        };
+        facts.insert(name.to_owned(), value);
+    };
+    put("keep_mark", map(marks, |marks| (marks & 1 != 0).into()));
+    put("unit", map(unit, |unit| (**unit).into()));
+    put("listening", map(listening, |is| (*is).into()));
+    put("cpu_percent", map(cpu, |cpu| (*cpu).into()));
+    put("sid", map(session, |now| now.sid.into()));
+    let tty = match session {
+        Known::Is(now) => now.tty,
+        _ => story.row.image.tty,
+    };
+    put("terminal", Known::Is((tty != 0).into()));
+    put("terminal_input", map(input, |is| (*is).into()));
+    facts
+}
+
+fn map<T>(known: &Known<T>, value: impl FnOnce(&T) -> Value) -> Known<Value> {
+    match known {
+        Known::Unasked => Known::Unasked,
+        Known::Unreadable => Known::Unreadable,
+        Known::Is(known) => Known::Is(value(known)),
+    }
+}
+
+pub(super) fn agents(agents: Vec<Recognised>) -> Agents {
+    let agent = |recognised: Recognised| Agent {
+        name: recognised.name.to_string(),
+        matches: recognised.matches,
+        sessions: recognised.sessions.iter().map(session).collect(),
+    };
+    let agents = agents.into_iter().map(agent).collect();
+    Agents { agents }
+}
+
+pub(super) fn keeps(mut keeps: Vec<Kept>) -> Keeps {
+    keeps.sort_unstable_by_key(|kept| (kept.row.key.start, kept.row.key.pid));
+    let procfs = Procfs::default();
+    let keep = |kept: Kept| Keep {
+        process: process(&kept.row, SHORT, &procfs),
+        by_uid: kept.by,
+        for_s: kept.until.map(seconds_until),
+        tree: kept.tree,
+    };
+    let keeps = keeps.into_iter().map(keep).collect();
+    Keeps { keeps }
+}
+
+/// Of members, those that were left behind.
+pub(super) fn scan(mut rows: Vec<Row>) -> ScanReport {
+    rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
+    let procfs = Procfs::default();
+    let mut report = ScanReport::by("service");
+    for row in &rows {
+        let (Some(judged), Some(session)) = (&row.judged, &row.session) else {
+            continue;
+        };
+        // Nothing was left behind there.
+        if judged.reason == "root_alive" {
+            continue;
+        }
+        let finding = finding(row, session, &procfs);
+        if finding.verdict == "reap" {
+            report.found.push(finding);
+        } else {
+            report.spared.push(finding);
+        }
+    }
+    report
+}
+
+fn finding(row: &Row, session: &SessionRef, procfs: &Procfs) -> Finding {
+    let process = process(row, SHORT, procfs);
+    let judged = process.decision.unwrap_or_default();
+    let rule = judged.rule.as_ref().map(|rule| format!(" ({rule})"));
+    let time = judged.for_s.map(|s| format!(", {s} s left"));
+    let why = match judged.verdict.as_str() {
+        "reap" => "the service reaps it",
+        "wait" => "waits",
+        _ => "kept",
+    };
+    let (rule, time) = (rule.unwrap_or_default(), time.unwrap_or_default());
+    Finding {
+        pid: process.pid,
+        start_ns: process.start_ns,
+        parent_pid: process.parent_pid,
+        head_pid: session.first_root.pid,
+        uid: process.uid,
+        command: process.command,
+        agent: session.agent.to_string(),
+        session: process.session,
+        why: format!("{why}: {}{rule}{time}", judged.reason),
+        verdict: judged.verdict,
+        reason: judged.reason,
+        rule: judged.rule,
+        age_s: process.age_s,
+        rss: process.rss,
+        ..Finding::default()
+    }
+}
+
+fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
+    let judged = row.judged.as_ref().map(|judged| Judged {
+        verdict: judged.verdict.into(),
+        reason: judged.reason.into(),
+        rule: judged.rule.as_deref().map(str::to_owned),
+        for_s: judged.until.map(seconds_until),
+    });
+    let session = row.session.as_ref();
+    Process {
+        pid: row.key.pid,
+        start_ns: row.key.start,
+        parent_pid: row.parent.map(|parent| parent.pid),
+        command: command_line(&row.image, longest),
+        uid: row.uids.effective,
+        age_s: seconds_since(row.key.start),
+        rss: procfs.rss_of(row.key),
+        session: session.map(|session| SessionId(session).to_string()),
+        agent: session.map(|session| session.agent.to_string()),
+        root: row.root,
+        detached: session.is_some() && row.orphan && !row.due,
+        due: row.due,
+        zombie: false,
+        boundary: row.boundary.as_deref().map(str::to_owned),
+        decision: judged,
+    }
+}
+
+fn session(group: &Group) -> Session {
+    Session {
+        id: SessionId(&group.name).to_string(),
+        agent: group.name.agent.to_string(),
+        root_pid: group.root.pid,
+        age_s: seconds_since(group.opened),
+        members: group.members as u64,
+        kept: group.kept as u64,
+        outer: group
+            .outer
+            .as_ref()
+            .map(|outer| SessionId(outer).to_string()),
+        root_ended: group.gone.map(|(_, how)| ended(how)),
+        root_gone_s: group.gone.map(|(at, _)| seconds_since(at)),
+    }
+}
+
+/// Whole seconds since then, in ns since boot.
+fn seconds_since(boot_ns: u64) -> u64 {
+    sys::boot_time().saturating_sub(boot_ns) / 1_000_000_000
+}
+
+/// Seconds until then, on the monotonic clock; what has begun counts.
+fn seconds_until(ns: u64) -> u64 {
+    ns.saturating_sub(sys::monotonic()).div_ceil(1_000_000_000)
+}

@@ -1,0 +1,254 @@
+//! Why, and what comes next, each in plain sentences.
+
+use std::time::Duration;
+
+use super::{seconds_since, seconds_until};
+use crate::api::ask::{Group, Judged, Story, Stranger};
+use crate::export::ended;
+use crate::model::agent::Action;
+use crate::model::event::Ended;
+use crate::model::facts::Needs;
+
+/// The decision about a process, and its reason.
+pub(super) fn why(story: &Story) -> String {
+    if let Some(stranger) = &story.stranger {
+        return format!("None of reaper's business: {}.", foreign(stranger));
+    }
+    let Some(judged) = &story.row.judged else {
+        return "Nothing is decided about it.".into();
+    };
+    let verdict = match judged.verdict {
+        "reap" => "To be reaped",
+        "wait" if judged.reason == "unread" => "Not decided yet",
+        "wait" => "Kept for now",
+        "report" => "Kept and reported",
+        _ => "Kept",
+    };
+    let mut sentence = format!("{verdict}: {}", reason(story, judged));
+    if let Some(due) = due(story).filter(|_| judged.verdict != "reap") {
+        sentence += &format!(", though {due}");
+    }
+    sentence + "."
+}
+
+fn foreign(stranger: &Stranger) -> String {
+    match stranger {
+        Stranger::OutOfScope => "it is outside of what this service was told to watch".into(),
+        Stranger::KernelThread => "it is a thread of the kernel".into(),
+        Stranger::Boundary(rule) => format!(
+            "it is a boundary by the rule \"{rule}\", and what it runs belongs to no agent above it"
+        ),
+        Stranger::BelowBoundary(name, rule) => {
+            let comm = String::from_utf8_lossy(&name.comm);
+            let pid = name.pid;
+            format!("it descends from {comm} ({pid}), a boundary by the rule \"{rule}\"")
+        }
+        Stranger::NoAgent => "it descends from no agent that a rule recognises".into(),
+    }
+}
+
+fn reason(story: &Story, judged: &Judged) -> String {
+    let rule = judged.rule.as_deref();
+    let by = |what: &str| match rule {
+        Some(rule) => format!("{what} (rule \"{rule}\")"),
+        None => what.to_owned(),
+    };
+    let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
+    let due = || due(story).unwrap_or_else(|| "its agent is gone".into());
+    match judged.reason {
+        "root_gone" => by(&due()),
+        "born_while_due" => by(&format!("{}, and it was born after that", due())),
+        "detached" => format!(
+            "its parent has exited, but its agent {} lives",
+            agent(story)
+        ),
+        "root_alive" if story.row.root => format!("it is the agent {} itself", agent(story)),
+        "root_alive" => format!("its agent {} lives", agent(story)),
+        "keep_rule" => format!("{} says so", the_rule()),
+        "other_uid" => by("it runs as another user than its agent"),
+        "below_kept" => by("a process above it is kept"),
+        "above_kept" => by("a process below it is kept"),
+        "unreadable" => by("what it is cannot be read, and what is not known speaks for it"),
+        "lineage_unsure" => {
+            "it may come from a boundary: what was told of its makers was lost".into()
+        }
+        "inferred" => {
+            "nobody saw its birth, and only its ids say that it comes from the agent; no rule says that this is enough".into()
+        }
+        "keep_mark" => "REAPER_KEEP=1 is in its environment".into(),
+        "kept_by_user" => "a user has asked for that with `reaper keep`".into(),
+        "waiting" => format!("{} gives it time", the_rule()),
+        "report_rule" => format!("{} wants somebody to have a look at it", the_rule()),
+        "reap_rule" => format!("{} says so, though its agent lives", the_rule()),
+        "unread" => format!("{} is being read", wanted(judged.needs)),
+        "never_pid1" => "it is the init of all, which is never signalled".into(),
+        "never_kernel_thread" => "it is a thread of the kernel".into(),
+        "never_self" => "it is this service, or one of those above it".into(),
+        other => by(other),
+    }
+}
+
+/// What will happen, and when.
+pub(super) fn next(story: &Story) -> String {
+    let Some(judged) = story
+        .row
+        .judged
+        .as_ref()
+        .filter(|_| story.stranger.is_none())
+    else {
+        let may_be_left = story.unwatched && story.stranger == Some(Stranger::NoAgent);
+        return if may_be_left {
+            "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.".into()
+        } else {
+            "Nothing: it is never signalled.".into()
+        };
+    };
+    let time = judged.until.map(|until| span(seconds_until(until)));
+    match (judged.verdict, time) {
+        ("reap", _) if story.gap => {
+            "Events are missing; once they have been made up for, it is decided anew.".into()
+        }
+        ("reap", _) => format!("Now: {}.", signals(story)),
+        ("wait", Some(time)) if story.due.is_some() => {
+            format!(
+                "In {time} that time is over, and it is {}.",
+                then(story, judged)
+            )
+        }
+        ("wait", Some(time)) => {
+            let then = then(story, judged);
+            let end = when_it_ends(story);
+            format!("In {time}, if what that rule asks for is so then, it is {then}. {end}")
+        }
+        ("wait", None) => "It is decided as soon as that is read; until then it is kept.".into(),
+        (_, Some(time)) if judged.reason == "kept_by_user" => {
+            format!("In {time} that is over, and it is decided anew.")
+        }
+        (_, Some(time)) => format!("In {time} it is decided anew."),
+        _ if story.due.is_some() => "Nothing, for as long as this holds.".into(),
+        _ if story.row.root => match story.session.as_ref().and_then(|own| own.outer.as_ref()) {
+            None => "Nothing while it lives; when it ends, what it leaves behind is due.".into(),
+            Some(outer) => format!(
+                "Nothing while it and {}, in which it runs, both live; when one of them ends, what that leaves behind is due.",
+                outer.agent
+            ),
+        },
+        _ => when_it_ends(story),
+    }
+}
+
+/// What becomes of a member once its agent ends, as far as that can be told.
+fn when_it_ends(story: &Story) -> String {
+    let agent = agent(story);
+    let (Some(killed), Some(done)) = (&story.if_killed, &story.if_done) else {
+        return format!("When {agent} ends, it is decided anew.");
+    };
+    let (killed, done) = (outlook(story, killed), outlook(story, done));
+    let first = format!("When {agent} ends, {killed}.");
+    if killed == done {
+        return first;
+    }
+    format!("{first} If that ends with status 0, {done}.")
+}
+
+/// What would become of a member by such a decision.
+fn outlook(story: &Story, judged: &Judged) -> String {
+    let rule = judged.rule.as_ref();
+    let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));
+    match (judged.verdict, judged.until) {
+        ("reap", _) => format!("it is {}", reaped(story)),
+        ("wait", None) => match rule {
+            Some(rule) => format!(
+                "it depends on the rule \"{rule}\", which asks for this: {}",
+                wanted(judged.needs)
+            ),
+            None => format!("it depends on this: {}", wanted(judged.needs)),
+        },
+        ("wait", Some(until)) => {
+            let time = span(seconds_until(until));
+            format!("it is {} {time} after that{by}", done(judged))
+        }
+        _ => format!("it is kept: {}", reason(story, judged)),
+    }
+}
+
+/// What a rule does, when its time has come.
+fn done(judged: &Judged) -> &'static str {
+    match judged.action {
+        Some(Action::Report) => "reported",
+        Some(Action::Keep) => "kept",
+        _ => "reaped",
+    }
+}
+
+fn then(story: &Story, judged: &Judged) -> String {
+    match done(judged) {
+        "reaped" => reaped(story),
+        "reported" => "kept and reported".into(),
+        other => format!("{other} by that rule"),
+    }
+}
+
+fn reaped(story: &Story) -> String {
+    format!("reaped: {}", signals(story))
+}
+
+fn signals(story: &Story) -> String {
+    if !story.enforce {
+        return "nothing is signalled, as this service only observes".into();
+    }
+    let grace = humantime::format_duration(story.grace);
+    format!("SIGTERM, and SIGKILL {grace} later")
+}
+
+/// What has to be read.
+fn wanted(needs: Needs) -> String {
+    let all = [
+        (Needs::LISTENING, "whether it listens on a port"),
+        (Needs::CPU, "how busy it is"),
+        (Needs::UNIT, "its systemd unit"),
+        (Needs::SESSION, "its terminal and session"),
+        (Needs::MARKS, "its environment"),
+    ];
+    let wanted = all.into_iter().filter(|(need, _)| needs.has(*need));
+    let wanted: Vec<&str> = wanted.map(|(_, what)| what).collect();
+    match wanted.split_last() {
+        None => "what a rule asks for".into(),
+        Some((last, [])) => (*last).into(),
+        Some((last, before)) => format!("{} and {last}", before.join(", ")),
+    }
+}
+
+/// The root of its session.
+fn agent(story: &Story) -> String {
+    story
+        .session
+        .as_ref()
+        .map_or_else(|| "the agent".into(), root)
+}
+
+fn root(group: &Group) -> String {
+    format!("{} ({})", group.name.agent, group.root.pid)
+}
+
+/// That its agent is gone, how and since when.
+fn due(story: &Story) -> Option<String> {
+    let (group, at, how) = story.due.as_ref()?;
+    let since = span(seconds_since(*at));
+    let how = match how {
+        Ended::Exited(code) => format!("ended {since} ago with status {code}"),
+        Ended::Signalled { .. } => format!("was ended by {} {since} ago", ended(*how)),
+        Ended::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
+    };
+    Some(format!("its agent {} {how}", root(group)))
+}
+
+/// A time in its two largest units.
+fn span(seconds: u64) -> String {
+    let coarse = match seconds {
+        s if s >= 86_400 => s - s % 3600,
+        s if s >= 3600 => s - s % 60,
+        s => s,
+    };
+    humantime::format_duration(Duration::from_secs(coarse)).to_string()
+}

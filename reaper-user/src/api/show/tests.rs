@@ -1,0 +1,335 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::api::ask::{self, Stranger};
+use crate::export::SessionRef;
+use crate::model::agent::Action;
+use crate::model::event::{Ended, Image, Key, Uids};
+use crate::model::facts::{Needs, SessionNow};
+
+/// Pids that no process has.
+const BASE: u32 = 1 << 30;
+
+fn key(n: u32) -> Key {
+    let start = u64::from(n) * 1_000_000_000;
+    Key {
+        pid: BASE + n,
+        start,
+    }
+}
+
+fn row(n: u32, parent: Option<u32>) -> Row {
+    let image = Image {
+        comm: format!("p{n}").into(),
+        argv: format!("p{n}\0--token\0secret\0").into(),
+        ..Image::default()
+    };
+    Row {
+        key: key(n),
+        parent: parent.map(key),
+        image: Arc::new(image),
+        uids: Uids::default(),
+        session: None,
+        root: false,
+        orphan: false,
+        due: false,
+        boundary: None,
+        judged: None,
+    }
+}
+
+fn drawn(rows: Vec<Row>, zombies: Vec<Zombie>) -> Vec<(u32, usize, bool)> {
+    let mut by_parent: HashMap<u32, Vec<Zombie>> = HashMap::new();
+    for zombie in zombies {
+        by_parent.entry(zombie.parent).or_default().push(zombie);
+    }
+    let leaves = leaves(rows, &mut by_parent, &Procfs::default());
+    let drawn = leaves.iter().map(|leaf| {
+        let process = &leaf.process;
+        (process.pid - BASE, leaf.depth, process.zombie)
+    });
+    drawn.collect()
+}
+
+#[test]
+fn a_tree_is_in_order_with_its_zombies() {
+    let rows = vec![
+        row(9, Some(2)),
+        row(3, Some(1)),
+        row(2, Some(1)),
+        // Its parent is not listed.
+        row(7, Some(100)),
+        row(1, None),
+    ];
+    let zombie = Zombie {
+        key: key(5),
+        parent: BASE + 2,
+        comm: b"dead".to_vec(),
+        uid: 0,
+    };
+    let expected = [
+        (1, 0, false),
+        (2, 1, false),
+        (5, 2, true),
+        (9, 2, false),
+        (3, 1, false),
+        (7, 0, false),
+    ];
+    assert_eq!(drawn(rows, vec![zombie]), expected);
+}
+
+#[test]
+fn a_deep_tree_is_no_trouble() {
+    let deep = 20_000;
+    let rows = (1..=deep).map(|n| row(n, Some(n - 1))).collect();
+    let drawn = drawn(rows, Vec::new());
+    assert_eq!(drawn.last(), Some(&(deep, deep as usize - 1, false)));
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let shown = process(&row(1, None), SHORT, &Procfs::default());
+    assert_eq!(shown.command, "p1 --token [redacted]");
+    assert_eq!((shown.rss, shown.decision), (None, None));
+}
+
+#[test]
+fn a_scan_tells_apart_what_is_found() {
+    let session = SessionRef {
+        agent: "claude-code".into(),
+        first_root: key(1),
+    };
+    let judged = |n, verdict, reason| Row {
+        session: Some(session.clone()),
+        judged: Some(ask::Judged {
+            verdict,
+            reason,
+            rule: None,
+            until: None,
+            action: None,
+            needs: Needs::NONE,
+        }),
+        ..row(n, None)
+    };
+    let report = scan(vec![
+        judged(3, "wait", "waiting"),
+        judged(2, "reap", "root_gone"),
+        judged(1, "keep", "root_alive"),
+        judged(4, "keep", "detached"),
+    ]);
+    let pids = |list: &[Finding]| list.iter().map(|f| f.pid - BASE).collect::<Vec<_>>();
+    assert_eq!(
+        (pids(&report.found), pids(&report.spared)),
+        (vec![2], vec![3, 4])
+    );
+}
+
+fn story(verdict: &'static str, reason: &'static str) -> Story {
+    let name = SessionRef {
+        agent: "claude-code".into(),
+        first_root: key(1),
+    };
+    let group = Group {
+        kept: 0,
+        name: name.clone(),
+        root: Key { pid: 42, start: 1 },
+        opened: 0,
+        members: 2,
+        outer: None,
+        gone: None,
+    };
+    let judged = ask::Judged {
+        verdict,
+        reason,
+        rule: None,
+        until: None,
+        action: None,
+        needs: Needs::NONE,
+    };
+    Story {
+        row: Row {
+            session: Some(name),
+            judged: Some(judged),
+            ..row(2, Some(1))
+        },
+        lineage: Vec::new(),
+        adopter: None,
+        session: Some(group),
+        due: None,
+        if_killed: None,
+        if_done: None,
+        stranger: None,
+        facts: Facts::default(),
+        enforce: true,
+        grace: Duration::from_secs(5),
+        gap: false,
+        unwatched: false,
+    }
+}
+
+fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> Story {
+    let mut story = story(verdict, reason);
+    let killed = Ended::Signalled {
+        signal: 9,
+        core: false,
+    };
+    let group = story.session.clone().unwrap();
+    story.due = Some((group, sys::boot_time(), killed));
+    story.row.due = true;
+    story.row.judged.as_mut().unwrap().rule = rule.map(Into::into);
+    story
+}
+
+fn judged(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> ask::Judged {
+    ask::Judged {
+        verdict,
+        reason,
+        rule: rule.map(Into::into),
+        until: None,
+        action: None,
+        needs: Needs::NONE,
+    }
+}
+
+/// A member of a living agent, and what would be decided once that is killed, or done.
+fn alive(reason: &'static str, if_killed: ask::Judged, if_done: ask::Judged) -> Story {
+    Story {
+        if_killed: Some(if_killed),
+        if_done: Some(if_done),
+        ..story("keep", reason)
+    }
+}
+
+fn waiting(story: &mut Story) {
+    let judged = story.row.judged.as_mut().unwrap();
+    judged.until = Some(sys::monotonic() + 600_000_000_000);
+    judged.action = Some(Action::Reap);
+}
+
+#[test]
+fn decisions_are_told_in_a_sentence() {
+    let mut given_time = due("wait", "waiting", Some("asked-for-servers"));
+    waiting(&mut given_time);
+    let mut spinning = story("wait", "waiting");
+    spinning.row.judged.as_mut().unwrap().rule = Some("busy-loops".into());
+    waiting(&mut spinning);
+    let stranger = |stranger| Story {
+        stranger: Some(stranger),
+        ..story("keep", "not_a_member")
+    };
+    let tmux = Name {
+        pid: 7,
+        comm: b"tmux".to_vec(),
+    };
+    let reaped = || judged("reap", "root_gone", None);
+    let server = ask::Judged {
+        until: Some(sys::monotonic() + 600_000_000_000),
+        action: Some(Action::Reap),
+        ..judged("wait", "waiting", Some("asked-for-servers"))
+    };
+    let unread = ask::Judged {
+        needs: Needs::LISTENING,
+        ..judged("wait", "unread", Some("asked-for-servers"))
+    };
+    let by_rule = || judged("keep", "keep_rule", Some("gradle"));
+    for (story, why, next) in [
+        (
+            alive("root_alive", reaped(), reaped()),
+            "Kept: its agent claude-code (42) lives.",
+            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later.",
+        ),
+        (
+            alive("detached", reaped(), server),
+            "Kept: its parent has exited, but its agent claude-code (42) lives.",
+            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later. If that ends with status 0, it is \
+             reaped 10m after that, by the rule \"asked-for-servers\".",
+        ),
+        (
+            alive("root_alive", reaped(), unread),
+            "Kept: its agent claude-code (42) lives.",
+            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later. If that ends with status 0, it \
+             depends on the rule \"asked-for-servers\", which asks for this: whether it listens on a port.",
+        ),
+        (
+            alive("root_alive", by_rule(), by_rule()),
+            "Kept: its agent claude-code (42) lives.",
+            "When claude-code (42) ends, it is kept: the rule \"gradle\" says so.",
+        ),
+        (
+            due("reap", "root_gone", None),
+            "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
+            "Now: SIGTERM, and SIGKILL 5s later.",
+        ),
+        (
+            Story {
+                enforce: false,
+                ..due("reap", "root_gone", None)
+            },
+            "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
+            "Now: nothing is signalled, as this service only observes.",
+        ),
+        (
+            due("keep", "keep_rule", Some("gradle")),
+            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was ended by SIGKILL 0s ago.",
+            "Nothing, for as long as this holds.",
+        ),
+        (
+            due("keep", "other_uid", Some("other-uid")),
+            "Kept: it runs as another user than its agent (rule \"other-uid\"), though its agent claude-code (42) was \
+             ended by SIGKILL 0s ago.",
+            "Nothing, for as long as this holds.",
+        ),
+        (
+            given_time,
+            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (42) was ended by \
+             SIGKILL 0s ago.",
+            "In 10m that time is over, and it is reaped: SIGTERM, and SIGKILL 5s later.",
+        ),
+        (
+            spinning,
+            "Kept for now: the rule \"busy-loops\" gives it time.",
+            "In 10m, if what that rule asks for is so then, it is reaped: SIGTERM, and SIGKILL 5s later. When claude-code (42) ends, it is decided anew.",
+        ),
+        (
+            stranger(Stranger::NoAgent),
+            "None of reaper's business: it descends from no agent that a rule recognises.",
+            "Nothing: it is never signalled.",
+        ),
+        (
+            Story {
+                unwatched: true,
+                ..stranger(Stranger::NoAgent)
+            },
+            "None of reaper's business: it descends from no agent that a rule recognises.",
+            "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.",
+        ),
+        (
+            stranger(Stranger::BelowBoundary(tmux, "tmux".into())),
+            "None of reaper's business: it descends from tmux (7), a boundary by the rule \"tmux\".",
+            "Nothing: it is never signalled.",
+        ),
+    ] {
+        let told = explanation(story);
+        assert_eq!((&*told.why, &*told.next), (why, next));
+    }
+}
+
+#[test]
+fn facts_say_what_is_known_and_what_could_not_be_read() {
+    let mut story = story("keep", "root_alive");
+    story.facts = Facts {
+        marks: Known::Is(1),
+        unit: Known::Unreadable,
+        listening: Known::Is(false),
+        cpu: Known::Unasked,
+        session: Known::Is(SessionNow { sid: 9, tty: 0 }),
+        input: Known::Is(false),
+    };
+    let facts = serde_json::to_value(facts(&story)).unwrap();
+    let expected = serde_json::json!({
+        "keep_mark": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
+        "terminal_input": false,
+    });
+    assert_eq!(facts, expected);
+}

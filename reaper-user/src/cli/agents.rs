@@ -1,0 +1,50 @@
+//! `reaper agents`
+
+use std::fmt::Write;
+
+use super::client::{BOLD, DIM, client, print, span};
+use super::show::{NAME_MAX, count, fit, width, wrap};
+use super::{Asking, Failure};
+use crate::api::{Agents, Session};
+use crate::export::printable;
+
+/// Characters of what a rule matches, where there is room.
+const MATCH_MAX: usize = 1000;
+
+pub(super) fn run(asking: &Asking) -> Result<(), Failure> {
+    let said = client(asking).get("/v1/agents")?;
+    print(asking, &said, |agents: Agents| table(&agents, width()))
+}
+
+fn table(agents: &Agents, width: Option<usize>) -> String {
+    let mut out = String::new();
+    for agent in &agents.agents {
+        let open = match agent.sessions.len() {
+            0 => String::new(),
+            n => format!(": {}", count(n as u64, "session", "sessions")),
+        };
+        let name = printable(&agent.name, NAME_MAX);
+        let _ = writeln!(out, "{BOLD}{name}{BOLD:#}{open}");
+        for session in &agent.sessions {
+            out += &wrap(&printable(&line(session), 4 * NAME_MAX), 4, width);
+        }
+        for alternative in &agent.matches {
+            let alternative = fit(alternative, 4, MATCH_MAX, width);
+            let _ = writeln!(out, "    {DIM}{alternative}{DIM:#}");
+        }
+    }
+    out
+}
+
+fn line(session: &Session) -> String {
+    let members = count(session.members, "process", "processes");
+    let (pid, id) = (session.root_pid, &session.id);
+    let state = match &session.root_ended {
+        None => format!("for {}", span(session.age_s)),
+        Some(how) => {
+            let since = span(session.root_gone_s.unwrap_or_default());
+            format!("gone for {since} ({how})")
+        }
+    };
+    format!("{pid}, {state}: {members}; session {id}")
+}

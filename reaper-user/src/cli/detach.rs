@@ -1,0 +1,63 @@
+//! `reaper detach`.
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use anyhow::anyhow;
+use serde::Serialize;
+
+use super::{DetachArgs, Failure, absolute, load};
+use crate::source::ebpf::pins::{self, PinError, Removed};
+
+/// What was done, for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    pin_dir: &'a Path,
+    scopes: &'a [String],
+    entries: usize,
+}
+
+pub(super) fn run(args: DetachArgs) -> Result<(), Failure> {
+    let config = load(args.config.as_deref())?;
+    let directory = match &args.pin_dir {
+        Some(directory) => absolute("--pin-dir", directory)?,
+        None => config.pin_dir,
+    };
+    let removed = pins::remove(&directory)?;
+    let mut out = anstream::stdout();
+    let written = if args.json {
+        let report = Report {
+            pin_dir: &directory,
+            scopes: &removed.scopes,
+            entries: removed.entries,
+        };
+        serde_json::to_string(&report)
+            .map_err(Into::into)
+            .and_then(|line| writeln!(out, "{line}"))
+    } else {
+        writeln!(out, "{}", sentence(&directory, &removed))
+    };
+    written.map_err(|error| Failure::Other(error.into()))
+}
+
+impl From<PinError> for Failure {
+    fn from(error: PinError) -> Failure {
+        match error {
+            PinError::Held { .. } => Failure::Locked(error.to_string()),
+            PinError::NotBpffs { .. } => Failure::Usage(error.to_string()),
+            PinError::Io { ref source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                Failure::Other(anyhow!("{error}; run it as root"))
+            }
+            PinError::Foreign { .. } | PinError::Io { .. } => Failure::Other(error.into()),
+        }
+    }
+}
+
+fn sentence(directory: &Path, removed: &Removed) -> String {
+    let directory = directory.display();
+    if removed.scopes.is_empty() && removed.entries == 0 {
+        return format!("nothing is pinned in {directory}");
+    }
+    let (entries, scopes) = (removed.entries, removed.scopes.join(", "));
+    format!("removed from {directory}: {entries} pins of {scopes}")
+}

@@ -1,0 +1,110 @@
+//! `reaper keep` and `reaper unkeep`.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::client::{BOLD, DIM, client, print, span};
+use super::show::{count, fit, user, width};
+use super::{Asking, Failure, KeepArgs};
+use crate::api::{KEEP_MAX_S, KeepDone, KeepOrder, Keeps};
+
+/// Characters before the command in the list, and of that where there is room.
+const BEFORE: usize = 39;
+const COMMAND_MAX: usize = 256;
+
+pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
+    let (asking, client) = (&args.asking, client(&args.asking));
+    let Some(pid) = args.pid.filter(|_| !args.list) else {
+        let said = client.get("/v1/keeps")?;
+        return print(asking, &said, |keeps: Keeps| table(&keeps, width()));
+    };
+    // Rather a little longer than asked for.
+    let for_s = args
+        .lasts
+        .map(|lasts| lasts.as_secs() + u64::from(lasts.subsec_nanos() > 0));
+    let order = KeepOrder {
+        pid,
+        for_s,
+        tree: args.tree,
+    };
+    let said = client.post("/v1/keeps", &order)?;
+    print(asking, &said, |done: KeepDone| {
+        let time = for_s.map_or_else(|| "until it ends".into(), |s| format!("for {}", span(s)));
+        let lasts = if done.durable {
+            ""
+        } else {
+            "; the service has no journal, and forgets it when it is started anew"
+        };
+        format!("kept {time}: {}{lasts}\n", processes(&done))
+    })
+}
+
+/// `reaper unkeep`
+pub(super) fn undo(pid: u32, asking: &Asking) -> Result<(), Failure> {
+    let said = client(asking).delete(&format!("/v1/keeps/{pid}"))?;
+    print(asking, &said, |done: KeepDone| {
+        format!("no longer kept: {}\n", processes(&done))
+    })
+}
+
+/// How long a keep lasts: at least a second, and no longer than the service takes for a time.
+pub(super) fn lasts(text: &str) -> Result<Duration, String> {
+    let lasts = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if lasts.is_zero() || lasts > Duration::from_secs(KEEP_MAX_S) {
+        let what = "not from a second to ten years; without --for it is kept until it ends";
+        return Err(what.into());
+    }
+    Ok(lasts)
+}
+
+fn processes(done: &KeepDone) -> String {
+    match done.processes {
+        0 | 1 => format!("process {}", done.pid),
+        n => format!(
+            "process {} and {} below it",
+            done.pid,
+            count(n - 1, "process", "processes")
+        ),
+    }
+}
+
+fn table(keeps: &Keeps, width: Option<usize>) -> String {
+    if keeps.keeps.is_empty() {
+        return "nobody has asked to keep anything; `reaper keep PID` does\n".into();
+    }
+    let mut out = format!(
+        "{DIM}{:>8}  {:<16}  {:<9}  COMMAND{DIM:#}\n",
+        "PID", "STILL KEPT", "BY"
+    );
+    for keep in &keeps.keeps {
+        let time = keep.for_s.map_or_else(|| "until it ends".into(), span);
+        let tree = if keep.tree {
+            " [with all below it]"
+        } else {
+            ""
+        };
+        let taken = BEFORE + tree.len();
+        let command = fit(&keep.process.command, taken, COMMAND_MAX, width);
+        let (pid, by) = (keep.process.pid, user(keep.by_uid));
+        let _ = writeln!(
+            out,
+            "{BOLD}{pid:>8}{BOLD:#}  {time:<16}  {by:<9}  {command}{DIM}{tree}{DIM:#}"
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_a_service_takes() {
+        for good in ["1s", "2h", "30min", "500ms", "10years"] {
+            assert!(lasts(good).is_ok(), "{good}");
+        }
+        for bad in ["", "0s", "5", "-1h", "11years", "x"] {
+            assert!(lasts(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `reaper scan`: one look for what agents have left behind, the service's where one answers.
+
+mod heed;
+mod show;
+
+use std::io::Write;
+
+use anyhow::Context;
+use hashbrown::HashSet;
+
+use super::client::client;
+use super::{Asking, Failure, ScanArgs, load, scope};
+use crate::api::ScanReport;
+use crate::api::client::{ClientError, Said};
+use crate::export::to_json;
+use crate::model::Scope;
+use crate::reap::Times;
+use crate::source::procfs::ProcfsError;
+use crate::strays::{MAX_AGE, Terms, end, look};
+use crate::sys;
+use crate::sys::pidfd;
+use show::text;
+
+pub(super) const HELP: &str = "\
+Where a service answers, it is asked: it knows the lineage of all that began while it watched, and
+tells of its members, and of what is older than itself. Else, and with --config or --scope, there is
+only the process table, and the keeps in the journal. What nobody watched is ended only on strong evidence: its environment names
+an agent by pid (CLAUDE_PID, OPENCODE_PID, with another mark of that agent) that is gone, and it was
+orphaned; or it is the orphaned shell of a Claude tool, old enough; or it was recorded as a member of
+a session that is over; and no agent lives that may have started it. By itself a service asks for
+more: it ends what names an agent only if it has recorded a session of that agent. This list, and
+--reap, do not ask for that: look at the list before you order it. All that descends from such a process goes with it. A mark
+alone proves nothing, since a tmux server that was started inside of an agent hands it to every
+later pane: what is weaker is listed and left alone, and so is what may have come through sudo or su,
+and what might belong to a process that cannot be read. What a rule gives time (a server that listens:
+10 minutes) has it from when a service first found it; without one it is left alone.
+
+Never touched: this program and its ancestors, what a rule keeps or declares a boundary, what has
+REAPER_KEEP=1, what runs in a systemd unit of its own, and, unless you are root, other users'
+processes.
+
+Examples:
+  reaper scan                    what would be ended, what not, and why
+  reaper scan --reap             end it; of a service, only root may order that
+  reaper scan --json | jq '.found[].pid'
+
+Exit status:
+  0  nothing is left behind    1  something was found, or the look failed    2  wrong usage or config
+  4  --reap: a service is at work and was not asked";
+
+/// Gives the exit status.
+pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
+    if args.config.is_none() && args.scope.is_none() {
+        match ask(args) {
+            // Whoever named one wants that one asked.
+            Err(ClientError::NoService { .. }) if args.socket.is_none() => {}
+            Err(error) => return Err(error.into()),
+            Ok(said) => return print(&said.read()?, args),
+        }
+    }
+    print(&alone(args)?, args)
+}
+
+fn ask(args: &ScanArgs) -> Result<Said, ClientError> {
+    let asking = Asking {
+        socket: args.socket.clone(),
+        json: args.json,
+    };
+    let path = match args.max_age {
+        Some(age) => format!("/v1/scan?max_age_s={}", age.as_secs()),
+        None => "/v1/scan".into(),
+    };
+    let client = client(&asking);
+    if args.reap {
+        client.post(&path, &())
+    } else {
+        client.get(&path)
+    }
+}
+
+/// Without a service.
+fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
+    let config = load(args.config.as_deref())?;
+    if args.reap {
+        pidfd::probe().context("nothing can be ended")?;
+        heed::nobody_at_work(&config)?;
+    }
+    let kept = match heed::kept(&config) {
+        Ok(kept) => kept,
+        Err(error) if args.reap => {
+            let what =
+                "cannot tell what users want kept, so nothing was ended; repair it or move it away";
+            return Err(Failure::Refused(format!("{error:#}: {what}")));
+        }
+        Err(error) => {
+            tracing::warn!("what users want kept is not told apart: {error:#}");
+            Vec::new()
+        }
+    };
+    let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
+    // Pids that are told in an environment mean something in this namespace alone.
+    sys::pid_namespace_unless_first().context("cannot use /proc")?;
+    let terms = Terms {
+        rules: config.rules,
+        scope: scope.transpose()?.unwrap_or_else(Scope::default),
+        uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
+        max_age: args.max_age.unwrap_or(MAX_AGE),
+        kept,
+        by_order: true,
+        ..Terms::default()
+    };
+    let found = look(&terms, &HashSet::new()).map_err(failed)?;
+    let mut report = ScanReport::by("command");
+    report.add(&found.table, &found.strays);
+    if args.reap && !report.found.is_empty() {
+        let times = Times {
+            grace: config.grace,
+            stuck_after: config.stuck_after,
+        };
+        let done = end(&found, times, |held| look(&terms, held)).map_err(failed)?;
+        report.done(&done);
+    }
+    Ok(report)
+}
+
+fn failed(error: ProcfsError) -> Failure {
+    Failure::Other(error.into())
+}
+
+fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
+    let everybody = nix::unistd::geteuid().is_root();
+    let text = if args.json {
+        to_json(report)
+    } else {
+        text(report, args.reap, everybody).into_bytes()
+    };
+    let mut out = anstream::stdout().lock();
+    let written = out.write_all(&text).and_then(|()| out.flush());
+    written.map_err(|error| Failure::Other(error.into()))?;
+    Ok(u8::from(!report.found.is_empty()))
+}

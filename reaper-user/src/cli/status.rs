@@ -1,0 +1,102 @@
+//! `reaper status`
+
+use std::fmt::Write;
+
+use bytesize::ByteSize;
+
+use super::client::{BOLD, client, print, span};
+use super::show::count;
+use super::{Asking, Failure};
+use crate::api::Status;
+use crate::export::printable;
+
+pub(super) fn run(asking: &Asking) -> Result<(), Failure> {
+    print(asking, &client(asking).get("/v1/status")?, table)
+}
+
+fn table(status: Status) -> String {
+    let scope = match status.scope.as_slice() {
+        [] => "the whole host".to_owned(),
+        scope => scope.join(", "),
+    };
+    let mut rows = vec![
+        (
+            "service",
+            format!("reaper {}, pid {}", status.version, status.pid),
+        ),
+        ("mode", status.mode.clone()),
+        ("watches", format!("{scope}, through {}", status.source)),
+    ];
+    rows.extend(status.passed_over.iter().map(|why| ("", why.clone())));
+    rows.extend([
+        (
+            "since",
+            format!("{} ({})", status.since, span(status.uptime_s)),
+        ),
+        ("processes", format!("{} known", status.processes)),
+        (
+            "sessions",
+            format!(
+                "{} open, {} since the start",
+                status.sessions_open, status.sessions
+            ),
+        ),
+        (
+            "done",
+            format!(
+                "{} reaped, {} failed, {} signals",
+                status.reaped, status.failed, status.signals
+            ),
+        ),
+    ]);
+    if status.kept > 0 {
+        let kept = count(status.kept, "process", "processes");
+        let what = format!("{kept} whose agent is gone: `reaper tree` says why");
+        rows.push(("kept", what));
+    }
+    rows.push(("given back", given_back(&status)));
+    if status.zombies > 0 {
+        let what = format!(
+            "{}, not waited for by their parents: they hold no memory",
+            status.zombies
+        );
+        rows.push(("zombies", what));
+    }
+    if status.mode == "observe" {
+        let would = format!("{} processes", status.would_have_reaped);
+        rows.push(("would have reaped", would));
+    }
+    rows.push((
+        "events",
+        format!(
+            "{} read, {} lost, {} gaps",
+            status.events, status.lost, status.gaps
+        ),
+    ));
+    if let Some(gap) = &status.gap {
+        let what = format!("{gap}: nothing new is decided until it is made up for");
+        rows.push(("gap", what));
+    }
+    let pinned = status
+        .pinned
+        .unwrap_or_else(|| "no: tracking ends with the service".into());
+    rows.push(("pinned", pinned));
+    let mut out = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(out, "{BOLD}{name:<17}{BOLD:#}  {}", printable(&value, 500));
+    }
+    out
+}
+
+/// What those reaped had.
+fn given_back(status: &Status) -> String {
+    let swap = match status.swap {
+        0 => String::new(),
+        swap => format!(" and {} of swap", ByteSize::b(swap)),
+    };
+    let unread = match status.unread {
+        0 => String::new(),
+        unread => format!(", {unread} of them too quick to weigh"),
+    };
+    format!("{}{swap}{unread}", ByteSize::b(status.pss))
+}

@@ -1,0 +1,45 @@
+//! Where a user's own service has its files, by the XDG Base Directory Specification.
+
+use std::env;
+use std::path::PathBuf;
+
+use super::Failure;
+use crate::config::Config;
+use crate::sys::places::USER_RUNTIME;
+
+/// Where its lock and its socket are: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`); `None` where there is no such directory.
+pub(super) fn runtime_dir() -> Option<PathBuf> {
+    Some(absolute(USER_RUNTIME)?.join("reaper"))
+}
+
+/// Where its journal is: `$XDG_STATE_HOME/reaper`, by default `~/.local/state/reaper`.
+pub(super) fn state_dir() -> Option<PathBuf> {
+    let home = || Some(absolute("HOME")?.join(".local/state"));
+    Some(absolute("XDG_STATE_HOME").or_else(home)?.join("reaper"))
+}
+
+/// What a variable says, if that is of any use.
+fn absolute(variable: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(env::var_os(variable)?);
+    path.is_absolute().then_some(path)
+}
+
+/// Puts the files of a service where a user's are, unless the config says where they are.
+///
+/// # Errors
+/// There is no telling where a user's are.
+pub(super) fn place(config: &mut Config) -> Result<(), Failure> {
+    let built_in = Config::default();
+    let unknown = |what: &str, variable: &str| {
+        Failure::Usage(format!(
+            "--user: no directory for {what}: set {variable} to an absolute path"
+        ))
+    };
+    if config.runtime_dir == built_in.runtime_dir {
+        config.runtime_dir = runtime_dir().ok_or_else(|| unknown("the socket", USER_RUNTIME))?;
+    }
+    if config.journal_dir == built_in.journal_dir {
+        config.journal_dir = state_dir().ok_or_else(|| unknown("the journal", "HOME"))?;
+    }
+    Ok(())
+}

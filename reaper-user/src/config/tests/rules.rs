@@ -1,0 +1,315 @@
+use super::*;
+use crate::model::agent::{SessionIs, UidIs};
+
+fn named<'a>(config: &'a Config, name: &str) -> &'a crate::model::agent::Rule {
+    let mut rules = config.rules.rules().iter();
+    rules.find(|rule| &*rule.name == name).unwrap()
+}
+
+#[test]
+fn all_that_a_rule_can_say_is_read() {
+    let config = parse(
+        r#"
+        [[rule]]
+        name = "all"
+        action = "report"
+        after = "10min"
+        agent = ["claude-code", "codex"]
+        session = "failed"
+        orphan = true
+        inferred = true
+        min_age = "10min"
+        max_age = "1h"
+        uid = 1000
+        unit = "docker-*.scope"
+        own_unit = false
+        tty = true
+        multiplexed = false
+        new_session = true
+        min_cpu = 90
+        listening = true
+        children = false
+        marks = ["CI=*", "X=1"]
+        exe = "**/x"
+        [[rule]]
+        name = "kept"
+        action = "keep"
+        comm = "x"
+        [[rule]]
+        name = "stop"
+        action = "boundary"
+        comm = "y"
+        "#,
+    )
+    .unwrap();
+    let rule = named(&config, "all");
+    let when = &rule.when;
+    assert_eq!((rule.action, rule.after), (Action::Report, 600_000_000_000));
+    assert_eq!(
+        (when.session, when.uid),
+        (SessionIs::Failed, Some(UidIs::Id(1000)))
+    );
+    assert_eq!(when.agents.len(), 2);
+    assert_eq!(
+        (when.min_age, when.max_age, when.min_cpu),
+        (Some(600_000_000_000), Some(3_600_000_000_000), Some(90))
+    );
+    assert_eq!(when.inferred, Some(true));
+    let flags = [
+        when.orphan,
+        when.own_unit,
+        when.tty,
+        when.multiplexed,
+        when.new_session,
+        when.listening,
+        when.children,
+    ];
+    let expected = [true, false, true, false, true, true, false];
+    assert_eq!(flags, expected.map(Some));
+    assert!(when.units[0].is_match(b"docker-a.scope"));
+    assert_eq!(when.mark_bits, 0b110);
+    assert_eq!(named(&config, "kept").when.session, SessionIs::Any);
+    assert_eq!(names(&config, Action::Boundary)[0], "stop");
+}
+
+#[test]
+fn keeps_and_rules_are_in_the_order_of_the_file() {
+    let text = "[[rule]]\nname = 'a'\naction = 'reap'\ncomm = 'a'\n[[keep]]\nname = 'b'\ncomm = 'b'\n\
+                [[rule]]\nname = 'c'\naction = 'report'\ncomm = 'c'\n";
+    let config = parse(text).unwrap();
+    let judging = config.rules.rules().iter();
+    let judging = judging.filter(|rule| !matches!(rule.action, Action::Agent | Action::Boundary));
+    let names: Vec<_> = judging.map(|rule| &*rule.name).take(4).collect();
+    assert_eq!(names, ["a", "b", "c", "other-uid"]);
+}
+
+#[test]
+fn built_in_rules_are_switched_on_and_off_by_name() {
+    let has = |text: &str, name: &str| {
+        let config = parse(text).unwrap();
+        config.rules.rules().iter().any(|rule| &*rule.name == name)
+    };
+    assert!(has("", "asked-for-servers") && !has("", "busy-loops"));
+    assert!(has("enable = ['busy-loops']", "busy-loops"));
+    assert!(has(
+        "enable = 'busy-loops'\ndefaults = { keeps = false }",
+        "busy-loops"
+    ));
+    assert!(!has("defaults = { keeps = false }", "asked-for-servers"));
+    let off = "[[rule]]\nname = 'own-unit'\naction = 'keep'\nown_unit = true\nenabled = false\n";
+    assert!(!has(off, "own-unit"));
+    wrong(
+        "enable = ['busy-loop', 'x']",
+        "r.toml:1:11: `enable` names no built-in rule `busy-loop`: did you mean `busy-loops`?\n\
+         r.toml:1:24: `enable` names no built-in rule `x`: `reaper config show --defaults` has them all",
+    );
+}
+
+#[test]
+fn rules_that_make_no_sense_are_refused() {
+    let rule = |text: &str| format!("[[rule]]\nname = 'x'\n{text}");
+    for (text, said) in [
+        (
+            "comm = 'x'",
+            "r.toml:1:1: this [[rule]] has no action: add `action = \"reap\"`, \"keep\", \"boundary\" or \"report\"",
+        ),
+        (
+            "action = 'kill'\ncomm = 'x'",
+            "r.toml:3:10: `action` is \"kill\": write \"reap\" or \"keep\" or \"boundary\" or \"report\"",
+        ),
+        (
+            "action = 'keep'",
+            "r.toml:1:1: [[rule]] `x` has no condition: add `comm`, `exe`, `script`, `argv` or `argv_regex`",
+        ),
+        (
+            "action = 'reap'\nsession = 'alive'\nmin_cpu = 1",
+            "r.toml:1:1: [[rule]] `x` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `argv` or `argv_regex`",
+        ),
+        (
+            "action = 'boundary'\ncomm = 'x'\ntty = true",
+            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which looks at the program alone: known are name, any, comm, exe, script, argv, argv_regex, not_comm, not_exe, not_script, not_argv, not_argv_regex, action, enabled",
+        ),
+        (
+            "action = 'keep'\nmarks = ['CI']",
+            "r.toml:4:10: `marks` \"CI\" is no good glob: it is matched against the whole variable: write \"CI=*\", or with its value",
+        ),
+        (
+            "action = 'keep'\nmarks = '*'",
+            "r.toml:4:9: `marks` \"*\" matches everything: narrow it or leave it out",
+        ),
+        (
+            "action = 'keep'\nunit = '/x.service'",
+            "r.toml:4:8: `unit` \"/x.service\" is no good glob: it is matched against the unit's name, which has no slash",
+        ),
+        (
+            "action = 'keep'\nmin_age = '2h'\nmax_age = '1h'",
+            "r.toml:5:11: `max_age` is not more than `min_age`, so this can never hold: make it longer",
+        ),
+        (
+            "action = 'keep'\ntty = 1",
+            "r.toml:4:7: `tty` is an integer: write true or false",
+        ),
+        (
+            "action = 'keep'\nmin_cpu = 0",
+            "r.toml:4:11: `min_cpu` is 0: write a number from 1 to 1000000",
+        ),
+        (
+            "action = 'keep'\nsession = 'dead'",
+            "r.toml:4:11: `session` is \"dead\": write \"gone\" or \"alive\" or \"any\" or \"ended\" or \"ok\" or \"failed\" or \"signalled\"",
+        ),
+    ] {
+        wrong(&rule(text), said);
+    }
+    let many: String = (0..61).map(|n| format!("'A{n}=1', ")).collect();
+    wrong(
+        &rule(&format!("action = 'keep'\nmarks = [{many}]")),
+        "r.toml:1:1: the rules ask for 61 different `marks`: write at most 60",
+    );
+}
+
+#[test]
+fn what_can_never_hold_or_is_never_asked_is_warned_of() {
+    let keep = |name: &str, what: &str| format!("[[keep]]\nname = '{name}'\n{what}\n");
+    let rule =
+        |name: &str, what: &str| format!("[[rule]]\nname = '{name}'\naction = 'report'\n{what}\n");
+    let reap =
+        |name: &str, what: &str| format!("[[rule]]\nname = '{name}'\naction = 'reap'\n{what}\n");
+    for (text, said) in [
+        (keep("a", "exe = '**/x'"), ""),
+        (
+            keep("a", "exe = '**/tmux'"),
+            "`a` is never asked: boundary `tmux` holds wherever it does, and comes first",
+        ),
+        (
+            keep("a", "comm = ['a', 'b']") + &rule("b", "comm = 'a'\nargv = '* x'"),
+            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+        ),
+        (
+            keep("a", "comm = 'a*'") + &rule("b", "comm = 'ab'\nsession = 'ok'"),
+            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+        ),
+        (
+            rule("a", "comm = 'a'") + &rule("b", "comm = 'a'\nsession = 'alive'"),
+            "",
+        ),
+        (rule("a", "tty = true") + &rule("b", "comm = 'a'"), ""),
+        (
+            rule("a", "comm = 'a'\nnot_argv = '* x'") + &keep("b", "comm = 'a'"),
+            "",
+        ),
+        (
+            rule("a", "min_age = '1h'") + &rule("b", "min_age = '2h'\ntty = true"),
+            "`b` is never asked: report `a` holds wherever it does, and comes first",
+        ),
+        (
+            reap("a", "comm = 'x'") + &reap("b", "comm = 'x'\ninferred = true"),
+            "",
+        ),
+        (reap("a", "comm = 'x'") + &rule("b", "comm = 'x'"), ""),
+        (
+            reap("a", "comm = 'x'") + &reap("b", "comm = 'x'"),
+            "`b` is never asked: reap `a` holds wherever it does, and comes first",
+        ),
+        (
+            rule("a", "comm = 'x'") + &reap("b", "comm = 'x'\ninferred = true"),
+            "`b` is never asked: report `a` holds wherever it does, and comes first",
+        ),
+        (
+            rule("a", "comm = 'x'\nsession = 'alive'\nlistening = true"),
+            "`a` asks for `listening` once, when something happens to a process, and below an agent that lives nothing \
+             may for long: give it an `after`, and it is asked when that is over",
+        ),
+        (
+            rule(
+                "a",
+                "comm = 'x'\nsession = 'alive'\nlistening = true\nafter = '1min'",
+            ),
+            "",
+        ),
+        (
+            rule("a", "agent = ['cluade-code']\ncomm = 'x'"),
+            "`a` can never hold: `agent` names none that is in force",
+        ),
+        (
+            rule("a", "comm = 'x'\nnot_comm = ['x', 'y']"),
+            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+        ),
+        (
+            rule("a", "exe = '**/ruby'\nscript = '**/x'"),
+            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+        ),
+        (
+            keep("tmux", "comm = 'x'"),
+            "`tmux` is a rule and takes the place of a built-in boundary: give it another name if both are meant",
+        ),
+    ] {
+        let warnings = parse(&text).unwrap().warnings;
+        let whats: Vec<_> = warnings.iter().map(|warning| &*warning.what).collect();
+        assert_eq!(whats.join("\n"), said, "{text}");
+    }
+    let at = parse(&("\n".to_owned() + &keep("a", "exe = '**/tmux'")))
+        .unwrap()
+        .warnings;
+    assert_eq!(at[0].place, Some((2, 1)));
+}
+
+#[test]
+fn what_is_shown_is_a_config_that_means_the_same() {
+    let own = r#"
+        mode = "observe"
+        grace = "1m 30s"
+        ring_size = "64 KiB"
+        journal_max_size = "10000001 B"
+        honor_keep = false
+        enable = ["busy-loops", "idle-tool-shells"]
+        [[agent]]
+        name = "a"
+        comm = "a\u007f\""
+        argv_regex = 'x\d'
+        any = [{ argv_regex = "^y" }, { exe = ["/z", "**/z"], not_argv = "* z" }]
+        [[agent]]
+        name = "b"
+        any = [{ comm = "b" }, { comm = "b", exe = "/b" }]
+        [[rule]]
+        name = "c"
+        action = "report"
+        after = "1h 1s"
+        session = "any"
+        uid = 7
+        unit = "a*"
+        marks = "A=*"
+        max_age = "3days"
+        tty = true
+        [[rule]]
+        name = "d"
+        action = "keep"
+        session = "gone"
+        comm = "d"
+        [[rule]]
+        name = "e"
+        action = "keep"
+        comm = "e"
+        inferred = true
+    "#;
+    for text in ["", own] {
+        let config = parse(text).unwrap();
+        let shown = show::toml(&config);
+        let again = parse(&shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
+        let rules = |config: &Config| format!("{:#?}", config.rules);
+        assert_eq!(show::toml(&again), shown);
+        assert_eq!(show::json(&again), show::json(&config));
+        assert_eq!(again.rules.rules().len(), config.rules.rules().len());
+        assert!(text.is_empty() || rules(&again).contains("busy-loops"));
+        assert_eq!(shown.contains("inferred = true"), !text.is_empty());
+    }
+    let defaults = parse(&show::toml_defaults()).unwrap();
+    assert_eq!(show::toml(&defaults), show::toml(&Config::default()));
+    let all = show::json_defaults();
+    let off = all["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|rule| rule["enabled"] == false);
+    let off: Vec<_> = off.map(|rule| rule["name"].as_str().unwrap()).collect();
+    assert_eq!(off, ["idle-tool-shells", "busy-loops"]);
+}

@@ -1,0 +1,346 @@
+//! Where questions meet the model: what is asked through the socket is answered by copies of what is known.
+//!
+//! No file is read here and nothing is put into words: whoever asks is not to keep a signal waiting.
+
+mod story;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::time::Duration;
+
+use super::Engine;
+use super::follow::Pending;
+use super::keeps::{self, Note};
+use crate::api::ask::{Answer, Ask, Question, Watched};
+use crate::api::peer::{Peer, Target};
+use crate::api::{KeepDone, Refusal, Status};
+use crate::config::Mode;
+use crate::export::{Body, KeptFor, Record, Who};
+use crate::model::event::Key;
+use crate::model::policy::Verdict;
+use crate::model::session::SessionId;
+use crate::model::stray::Verdict as Left;
+use crate::model::user_keep::UserKeep;
+use crate::reap::Outcome;
+use crate::sys;
+use view::View;
+
+impl Engine {
+    /// Answers a question, from all that the kernel has told by now.
+    /// Gives how many records were read for that.
+    pub(super) fn answer(&mut self, ask: Ask) -> u64 {
+        let Ask {
+            peer,
+            question,
+            answer,
+        } = ask;
+        if question == Question::Reload {
+            self.reload(answer);
+            return 0;
+        }
+        // Whoever has asked may have given up.
+        if answer.is_closed() {
+            return 0;
+        }
+        let mut read = self.settle();
+        self.model.set_now(sys::boot_time());
+        let said = self.reply(peer, question);
+        // The probes know of what was ordered before it is said to be done.
+        read += self.settle();
+        self.send(said.unwrap_or_else(Answer::Refused), answer);
+        read
+    }
+
+    fn reply(&mut self, peer: Peer, question: Question) -> Result<Answer, Refusal> {
+        let view = View::new(&self.model, peer);
+        Ok(match question {
+            Question::Status => Answer::Status {
+                status: Box::new(self.status(&view)),
+                began: self.began,
+                members: view.members().map(|node| node.key.pid).collect(),
+            },
+            Question::Tree { agent, all } => Answer::Tree(view.tree(agent.as_deref(), all)?),
+            Question::Explain { pid } => {
+                let story = view.story(pid)?;
+                Answer::Explain(Box::new(crate::api::ask::Story {
+                    enforce: self.settings.mode == Mode::Enforce,
+                    grace: self.settings.times.grace,
+                    gap: self.gap.is_some(),
+                    unwatched: self.settings.config.reap_strays && story.row.key.start < self.began,
+                    ..story
+                }))
+            }
+            Question::Agents => Answer::Agents(view.agents()),
+            Question::Keeps => Answer::Keeps(view.keeps()),
+            Question::Keep {
+                target,
+                lasts,
+                tree,
+            } => Answer::Keep(self.keep(peer, target, lasts, tree)?),
+            Question::Unkeep { target } => Answer::Keep(self.unkeep(peer, target)?),
+            Question::Scan { reap, .. } => {
+                let rows = view.scan();
+                if reap {
+                    self.decide_anew()?;
+                }
+                Answer::Scan(rows, Box::new(self.watched()))
+            }
+            Question::Watched => Answer::Watched(Box::new(self.watched())),
+            Question::Tell(records) => {
+                self.tell_all(records);
+                Answer::Told
+            }
+            // Takes its time, and is answered when that is over.
+            Question::Reload => return Err(Refusal::new("conflict", "the config is being read")),
+        })
+    }
+
+    fn status(&self, view: &View<'_>) -> Status {
+        let count = &self.count;
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            mode: self.settings.mode.name().into(),
+            source: self.source.name().into(),
+            passed_over: self
+                .settings
+                .passed_over
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            scope: self.settings.scope_names.clone(),
+            since: String::new(),
+            uptime_s: 0,
+            processes: self.model.tree.len() as u64,
+            sessions_open: view.sessions().count() as u64,
+            sessions: self.follow.opened,
+            events: count.events,
+            lost: count.lost,
+            gaps: self.gaps,
+            gap: self.gap.as_ref().map(|gap| gap.reason().into()),
+            signals: count.signals + self.follow.signals,
+            reaped: count.reaped,
+            kept: self.kept(),
+            failed: count.failed,
+            would_have_reaped: self.would_have_reaped,
+            rss: count.memory.rss,
+            pss: count.memory.pss,
+            swap: count.memory.swap,
+            unread: count.memory.unread,
+            zombies: 0,
+            pinned: self
+                .source
+                .pinned_at()
+                .map(|path| path.display().to_string()),
+        }
+    }
+
+    fn watched(&self) -> Watched {
+        let members = self.model.sessions.iter();
+        let members = members.flat_map(|session| session.members());
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        Watched {
+            members: members.map(|node| node.key).collect(),
+            rules: self.model.rules.clone(),
+            scope: self.settings.scope.clone(),
+            began: self.began,
+            enforce: self.settings.mode == Mode::Enforce,
+            times: self.settings.times,
+            gap: self.gap.is_some(),
+        }
+    }
+
+    /// Tells what was found and done by others of this program, and counts it.
+    fn tell_all(&mut self, records: Vec<Record>) {
+        let enforce = self.settings.mode == Mode::Enforce;
+        for record in records {
+            match &record.body {
+                Body::Outcome {
+                    outcome, memory, ..
+                } => match outcome {
+                    Outcome::Ended(_) => {
+                        self.count.reaped += 1;
+                        self.count.memory.add(*memory);
+                    }
+                    Outcome::Failed(_) => self.count.failed += 1,
+                    Outcome::Released(_) => {}
+                },
+                Body::Stray { stray, .. } if !enforce && stray.verdict == Left::Reap => {
+                    self.would_have_reaped += 1;
+                }
+                _ => {}
+            }
+            self.follow.out.push(record);
+        }
+        self.follow.out.flush();
+    }
+
+    /// Keeps a process because a user wants it, and says so in the stream.
+    fn keep(
+        &mut self,
+        peer: Peer,
+        target: Target,
+        lasts: Option<Duration>,
+        tree: bool,
+    ) -> Result<KeepDone, Refusal> {
+        let key = self.ordered(peer, &target)?;
+        let lasts = lasts.map(|lasts| u64::try_from(lasts.as_nanos()).unwrap_or(u64::MAX));
+        let keep = UserKeep {
+            until_awake: lasts.map(|lasts| sys::monotonic().saturating_add(lasts)),
+            tree,
+            by: peer.uid,
+            made: keeps::wall_now(),
+        };
+        let processes = self.model.keep(key, keep);
+        if processes == 0 {
+            return Err(self.of_no_session(&target));
+        }
+        // What was kept with all below it stays so.
+        let keep = self.model.wish_for(key).unwrap_or(keep);
+        let until = lasts.map(|lasts| sys::boot_time().saturating_add(lasts));
+        self.tell_keep(
+            key,
+            peer,
+            Some(KeptFor {
+                until,
+                tree: keep.tree,
+            }),
+            processes,
+        );
+        self.note_keep(key, keep);
+        self.kept_or_not(key);
+        Ok(done(key, processes))
+    }
+
+    fn unkeep(&mut self, peer: Peer, target: Target) -> Result<KeepDone, Refusal> {
+        let key = self.ordered(peer, &target)?;
+        if let Some(top) = self.model.kept_with(key) {
+            let what = format!(
+                "process {} is kept with process {}: take that back with `reaper unkeep {}`, and it goes for all of its tree",
+                key.pid, top.pid, top.pid
+            );
+            return Err(Refusal::new("conflict", what));
+        }
+        let wish = self.model.wish_for(key);
+        let processes = self.model.unkeep(key);
+        if processes == 0 {
+            let what = format!("nobody has asked to keep process {}", key.pid);
+            return Err(Refusal::new("not_found", what));
+        }
+        self.tell_keep(key, peer, None, processes);
+        self.note = wish.map(|UserKeep { by, made, .. }| Note::Unkeep { by, made });
+        self.kept_or_not(key);
+        Ok(done(key, processes))
+    }
+
+    fn tell_keep(&mut self, key: Key, peer: Peer, kept: Option<KeptFor>, processes: usize) {
+        let Some(node) = self.model.tree.get(key) else {
+            return;
+        };
+        self.tell(Body::Keep {
+            who: Who::new(&self.model, node),
+            by: peer.uid,
+            kept,
+            processes,
+        });
+    }
+
+    /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
+    /// take back.
+    fn ordered(&self, peer: Peer, target: &Target) -> Result<Key, Refusal> {
+        let pid = target.key.pid;
+        let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
+            Some(key) if key.same_tick(target.key) => key,
+            Some(key) if key.start > target.key.start => {
+                let what = format!("there is no process {pid} any more");
+                return Err(Refusal::new("not_found", what));
+            }
+            _ => return Err(self.of_no_session(target)),
+        };
+        match self.model.wish_for(key) {
+            Some(keep) if keep.by != peer.uid && !peer.is_root() => {
+                let what = format!(
+                    "process {pid} is kept because user {} has asked for it: only they or root may change that",
+                    keep.by
+                );
+                Err(Refusal::new("eperm", what))
+            }
+            _ => Ok(key),
+        }
+    }
+
+    /// Why nothing is to be ordered of a process that lived when it was asked for.
+    fn of_no_session(&self, target: &Target) -> Refusal {
+        let Target { key, comm, .. } = target;
+        let pid = key.pid;
+        let what = if self.gap.is_some() {
+            format!(
+                "process {pid} ({comm}) lives, but events are missing and whose it is is being looked for: try again"
+            )
+        } else {
+            let strays = if self.settings.config.reap_strays && key.start < self.began {
+                "; older than this service, it may be reaped as what an agent left behind: `reaper scan` tells, and \
+                 `reap_strays = false` and a restart prevent it"
+            } else {
+                ": nothing would reap it"
+            };
+            format!("process {pid} ({comm}) lives but belongs to no session{strays}")
+        };
+        Refusal::new("conflict", what)
+    }
+
+    /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
+    fn kept_or_not(&mut self, key: Key) {
+        let Some(session) = self.model.tree.get(key).and_then(|node| node.session) else {
+            return;
+        };
+        // The wish may be for one that this session is nested in.
+        let outermost = self.model.sessions.outwards(session).last();
+        let session = outermost.map_or(session, |outermost| outermost.id);
+        let members: Vec<Key> = self.members_within(session).collect();
+        // What was never decided about is nobody's concern yet.
+        let known = |key: &&Key| self.follow.decided.contains_key(*key);
+        let known = members.iter().filter(known).copied();
+        let known: Vec<_> = known.map(Pending::Process).collect();
+        self.follow.pending.extend(known);
+        self.follow.touched.extend(members);
+    }
+
+    /// Members of a session and of those nested in it.
+    fn members_within(&self, session: SessionId) -> impl Iterator<Item = Key> {
+        let sessions = self.model.sessions.inwards(session);
+        let members = sessions.flat_map(|session| session.members());
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        members.map(|node| node.key)
+    }
+
+    /// Decides about all that is due once more, whatever was decided before.
+    fn decide_anew(&mut self) -> Result<(), Refusal> {
+        if self.settings.mode == Mode::Observe {
+            let what =
+                "this service only observes: start it with --enforce to have anything reaped";
+            return Err(Refusal::new("conflict", what));
+        }
+        let members = self
+            .model
+            .sessions
+            .iter()
+            .flat_map(|session| session.members());
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        let keys: Vec<Key> = members.map(|node| node.key).collect();
+        let round = self.model.round();
+        let due = |key: &Key| round.decide(*key).verdict == Verdict::Reap;
+        let due: Vec<_> = keys.into_iter().filter(due).map(Pending::Process).collect();
+        self.follow.pending.extend(due);
+        Ok(())
+    }
+}
+
+fn done(key: Key, processes: usize) -> KeepDone {
+    KeepDone {
+        durable: false,
+        pid: key.pid,
+        processes: processes as u64,
+    }
+}

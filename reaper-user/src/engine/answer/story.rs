@@ -1,0 +1,162 @@
+//! All that there is to say of one process.
+
+use std::time::Duration;
+
+use super::view::View;
+use crate::api::Refusal;
+use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
+use crate::model::event::{Ended, Key};
+use crate::model::facts::{Facts, Known};
+use crate::model::tree::Node;
+
+/// How an agent ends that is not let end.
+const KILLED: Ended = Ended::Signalled {
+    signal: 9,
+    core: false,
+};
+
+/// Ancestors that are told of.
+const LINEAGE_MAX: usize = 64;
+
+impl View<'_> {
+    /// What is known of a process, and of those from whom it comes.
+    ///
+    /// # Errors
+    /// There is no such process, or it is another user's.
+    pub(super) fn story(&self, pid: u32) -> Result<Story, Refusal> {
+        let Some(node) = self.model.tree.by_pid(pid) else {
+            let what = format!(
+                "there is no process {pid}; `reaper history` tells of those that have ended"
+            );
+            return Err(Refusal::new("not_found", what));
+        };
+        if !self.sees(node) {
+            let what = format!("process {pid} is another user's: only its owner or root may ask");
+            return Err(Refusal::new("eperm", what));
+        }
+        let sessions = &self.model.sessions;
+        let session = node.session.and_then(|id| sessions.get(id));
+        let due = node.session.and_then(|id| sessions.due(id));
+        let lineage = self.lineage(node);
+        Ok(Story {
+            row: self.row(node),
+            adopter: self.adopter(node),
+            session: session.map(|session| self.group(session)),
+            due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.ended)),
+            if_killed: self.foreseen(node, KILLED),
+            if_done: self.foreseen(node, Ended::Exited(0)),
+            stranger: self.stranger(node, &lineage),
+            facts: facts(node),
+            lineage,
+            enforce: true,
+            grace: Duration::ZERO,
+            gap: false,
+            unwatched: false,
+        })
+    }
+
+    fn foreseen(&self, node: &Node, ended: Ended) -> Option<Judged> {
+        let decision = self.model.foresee(node.key, ended)?;
+        Some(self.judged(decision))
+    }
+
+    /// Who begot it, and who begot them.
+    pub(super) fn lineage(&self, node: &Node) -> Vec<Ancestor> {
+        let mut lineage: Vec<Ancestor> = Vec::new();
+        let mut next = node.birth_parent;
+        while let Some(key) = next.filter(|_| lineage.len() < LINEAGE_MAX) {
+            // A loop, which damaged input could make, ends it.
+            if key == node.key || lineage.iter().any(|known| known.key == key) {
+                break;
+            }
+            let (ancestor, before) = self.ancestor(key);
+            lineage.push(ancestor);
+            next = before;
+        }
+        lineage
+    }
+
+    /// What is remembered of one of those from whom a process comes, and who begot it.
+    fn ancestor(&self, key: Key) -> (Ancestor, Option<Key>) {
+        let mut ancestor = Ancestor {
+            key,
+            image: None,
+            visible: false,
+            alive: false,
+            ended: None,
+            agent: None,
+            boundary: None,
+            adopter: None,
+        };
+        let root_of = |session: &&crate::model::session::Session| {
+            session.root == key || session.first_root == key
+        };
+        let session = self.model.sessions.iter().find(root_of);
+        ancestor.agent = session.map(|session| session.agent.clone());
+        if let Some(node) = self.model.tree.get(key) {
+            ancestor.image = Some(node.image.clone());
+            ancestor.visible = self.sees(node);
+            ancestor.alive = true;
+            ancestor.boundary = node.boundary.clone();
+            ancestor.adopter = self.adopter(node);
+            return (ancestor, node.birth_parent);
+        }
+        let Some(exited) = self.model.tree.exited(key) else {
+            let mut parents = self.model.sessions.iter().flat_map(|s| &s.parent);
+            if let Some(parent) = parents.find(|parent| parent.key == key) {
+                ancestor.image = Some(parent.image.clone()).filter(|i| !i.comm.is_empty());
+                ancestor.visible = self.peer.sees(parent.uids);
+            }
+            return (ancestor, None);
+        };
+        ancestor.image = Some(exited.image.clone());
+        ancestor.visible = self.peer.sees(exited.uids);
+        ancestor.ended = Some(exited.ended);
+        (ancestor, exited.birth_parent)
+    }
+
+    /// Who has a process now, where that is not who begot it.
+    fn adopter(&self, node: &Node) -> Option<Name> {
+        let parent = node
+            .parent
+            .filter(|parent| Some(*parent) != node.birth_parent)?;
+        node.orphaned?;
+        Some(Name {
+            pid: parent.pid,
+            comm: self.model.tree.comm(parent).to_vec(),
+        })
+    }
+
+    fn stranger(&self, node: &Node, lineage: &[Ancestor]) -> Option<Stranger> {
+        if node.session.is_some() {
+            return None;
+        }
+        if node.kernel_thread {
+            return Some(Stranger::KernelThread);
+        }
+        if let Some(rule) = &node.boundary {
+            return Some(Stranger::Boundary(rule.clone()));
+        }
+        if !node.in_scope {
+            return Some(Stranger::OutOfScope);
+        }
+        let boundary = lineage.iter().find_map(|ancestor| {
+            let comm = ancestor.image.as_ref().map(|image| image.comm.clone());
+            let name = Name {
+                pid: ancestor.key.pid,
+                comm: comm.unwrap_or_default(),
+            };
+            Some(Stranger::BelowBoundary(name, ancestor.boundary.clone()?))
+        });
+        Some(boundary.unwrap_or(Stranger::NoAgent))
+    }
+}
+
+/// What has been read of it, and what its exec has told of its environment.
+fn facts(node: &Node) -> Facts {
+    let mut facts = node.facts().cloned().unwrap_or_default();
+    if let (Known::Unasked, Known::Is(marked)) = (facts.marks, node.told_mark()) {
+        facts.marks = Known::Is(marked.into());
+    }
+    facts
+}

@@ -1,0 +1,257 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use super::*;
+use crate::api::ask::Stranger;
+use crate::config::Config;
+use crate::model::event::{Ended, Event, EventKind, Image, Provenance, Uids};
+use crate::model::{Model, Scope};
+
+const RULES: &str = r#"
+    [[agent]]
+    name = "claude"
+    comm = "claude"
+    [[boundary]]
+    name = "tmux"
+    comm = "tmux"
+"#;
+const ROOT: Peer = Peer { uid: 0 };
+const ALICE: Peer = Peer { uid: 1000 };
+const BOB: Peer = Peer { uid: 1001 };
+
+struct World {
+    model: Model,
+    now: u64,
+}
+
+impl World {
+    fn new() -> World {
+        let text = format!("defaults.agents = false\n{RULES}");
+        let rules = Config::parse(&text, Path::new("test")).unwrap().rules;
+        let model = Model::new(rules, Scope::default(), 4_000_000);
+        World { model, now: 1000 }
+    }
+
+    fn tell(&mut self, kind: EventKind) {
+        self.now += 1;
+        let event = Event {
+            time: self.now,
+            provenance: Provenance::Kernel,
+            kind,
+        };
+        self.model.apply(&event, |_, _| {});
+    }
+
+    /// A child that runs a program.
+    fn run(&mut self, parent: Option<Key>, pid: u32, program: &str, uid: u32) -> Key {
+        let key = Key {
+            pid,
+            start: self.now,
+        };
+        let uids = Uids {
+            real: uid,
+            effective: uid,
+        };
+        self.tell(EventKind::Fork {
+            child: key,
+            parent,
+            creator: parent,
+            uids,
+            pidfd_inode: 0,
+            namespace_init: false,
+            mark: None,
+        });
+        let image = Image {
+            comm: program.into(),
+            exe: format!("/bin/{program}").into(),
+            argv: format!("{program}\0").into(),
+            ..Image::default()
+        };
+        self.tell(EventKind::Exec {
+            key,
+            parent,
+            uids,
+            pidfd_inode: 0,
+            image: Arc::new(image),
+            mark: None,
+        });
+        key
+    }
+
+    fn exit(&mut self, key: Key, adopted: Option<(Key, Key)>) {
+        self.tell(EventKind::Exit {
+            key,
+            parent: None,
+            ended: Ended::Exited(3),
+            peak_rss: 0,
+            mark: None,
+        });
+        if let Some((child, adopter)) = adopted {
+            self.tell(EventKind::Reparent {
+                child,
+                old_parent: Some(key),
+                adopter: Some(adopter),
+                mark: None,
+            });
+        }
+    }
+
+    fn pids(&self, peer: Peer, agent: Option<&str>, all: bool) -> Vec<Vec<u32>> {
+        let tree = View::new(&self.model, peer).tree(agent, all).unwrap();
+        let group = |(_, rows): (_, Vec<crate::api::ask::Row>)| {
+            let mut pids: Vec<u32> = rows.iter().map(|row| row.key.pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        tree.groups.into_iter().map(group).collect()
+    }
+}
+
+/// init ─ shell ─ claude ─┬─ bash ─ node
+///                        ├─ tmux ─ cat
+///                        ├─ claude (nested) ─ make
+///                        └─ sudo, root's
+fn world() -> World {
+    let mut world = World::new();
+    let init = world.run(None, 1, "init", 0);
+    let shell = world.run(Some(init), 10, "sh", 1000);
+    let claude = world.run(Some(shell), 20, "claude", 1000);
+    let bash = world.run(Some(claude), 30, "bash", 1000);
+    world.run(Some(bash), 31, "node", 1000);
+    let tmux = world.run(Some(claude), 40, "tmux", 1000);
+    world.run(Some(tmux), 41, "cat", 1000);
+    let nested = world.run(Some(claude), 50, "claude", 1000);
+    world.run(Some(nested), 51, "make", 1000);
+    world.run(Some(claude), 60, "sudo", 0);
+    world
+}
+
+#[test]
+fn a_tree_has_nested_sessions_boundaries_and_what_is_seen() {
+    let world = world();
+    let whole = vec![20, 30, 31, 40, 50, 51, 60];
+    assert_eq!(world.pids(ROOT, None, false).concat(), whole);
+    assert_eq!(
+        world.pids(ROOT, Some("claude"), true),
+        [whole, vec![1, 10, 40, 41]]
+    );
+    assert_eq!(world.pids(ALICE, None, false), [[20, 30, 31, 40, 50, 51]]);
+    assert!(world.pids(BOB, None, true).concat().is_empty());
+    let refused = View::new(&world.model, ROOT).tree(Some("nobody"), false);
+    assert_eq!(refused.unwrap_err().error, "not_found");
+}
+
+#[test]
+fn sessions_are_counted_for_those_who_see_them() {
+    let world = world();
+    let open = |peer| View::new(&world.model, peer).sessions().count();
+    assert_eq!([open(ROOT), open(ALICE), open(BOB)], [2, 2, 0]);
+    let agents = View::new(&world.model, ALICE).agents();
+    assert_eq!(agents.len(), 1);
+    assert_eq!((&*agents[0].name, agents[0].sessions.len()), ("claude", 2));
+    assert_eq!(agents[0].matches, ["comm claude"]);
+}
+
+#[test]
+fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
+    let mut world = world();
+    let (bash, node, init) = (30, 31, 1);
+    let of = |world: &World, pid| world.model.tree.by_pid(pid).unwrap().key;
+    let (bash, node, init) = (of(&world, bash), of(&world, node), of(&world, init));
+    world.exit(bash, Some((node, init)));
+    let story = View::new(&world.model, ALICE).story(31).unwrap();
+    let lineage: Vec<_> = story
+        .lineage
+        .iter()
+        .map(|a| (a.key.pid, a.alive, a.visible))
+        .collect();
+    assert_eq!(
+        lineage,
+        [
+            (30, false, true),
+            (20, true, true),
+            (10, true, true),
+            (1, true, false)
+        ]
+    );
+    assert_eq!(story.lineage[0].ended, Some(Ended::Exited(3)));
+    assert_eq!(story.lineage[1].agent.as_deref(), Some("claude"));
+    assert_eq!(story.adopter.map(|adopter| adopter.pid), Some(1));
+    let judged = story.row.judged.unwrap();
+    assert_eq!((judged.verdict, judged.reason), ("keep", "detached"));
+    assert_eq!((story.stranger, story.due.is_some()), (None, false));
+}
+
+#[test]
+fn strangers_are_told_why_and_others_nothing() {
+    let world = world();
+    let view = View::new(&world.model, ROOT);
+    let stranger = |pid| view.story(pid).unwrap().stranger;
+    assert_eq!(stranger(10), Some(Stranger::NoAgent));
+    assert_eq!(stranger(40), Some(Stranger::Boundary("tmux".into())));
+    assert!(matches!(stranger(41), Some(Stranger::BelowBoundary(by, _)) if by.pid == 40));
+    assert_eq!(stranger(31), None);
+    let refused = |peer, pid| View::new(&world.model, peer).story(pid).unwrap_err().error;
+    assert_eq!(refused(ROOT, 99), "not_found");
+    assert_eq!(refused(ALICE, 60), "eperm");
+    assert_eq!(refused(BOB, 31), "eperm");
+}
+
+#[test]
+fn a_scan_is_of_members_only() {
+    let world = world();
+    let scanned = |peer| {
+        let mut rows = View::new(&world.model, peer).scan();
+        rows.sort_unstable_by_key(|row| row.key.pid);
+        rows.iter().map(|row| row.key.pid).collect::<Vec<_>>()
+    };
+    assert_eq!(scanned(ROOT), [20, 30, 31, 50, 51, 60]);
+    assert_eq!(scanned(BOB), [0; 0]);
+}
+
+#[test]
+fn the_parent_of_a_root_is_remembered_when_it_has_exited() {
+    let mut world = world();
+    let of = |world: &World, pid| world.model.tree.by_pid(pid).unwrap().key;
+    let (shell, claude, init) = (of(&world, 10), of(&world, 20), of(&world, 1));
+    world.exit(shell, Some((claude, init)));
+    world.exit(claude, None);
+    for (peer, visible) in [(ALICE, true), (BOB, false)] {
+        let view = View::new(&world.model, peer);
+        let node = world.model.tree.by_pid(31).unwrap();
+        let lineage = view.lineage(node);
+        let known = |at: usize| {
+            let ancestor: &crate::api::ask::Ancestor = &lineage[at];
+            let comm = ancestor.image.as_ref().map(|image| image.comm.clone());
+            let comm = comm.map(|comm| String::from_utf8(comm).unwrap());
+            (ancestor.key.pid, comm, ancestor.alive, ancestor.visible)
+        };
+        assert_eq!(known(1), (20, Some("claude".into()), false, visible));
+        assert_eq!(known(2), (10, Some("sh".into()), false, visible));
+        assert_eq!(lineage.len(), 3, "who had that, nobody knows any more");
+    }
+}
+
+#[test]
+fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
+    let mut world = world();
+    let claude = world.model.tree.by_pid(20).unwrap().key;
+    let node = world.model.tree.by_pid(31).unwrap().key;
+    let keep = UserKeep {
+        until_awake: None,
+        tree: true,
+        by: 1000,
+        made: 1,
+    };
+    assert_eq!(world.model.keep(node, keep), 1);
+    let kept = |world: &World| {
+        let view = View::new(&world.model, ROOT);
+        let group = |session| view.group(session).kept;
+        view.sessions().map(group).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&world), [0, 0], "the agent lives");
+    world.exit(claude, None);
+    assert_eq!(kept(&world), [2, 0], "this one, and another user's");
+    world.model.unkeep(node);
+    assert_eq!(kept(&world), [1, 0]);
+}

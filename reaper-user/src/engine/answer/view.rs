@@ -1,0 +1,204 @@
+//! The model as somebody may see it.
+
+use std::sync::Arc;
+
+use crate::api::Refusal;
+use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
+use crate::api::peer::Peer;
+use crate::export::SessionRef;
+use crate::model::Model;
+use crate::model::agent::{Action, Rule};
+use crate::model::policy::{Decision, Round, Verdict};
+use crate::model::session::{Session, SessionId};
+use crate::model::tree::Node;
+
+/// See the module.
+pub(super) struct View<'a> {
+    pub(super) model: &'a Model,
+    pub(super) peer: Peer,
+    round: Round<'a>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(model: &'a Model, peer: Peer) -> View<'a> {
+        let round = model.round();
+        View { model, peer, round }
+    }
+
+    pub(super) fn sees(&self, node: &Node) -> bool {
+        self.peer.sees(node.uids)
+    }
+
+    /// The sessions that are open: of an agent, or with a member, that is seen.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &'a Session> {
+        let (model, peer) = (self.model, self.peer);
+        model.sessions.iter().filter(move |session| {
+            let mut members = session.members().filter_map(|pid| model.tree.by_pid(pid));
+            peer.sees(session.uids) || members.any(|node| peer.sees(node.uids))
+        })
+    }
+
+    /// Sessions with what lives of them, and with `all` whoever else is in scope.
+    ///
+    /// # Errors
+    /// No rule is called as the agent.
+    pub(super) fn tree(&self, agent: Option<&str>, all: bool) -> Result<Branches, Refusal> {
+        if let Some(agent) = agent.filter(|agent| !self.is_agent(agent)) {
+            let what = format!("there is no agent {agent:?}; `reaper agents` lists them");
+            return Err(Refusal::new("not_found", what));
+        }
+        let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);
+        let seen: Vec<&Session> = self.sessions().filter(wanted).collect();
+        let is_listed = |id: SessionId| seen.iter().any(|session| session.id == id);
+        // Those inside of one that is listed stand there.
+        let outermost = |session: &&&Session| {
+            let mut outwards = self.model.sessions.outwards(session.id).skip(1);
+            !outwards.any(|outer| is_listed(outer.id))
+        };
+        let mut groups: Vec<_> = seen
+            .iter()
+            .filter(outermost)
+            .map(|s| self.branch(s))
+            .collect();
+        if all {
+            let others = self.model.tree.iter();
+            let others = others.filter(|node| {
+                node.in_scope && node.session.is_none() && !node.kernel_thread && self.sees(node)
+            });
+            groups.push((None, others.map(|node| self.row(node)).collect()));
+        }
+        Ok(Branches { groups })
+    }
+
+    fn is_agent(&self, name: &str) -> bool {
+        self.model.rules.agent_named(name).is_some()
+            || self
+                .model
+                .sessions
+                .iter()
+                .any(|session| *session.agent == *name)
+    }
+
+    /// A session with all that lives of it and of those nested in it, and the boundaries at which it stops.
+    fn branch(&self, session: &Session) -> (Option<Group>, Vec<Row>) {
+        let nested = self.model.sessions.inwards(session.id);
+        let members = nested.flat_map(|session| session.members());
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        let mut rows = Vec::new();
+        for node in members {
+            let children = node.children().iter();
+            let children = children.filter_map(|pid| self.model.tree.by_pid(*pid));
+            let boundaries =
+                children.filter(|child| child.session.is_none() && child.boundary.is_some());
+            let all = std::iter::once(node).chain(boundaries);
+            rows.extend(
+                all.filter(|node| self.sees(node))
+                    .map(|node| self.row(node)),
+            );
+        }
+        (Some(self.group(session)), rows)
+    }
+
+    /// All agents that rules know, with what is open of each; also of rules that there are no more.
+    pub(super) fn agents(&self) -> Vec<Recognised> {
+        let rules = self.model.rules.rules().iter();
+        let rules = rules.filter(|rule| rule.action == Action::Agent);
+        let mut agents: Vec<Recognised> = rules
+            .map(|rule| Recognised {
+                name: Arc::clone(&rule.name),
+                matches: rule.matchers.iter().map(ToString::to_string).collect(),
+                sessions: Vec::new(),
+            })
+            .collect();
+        for session in self.sessions() {
+            let at = agents.iter().position(|agent| agent.name == session.agent);
+            let at = at.unwrap_or_else(|| {
+                agents.push(Recognised {
+                    name: Arc::clone(&session.agent),
+                    matches: Vec::new(),
+                    sessions: Vec::new(),
+                });
+                agents.len() - 1
+            });
+            agents[at].sessions.push(self.group(session));
+        }
+        agents
+    }
+
+    /// What users have asked to be kept.
+    pub(super) fn keeps(&self) -> Vec<Kept> {
+        let kept = self.model.kept_by_users();
+        let kept = kept.filter(|(node, _)| self.sees(node));
+        let kept = kept.map(|(node, keep)| Kept {
+            row: self.row(node),
+            by: keep.by,
+            until: keep.until_awake,
+            tree: keep.tree,
+        });
+        kept.collect()
+    }
+
+    /// All members that are seen.
+    pub(super) fn members(&self) -> impl Iterator<Item = &'a Node> {
+        let model = self.model;
+        let members = model.sessions.iter().flat_map(|session| session.members());
+        let members = members.filter_map(|pid| model.tree.by_pid(pid));
+        members.filter(|node| self.sees(node))
+    }
+
+    /// All members that are seen, with what is decided about each.
+    pub(super) fn scan(&self) -> Vec<Row> {
+        self.members().map(|node| self.row(node)).collect()
+    }
+
+    pub(super) fn row(&self, node: &Node) -> Row {
+        let session = node.session.and_then(|id| self.model.sessions.get(id));
+        let judged = session.map(|_| self.judged(self.round.decide(node.key)));
+        Row {
+            key: node.key,
+            parent: node.parent,
+            image: Arc::clone(&node.image),
+            uids: node.uids,
+            session: session.map(SessionRef::from),
+            root: session.is_some_and(|session| session.root == node.key),
+            orphan: node.orphaned.is_some(),
+            due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
+            boundary: node.boundary.clone(),
+            judged,
+        }
+    }
+
+    pub(super) fn group(&self, session: &Session) -> Group {
+        let outer = session.outer.and_then(|id| self.model.sessions.get(id));
+        let is_due = self.model.sessions.due(session.id).is_some();
+        let members = session.members().filter(|_| is_due);
+        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        let kept = members.filter(|node| {
+            let verdict = self.round.decide(node.key).verdict;
+            matches!(verdict, Verdict::Keep | Verdict::Report)
+        });
+        Group {
+            kept: kept.count(),
+            name: SessionRef::from(session),
+            root: session.root,
+            opened: session.opened,
+            members: session.members().count(),
+            outer: outer.map(SessionRef::from),
+            gone: session.root_gone.map(|gone| (gone.at, gone.ended)),
+        }
+    }
+
+    /// A decision in the words of the stream.
+    pub(super) fn judged(&self, decision: Decision) -> Judged {
+        let mut rules = self.model.rules.rules().iter();
+        let named = |rule: &&Rule| Some(&rule.name) == decision.rule.as_ref();
+        Judged {
+            action: rules.find(named).map(|rule| rule.action),
+            verdict: decision.verdict.name(),
+            reason: decision.reason.name(),
+            rule: decision.rule,
+            until: decision.until,
+            needs: decision.needs,
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! What the model knows, left in the kernel's maps: for the probes to act on, and for the service that
+//! comes after this one.
+
+use std::mem;
+
+use hashbrown::HashSet;
+use reaper_common::{
+    ENDED_UNKNOWN, MEMBER_EXECS, RULE_MAX, SESSION_CONDEMNED, SESSION_KERNEL_REAP, SESSION_TOLD,
+    SessionState,
+};
+
+use super::survey::{Surveyor, Whom};
+use super::{Engine, EngineError};
+use crate::config::Mode;
+use crate::model::event::{Ended, Key, Mark};
+use crate::model::session::{Session, SessionId};
+use crate::reap::Stage;
+use crate::source::ebpf::raw_key;
+use crate::source::procfs::Glance;
+
+/// Times that marks are written for what came to be while others were.
+const ROUNDS_MAX: usize = 100;
+
+/// What has been left there, and what has to be.
+#[derive(Default)]
+pub struct Mirror {
+    /// Sessions that have changed since they were written.
+    pub dirty: HashSet<SessionId>,
+    condemned: HashSet<SessionId>,
+    /// How many of those the probes have been told of.
+    told: usize,
+}
+
+impl Engine {
+    /// Leaves word of what has changed. The probes inherit marks by themselves, so that there is little to
+    /// write: where a session begins, where membership ends, where a rule knows better than a name.
+    pub(super) fn mirror(&mut self) {
+        if let Err(error) = self.try_mirror() {
+            tracing::error!(
+                "{error}: what is not written there is known only while this service runs"
+            );
+        }
+    }
+
+    fn try_mirror(&mut self) -> Result<(), EngineError> {
+        // A mark that names a session nobody knows says nothing to the service that comes next.
+        let sessions = self.mirror_sessions();
+        self.mirror_marks()?;
+        self.write_condemned()?;
+        sessions
+    }
+
+    /// Has the probes kill the members of the sessions that have come to that.
+    pub(super) fn condemn_in_time(&mut self) {
+        if let Err(error) = self.write_condemned() {
+            tracing::error!(
+                "{error}: what forks outside of this service's sight is not killed at birth"
+            );
+        }
+    }
+
+    fn write_condemned(&mut self) -> Result<(), EngineError> {
+        if self.condemn() {
+            // Who is kept has to be marked so before the probes may kill the others.
+            self.mirror_marks()?;
+            self.mirror_sessions()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the marks of those that something has happened to; gives how many are followed from now on.
+    pub(super) fn mirror_marks(&mut self) -> Result<usize, EngineError> {
+        let mut new = Vec::new();
+        let round = self.model.round();
+        let touched = mem::take(&mut self.follow.touched).into_iter();
+        let wanted = touched.map(|key| (key, round.wanted_mark(key)));
+        let wanted: Vec<_> = wanted.collect();
+        for (key, wanted) in wanted {
+            let Some(node) = self.model.tree.get(key) else {
+                continue;
+            };
+            let key = node.key;
+            self.source.follow(key, wanted.is_some());
+            let known = node.mark.filter(|mark| mark.flags != 0);
+            let as_told = known.map(|mark| Mark {
+                flags: mark.flags & !MEMBER_EXECS,
+                ..mark
+            });
+            if wanted != as_told
+                && let Some(exact) = node.exact_key()
+            {
+                let Some(maps) = self.source.maps_mut() else {
+                    continue;
+                };
+                let room = maps.set_mark(exact, wanted, known)?;
+                let execs = known.map_or(0, |mark| mark.flags & MEMBER_EXECS);
+                let written = wanted.filter(|_| room).map(|mark| Mark {
+                    flags: mark.flags | execs,
+                    ..mark
+                });
+                self.model.set_mark(key, written);
+                if known.is_none() && wanted.is_some() && room {
+                    new.push(key);
+                }
+            }
+            if wanted.is_none() && self.source.filters() {
+                self.model.forget(key);
+            }
+        }
+        // Whoever was gone before the mark was there, no probe tells of.
+        for key in &new {
+            if self
+                .procfs
+                .glance(*key)
+                .is_ok_and(|glance| glance == Glance::Gone)
+            {
+                let node = self.model.tree.get(*key);
+                if let Some(exact) = node.and_then(|node| node.exact_key()) {
+                    self.source.forget(exact)?;
+                }
+                self.drain();
+                if self.model.tree.get(*key).is_some() {
+                    self.exited_unseen(*key);
+                }
+            }
+        }
+        Ok(new.len())
+    }
+
+    /// Writes all marks, until those whom the probes follow are all who are to be followed: only then do
+    /// the probes leave out the others.
+    pub(super) fn mirror_all(&mut self) -> Result<(), EngineError> {
+        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+        if self.source.maps().is_none() {
+            self.mirror_marks()?;
+            return Ok(());
+        }
+        for _ in 0..ROUNDS_MAX {
+            while self.mirror_marks()? > 0 {
+                self.drain();
+            }
+            self.set_seeded(true)?;
+            // What was born to somebody who was not marked yet has been told of, if it was before this.
+            self.drain();
+            if self.mirror_marks()? == 0 {
+                return Ok(());
+            }
+            self.set_seeded(false)?;
+            // Of those who were marked only now, children may have come that nobody told of.
+            let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
+            self.take_in(survey.rows);
+            self.drain();
+            self.forget_vanished(&survey.pids, survey.began);
+            if self.source.filters() {
+                self.model.forget_foreign();
+            }
+        }
+        self.set_seeded(true)?;
+        Ok(())
+    }
+
+    fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
+        let maps = self.source.maps_mut();
+        maps.map_or(Ok(()), |maps| Ok(maps.set_seeded(seeded)?))
+    }
+
+    fn mirror_sessions(&mut self) -> Result<(), EngineError> {
+        self.mirror.dirty.extend(self.follow.changed.drain(..));
+        let mut result = Ok(());
+        for id in mem::take(&mut self.mirror.dirty) {
+            let Some(session) = self.model.sessions.get(id) else {
+                continue;
+            };
+            let state = self.state_of(session);
+            let first_root = session.first_root;
+            let Some(maps) = self.source.maps_mut() else {
+                break;
+            };
+            let written = maps.set_session(first_root, Some(&state));
+            // One that finds no room takes nothing from the others.
+            result = result.and(written);
+        }
+        if self.mirror.told != self.mirror.condemned.len() {
+            self.mirror.told = self.mirror.condemned.len();
+            if let Some(maps) = self.source.maps_mut() {
+                maps.set_condemned(self.mirror.told as u64)?;
+            }
+        }
+        Ok(result?)
+    }
+
+    /// Finds the sessions whose ladder has come to SIGKILL, or is over; whether there are others than before.
+    fn condemn(&mut self) -> bool {
+        // Nobody is there to be told.
+        if self.source.maps().is_none() {
+            return false;
+        }
+        let mut condemned = HashSet::new();
+        for (id, stage) in self.follow.reaper.stages() {
+            if matches!(stage, Stage::Kill { .. }) && self.settings.mode == Mode::Enforce {
+                let inwards = self.model.sessions.inwards(id);
+                // A rule may have ended what belongs to an agent that lives, and that is no end of the others.
+                let due = |id: &SessionId| self.model.sessions.due(*id).is_some();
+                condemned.extend(inwards.map(|session| session.id).filter(due));
+            }
+        }
+        let before = mem::replace(&mut self.mirror.condemned, condemned);
+        let condemned = &self.mirror.condemned;
+        for id in condemned.symmetric_difference(&before) {
+            self.mirror.dirty.insert(*id);
+            if let Some(session) = self.model.sessions.get(*id) {
+                self.follow.touch_members(&self.model, session);
+            }
+        }
+        *condemned != before
+    }
+
+    /// Takes away what was left of a session that is over.
+    pub(super) fn forget_session(&mut self, first_root: Key) {
+        let maps = self.source.maps_mut();
+        if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
+            tracing::error!("{error}");
+        }
+    }
+
+    fn state_of(&self, session: &Session) -> SessionState {
+        let outer = session.outer.and_then(|id| self.model.sessions.get(id));
+        let key = |key: Key| {
+            raw_key(
+                self.model
+                    .tree
+                    .get(key)
+                    .and_then(|n| n.exact_key())
+                    .unwrap_or(key),
+            )
+        };
+        let ladder =
+            self.model.sessions.due(session.id).and_then(|(ladder, _)| {
+                self.follow.reaper.stages().find(|(id, _)| *id == ladder.id)
+            });
+        let kill_at_ns = match ladder {
+            Some((_, Stage::Term { kill_at })) => kill_at,
+            // Long past.
+            Some((_, Stage::Kill { .. })) => 1,
+            None => 0,
+        };
+        let root = self.model.tree.get(session.root);
+        let parent = root.and_then(|root| root.birth_parent);
+        let mut flags = 0;
+        if self.mirror.condemned.contains(&session.id) {
+            flags |= SESSION_CONDEMNED;
+        }
+        if self.ends_in_kernel(session) {
+            flags |= SESSION_KERNEL_REAP;
+        }
+        if self
+            .sessions
+            .get(&session.id)
+            .is_some_and(|tally| tally.told.is_some())
+        {
+            flags |= SESSION_TOLD;
+        }
+        let mut rule = [0; RULE_MAX];
+        let name = session.agent.as_bytes();
+        let len = name.len().min(RULE_MAX);
+        rule[..len].copy_from_slice(&name[..len]);
+        let none = super::follow::Tally::default();
+        let tally = self.sessions.get(&session.id).unwrap_or(&none);
+        SessionState {
+            root: key(session.root),
+            outer: outer.map_or(Default::default(), |outer| raw_key(outer.first_root)),
+            parent: parent.map_or(Default::default(), key),
+            opened_ns: session.opened,
+            gone_ns: session.root_gone.map_or(0, |gone| gone.at),
+            kill_at_ns,
+            lost: tally.lost,
+            ended: session.root_gone.map_or(0, |gone| wait_status(gone.ended)),
+            uid: session.uids.real,
+            euid: session.uids.effective,
+            flags,
+            cgroup_id: session.cgroup_id,
+            check: raw_key(session.first_root).check(),
+            reaped: tally.reaped,
+            kept: tally.told.unwrap_or(0),
+            failed: tally.failed,
+            tty: root.map_or(0, |root| root.image.tty),
+            _pad: 0,
+            rule,
+        }
+    }
+
+    /// Whether the probe may send the first signal when the root of a session exits: it is a member as
+    /// any other, with nothing kept above it.
+    fn ends_in_kernel(&self, session: &Session) -> bool {
+        self.settings.kernel_reap
+            && self.source.kills()
+            && self.settings.mode == Mode::Enforce
+            && session.root_gone.is_none()
+            && self
+                .model
+                .tree
+                .get(session.root)
+                .is_some_and(|root| root.session == Some(session.id) && !self.model.is_spared(root))
+    }
+}
+
+/// As `wait(2)` tells it.
+fn wait_status(ended: Ended) -> u32 {
+    match ended {
+        Ended::Exited(code) => u32::from(code) << 8,
+        Ended::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
+        Ended::Unknown => ENDED_UNKNOWN,
+    }
+}

@@ -1,0 +1,199 @@
+//! Going on where the service before this one was, whenever it was killed.
+//!
+//! Its sessions are in one map, their members, as of now, in another, and what happened meanwhile is in the
+//! ring, which is read last: events tell nothing new of what the maps have said already.
+
+use std::sync::Arc;
+
+use reaper_common::{ENDED_UNKNOWN, SESSION_TOLD, SessionState};
+
+use super::follow::{Pending, Tally};
+use super::survey::{Surveyor, Whom};
+use super::{Engine, EngineError};
+use crate::config::Mode;
+use crate::export::{Body, Resumed, SessionRef, Who};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Restored, Uids};
+use crate::source::ebpf::{Ring, model_key};
+use crate::source::procfs::Glance;
+use crate::sys;
+
+impl Engine {
+    /// Takes in all that runs, and all that a service before this one has left. What happens meanwhile
+    /// waits in the ring and is merged afterwards.
+    pub(super) fn take_up(&mut self) -> Result<(), EngineError> {
+        let began = sys::boot_time();
+        let lost = self.source.lost();
+        let maps = self.source.maps();
+        let told = maps.map_or(0, |maps| maps.lost_told().min(lost.total));
+        let probes = self.source.probes();
+        let resumed = probes
+            .filter(|probes| probes.is_taken_up())
+            .map(|probes| Resumed {
+                sessions: 0,
+                backlog: probes.ring().waiting(),
+                lost: lost.total - told,
+            });
+        // Of which kinds the others were is not known any more.
+        self.lost.total = told;
+        if told == lost.total {
+            self.lost = lost;
+        }
+        self.unfollowed = self.source.unfollowed();
+        if resumed.is_some() {
+            self.model.begin_restore();
+        }
+        let states = self.restore_sessions();
+        // Of what was skipped before now, what is found here has to serve.
+        self.skipped = self.source.skipped();
+        let complete = self.source.is_complete() && self.skipped == 0;
+        let survey = Surveyor::new(&self.source, complete)?.survey(Whom::Everybody)?;
+        self.take_in(survey.rows);
+        // Before what has happened since: who was born to the kept is kept.
+        self.keep_again();
+        let pinned = self
+            .source
+            .pinned_at()
+            .map(|path| path.display().to_string());
+        self.tell(Body::Ready {
+            mode: self.settings.mode.name(),
+            source: self.source.name(),
+            passed_over: self.settings.passed_over.clone(),
+            processes: self.model.tree.len(),
+            scope: self.settings.scope_names.clone(),
+            resumed: resumed.map(|resumed| Resumed {
+                sessions: states.len(),
+                ..resumed
+            }),
+            pinned,
+            kernel_reap: self.settings.kernel_reap && self.source.kills(),
+            ring_size: self.source.ring().map(Ring::size),
+        });
+        let probes = self.source.probes();
+        if probes.is_some_and(|probes| probes.has_left_behind()) {
+            tracing::warn!(
+                "a service of another ABI version was at work here: what had left its tree before now is not known"
+            );
+        }
+        self.drain();
+        self.follow.out.flush_backlog();
+        // What is read says so only if it was written after the loss.
+        self.look_for_loss();
+        self.forget_vanished(&survey.pids, survey.began);
+        // Whoever is in the map and nowhere else has gone without being told of, or has come so.
+        for key in survey.marks.keys() {
+            let unknown = self.model.tree.get(*key).is_none();
+            if unknown
+                && self
+                    .procfs
+                    .glance(*key)
+                    .is_ok_and(|glance| glance == Glance::Gone)
+            {
+                self.source.forget(*key)?;
+            }
+        }
+        self.resume(&states);
+        self.finish_restore();
+        self.followed();
+        if self.source.filters() {
+            self.model.forget_foreign();
+        }
+        self.mirror_all()?;
+        let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
+        if let Some(maps) = self.source.maps_mut() {
+            maps.set_reaps(reaps)?;
+        }
+        self.settle();
+        if resumed.is_some() {
+            self.tell(Body::CaughtUp {
+                records: self.count.events,
+                duration: sys::boot_time().saturating_sub(began),
+            });
+            self.follow.out.flush();
+        }
+        Ok(())
+    }
+
+    /// All is taken in that there is: what is over is told to be.
+    fn finish_restore(&mut self) {
+        let Engine { model, follow, .. } = self;
+        let time = sys::boot_time();
+        model.finish_restore(|model, turn| follow.turn(model, time, turn));
+    }
+
+    /// Opens the sessions again that were open.
+    fn restore_sessions(&mut self) -> Vec<(Key, SessionState)> {
+        let maps = self.source.maps();
+        let mut states = maps.map_or_else(Vec::new, |maps| maps.sessions());
+        // Outer ones first: whoever is nested has begun later.
+        states.sort_by_key(|(first_root, state)| (state.opened_ns, first_root.start));
+        for (first_root, state) in &states {
+            let end = state.rule.iter().position(|byte| *byte == 0);
+            let rule = &state.rule[..end.unwrap_or(state.rule.len())];
+            let restored = Restored {
+                first_root: *first_root,
+                root: model_key(state.root).unwrap_or(*first_root),
+                outer: model_key(state.outer),
+                parent: model_key(state.parent),
+                tty: state.tty,
+                rule: Arc::from(String::from_utf8_lossy(rule)),
+                uids: Uids {
+                    real: state.uid,
+                    effective: state.euid,
+                },
+                cgroup_id: state.cgroup_id,
+                opened: state.opened_ns,
+                gone: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
+            };
+            self.apply(&Event {
+                time: state.opened_ns,
+                provenance: Provenance::Inferred,
+                kind: EventKind::Restored(Box::new(restored)),
+            });
+            if let Some(id) = self.model.sessions.by_first_root(*first_root).map(|s| s.id) {
+                let tally = self.sessions.entry(id).or_default();
+                self.mirror.dirty.insert(id);
+                *tally = Tally {
+                    reaped: state.reaped,
+                    failed: state.failed,
+                    lost: state.lost,
+                    told: (state.flags & SESSION_TOLD != 0).then_some(state.kept),
+                    ..Tally::default()
+                };
+            }
+        }
+        states
+    }
+
+    /// Tells what was taken up, and goes on with the ladders that were open.
+    fn resume(&mut self, states: &[(Key, SessionState)]) {
+        for (first_root, state) in states {
+            let Some(session) = self.model.sessions.by_first_root(*first_root) else {
+                continue;
+            };
+            let root = self.model.tree.get(session.root);
+            let (id, due) = (session.id, session.root_gone.is_some());
+            let body = Body::SessionResume {
+                session: SessionRef::from(session),
+                root: session.root,
+                who: root.map(|root| Who::new(&self.model, root)),
+                members: session.members().count(),
+                root_gone: due,
+            };
+            self.tell(body);
+            if due {
+                if state.kill_at_ns != 0 {
+                    self.follow.reaper.resume(id, state.kill_at_ns);
+                }
+                self.follow.pending.push(Pending::Session(id));
+            }
+        }
+    }
+}
+
+/// From what `wait(2)` tells.
+pub(super) fn ended(status: u32) -> Ended {
+    match status {
+        ENDED_UNKNOWN => Ended::Unknown,
+        status => Ended::from_wait_status(status),
+    }
+}

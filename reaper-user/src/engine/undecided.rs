@@ -1,0 +1,227 @@
+//! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
+
+use std::io;
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::Engine;
+use super::follow::Pending;
+use crate::facts::{Answer, Reader};
+use crate::model::Model;
+use crate::model::agent::Ruleset;
+use crate::model::event::Key;
+use crate::model::facts::{Known, Needs};
+use crate::model::policy::Decision;
+use crate::model::session::SessionId;
+use crate::sys;
+
+/// How often what could not be read is tried again, and after how many ns (times 4, 16, 64).
+const TRIES: u32 = 3;
+const TRY_AFTER: u64 = 250_000_000;
+
+/// Of how many that is counted: those that have ended are among them.
+const TRIED_MAX: usize = 4096;
+
+/// Where processes are looked at.
+const PROC: &str = "/proc";
+
+/// See the module.
+pub struct Undecided {
+    /// Reads what is asked for, in threads that nobody waits for.
+    pub facts: Reader,
+    /// Whose facts a decision waits for.
+    asked: HashMap<Key, Asked>,
+    /// Number of the last that was asked.
+    last: u64,
+    /// Who waits for the facts of its kin.
+    kin: HashMap<Key, Asked>,
+    /// Sessions that are over but for those about whom something is still to be said.
+    pub ending: HashSet<SessionId>,
+    /// Who is to be decided about anew at which time, in ns of the monotonic clock.
+    waiting: HashMap<Key, (u64, SessionId)>,
+    /// How often what could not be read has been tried again.
+    tries: HashMap<Key, u32>,
+}
+
+struct Asked {
+    /// Whose member it is.
+    session: SessionId,
+    /// Asks are numbered in their order.
+    number: u64,
+}
+
+impl Undecided {
+    /// # Errors
+    /// No thread can be started.
+    pub fn new(rules: &Ruleset) -> io::Result<Undecided> {
+        Ok(Undecided {
+            facts: reader(rules)?,
+            asked: HashMap::new(),
+            last: 0,
+            kin: HashMap::new(),
+            ending: HashSet::new(),
+            waiting: HashMap::new(),
+            tries: HashMap::new(),
+        })
+    }
+
+    /// Reads by other rules from now on; what was asked for is asked for again by whoever is decided about.
+    pub fn read_by(&mut self, reader: Reader) {
+        self.facts = reader;
+        // Nobody answers these any more.
+        self.asked.clear();
+        self.kin.clear();
+    }
+
+    /// Whether facts are being read that decisions wait for.
+    pub fn is_asking(&self) -> bool {
+        !self.asked.is_empty() || !self.kin.is_empty()
+    }
+
+    /// When somebody is to be decided about though nothing happens, in ns of the monotonic clock.
+    pub fn next(&self) -> Option<u64> {
+        self.waiting.values().map(|(at, _)| *at).min()
+    }
+
+    /// When to look again at one that could not be read, in ns of the monotonic clock; `None`: that was tried
+    /// often enough.
+    pub fn again(&mut self, key: Key) -> Option<u64> {
+        if self.tries.len() >= TRIED_MAX {
+            self.tries.clear();
+        }
+        let tries = self.tries.entry(key).or_default();
+        *tries += 1;
+        (*tries <= TRIES).then(|| sys::monotonic() + (TRY_AFTER << (2 * *tries)))
+    }
+
+    /// Whether something is still to be said about living members of a session.
+    pub fn has_members_of(&self, id: SessionId, model: &Model) -> bool {
+        let waiting = self
+            .waiting
+            .iter()
+            .map(|(key, (_, session))| (key, session));
+        let asked = self.asked.iter().chain(&self.kin);
+        let mut all = asked
+            .map(|(key, asked)| (key, &asked.session))
+            .chain(waiting);
+        all.any(|(key, session)| *session == id && model.tree.get(*key).is_some())
+    }
+}
+
+/// What reads all that rules ask for.
+///
+/// # Errors
+/// No thread can be started.
+pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
+    Reader::start(PROC, Arc::from(rules.marks()))
+}
+
+impl Engine {
+    /// Has facts read that a decision about a member rests on: its own, or those of its kin.
+    pub(super) fn ask(&mut self, key: Key, session: SessionId, decision: &Decision) {
+        let of = decision.relative.unwrap_or(key);
+        let node = self.model.tree.get(of);
+        let its = node.and_then(|node| node.session).unwrap_or(session);
+        let undecided = &mut self.undecided;
+        undecided.last += 1;
+        let number = undecided.last;
+        let asked = |session| Asked { session, number };
+        undecided.asked.entry(of).or_insert(asked(its));
+        undecided.facts.ask(of, decision.needs, true);
+        if of != key {
+            undecided.kin.insert(key, asked(session));
+        }
+    }
+
+    /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
+    pub(super) fn wait(&mut self, key: Key, session: SessionId, until: Option<u64>) {
+        match until {
+            Some(until) => drop(self.undecided.waiting.insert(key, (until, session))),
+            None => drop(self.undecided.waiting.remove(&key)),
+        }
+    }
+
+    /// What could not be read is tried again a few times, since that may pass; gives when, in ns of the monotonic clock.
+    pub(super) fn try_again(&mut self, key: Key) -> Option<u64> {
+        if !self.model.is_unread(key) {
+            return None;
+        }
+        self.undecided.again(key)
+    }
+
+    /// Has what rules may ask for, and what changes with the program only, read before anything is due.
+    pub(super) fn look_ahead(&mut self) {
+        let mut fresh = std::mem::take(&mut self.follow.fresh);
+        let wanted = self.model.rules.wants_prefetch();
+        fresh.sort_unstable_by_key(|key| (key.start, key.pid));
+        fresh.dedup();
+        for key in fresh {
+            let Some(node) = self.model.tree.get(key) else {
+                continue;
+            };
+            let session = node.session.and_then(|id| self.model.sessions.get(id));
+            // In the cgroup of its root it has no unit of its own; and of the root's all have to know.
+            let at_home = session.is_some_and(|session| {
+                session.root != node.key && session.cgroup_id == node.image.cgroup_id
+            });
+            let mut needs = node.lacks(wanted);
+            if at_home {
+                needs = needs.without(Needs::UNIT);
+            }
+            let told = node.told_mark() != Known::Unasked;
+            if told && self.model.rules.asks_for_keep_mark_alone() {
+                needs = needs.without(Needs::MARKS);
+            }
+            // Whether one hands over to the other when it leaves.
+            let is_root = session.is_some_and(|session| session.root == node.key);
+            if is_root && node.image.tty != 0 {
+                needs |= node.lacks(Needs::INPUT);
+            }
+            if !needs.is_none() {
+                self.undecided.facts.ask(key, needs, false);
+            }
+        }
+    }
+
+    /// Takes in what has been read, and sees to those whose time has come.
+    pub(super) fn learn(&mut self) {
+        let now = sys::monotonic();
+        self.model
+            .set_suspended(sys::boot_time().saturating_sub(now));
+        self.model.set_now(sys::boot_time());
+        for Answer {
+            key,
+            asked,
+            found,
+            at,
+        } in self.undecided.facts.take()
+        {
+            self.model.set_facts(key, asked, found, at);
+            // That nothing spares it may have come to be known.
+            self.follow.touched.push(key);
+            if self.undecided.asked.remove(&key).is_some() {
+                self.follow.pending.push(Pending::Process(key));
+            }
+        }
+        // Among its kin are often many who are asked about: once what was asked before it is all there.
+        let oldest = self
+            .undecided
+            .asked
+            .values()
+            .map(|asked| asked.number)
+            .min();
+        let is_free = |asked: &Asked| oldest.is_none_or(|oldest| oldest > asked.number);
+        let free = self.undecided.kin.extract_if(|_, asked| is_free(asked));
+        let free = free.map(|(key, _)| Pending::Process(key));
+        self.follow.pending.extend(free);
+        if self.undecided.next().is_some_and(|at| at <= now) {
+            let over = self.undecided.waiting.extract_if(|_, (at, _)| *at <= now);
+            for (key, _) in over {
+                self.model.forget_volatile(key);
+                self.model.forget_unreadable(key);
+                self.follow.pending.push(Pending::Process(key));
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+use std::sync::Arc;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::event::{Ended, Image, Key, Provenance, Uids};
+use crate::reap::{Outcome, Sent, Signaller};
+use crate::source::procfs::Memory;
+
+const ROOT: Key = Key { pid: 42, start: 7 };
+
+fn session() -> SessionRef {
+    SessionRef {
+        agent: "claude".into(),
+        first_root: ROOT,
+    }
+}
+
+fn who() -> Who {
+    let image = Image {
+        comm: b"claude".into(),
+        argv: b"claude\0--token\0hunter2\0".into(),
+        ..Image::default()
+    };
+    Who {
+        key: ROOT,
+        parent: None,
+        birth_parent: None,
+        image: Arc::new(image),
+        uids: Uids::default(),
+        session: Some(session()),
+        provenance: Provenance::Kernel,
+    }
+}
+
+fn sent(by: Signaller, latency: Option<u64>) -> Body {
+    let (key, signal) = (ROOT, Signal::SIGTERM);
+    let sent = Sent {
+        key,
+        signal,
+        latency,
+        by,
+    };
+    Body::Signal { who: who(), sent }
+}
+
+fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> Body {
+    Body::Ready {
+        mode: "enforce",
+        source: "ebpf",
+        passed_over: Vec::new(),
+        processes: 3,
+        scope: Vec::new(),
+        resumed,
+        pinned: pinned.map(Into::into),
+        kernel_reap: true,
+        ring_size: Some(65_536),
+    }
+}
+
+fn outcome(memory: Option<Memory>) -> Body {
+    Body::Outcome {
+        who: who(),
+        outcome: Outcome::Ended(Ended::Signalled {
+            signal: 15,
+            core: false,
+        }),
+        signal: Some("SIGTERM"),
+        duration: Some(2_000_000),
+        memory,
+    }
+}
+
+fn closed(memory: GivenBack) -> Body {
+    Body::SessionClose {
+        kept_reasons: vec![],
+        session: session(),
+        reaped: 5,
+        kept: 1,
+        failed: 0,
+        memory,
+        lost_before: 0,
+    }
+}
+
+fn gap(reason: &'static str, total: u64) -> Body {
+    Body::GapOpen {
+        reason,
+        source: "ebpf",
+        total,
+        by_kind: [
+            ("fork", total),
+            ("exec", 0),
+            ("exit", 0),
+            ("reparent", 0),
+            ("move", 0),
+        ],
+    }
+}
+
+/// A record as a line for people without its time and colours, and as JSON.
+fn told(body: Body) -> (String, Value) {
+    let clock = Clock::new("boot".into());
+    let record = Record { time: 0, body };
+    let (mut text, mut object) = (Vec::new(), Vec::new());
+    line::write(&mut anstream::StripStream::new(&mut text), &record, &clock).unwrap();
+    json::write(&mut object, &record, 1, &clock).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (_, text) = text.trim_end().split_once("  ").unwrap();
+    (text.to_owned(), serde_json::from_slice(&object).unwrap())
+}
+
+/// Each body is told to people in these words, and to programs with these keys.
+#[test]
+fn lines() {
+    let resumed = Resumed {
+        sessions: 2,
+        backlog: 2048,
+        lost: 5,
+    };
+    for (body, words, keys) in [
+        (
+            ready(None, None),
+            "ready  watching the whole host through ebpf, 3 processes found, mode enforce; \
+             tracking ends with this program",
+            json!({"event": "ready", "resumed": false, "kernel_reap": true, "ring_size": 65536}),
+        ),
+        (
+            ready(Some(resumed), Some("/sys/fs/bpf/r\n")),
+            "ready  watching the whole host through ebpf, 3 processes found, mode enforce; \
+             pinned in /sys/fs/bpf/r\\n; taken up: 2 sessions, 2.0 KiB of events, 5 lost",
+            json!({"resumed": true, "resumed_sessions": 2, "backlog_bytes": 2048, "lost_before": 5,
+                "pinned": "/sys/fs/bpf/r\n"}),
+        ),
+        (
+            gap("records_lost", 4),
+            "gap  4 events lost: nothing new is decided until it is made up for",
+            json!({"event": "gap.open", "reason": "records_lost", "source": "ebpf", "lost": 4, "lost_fork": 4, "lost_exit": 0}),
+        ),
+        (
+            gap("restart", 0),
+            "gap  nobody read meanwhile, 0 events lost: nothing new is decided until it is made up for",
+            json!({"reason": "restart", "lost": 0}),
+        ),
+        (
+            Body::GapClosed {
+                reason: "records_lost",
+                total: 4,
+                found: 2,
+                gone: 1,
+                duration: 1_500_000,
+            },
+            "gap closed  after 1.5 ms: 2 processes and 1 ends found that nobody had told of",
+            json!({"event": "gap.closed", "reason": "records_lost", "lost": 4, "found": 2, "gone": 1,
+                "duration_ns": 1_500_000}),
+        ),
+        (
+            Body::CaughtUp {
+                records: 7,
+                duration: 1_500_000,
+            },
+            "caught up  7 events in 1.5 ms",
+            json!({"event": "caught_up", "records": 7, "duration_ns": 1_500_000}),
+        ),
+        (
+            Body::Unfollowed {
+                count: 9,
+                room: 1024,
+            },
+            "map full  9 processes beyond the 1024 of max_members: followed only while this service runs",
+            json!({"event": "members.full", "count": 9, "room": 1024}),
+        ),
+        (
+            Body::SessionResume {
+                session: session(),
+                root: ROOT,
+                who: Some(who()),
+                members: 3,
+                root_gone: false,
+            },
+            "claude         resumed         42  claude --token [redacted]  3 members",
+            json!({"event": "session.resume", "session_id": "claude-42-7", "process.pid": 42, "members": 3,
+                "root_gone": false, "process.command_args": ["claude", "--token", "[redacted]"]}),
+        ),
+        (
+            Body::SessionResume {
+                session: session(),
+                root: ROOT,
+                who: None,
+                members: 3,
+                root_gone: true,
+            },
+            "claude         resumed         42  3 members, the agent is gone",
+            json!({"session_id": "claude-42-7", "entity_id": "boot-7-42", "process.pid": 42, "root_gone": true}),
+        ),
+        (
+            sent(Signaller::Kernel, Some(22_000)),
+            "claude         SIGTERM         42  claude --token [redacted]  from the kernel, after 22 µs",
+            json!({"event": "signal", "sent_by": "kernel", "latency_ns": 22_000}),
+        ),
+        (
+            sent(Signaller::Service, None),
+            "claude         SIGTERM         42  claude --token [redacted]",
+            json!({"sent_by": "service"}),
+        ),
+        (
+            Body::Summary {
+                count: Count::default(),
+                reason: "SIGTERM",
+                armed: Some("/sys/fs/bpf/r".into()),
+            },
+            "stopped  SIGTERM: 0 sessions, 0 reaped, 0 kept, 0 failed; 0 signals sent, 0 events read, 0 lost; \
+             left armed in /sys/fs/bpf/r",
+            json!({"event": "summary", "left_armed": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unread": 0}),
+        ),
+        (
+            outcome(Some(Memory {
+                rss: 3 << 20,
+                swap: 0,
+                pss: None,
+            })),
+            "claude         ended           42  claude --token [redacted]  SIGTERM, 2.0 ms after the first \
+             signal, 3.0 MiB given back",
+            json!({"event": "outcome", "memory.rss": 3 << 20, "memory.swap": 0, "signal": "SIGTERM",
+                "memory.pss": null}),
+        ),
+        (
+            outcome(Some(Memory {
+                rss: 3 << 20,
+                swap: 0,
+                pss: Some(2 << 20),
+            })),
+            "claude         ended           42  claude --token [redacted]  SIGTERM, 2.0 ms after the first \
+             signal, 2.0 MiB given back",
+            json!({"event": "outcome", "memory.rss": 3 << 20, "memory.pss": 2 << 20}),
+        ),
+        (
+            closed(GivenBack {
+                rss: 3 << 30,
+                pss: 1 << 30,
+                swap: 1 << 29,
+                unread: 2,
+            }),
+            "claude         closed          42  5 reaped, 1 kept, 0 failed, 1.5 GiB given back (512.0 MiB of \
+             it swapped out), 2 too quick to weigh",
+            json!({"event": "session.close", "memory.rss": 3u64 << 30, "memory.pss": 1 << 30, "memory.swap": 1 << 29,
+                "memory.unread": 2, "reaped": 5}),
+        ),
+        (
+            Body::SessionClose {
+                session: session(),
+                reaped: 5,
+                kept: 3,
+                kept_reasons: vec!["keep_rule", "kept_by_user"],
+                failed: 0,
+                memory: GivenBack::default(),
+                lost_before: 0,
+            },
+            "claude         closed          42  5 reaped, 3 kept (a rule keeps it, a user keeps it), 0 failed",
+            json!({"kept": 3, "kept_reasons": ["keep_rule", "kept_by_user"]}),
+        ),
+        (
+            closed(GivenBack::default()),
+            "claude         closed          42  5 reaped, 1 kept, 0 failed",
+            json!({"memory.rss": 0}),
+        ),
+        (
+            Body::Dropped {
+                by: "journal",
+                count: 7,
+            },
+            "dropped  7 records of the journal: it is not written fast enough",
+            json!({"event": "dropped", "dropped_by": "journal", "count": 7}),
+        ),
+    ] {
+        let (text, object) = told(body);
+        assert_eq!(text, words);
+        for (key, value) in keys.as_object().unwrap() {
+            assert_eq!(
+                object.get(key).unwrap_or(&Value::Null),
+                value,
+                "{key} in {object}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_does_not_hold_has_no_key() {
+    let (_, ready) = told(ready(None, None));
+    for key in ["pinned", "resumed_sessions", "lost_before"] {
+        assert_eq!(ready.get(key), None, "{key} in {ready}");
+    }
+    let count = Count::default();
+    let (_, summary) = told(Body::Summary {
+        count,
+        reason: "SIGTERM",
+        armed: None,
+    });
+    assert_eq!(summary.get("left_armed"), None, "{summary}");
+    let (text, unread) = told(outcome(None));
+    assert!(!text.contains("given back"), "{text}");
+    assert_eq!(unread.get("memory.rss"), None, "{unread}");
+}

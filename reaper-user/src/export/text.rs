@@ -1,0 +1,143 @@
+//! How what a line is made of is put into words.
+
+use std::fmt::Write as _;
+
+use bytesize::ByteSize;
+
+use super::names::SignalName;
+use super::record::{GivenBack, Who};
+use super::redact;
+use crate::model::event::{Ended, Image, Key};
+
+/// Characters of a command line that are shown.
+const COMMAND_MAX: usize = 48;
+
+/// `, 1.2 GiB given back`, and what is not in that; empty where nobody has ended.
+pub(super) fn given_back(memory: &GivenBack) -> String {
+    let GivenBack {
+        pss, swap, unread, ..
+    } = *memory;
+    let mut text = String::new();
+    let whole = pss.saturating_add(swap);
+    if whole > 0 {
+        let _ = write!(text, ", {} given back", ByteSize::b(whole));
+    }
+    if swap > 0 {
+        let _ = write!(text, " ({} of it swapped out)", ByteSize::b(swap));
+    }
+    if unread > 0 {
+        let _ = write!(text, ", {unread} too quick to weigh");
+    }
+    text
+}
+
+/// A process where there is little room.
+pub(super) fn process(key: Option<Key>, command: &[u8]) -> String {
+    let command = printable(&String::from_utf8_lossy(command), 16);
+    match key {
+        Some(key) if command.is_empty() => key.pid.to_string(),
+        Some(key) => format!("{command} ({})", key.pid),
+        None => "nobody known".into(),
+    }
+}
+
+pub(super) fn by(parent: Option<Key>) -> String {
+    parent
+        .map(|key| format!("by {}", key.pid))
+        .unwrap_or_default()
+}
+
+/// How a process ended.
+pub fn ended(ended: Ended) -> String {
+    match ended {
+        Ended::Exited(code) => format!("exit {code}"),
+        Ended::Signalled {
+            signal,
+            core: false,
+        } => SignalName(signal).to_string(),
+        Ended::Signalled { signal, core: true } => format!("{} (core dumped)", SignalName(signal)),
+        Ended::Unknown => "nobody saw how".into(),
+    }
+}
+
+/// A span of time with three digits.
+pub fn duration(ns: u64) -> String {
+    let (value, unit) = match ns as f64 {
+        ns if ns < 1e3 => (ns, "ns"),
+        ns if ns < 1e6 => (ns / 1e3, "µs"),
+        ns if ns < 1e9 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let digits = if value < 10.0 && unit != "ns" { 1 } else { 0 };
+    format!("{value:.digits$} {unit}")
+}
+
+pub(super) fn command(who: &Who) -> String {
+    printable(&command_line(&who.image, 4 * COMMAND_MAX), COMMAND_MAX)
+}
+
+/// The command line without its secrets, of about `max` bytes; in brackets the kernel's name where there is none.
+pub fn command_line(image: &Image, max: usize) -> String {
+    let mut line = String::new();
+    for arg in redact::arguments(image.args()) {
+        let space = if line.is_empty() { "" } else { " " };
+        let _ = write!(line, "{space}{}", String::from_utf8_lossy(&arg));
+        if line.len() > max {
+            line.truncate(line.floor_char_boundary(max));
+            line.push('…');
+            break;
+        }
+    }
+    if line.is_empty() {
+        line = format!("[{}]", String::from_utf8_lossy(&image.comm));
+    }
+    line
+}
+
+/// How many processes something was about, where that is not the one.
+pub(super) fn more(processes: usize) -> String {
+    match processes {
+        0 | 1 => String::new(),
+        n => format!(": {n} processes"),
+    }
+}
+
+/// What may be shown on a terminal: no control characters, and not more than `max` characters.
+pub fn printable(text: &str, max: usize) -> String {
+    let mut shown = String::new();
+    for (n, c) in text.chars().enumerate() {
+        if n >= max {
+            shown.push('…');
+            break;
+        }
+        // Direction marks and the like would let a command line rearrange the line it stands on.
+        let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        if c.is_control() || invisible {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{duration, printable};
+
+    #[test]
+    fn control_characters_are_escaped_and_length_is_bounded() {
+        assert_eq!(
+            printable("a\nb\x1b[31mc\u{202e}", 40),
+            "a\\nb\\u{1b}[31mc\\u{202e}"
+        );
+        assert_eq!(printable("abcdef", 3), "abc…");
+    }
+
+    #[test]
+    fn durations_have_a_unit_that_fits() {
+        assert_eq!(duration(48_200), "48 µs");
+        assert_eq!(duration(1_500_000), "1.5 ms");
+        assert_eq!(duration(5_002_000_000), "5.0 s");
+    }
+}

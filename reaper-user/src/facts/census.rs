@@ -1,0 +1,106 @@
+//! Everybody, with what tells of the agents that they may come from.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::look::{Subject, look};
+use crate::model::event::Key;
+use crate::model::facts::{Known, Needs};
+use crate::model::stray::{Row, Table, Trace};
+use crate::source::procfs::{Look, Procfs, ProcfsError, Readers};
+
+/// How long a pass over all processes waits for the next one.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Those of all censuses: apart from the engine's, which who asks for scans must not use up.
+static READERS: Readers = Readers::new(16);
+
+/// What came of a look.
+enum Met {
+    Row(Box<Row>),
+    /// It is dead, or there is none.
+    Nobody,
+    Unread,
+}
+
+/// Reads the whole process table. Who cannot be read, or not in time, is among the unread.
+///
+/// # Errors
+/// The table cannot be listed, or no thread can be started.
+pub fn census(procfs: &Procfs) -> Result<Table, ProcfsError> {
+    let pids = procfs.pids()?;
+    let mut table = Table::default();
+    let mut unread: HashSet<u32> = pids.iter().copied().collect();
+    READERS.pass(procfs, PATIENCE, pids, meet, |pid, met| match met {
+        Met::Row(row) => {
+            unread.remove(&pid);
+            table.rows.insert(pid, *row);
+        }
+        Met::Nobody => {
+            unread.remove(&pid);
+        }
+        Met::Unread => {}
+    })?;
+    // The directory itself belongs to the effective user, and there is no waiting for that.
+    let uid = |pid: u32| match std::fs::metadata(procfs.root().join(pid.to_string())) {
+        Ok(directory) => Some((pid, Some(directory.uid()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(_) => Some((pid, None)),
+    };
+    table.unread = unread.into_iter().filter_map(uid).collect();
+    Ok(table)
+}
+
+/// Whether those with these pids have a socket that listens; who it was that was looked at, to the tick.
+///
+/// # Errors
+/// No thread can be started.
+pub fn listening(
+    procfs: &Procfs,
+    pids: Vec<u32>,
+) -> Result<HashMap<Key, Known<bool>>, ProcfsError> {
+    let mut all = HashMap::new();
+    let ask = |procfs: &Procfs, _, seen: Result<Look, ProcfsError>| {
+        let Ok(Look::Alive(seen)) = seen else {
+            return None;
+        };
+        let found = look(procfs.root(), seen.key, Needs::LISTENING, &[]);
+        Some((seen.key, found.facts.listening))
+    };
+    READERS.pass(procfs, PATIENCE, pids, ask, |_, found| all.extend(found))?;
+    Ok(all)
+}
+
+fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
+    let seen = match look {
+        Ok(Look::Alive(seen)) => seen,
+        Ok(Look::Zombie | Look::Vanished) => return Met::Nobody,
+        Err(_) => return Met::Unread,
+    };
+    let mut row = Row {
+        listening: Known::Unasked,
+        login_uid: None,
+        unit: Known::Unreadable,
+        trace: Known::Unreadable,
+        // Where it cannot be told, no pid is taken at its word.
+        nested: true,
+        seen,
+    };
+    if !row.seen.kernel_thread
+        && let Some(mut subject) = Subject::open(procfs.root(), row.seen.key)
+    {
+        let nested = subject.is_nested().unwrap_or(true);
+        let unit = subject.unit();
+        let login_uid = subject.login_uid();
+        let environ = subject.environ();
+        let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
+        if subject.lives() {
+            row.nested = nested;
+            row.unit = unit;
+            row.login_uid = login_uid;
+            row.trace = trace.map_or(Known::Unreadable, Known::Is);
+        }
+    }
+    Met::Row(Box::new(row))
+}

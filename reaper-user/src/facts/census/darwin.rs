@@ -1,0 +1,64 @@
+//! Everybody, with what tells of the agents that they may come from. No look waits for the process.
+
+use std::path::Path;
+
+use hashbrown::HashMap;
+
+use super::look::{Subject, look};
+use crate::model::event::Key;
+use crate::model::facts::{Known, Needs};
+use crate::model::stray::{Row, Table, Trace};
+use crate::source::darwin::table::{Look, Procfs, ProcfsError, all, one, seen};
+
+/// Reads the whole process table. Who cannot be read is among the unread.
+///
+/// # Errors
+/// The table cannot be listed.
+pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
+    let mut table = Table::default();
+    for process in all()?.iter().filter(|process| !process.is_zombie()) {
+        let Some(seen) = seen(process) else {
+            // Gone, or what was read is not of one process.
+            if let Some(now) = one(process.pid)?.filter(|now| !now.is_zombie()) {
+                table.unread.insert(now.pid, Some(now.uids.effective));
+            }
+            continue;
+        };
+        let mut row = Row {
+            listening: Known::Unasked,
+            login_uid: None,
+            unit: Known::Unreadable,
+            trace: Known::Unreadable,
+            nested: false,
+            seen,
+        };
+        if let Some(mut subject) = Subject::open(Path::new(""), row.seen.key) {
+            let environ = subject.environ();
+            let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
+            if subject.lives() {
+                row.unit = subject.unit();
+                row.trace = trace.map_or(Known::Unreadable, Known::Is);
+            }
+        }
+        table.rows.insert(process.pid, row);
+    }
+    Ok(table)
+}
+
+/// Whether those with these pids have a socket that listens; who it was that was looked at.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn listening(
+    procfs: &Procfs,
+    pids: Vec<u32>,
+) -> Result<HashMap<Key, Known<bool>>, ProcfsError> {
+    let mut all = HashMap::new();
+    for pid in pids {
+        if let Look::Alive(seen) = procfs.read(pid)? {
+            let found = look(Path::new(""), seen.key, Needs::LISTENING, &[]);
+            all.insert(seen.key, found.facts.listening);
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,115 @@
+//! One look at one process for its facts.
+
+#[cfg_attr(target_os = "macos", path = "look/darwin.rs")]
+mod subject;
+
+use std::path::Path;
+
+use crate::model::agent::Pattern;
+use crate::model::event::Key;
+use crate::model::facts::{Facts, Known, Needs};
+#[cfg(test)]
+pub(super) use subject::ENVIRON_MAX;
+pub(super) use subject::Subject;
+
+/// Processor time used up to a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Used {
+    /// In ticks of [`TICK_NS`](crate::model::event::TICK_NS), by all threads.
+    pub(super) ticks: u64,
+    /// On the monotonic clock, in ns.
+    pub(super) at: u64,
+}
+
+/// What a look has found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// All but the CPU use, which takes two looks.
+    pub(super) facts: Facts,
+    pub(super) used: Option<Used>,
+}
+
+impl Found {
+    pub(super) fn nothing() -> Found {
+        Found {
+            facts: Facts::unreadable(),
+            used: None,
+        }
+    }
+}
+
+/// Reads what is asked for of a process.
+pub(super) fn look(root: &Path, key: Key, needs: Needs, patterns: &[Pattern]) -> Found {
+    let Some(mut subject) = Subject::open(root, key) else {
+        return Found::nothing();
+    };
+    let mut found = Found::nothing();
+    let facts = &mut found.facts;
+    if needs.has(Needs::MARKS) {
+        facts.marks = subject.marks(patterns);
+    }
+    if needs.has(Needs::UNIT) {
+        facts.unit = subject.unit();
+    }
+    if needs.has(Needs::SESSION) {
+        facts.session = subject.session();
+    }
+    if needs.has(Needs::INPUT) {
+        facts.input = subject.input();
+    }
+    if needs.has(Needs::LISTENING) {
+        let listening = subject.listening().ok().flatten();
+        facts.listening = listening.map_or(Known::Unreadable, Known::Is);
+    }
+    if needs.has(Needs::CPU) {
+        found.used = subject.used();
+    }
+    if subject.lives() {
+        found
+    } else {
+        Found::nothing()
+    }
+}
+
+/// Which patterns some variable of an environment matches. Of one that was cut, what has not been found is
+/// not known; but that a process is to be kept, which is what the first pattern says, is enough to know.
+fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Known<u64> {
+    let mut found = 0_u64;
+    let patterns = &patterns[..patterns.len().min(64)];
+    for variable in environ.split(|b| *b == 0).filter(|v| !v.is_empty()) {
+        for (n, pattern) in patterns.iter().enumerate() {
+            if found & 1 << n == 0 && pattern.is_match(variable) {
+                found |= 1 << n;
+            }
+        }
+    }
+    let complete = found.count_ones() as usize == patterns.len();
+    if whole || complete || found & 1 != 0 {
+        Known::Is(found)
+    } else {
+        Known::Unreadable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_found_by_whole_variables() {
+        let patterns = ["REAPER_KEEP=1", "CI=*"].map(|glob| Pattern::argv(glob).unwrap());
+        for (environ, whole, expected) in [
+            ("A=1\0REAPER_KEEP=1\0", true, Known::Is(1)),
+            ("REAPER_KEEP=12\0XREAPER_KEEP=1\0", true, Known::Is(0)),
+            ("CI=a\nb\0", true, Known::Is(2)),
+            ("", true, Known::Is(0)),
+            // What was cut off might say anything.
+            ("CI=1\0", false, Known::Unreadable),
+            ("A=1\0REAPER_KEEP=1\0", false, Known::Is(1)),
+            ("CI=1\0REAPER_KEEP=1\0", false, Known::Is(3)),
+        ] {
+            let found = marks(environ.as_bytes(), whole, &patterns);
+            assert_eq!(found, expected, "{environ:?} {whole}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A process as sysctl(3) and libproc show it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Used, marks};
+use crate::model::agent::Pattern;
+use crate::model::event::{Key, TICK_NS};
+use crate::model::facts::{Known, SessionNow};
+use crate::source::darwin::args::Arguments;
+use crate::source::darwin::{sockets, table};
+use crate::sys::{self, darwin};
+
+/// A process that is being looked at. All is asked by pid: that it was this very one, [`Subject::lives`] tells afterwards.
+pub(in crate::facts) struct Subject {
+    key: Key,
+    unique: u64,
+    given: Vec<u8>,
+}
+
+impl Subject {
+    /// The living process with this key. `None` if it is gone or cannot be read. There is nowhere else to look for it
+    /// than where all are.
+    pub(in crate::facts) fn open(_: &Path, key: Key) -> Option<Subject> {
+        let unique = darwin::identity(key.pid).ok()?.unique;
+        let process = table::one(key.pid).ok()??;
+        let subject = Subject {
+            key,
+            unique,
+            given: Vec::new(),
+        };
+        key.same_tick(table::key(&process)).then_some(subject)
+    }
+
+    /// Whether it still runs: what was read before counts only if this holds after.
+    pub(in crate::facts) fn lives(&mut self) -> bool {
+        darwin::identity(self.key.pid).is_ok_and(|now| now.unique == self.unique)
+    }
+
+    /// The environment that its program was started with, and that this is all of it.
+    ///
+    /// Of programs that come with the system (`/bin/sh`) the kernel shows none. What could stand in there is not known then,
+    /// and what is not known speaks for a process.
+    pub(in crate::facts) fn environ(&mut self) -> Option<(&[u8], bool)> {
+        self.given = darwin::arguments(self.key.pid).ok()?;
+        let given = Arguments::parse(&self.given);
+        Some((given.environment?, true))
+    }
+
+    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+        match self.environ() {
+            Some((environ, whole)) => marks(environ, whole, patterns),
+            None => Known::Unreadable,
+        }
+    }
+
+    /// There are no units: nothing is in one.
+    pub(in crate::facts) fn unit(&mut self) -> Known<Arc<str>> {
+        Known::Is("".into())
+    }
+
+    pub(super) fn session(&mut self) -> Known<SessionNow> {
+        let process = table::one(self.key.pid).ok().flatten();
+        process.map_or(Known::Unreadable, |process| {
+            Known::Is(SessionNow {
+                sid: darwin::session(process.pid),
+                tty: process.terminal,
+            })
+        })
+    }
+
+    /// It takes the path of an open file, which is not read here.
+    pub(super) fn input(&self) -> Known<bool> {
+        Known::Unreadable
+    }
+
+    pub(super) fn used(&mut self) -> Option<Used> {
+        let ticks = darwin::usage(self.key.pid)?.cpu / TICK_NS;
+        let at = sys::monotonic();
+        Some(Used { ticks, at })
+    }
+
+    /// Whether one of its open files is a socket of the network that listens; `None` if that cannot be told of one.
+    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
+        let Some(files) = darwin::sockets(self.key.pid) else {
+            return Ok(None);
+        };
+        for file in files {
+            // One that has been closed since is none.
+            let Some(info) = darwin::socket(self.key.pid, file) else {
+                continue;
+            };
+            match sockets::listens(&info) {
+                Some(false) => {}
+                answer => return Ok(answer),
+            }
+        }
+        Ok(Some(false))
+    }
+}

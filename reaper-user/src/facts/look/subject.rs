@@ -1,0 +1,356 @@
+//! A process as /proc shows it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::{Used, marks};
+use crate::model::agent::Pattern;
+use crate::model::event::{Key, TICK_NS};
+use crate::model::facts::{Known, SessionNow};
+use crate::source::procfs::parse::{Stat, field, is_nested, number, words};
+use crate::source::procfs::{Dir, living_thread};
+use crate::sys;
+
+/// Most bytes of an environment that are read.
+pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
+/// Most open files that are gone through.
+const FILES_MAX: usize = 16 << 10;
+/// Most bytes of a table of sockets that are read: those that listen come first.
+const SOCKETS_MAX: u64 = 16 << 20;
+/// State of a socket that listens, as the tables have it.
+const LISTEN: &[u8] = b"0A";
+
+/// A process that is being looked at: all that is read through this is of one process, whoever has its
+/// pid meanwhile.
+pub(in crate::facts) struct Subject {
+    path: PathBuf,
+    /// Of the process, or of a thread that still runs where its leader has exited.
+    dir: Dir,
+    buffer: Vec<u8>,
+}
+
+impl Subject {
+    /// The living process with this key, of which the start needs to be right to the tick only. `None` if
+    /// it is gone or cannot be read.
+    pub(in crate::facts) fn open(root: &Path, key: Key) -> Option<Subject> {
+        let mut path = root.join(key.pid.to_string());
+        let mut dir = Dir::open(&path).ok()?;
+        let mut buffer = Vec::with_capacity(4 << 10);
+        dir.read("stat", &mut buffer).ok()?;
+        let stat = Stat::parse(&buffer)?;
+        let start = stat.start.saturating_mul(TICK_NS);
+        if !key.same_tick(Key { start, ..key }) {
+            return None;
+        }
+        if stat.dead() {
+            let (name, thread) = living_thread(&path, &dir, &stat)?;
+            (path, dir) = (path.join(name), thread);
+        }
+        Some(Subject { path, dir, buffer })
+    }
+
+    /// Whether it still runs. One that is on its way out has no environment and no files any more, and must
+    /// not be taken for one that never had: what was read before counts only if this holds after.
+    pub(in crate::facts) fn lives(&mut self) -> bool {
+        self.stat(|stat| !stat.dead()) == Some(true)
+    }
+
+    fn stat<T>(&mut self, take: impl FnOnce(Stat) -> T) -> Option<T> {
+        self.dir.read("stat", &mut self.buffer).ok()?;
+        Stat::parse(&self.buffer).map(take)
+    }
+
+    /// The environment that its program was started with, as far as it has not written over it, and whether
+    /// that is all of it.
+    pub(in crate::facts) fn environ(&mut self) -> Option<(&[u8], bool)> {
+        let read = self
+            .dir
+            .read_some("environ", ENVIRON_MAX + 1, &mut self.buffer);
+        read.ok()?;
+        let whole = self.buffer.len() <= ENVIRON_MAX;
+        Some((&self.buffer[..self.buffer.len().min(ENVIRON_MAX)], whole))
+    }
+
+    /// Whether it is not in the midst of an exec, when its environment reads as if there were none.
+    fn is_set_up(&mut self) -> bool {
+        if self.dir.read("stat", &mut self.buffer).is_err() {
+            return false;
+        }
+        // env_end, the 51st field of proc_pid_stat(5); the name, in parentheses, is the second.
+        let fields = self.buffer.rsplit(|b| *b == b')').next();
+        let mut fields = fields.unwrap_or_default().split(|b| *b == b' ');
+        let placed = fields.nth(49).is_some_and(|end| end != b"0");
+        placed
+            && self
+                .environ()
+                .is_some_and(|(environ, _)| environ.is_empty())
+    }
+
+    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+        if matches!(self.environ(), Some(([], _))) && !self.is_set_up() {
+            return Known::Unreadable;
+        }
+        match self.environ() {
+            Some((environ, whole)) => marks(environ, whole, patterns),
+            None => Known::Unreadable,
+        }
+    }
+
+    /// Whether its pid is another in a namespace of its own; `None` if that cannot be told.
+    pub(in crate::facts) fn is_nested(&mut self) -> Option<bool> {
+        self.dir.read("status", &mut self.buffer).ok()?;
+        Some(is_nested(&self.buffer))
+    }
+
+    /// The user that has logged in, by the kernel's audit; `None` if nobody has, or the kernel does not tell.
+    pub(in crate::facts) fn login_uid(&mut self) -> Option<u32> {
+        self.dir.read("loginuid", &mut self.buffer).ok()?;
+        number(&self.buffer).filter(|uid| *uid != u32::MAX)
+    }
+
+    pub(in crate::facts) fn unit(&mut self) -> Known<std::sync::Arc<str>> {
+        match self.dir.read("cgroup", &mut self.buffer) {
+            Ok(()) => Known::Is(unit(&self.buffer).into()),
+            Err(_) => Known::Unreadable,
+        }
+    }
+
+    pub(super) fn session(&mut self) -> Known<SessionNow> {
+        let now = self.stat(|stat| SessionNow {
+            sid: stat.sid,
+            tty: stat.tty,
+        });
+        now.map_or(Known::Unreadable, Known::Is)
+    }
+
+    /// By path, as [`Subject::listening`].
+    pub(super) fn input(&self) -> Known<bool> {
+        match std::fs::read_link(self.path.join("fd/0")) {
+            Ok(file) => Known::Is(is_terminal(file.as_os_str().as_bytes())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Known::Is(false),
+            Err(_) => Known::Unreadable,
+        }
+    }
+
+    pub(super) fn used(&mut self) -> Option<Used> {
+        let ticks = self.stat(|stat| stat.cpu)?;
+        let at = sys::monotonic();
+        Some(Used { ticks, at })
+    }
+
+    /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
+    /// from this one by [`Subject::lives`].
+    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
+        let mut sockets = HashSet::new();
+        let mut all = true;
+        for (n, file) in std::fs::read_dir(self.path.join("fd"))?.enumerate() {
+            if n == FILES_MAX {
+                all = false;
+                break;
+            }
+            // One that has been closed since is none.
+            if let Ok(link) = std::fs::read_link(file?.path())
+                && let Some(inode) = link.as_os_str().as_bytes().strip_prefix(b"socket:[")
+            {
+                sockets.extend(number::<u64>(inode.strip_suffix(b"]").unwrap_or_default()));
+            }
+        }
+        let listens = !sockets.is_empty() && {
+            let net = self.path.join("net");
+            listens(&net.join("tcp"), &sockets)?
+                || match listens(&net.join("tcp6"), &sockets) {
+                    // A kernel without IPv6.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+                    listens => listens?,
+                }
+        };
+        Ok((listens || all).then_some(listens))
+    }
+}
+
+/// The innermost unit of systemd in a `cgroup` file; empty for none. By cgroup v2, or where that says nothing
+/// by systemd's own hierarchy of v1.
+fn unit(file: &[u8]) -> String {
+    let path = |line: &[u8]| unit_of_path(line.strip_suffix(b" (deleted)").unwrap_or(line));
+    let v2 = field(file, b"0::").and_then(path);
+    let v1 = || {
+        let mut lines = file.split(|b| *b == b'\n');
+        lines.find_map(|line| {
+            let mut parts = line.splitn(3, |b| *b == b':');
+            let named = parts.nth(1)? == b"name=systemd";
+            path(parts.next().filter(|_| named)?)
+        })
+    };
+    v2.or_else(v1).unwrap_or_default()
+}
+
+/// A user's service manager (`user@1000.service`) holds all that the user runs, and a login session
+/// (`session-3.scope`) all that was typed at one terminal: an agent and what it leaves behind lie in there
+/// together with everything else. Neither says that somebody manages a process, so neither is a unit of its
+/// own; what lies in a unit inside of them is.
+fn unit_of_path(path: &[u8]) -> Option<String> {
+    let name = path.rsplit(|b| *b == b'/').find_map(|name| {
+        // systemd writes so what would be taken for a file of the cgroup's.
+        let name = name.strip_prefix(b"_").unwrap_or(name);
+        let service = name.ends_with(b".service") && !name.starts_with(b"user@");
+        let scope = name.ends_with(b".scope") && !is_login(name);
+        (service || scope).then_some(name)
+    })?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+fn is_login(scope: &[u8]) -> bool {
+    let id = scope.strip_prefix(b"session-");
+    let id = id.and_then(|id| id.strip_suffix(b".scope"));
+    // `3`, and `c3` for what is no login of a person.
+    id.is_some_and(|id| number::<u64>(id.strip_prefix(b"c").unwrap_or(id)).is_some())
+}
+
+/// Whether a file is a terminal, by its name. What is one under another name speaks for nobody.
+fn is_terminal(file: &[u8]) -> bool {
+    let device = file.strip_prefix(b"/dev/").unwrap_or_default();
+    device.starts_with(b"pts/") || device.starts_with(b"tty") || device == b"console"
+}
+
+/// Whether one of the sockets listens by a table in the form of `net/tcp`.
+fn listens(table: &Path, sockets: &HashSet<u64>) -> io::Result<bool> {
+    let table = BufReader::new(File::open(table)?.take(SOCKETS_MAX));
+    for line in table.split(b'\n').skip(1) {
+        let line = line?;
+        let mut words = words(&line).skip(3);
+        // The kernel lists those that listen first, then the many that do not.
+        if words.next().is_some_and(|state| state != LISTEN) {
+            return Ok(false);
+        }
+        if let Some(inode) = words.nth(5).and_then(number::<u64>)
+            && sockets.contains(&inode)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::damage::{hostile, real};
+
+    const TCP: &[u8] = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100 0 0 10 0\n   \
+        1: 0100007F:1F90 0100007F:A1B2 01 00000000:00000000 00:00000000 00000000     0        0 4243 1 0 20 4 30 10 -1\n";
+
+    proptest! {
+        #[test]
+        fn any_cgroup_file_names_a_unit_or_none(bytes in hostile(real("cgroup"))) {
+            let unit = unit(&bytes);
+            let ends = [".service", ".scope"].iter().any(|end| unit.ends_with(end));
+            prop_assert!(unit.is_empty() || ends, "{}", unit);
+        }
+
+        #[test]
+        fn any_name_is_a_terminal_or_none(name in hostile("/dev/pts/3")) {
+            prop_assert!(!is_terminal(&name) || name.starts_with(b"/dev/"));
+        }
+    }
+
+    proptest! {
+        // Each makes files.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_table_of_sockets_can_be_read(bytes in hostile(TCP)) {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), &bytes).unwrap();
+            let listens = listens(file.path(), &HashSet::from([4242])).unwrap();
+            prop_assert!(!listens || bytes.windows(4).any(|word| word == b"4242"));
+        }
+
+        #[test]
+        fn any_process_can_be_looked_at(
+            stat in prop_oneof![Just(real("stat")), hostile(real("stat"))],
+            environ in hostile("A=1\0REAPER_KEEP=1\0"),
+            cgroup in hostile(real("cgroup")),
+            status in hostile(real("status")),
+            login in hostile("1000"),
+        ) {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().join("7");
+            std::fs::create_dir(&dir).unwrap();
+            let start = Stat::parse(&stat).map_or(0, |stat| stat.start.saturating_mul(TICK_NS));
+            for (name, content) in [
+                ("stat", &stat),
+                ("environ", &environ),
+                ("cgroup", &cgroup),
+                ("status", &status),
+                ("loginuid", &login),
+            ] {
+                std::fs::write(dir.join(name), content).unwrap();
+            }
+            let subject = Subject::open(root.path(), Key { pid: 7, start });
+            prop_assert!(subject.is_none() || Stat::parse(&stat).is_some());
+            if let Some(mut subject) = subject {
+                let keep = [Pattern::argv("REAPER_KEEP=1").unwrap()];
+                let marks = subject.marks(&keep);
+                let is_there = environ.split(|b| *b == 0).any(|v| v == b"REAPER_KEEP=1");
+                prop_assert!(marks == Known::Unreadable || marks == Known::Is(u64::from(is_there)));
+                subject.unit();
+                subject.session();
+                subject.used();
+                prop_assert!(subject.is_nested().is_some());
+                prop_assert!(subject.login_uid() != Some(u32::MAX));
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_of_sockets_that_listen() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), TCP).unwrap();
+        for (inode, expected) in [(4242, true), (4243, false), (0, false)] {
+            let found = listens(file.path(), &HashSet::from([inode])).unwrap();
+            assert_eq!(found, expected, "{inode}");
+        }
+    }
+
+    #[test]
+    fn the_innermost_unit_that_somebody_manages() {
+        for (file, expected) in [
+            ("0::/system.slice/nginx.service\n", "nginx.service"),
+            ("0::/system.slice/a.service/inner/leaf\n", "a.service"),
+            ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+            ("0::/user.slice/user-1000.slice/session-c2.scope\n", ""),
+            (
+                "0::/user.slice/user-1000.slice/user@1000.service/app.slice\n",
+                "",
+            ),
+            (
+                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/dev.service\n",
+                "dev.service",
+            ),
+            (
+                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-u12.scope\n",
+                "run-u12.scope",
+            ),
+            ("0::/system.slice/docker-0a1b.scope\n", "docker-0a1b.scope"),
+            ("0::/x.slice/session-build.scope\n", "session-build.scope"),
+            ("0::/system.slice/_cpu.service\n", "cpu.service"),
+            ("0::/system.slice/b.service (deleted)\n", "b.service"),
+            ("0::/../../../system.slice/c.service\n", "c.service"),
+            (
+                "12:cpu:/x.service\n1:name=systemd:/system.slice/d.service\n0::/\n",
+                "d.service",
+            ),
+            ("12:cpu,cpuacct:/x.service\n", ""),
+            ("0::/\n", ""),
+            ("", ""),
+        ] {
+            assert_eq!(unit(file.as_bytes()), expected, "{file:?}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Facts about processes, read from /proc by threads that nobody waits for longer than is good.
+//!
+//! ```text
+//!   engine ──ask──▶ queue ──▶ threads, blocking reads of /proc ──▶ answers ──take──▶ engine ──▶ model
+//!                                └──────────── an urgent one wakes ────────────▲
+//! ```
+//!
+//! What is urgent has threads of its own: a process waits for it with a decision. What is asked for ahead
+//! is read by another, wakes nobody, and is taken along when something else has come up.
+//!
+//! To read another process's memory can take for ever: a process that holds its memory map's lock in
+//! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
+//! answered with [`Known::Unreadable`](crate::model::facts::Known::Unreadable) in time, and another takes its
+//! place, up to a bound. With nothing asked for no thread wakes up.
+
+#[cfg_attr(target_os = "macos", path = "census/darwin.rs")]
+mod census;
+mod look;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use tokio::sync::Notify;
+
+use crate::model::agent::Pattern;
+use crate::model::event::{Key, TICK_NS};
+use crate::model::facts::{Facts, Known, Needs};
+use crate::sys;
+pub use census::{census, listening};
+use look::Used;
+use pool::{Common, Done, Job, Pool};
+
+/// How long a thread may take over one process that somebody waits for, in ns.
+const LIMIT: u64 = 100_000_000;
+/// How long an urgent ask may take in all where many are before it, and one for the CPU use in any case.
+const LIMIT_IN_ALL: u64 = 2_000_000_000;
+/// Between the two looks that tell the CPU use.
+const CPU_SPAN: u64 = 1_000_000_000;
+/// Asks that are open beyond which what nobody waits for is not read.
+const OPEN_MAX: usize = 8192;
+/// Threads for what is urgent and for what is not: so many at first, and at most.
+const URGENT: (usize, usize) = (2, 8);
+const AHEAD: (usize, usize) = (1, 3);
+
+/// What was found out about a process.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub key: Key,
+    /// Which facts this is about; all others in `found` mean nothing.
+    pub asked: Needs,
+    pub found: Facts,
+    /// When the look began, in ns since boot. Marks of a process that has run another program since are
+    /// those of the program before it.
+    pub at: u64,
+}
+
+/// See the module. Belongs to one thread, which it never keeps waiting. When it is dropped, its threads end
+/// with what they are at.
+pub struct Reader {
+    urgent: Pool,
+    ahead: Pool,
+    done: Receiver<Done>,
+    woken: Arc<Notify>,
+    last_id: u64,
+    open: HashMap<u64, Ask>,
+    /// Ids of the open ones about each process.
+    about: HashMap<Key, Vec<u64>>,
+    /// When to see to what, in ns of the monotonic clock. Some of it may be closed by then.
+    timers: BinaryHeap<Reverse<(u64, u64)>>,
+    answers: Vec<Answer>,
+    /// Among the answers is one that somebody waits for.
+    ready: bool,
+}
+
+/// An ask that is open. That for the CPU use is one by itself.
+struct Ask {
+    key: Key,
+    needs: Needs,
+    /// In ns of the monotonic clock.
+    asked: u64,
+    /// Since when somebody has waited for it, in ns of the monotonic clock.
+    urgent: Option<u64>,
+    /// First look of two.
+    used: Option<Used>,
+}
+
+impl Reader {
+    /// Starts the threads. `root` is where /proc is, `marks` are the patterns over `NAME=value` whose numbers
+    /// are the bits of [`Facts::marks`], at most 64.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(root: impl Into<PathBuf>, marks: Arc<[Pattern]>) -> io::Result<Reader> {
+        let woken = Arc::new(Notify::new());
+        let common = Arc::new(Common {
+            root: root.into(),
+            marks,
+            woken: Arc::clone(&woken),
+        });
+        let (send, done) = channel();
+        Ok(Reader {
+            urgent: Pool::start("facts", URGENT, true, &common, &send)?,
+            ahead: Pool::start("facts-ahead", AHEAD, false, &common, &send)?,
+            done,
+            woken,
+            last_id: 0,
+            open: HashMap::new(),
+            about: HashMap::new(),
+            timers: BinaryHeap::new(),
+            answers: Vec::new(),
+            ready: false,
+        })
+    }
+
+    /// Asks for facts about a process. What is asked for already is not asked again, but becomes urgent if
+    /// this is. What is not urgent is answered with [`Known::Unasked`] where there is too much of it, or it
+    /// takes too long: nobody has looked, and whoever needs it asks again.
+    pub fn ask(&mut self, key: Key, needs: Needs, urgent: bool) {
+        let now = sys::monotonic();
+        let mut fresh = needs;
+        for id in self.about.get(&key).cloned().unwrap_or_default() {
+            let Some(ask) = self.open.get_mut(&id) else {
+                continue;
+            };
+            let wanted = needs.without(ask.needs) != needs;
+            fresh = fresh.without(ask.needs);
+            if urgent && wanted && ask.urgent.is_none() {
+                ask.urgent = Some(now);
+                let begun = ask.used.is_some();
+                self.timers.push(Reverse((now + self.limit(id), id)));
+                // The thread that it waits for may be busy with much else: whoever is first answers.
+                if !begun {
+                    self.send(id);
+                }
+            }
+        }
+        if !urgent && !self.open.is_empty() {
+            self.ahead.mend(now, LIMIT);
+            if self.open.len() >= OPEN_MAX {
+                let (found, at) = (Facts::default(), sys::boot_time());
+                let asked = fresh;
+                return self.answers.push(Answer {
+                    key,
+                    asked,
+                    found,
+                    at,
+                });
+            }
+        }
+        let cpu = fresh.has(Needs::CPU);
+        for needs in [
+            fresh.without(Needs::CPU),
+            if cpu { Needs::CPU } else { Needs::NONE },
+        ] {
+            if needs.is_none() {
+                continue;
+            }
+            self.last_id += 1;
+            let id = self.last_id;
+            let ask = Ask {
+                key,
+                needs,
+                asked: now,
+                urgent: urgent.then_some(now),
+                used: None,
+            };
+            self.open.insert(id, ask);
+            self.about.entry(key).or_default().push(id);
+            let limit = if urgent { self.limit(id) } else { LIMIT_IN_ALL };
+            self.timers.push(Reverse((now + limit, id)));
+            self.send(id);
+        }
+    }
+
+    /// Waits until an urgent ask is answered, or has run out of its time, which is an answer too. May be
+    /// dropped and called again at any time.
+    pub async fn ready(&mut self) {
+        loop {
+            self.collect();
+            self.see_to_timers();
+            if self.ready {
+                return;
+            }
+            let woken = self.woken.notified();
+            match self.timers.peek() {
+                Some(Reverse((at, _))) => {
+                    let left = Duration::from_nanos(at.saturating_sub(sys::monotonic()));
+                    // Whichever it was, what is there is looked at again.
+                    let _ = tokio::time::timeout(left, woken).await;
+                }
+                None => woken.await,
+            }
+        }
+    }
+
+    /// All answers since the last call, urgent or not.
+    pub fn take(&mut self) -> Vec<Answer> {
+        self.collect();
+        self.ready = false;
+        std::mem::take(&mut self.answers)
+    }
+
+    fn limit(&self, id: u64) -> u64 {
+        let cpu = self
+            .open
+            .get(&id)
+            .is_some_and(|ask| ask.needs == Needs::CPU);
+        if cpu { LIMIT_IN_ALL } else { LIMIT }
+    }
+
+    /// Hands an open ask to a thread.
+    fn send(&self, id: u64) {
+        let Some(ask) = self.open.get(&id) else {
+            return;
+        };
+        let pool = if ask.urgent.is_some() {
+            &self.urgent
+        } else {
+            &self.ahead
+        };
+        let Ask { key, needs, .. } = *ask;
+        pool.ask(Job { id, key, needs });
+    }
+
+    /// Takes in what the threads have found.
+    fn collect(&mut self) {
+        while let Ok(Done { id, at, found }) = self.done.try_recv() {
+            let Some(ask) = self.open.get_mut(&id) else {
+                continue;
+            };
+            let mut facts = found.facts;
+            if let (Needs::CPU, Some(used)) = (ask.needs, found.used) {
+                let Some(first) = ask.used else {
+                    ask.used = Some(used);
+                    self.timers.push(Reverse((used.at + CPU_SPAN, id)));
+                    continue;
+                };
+                // Asked for twice, since it has become urgent.
+                if used.at < first.at + CPU_SPAN {
+                    continue;
+                }
+                facts.cpu = Known::Is(percent(first, used));
+            }
+            self.close(id, at, facts);
+        }
+    }
+
+    /// Answers an ask.
+    fn close(&mut self, id: u64, at: u64, found: Facts) {
+        let Some(ask) = self.open.remove(&id) else {
+            return;
+        };
+        if let Some(ids) = self.about.get_mut(&ask.key) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.about.remove(&ask.key);
+            }
+        }
+        self.ready |= ask.urgent.is_some();
+        self.answers.push(Answer {
+            key: ask.key,
+            asked: ask.needs,
+            found,
+            at,
+        });
+        if self.open.is_empty() {
+            self.timers.clear();
+        }
+    }
+
+    fn see_to_timers(&mut self) {
+        let now = sys::monotonic();
+        while let Some(Reverse((at, id))) = self.timers.peek().copied()
+            && (at <= now || !self.open.contains_key(&id))
+        {
+            self.timers.pop();
+            if let Some(next) = self.see_to(id, now) {
+                self.timers.push(Reverse((next, id)));
+            }
+        }
+    }
+
+    /// Its time has come; gives when to see to it again.
+    fn see_to(&mut self, id: u64, now: u64) -> Option<u64> {
+        let ask = self.open.get(&id)?;
+        let cpu = ask.needs == Needs::CPU;
+        if ask.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
+            self.send(id);
+        }
+        let Some(asked) = ask.urgent else {
+            // Who needs it may have taken it for asked, and waits after all.
+            if now >= ask.asked + LIMIT_IN_ALL {
+                self.close(id, sys::boot_time(), Facts::default());
+                self.ready = true;
+            }
+            return None;
+        };
+        if now < asked + self.limit(id) {
+            return None;
+        }
+        let free = self.urgent.mend(now, LIMIT);
+        let again = match self.urgent.begun(id) {
+            Some(begun) => (begun + LIMIT > now).then_some(begun + LIMIT),
+            // Many are before it, and they are being answered.
+            None => free.then_some(now + LIMIT / 4),
+        };
+        if !cpu && now < asked + LIMIT_IN_ALL && again.is_some() {
+            return again;
+        }
+        self.close(id, sys::boot_time(), Facts::unreadable());
+        None
+    }
+}
+
+/// Percent of one processor.
+fn percent(first: Used, second: Used) -> u32 {
+    let used = second.ticks.saturating_sub(first.ticks) * TICK_NS;
+    let span = second.at.saturating_sub(first.at).max(1);
+    u32::try_from(used.saturating_mul(100) / span).unwrap_or(u32::MAX)
+}

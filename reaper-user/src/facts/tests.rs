@@ -1,0 +1,361 @@
+//! A /proc of files, where a pipe without a writer holds its reader for good, and real processes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use nix::sys::stat::Mode;
+
+use super::*;
+use crate::model::facts::SessionNow;
+use crate::source::procfs::Procfs;
+
+const ALL_BUT_CPU: [Needs; 5] = [
+    Needs::INPUT,
+    Needs::MARKS,
+    Needs::UNIT,
+    Needs::LISTENING,
+    Needs::SESSION,
+];
+
+struct Fake(tempfile::TempDir);
+
+impl Fake {
+    fn new() -> Fake {
+        Fake(tempfile::tempdir().unwrap())
+    }
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+    fn file(&self, path: String, content: &str) -> PathBuf {
+        let path = self.root().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+    /// A process with a socket that listens, a mark and a unit; its start is its pid in ticks.
+    fn process(&self, pid: u32) -> Key {
+        let stat = format!("{pid} (x) S 1 9 8 34816 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 {pid} 0\n");
+        self.file(format!("{pid}/stat"), &stat);
+        self.file(format!("{pid}/environ"), "A=1\0REAPER_KEEP=1\0");
+        self.file(format!("{pid}/cgroup"), "0::/system.slice/x.service\n");
+        let rows = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             \x20  0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 777 1 0 100 0 0 10 0\n\
+             \x20  1: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 778 1 0 100 0 0 10 0\n";
+        self.file(format!("{pid}/net/tcp"), rows);
+        fs::create_dir_all(self.root().join(format!("{pid}/fd"))).unwrap();
+        self.file_of(pid, 0, "/dev/pts/3");
+        self.file_of(pid, 4, "socket:[777]");
+        Key {
+            pid,
+            start: u64::from(pid) * TICK_NS + 17,
+        }
+    }
+    fn file_of(&self, pid: u32, fd: u32, link: &str) {
+        symlink(link, self.root().join(format!("{pid}/fd/{fd}"))).unwrap();
+    }
+    /// One whose environment nobody gets to the end of; the pipe.
+    fn stuck(&self, pid: u32) -> (Key, PathBuf) {
+        let key = self.process(pid);
+        let environ = self.root().join(format!("{pid}/environ"));
+        fs::remove_file(&environ).unwrap();
+        nix::unistd::mkfifo(&environ, Mode::S_IRWXU).unwrap();
+        (key, environ)
+    }
+    fn reader(&self) -> Reader {
+        Reader::start(self.root(), keep()).unwrap()
+    }
+}
+
+fn keep() -> Arc<[Pattern]> {
+    Arc::new([Pattern::argv("REAPER_KEEP=1").unwrap()])
+}
+
+fn needs(all: &[Needs]) -> Needs {
+    all.iter().fold(Needs::NONE, |sum, one| sum | *one)
+}
+
+/// Waits for what is urgent.
+fn wait(reader: &mut Reader) -> Vec<Answer> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let limit = Duration::from_secs(30);
+    let waited = runtime.block_on(async { tokio::time::timeout(limit, reader.ready()).await });
+    waited.expect("an answer, be it that there is none");
+    reader.take()
+}
+
+/// Asks and waits.
+fn ask(reader: &mut Reader, key: Key, needs: Needs) -> Facts {
+    reader.ask(key, needs, true);
+    let mut facts = Facts::default();
+    while !reader.open.is_empty() {
+        for answer in wait(reader) {
+            assert_eq!(answer.key, key);
+            facts.learn(answer.asked, answer.found);
+        }
+    }
+    facts
+}
+
+#[test]
+fn all_facts_of_a_process() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let expected = Facts {
+        marks: Known::Is(1),
+        unit: Known::Is("x.service".into()),
+        listening: Known::Is(true),
+        cpu: Known::Unasked,
+        session: Known::Is(SessionNow { sid: 8, tty: 34816 }),
+        input: Known::Is(true),
+    };
+    let key = fake.process(40);
+    assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
+    // Nothing is left to wake up for.
+    assert!(reader.timers.is_empty() && reader.about.is_empty());
+    // The other end of a connection, and a socket of another kind.
+    fs::remove_file(fake.root().join("40/fd/4")).unwrap();
+    fake.file_of(40, 4, "socket:[778]");
+    fake.file_of(40, 5, "socket:[999]");
+    let facts = ask(&mut reader, key, Needs::LISTENING);
+    assert_eq!(facts.listening, Known::Is(false));
+    // What it reads from: something else, and nothing.
+    for file in ["pipe:[12]", "/dev/null"] {
+        fs::remove_file(fake.root().join("40/fd/0")).unwrap();
+        fake.file_of(40, 0, file);
+        assert_eq!(
+            ask(&mut reader, key, Needs::INPUT).input,
+            Known::Is(false),
+            "{file}"
+        );
+    }
+    fs::remove_file(fake.root().join("40/fd/0")).unwrap();
+    assert_eq!(ask(&mut reader, key, Needs::INPUT).input, Known::Is(false));
+}
+
+#[test]
+fn what_cannot_be_read_is_unreadable() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let all = needs(&ALL_BUT_CPU) | Needs::CPU;
+    let key = fake.process(41);
+    // Whoever has the pid now.
+    let before = Key { start: 1, ..key };
+    assert_eq!(ask(&mut reader, before, all), Facts::unreadable());
+    let absent = Key { pid: 9, start: 0 };
+    assert_eq!(ask(&mut reader, absent, all), Facts::unreadable());
+    let zombie = "41 (x) Z 1 9 8 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 41 0\n";
+    fake.file("41/stat".into(), zombie);
+    assert_eq!(ask(&mut reader, key, all), Facts::unreadable());
+    let key = fake.process(42);
+    for file in ["42/environ", "42/cgroup", "42/net/tcp"] {
+        fs::remove_file(fake.root().join(file)).unwrap();
+    }
+    let facts = ask(&mut reader, key, needs(&ALL_BUT_CPU));
+    assert_eq!(facts.marks, Known::Unreadable);
+    assert_eq!(facts.unit, Known::Unreadable);
+    assert_eq!(facts.listening, Known::Unreadable);
+    assert!(matches!(facts.session, Known::Is(_)), "{facts:?}");
+    // The mark may stand behind the bound.
+    let key = fake.process(43);
+    let long = format!("A={}\0REAPER_KEEP=1\0", "x".repeat(look::ENVIRON_MAX));
+    fake.file("43/environ".into(), &long);
+    let facts = ask(&mut reader, key, Needs::MARKS);
+    assert_eq!(facts.marks, Known::Unreadable);
+}
+
+#[test]
+fn a_thread_that_is_stuck_costs_only_itself() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let stuck: Vec<_> = (50..64).map(|pid| fake.stuck(pid)).collect();
+    // As many as there are threads at first, and one more behind them.
+    let fine = fake.process(70);
+    let began = Instant::now();
+    for (key, _) in &stuck[..2] {
+        reader.ask(*key, Needs::MARKS, true);
+    }
+    reader.ask(fine, Needs::MARKS, true);
+    let mut answers = Vec::new();
+    while answers.len() < 3 {
+        answers.extend(wait(&mut reader));
+    }
+    for answer in &answers {
+        let read = answer.key == fine;
+        let expected = if read {
+            Known::Is(1)
+        } else {
+            Known::Unreadable
+        };
+        assert_eq!(answer.found.marks, expected, "{:?}", answer.key);
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+    // More than there can be threads: even then there is an answer.
+    for (key, _) in &stuck[2..] {
+        reader.ask(*key, Needs::MARKS, true);
+    }
+    reader.ask(fine, Needs::MARKS, true);
+    answers.clear();
+    while answers.len() < stuck.len() - 1 {
+        answers.extend(wait(&mut reader));
+    }
+    assert!(answers.iter().all(|a| a.found.marks == Known::Unreadable));
+    // They come loose, and what they have read by then is nobody's any more.
+    let held: Vec<_> = stuck
+        .iter()
+        .map(|(_, pipe)| {
+            fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(pipe)
+                .unwrap()
+        })
+        .collect();
+    drop(held);
+    let loose = Instant::now();
+    while ask(&mut reader, fine, Needs::MARKS).marks != Known::Is(1) {
+        assert!(
+            loose.elapsed() < Duration::from_secs(20),
+            "nobody reads any more"
+        );
+        for (_, pipe) in &stuck {
+            drop(fs::OpenOptions::new().read(true).write(true).open(pipe));
+        }
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_wakes_nobody() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let (first, second) = (fake.process(80), fake.process(81));
+    for _ in 0..3 {
+        reader.ask(first, Needs::UNIT, false);
+    }
+    assert_eq!(reader.open.len(), 1, "asked twice");
+    let mut answers = Vec::new();
+    while answers.is_empty() {
+        answers = reader.take();
+    }
+    assert!(!reader.ready && answers.len() == 1 && answers[0].asked == Needs::UNIT);
+    // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
+    let (stuck, _pipe) = fake.stuck(82);
+    reader.ask(stuck, Needs::MARKS, false);
+    reader.ask(second, Needs::MARKS | Needs::UNIT, false);
+    reader.ask(second, Needs::MARKS | Needs::SESSION, true);
+    let mut known = Needs::NONE;
+    while !known.has(Needs::MARKS | Needs::UNIT | Needs::SESSION) {
+        for answer in wait(&mut reader) {
+            assert_eq!(answer.key, second);
+            known |= answer.asked;
+        }
+    }
+    // The thread ahead is given up for the next who asks.
+    std::thread::sleep(Duration::from_nanos(2 * LIMIT));
+    reader.ask(first, Needs::SESSION, false);
+    let began = Instant::now();
+    while reader.take().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}
+
+/// A child that is killed and waited for when dropped.
+struct Own(Child);
+
+impl Own {
+    fn start(command: &mut Command) -> (Own, Key) {
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
+        let mut own = Own(child);
+        // It has become what it is to be.
+        let mut line = String::new();
+        let out = own.0.stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+        (own, Key { pid, start })
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("echo up; {script}")]);
+    command
+}
+
+#[test]
+fn real_processes() {
+    let mut reader = Reader::start("/proc", keep()).unwrap();
+    let (_kept, key) = Own::start(
+        shell("read x")
+            .stdin(Stdio::piped())
+            .env("REAPER_KEEP", "1"),
+    );
+    let facts = ask(&mut reader, key, needs(&ALL_BUT_CPU));
+    assert_eq!(facts.marks, Known::Is(1));
+    assert_eq!(facts.listening, Known::Is(false));
+    let sid = nix::unistd::getsid(None).unwrap().as_raw();
+    assert!(
+        matches!(facts.session, Known::Is(now) if now.sid as i32 == sid),
+        "{facts:?}"
+    );
+    let expected = fs::read_to_string("/proc/self/cgroup").unwrap();
+    if let Known::Is(unit) = facts.unit {
+        assert!(expected.contains(&*unit), "{unit} {expected}");
+    } else {
+        panic!("no unit of a living process");
+    }
+    // Handed on as a file, which is how a server below a shell has it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = shell("exec sleep 60");
+    command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
+    let (_server, key) = Own::start(&mut command);
+    let facts = ask(&mut reader, key, Needs::LISTENING);
+    assert_eq!(facts.listening, Known::Is(true));
+    let dir = tempfile::tempdir().unwrap();
+    let unix = UnixListener::bind(dir.path().join("s")).unwrap();
+    let (_local, key) =
+        Own::start(shell("exec sleep 60").stdin(Stdio::from(std::os::fd::OwnedFd::from(unix))));
+    let facts = ask(&mut reader, key, Needs::LISTENING);
+    assert_eq!(facts.listening, Known::Is(false));
+}
+
+#[test]
+fn cpu_use_takes_two_looks() {
+    let mut reader = Reader::start("/proc", keep()).unwrap();
+    let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
+    let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
+    let began = Instant::now();
+    reader.ask(busy, Needs::CPU, true);
+    reader.ask(idle, Needs::CPU, false);
+    reader.ask(idle, Needs::CPU, true);
+    let mut found = HashMap::new();
+    while found.len() < 2 {
+        for answer in wait(&mut reader) {
+            found.insert(answer.key, answer.found.cpu);
+        }
+    }
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(found[&idle], Known::Is(0));
+    // How much it gets depends on who else runs.
+    assert!(matches!(found[&busy], Known::Is(5..=120)), "{found:?}");
+}

@@ -1,0 +1,410 @@
+//! What a journal tells: read by whoever may read its file, while the service writes to it.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OpenFlags, Row, params};
+use serde::{Deserialize, Serialize};
+
+use super::store::{APPLICATION_ID, SCHEMA};
+use crate::export::SessionRef;
+use crate::export::names::SessionId;
+use crate::model::event::Key;
+
+/// Which sessions are told of.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// Those of which something was heard since then.
+    pub since: Option<Timestamp>,
+    /// Those of this agent.
+    pub agent: Option<String>,
+    /// The one of this name, or those whose name begins so.
+    pub session: Option<String>,
+    /// What is of this user alone: sessions whose root was, and of their members those that were.
+    pub uid: Option<u32>,
+}
+
+/// A session, and what was decided about its members.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    #[serde(rename = "session_id")]
+    pub name: String,
+    pub agent: String,
+    #[serde(rename = "process.pid")]
+    pub pid: u32,
+    /// Uid of its root; `None` where nobody told.
+    #[serde(rename = "process.user.id", skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Command line of its root, secrets taken out.
+    #[serde(rename = "process.command_args")]
+    pub args: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer_session_id: Option<String>,
+    pub opened: Timestamp,
+    /// When its root was gone, and how that ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gone: Option<Timestamp>,
+    #[serde(flatten)]
+    pub exit: Exit,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub closed: Option<Timestamp>,
+    pub reaped: u32,
+    pub kept: u32,
+    pub failed: u32,
+    pub lost_before: u64,
+    #[serde(rename = "memory.rss")]
+    pub rss: u64,
+    #[serde(rename = "memory.pss")]
+    pub pss: u64,
+    #[serde(rename = "memory.swap")]
+    pub swap: u64,
+    #[serde(rename = "memory.unread")]
+    pub unread: u64,
+    pub processes: Vec<Process>,
+}
+
+/// How a process ended; nothing of it is known where both are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]
+    pub code: Option<u8>,
+    #[serde(
+        rename = "process.exit.signal",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub signal: Option<String>,
+}
+
+/// A member about which something was decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    pub entity_id: String,
+    #[serde(rename = "process.pid")]
+    pub pid: u32,
+    #[serde(rename = "process.user.id")]
+    pub uid: u32,
+    #[serde(rename = "process.command")]
+    pub comm: String,
+    #[serde(rename = "process.executable.path")]
+    pub exe: String,
+    #[serde(rename = "process.command_args")]
+    pub args: Vec<String>,
+    pub decisions: Vec<Decision>,
+    pub outcomes: Vec<Outcome>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    pub time: Timestamp,
+    pub decision: String,
+    pub reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub time: Timestamp,
+    pub outcome: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The strongest that it was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signal: Option<String>,
+    #[serde(flatten)]
+    pub exit: Exit,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_ns: Option<u64>,
+    #[serde(rename = "memory.rss", skip_serializing_if = "Option::is_none")]
+    pub rss: Option<u64>,
+    #[serde(rename = "memory.pss", skip_serializing_if = "Option::is_none")]
+    pub pss: Option<u64>,
+    #[serde(rename = "memory.swap", skip_serializing_if = "Option::is_none")]
+    pub swap: Option<u64>,
+}
+
+/// Why a journal tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    #[error(
+        "there is no journal {}: no service has kept one here; --file names another",
+        .0.display()
+    )]
+    Missing(PathBuf),
+    #[error("only root, or the service, may read the journal {}", .0.display())]
+    Denied(PathBuf),
+    #[error("{} is no journal of reaper's", .0.display())]
+    Foreign(PathBuf),
+    #[error(
+        "the journal {} is of another version of reaper (its tables are of version {found}, this one knows {SCHEMA})",
+        path.display()
+    )]
+    Version { path: PathBuf, found: i64 },
+    #[error("cannot read the journal {}: {error}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        error: rusqlite::Error,
+    },
+    /// What was to be done with a session failed.
+    #[error(transparent)]
+    Told(#[from] io::Error),
+}
+
+/// Reads a journal, and gives each session that is asked for to `tell`, the newest last.
+///
+/// # Errors
+/// It is not there, not to be read, or not one; or `tell` fails.
+pub fn read(
+    path: &Path,
+    query: &Query,
+    tell: impl FnMut(Session) -> io::Result<()>,
+) -> Result<(), HistoryError> {
+    let mut told = Ok(());
+    opened(path, |connection| {
+        match sessions(connection, query, tell) {
+            Err(Problem::Sql(error)) => return Err(error),
+            Err(Problem::Told(error)) => told = Err(error),
+            Ok(()) => {}
+        }
+        Ok(())
+    })?;
+    Ok(told?)
+}
+
+/// Opens a journal, all of it as it is at one moment, for `work`.
+///
+/// # Errors
+/// It is not there, not to be read, or not one; or `work` fails.
+pub(super) fn opened<T>(
+    path: &Path,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> Result<T, HistoryError> {
+    // SQLite says of all of these that it cannot open the file.
+    let own = || path.to_owned();
+    match std::fs::File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(HistoryError::Missing(own()));
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            return Err(HistoryError::Denied(own()));
+        }
+        Err(error) => return Err(error.into()),
+        Ok(file) if !file.metadata()?.is_file() => return Err(HistoryError::Foreign(own())),
+        Ok(_) => {}
+    }
+    let unreadable = |error: rusqlite::Error| {
+        let code = error.sqlite_error_code();
+        if code == Some(rusqlite::ErrorCode::NotADatabase) {
+            return HistoryError::Foreign(own());
+        }
+        let path = own();
+        HistoryError::Unreadable { path, error }
+    };
+    let mut connection = open(path).map_err(unreadable)?;
+    let number = |name: &str| number(&connection, name).map_err(unreadable);
+    let (application, found) = (number("application_id")?, number("user_version")?);
+    if application != APPLICATION_ID {
+        return Err(HistoryError::Foreign(own()));
+    }
+    if found != SCHEMA {
+        let path = own();
+        return Err(HistoryError::Version { path, found });
+    }
+    let transaction = connection.transaction().map_err(unreadable)?;
+    work(&transaction).map_err(unreadable)
+}
+
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(Duration::from_secs(2))?;
+    connection.execute_batch("PRAGMA trusted_schema = OFF; PRAGMA cache_size = -2048;")?;
+    Ok(connection)
+}
+
+fn number(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, name, |row| row.get(0))
+}
+
+enum Problem {
+    Sql(rusqlite::Error),
+    Told(io::Error),
+}
+
+impl From<rusqlite::Error> for Problem {
+    fn from(error: rusqlite::Error) -> Problem {
+        Problem::Sql(error)
+    }
+}
+
+fn sessions(
+    connection: &Connection,
+    query: &Query,
+    mut tell: impl FnMut(Session) -> io::Result<()>,
+) -> Result<(), Problem> {
+    let mut statement = connection.prepare(
+        "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
+             s.exit_code, s.exit_signal, s.closed, s.reaped, s.kept, s.failed, s.lost_before, s.rss, s.swap,
+             s.unread, s.pss
+         FROM session s LEFT JOIN process root ON root.id = s.root LEFT JOIN session o ON o.id = s.outer
+         WHERE s.seen >= ?1 AND (?2 IS NULL OR s.agent = ?2) AND (?3 IS NULL OR s.uid = ?3)
+         ORDER BY s.opened, s.id",
+    )?;
+    let since = query.since.map_or(i64::MIN, nanoseconds);
+    let mut rows = statement.query(params![since, query.agent, query.uid])?;
+    while let Some(row) = rows.next()? {
+        let (id, mut session) = (row.get::<_, i64>(0)?, session(row)?);
+        let wanted = |name: &String| session.name.starts_with(name);
+        if !query.session.as_ref().is_none_or(wanted) {
+            continue;
+        }
+        session.processes = processes(connection, id, query.uid)?;
+        tell(session).map_err(Problem::Told)?;
+    }
+    Ok(())
+}
+
+fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
+    let name = |at: usize| -> rusqlite::Result<Option<String>> {
+        let Some(agent) = row.get::<_, Option<String>>(at)? else {
+            return Ok(None);
+        };
+        let first_root = Key {
+            pid: row.get(at + 1)?,
+            start: unsigned(row, at + 2)?,
+        };
+        let agent = agent.into();
+        Ok(Some(
+            SessionId(&SessionRef { agent, first_root }).to_string(),
+        ))
+    };
+    Ok(Session {
+        name: name(1)?.unwrap_or_default(),
+        agent: row.get(1)?,
+        pid: row.get(2)?,
+        uid: row.get(4)?,
+        args: args(row.get(5)?),
+        // Of the same three columns.
+        outer_session_id: name(6)?,
+        opened: time(row.get(9)?),
+        gone: row.get::<_, Option<i64>>(10)?.map(time),
+        exit: Exit {
+            code: row.get(11)?,
+            signal: row.get(12)?,
+        },
+        closed: row.get::<_, Option<i64>>(13)?.map(time),
+        reaped: row.get(14)?,
+        kept: row.get(15)?,
+        failed: row.get(16)?,
+        lost_before: unsigned(row, 17)?,
+        rss: unsigned(row, 18)?,
+        pss: unsigned(row, 21)?,
+        swap: unsigned(row, 19)?,
+        unread: unsigned(row, 20)?,
+        processes: Vec::new(),
+    })
+}
+
+/// The members of a session about which something was decided, in the order of that.
+fn processes(
+    connection: &Connection,
+    session: i64,
+    uid: Option<u32>,
+) -> rusqlite::Result<Vec<Process>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args
+         FROM process p JOIN boot ON boot.id = p.boot
+         WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2)",
+    )?;
+    let mut rows = statement.query(params![session, uid])?;
+    let mut processes = Vec::new();
+    while let Some(row) = rows.next()? {
+        let id: i64 = row.get(0)?;
+        let (boot, pid, start): (String, u32, u64) = (row.get(1)?, row.get(2)?, unsigned(row, 3)?);
+        let process = Process {
+            entity_id: format!("{boot}-{start}-{pid}"),
+            pid,
+            uid: row.get(4)?,
+            comm: row.get(5)?,
+            exe: row.get(6)?,
+            args: args(row.get(7)?),
+            decisions: decisions(connection, id)?,
+            outcomes: outcomes(connection, id)?,
+        };
+        if !process.decisions.is_empty() || !process.outcomes.is_empty() {
+            processes.push(process);
+        }
+    }
+    processes.sort_by_key(Process::first);
+    Ok(processes)
+}
+
+impl Process {
+    /// When something was first decided about it, or came of that.
+    fn first(&self) -> Option<Timestamp> {
+        let decided = self.decisions.first().map(|decision| decision.time);
+        decided.or(self.outcomes.first().map(|outcome| outcome.time))
+    }
+}
+
+fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Decision>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT time, verdict, reason, rule FROM decision WHERE process = ?1 ORDER BY id",
+    )?;
+    let rows = statement.query_map([process], |row| {
+        Ok(Decision {
+            time: time(row.get(0)?),
+            decision: row.get(1)?,
+            reason: row.get(2)?,
+            rule: row.get(3)?,
+        })
+    })?;
+    rows.collect()
+}
+
+fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Outcome>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT time, outcome, reason, signal, exit_code, exit_signal, duration, rss, swap, pss
+         FROM outcome WHERE process = ?1 ORDER BY id",
+    )?;
+    let rows = statement.query_map([process], |row| {
+        let number = |at| {
+            row.get::<_, Option<i64>>(at)
+                .map(|n| n.map(i64::cast_unsigned))
+        };
+        Ok(Outcome {
+            time: time(row.get(0)?),
+            outcome: row.get(1)?,
+            reason: row.get(2)?,
+            signal: row.get(3)?,
+            exit: Exit {
+                code: row.get(4)?,
+                signal: row.get(5)?,
+            },
+            duration_ns: number(6)?,
+            rss: number(7)?,
+            pss: number(9)?,
+            swap: number(8)?,
+        })
+    })?;
+    rows.collect()
+}
+
+fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(at).map(i64::cast_unsigned)
+}
+
+fn args(json: Option<String>) -> Vec<String> {
+    let parsed = json.map(|json| serde_json::from_str(&json).unwrap_or_default());
+    parsed.unwrap_or_default()
+}
+
+fn time(nanoseconds: i64) -> Timestamp {
+    Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
+}
+
+fn nanoseconds(time: Timestamp) -> i64 {
+    i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
+}

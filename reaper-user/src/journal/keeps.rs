@@ -1,0 +1,179 @@
+//! What users have asked to be kept, so that a service which takes over from one that was killed knows.
+
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use rusqlite::{Transaction, params};
+
+use super::JournalError;
+use super::store::Store;
+use super::writer::{Asked, Message};
+use crate::model::event::Key;
+use crate::sys;
+
+/// How long the database may take to say that it has something.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A user's word that a process is to be kept, of this boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    pub key: Key,
+    /// First root of the session that it is a member of.
+    pub session: Key,
+    /// It was asked for, and is not kept for one that it descends from.
+    pub asked: bool,
+    /// All that descends from it too.
+    pub tree: bool,
+    /// Uid of who has asked for it.
+    pub by: u32,
+    /// When it was asked for, in ns since the epoch.
+    pub made: u64,
+    /// When it is over; `None` for as long as the process lives.
+    pub until: Option<Until>,
+}
+
+/// An end on two clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Until {
+    /// In ns on the clock that stands still in suspend (`CLOCK_MONOTONIC`), which goes on through
+    /// services of one boot: what counts.
+    pub awake: u64,
+    /// In ns since the epoch, as it looked when it was asked for: for people.
+    pub wall: u64,
+}
+
+/// Writes keeps from any thread. Cheap to clone.
+#[derive(Clone)]
+pub struct Keeper {
+    pub(super) sender: Sender<Message>,
+    pub(super) asking: Sender<Asked>,
+    pub(super) path: std::path::PathBuf,
+}
+
+/// What is to become of keeps.
+pub(super) enum Change {
+    Keep(Vec<Keep>),
+    Unkeep { by: u32, made: u64 },
+}
+
+impl Keeper {
+    /// Notes keeps, all or none, and forgets what was asked for the same processes before. Returns once it is in the file, so
+    /// that it outlives this program however that ends. Blocks until then, for two seconds at most: not
+    /// for the engine's thread.
+    ///
+    /// # Errors
+    /// It could not be written, or not in time.
+    pub fn keep(&self, keeps: &[Keep]) -> Result<(), JournalError> {
+        self.change(Change::Keep(keeps.to_vec()))
+    }
+
+    /// Forgets all that this user asked for at that time, as [`Keeper::keep`] notes it; there need be none.
+    ///
+    /// # Errors
+    /// As [`Keeper::keep`].
+    pub fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
+        self.change(Change::Unkeep { by, made })
+    }
+
+    fn change(&self, change: Change) -> Result<(), JournalError> {
+        let (reply, answer) = channel();
+        let silent = || JournalError::Silent {
+            path: self.path.clone(),
+        };
+        self.asking.send((change, reply)).map_err(|_| silent())?;
+        self.sender.send(Message::Asked).map_err(|_| silent())?;
+        match answer.recv_timeout(PATIENCE) {
+            Ok(result) => result,
+            Err(_) => Err(silent()),
+        }
+    }
+}
+
+impl Store {
+    /// The keeps of this boot that are not over; the others are taken out.
+    pub(super) fn keeps(&mut self) -> rusqlite::Result<Vec<Keep>> {
+        let (boot, now) = (self.boot, int(sys::monotonic()));
+        self.connection.execute(
+            "DELETE FROM keep WHERE boot <> ?1 OR until_awake <= ?2",
+            [boot, now],
+        )?;
+        let mut statement = self.connection.prepare(
+            "SELECT pid, start, tree, by_uid, made, until_awake, until, session_pid, session_start, asked
+             FROM keep ORDER BY made, pid",
+        )?;
+        let rows = statement.query_map([], |row| {
+            let number = |n: usize| row.get::<_, i64>(n).map(i64::cast_unsigned);
+            let awake: Option<i64> = row.get(5)?;
+            let wall: Option<i64> = row.get(6)?;
+            Ok(Keep {
+                key: Key {
+                    pid: row.get(0)?,
+                    start: number(1)?,
+                },
+                session: Key {
+                    pid: row.get(7)?,
+                    start: number(8)?,
+                },
+                asked: row.get(9)?,
+                tree: row.get(2)?,
+                by: row.get(3)?,
+                made: number(4)?,
+                until: awake.map(|awake| Until {
+                    awake: awake.cast_unsigned(),
+                    wall: wall.unwrap_or(0).cast_unsigned(),
+                }),
+            })
+        })?;
+        rows.collect()
+    }
+
+    /// Changes keeps, all or none.
+    pub(super) fn change(&mut self, change: &Change) -> rusqlite::Result<()> {
+        let boot = self.boot;
+        let transaction = self.transaction()?;
+        match change {
+            Change::Keep(keeps) => put(&transaction, boot, keeps)?,
+            Change::Unkeep { by, made } => drop(transaction.execute(
+                "DELETE FROM keep WHERE (boot, by_uid, made) = (?1, ?2, ?3)",
+                params![boot, by, int(*made)],
+            )?),
+        }
+        transaction.commit()
+    }
+}
+
+fn put(transaction: &Transaction, boot: i64, keeps: &[Keep]) -> rusqlite::Result<()> {
+    for keep in keeps.iter().filter(|keep| keep.asked) {
+        transaction.execute(
+            "DELETE FROM keep WHERE boot = ?1 AND (by_uid, made) IN
+                 (SELECT by_uid, made FROM keep WHERE (boot, pid, start) = (?1, ?2, ?3) AND asked)",
+            params![boot, keep.key.pid, int(keep.key.start)],
+        )?;
+    }
+    for keep in keeps {
+        transaction.execute(
+            "INSERT OR REPLACE INTO keep (boot, pid, start, tree, by_uid, made, until_awake, until,
+                 session_pid, session_start, asked)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            params![
+                boot,
+                keep.key.pid,
+                int(keep.key.start),
+                keep.tree,
+                keep.by,
+                int(keep.made),
+                keep.until.map(|until| int(until.awake)),
+                keep.until.map(|until| int(until.wall)),
+                keep.session.pid,
+                int(keep.session.start),
+                keep.asked
+            ],
+        )?;
+    }
+    Ok(())
+}
+
+/// A number as the database has them; the largest it can hold for what is larger.
+pub(super) fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,95 @@
+//! Who was a member while somebody watched, for a service that knows of its lineage no more.
+
+use std::path::Path;
+
+use rusqlite::{Connection, params};
+
+use super::history::{HistoryError, opened};
+use super::keeps::int;
+use crate::model::event::Key;
+use crate::model::stray::Recorded;
+use crate::sys;
+
+/// The sessions of a boot, which is to be this one, with the members about whom something was decided and whose end was not confirmed,
+/// and the processes that users want kept. Of sessions whose root nobody told of, nothing, nor of those in which a
+/// user wants one kept with all that descends from it: who that was nobody knows any more. Nor of any where records
+/// are missing, since a change of its root may be among them.
+///
+/// # Errors
+/// As [`history::read`](super::history::read).
+pub fn recorded(path: &Path, boot_id: &str) -> Result<(Vec<Recorded>, Vec<Key>), HistoryError> {
+    opened(path, |connection| {
+        let kept = keeps(connection, boot_id)?;
+        let dropped: bool =
+            connection.query_row("SELECT EXISTS (SELECT 1 FROM dropped)", [], |row| {
+                row.get(0)
+            })?;
+        if dropped {
+            return Ok((Vec::new(), kept));
+        }
+        Ok((sessions(connection, boot_id)?, kept))
+    })
+}
+
+/// Of them, the processes that users want kept.
+///
+/// # Errors
+/// As [`history::read`](super::history::read).
+pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<Key>, HistoryError> {
+    opened(path, |connection| keeps(connection, boot_id))
+}
+
+fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Recorded>> {
+    let mut statement = connection.prepare(
+        "SELECT s.agent, root.pid, root.start, p.pid, p.start, s.uid
+         FROM session s JOIN boot ON boot.id = s.boot JOIN process root ON root.id = s.root
+             LEFT JOIN process p ON p.session = s.id AND p.id <> root.id
+                 AND (SELECT verdict = 'reap' OR reason IN ('detached', 'root_alive')
+                      FROM decision WHERE process = p.id ORDER BY id DESC LIMIT 1)
+                 AND NOT EXISTS (SELECT 1 FROM outcome WHERE process = p.id AND outcome = 'ended')
+         WHERE boot.uuid = ?1 AND s.uid IS NOT NULL
+             AND NOT EXISTS (SELECT 1 FROM keep
+                 WHERE boot = s.boot AND tree AND (session_pid, session_start) = (s.pid, s.start)
+                     AND (until_awake IS NULL OR until_awake > ?2))
+         ORDER BY s.id",
+    )?;
+    let key = |row: &rusqlite::Row<'_>, at: usize| -> rusqlite::Result<Option<Key>> {
+        let (pid, start): (Option<u32>, Option<i64>) = (row.get(at)?, row.get(at + 1)?);
+        Ok(pid.zip(start).map(|(pid, start)| Key {
+            pid,
+            start: start.cast_unsigned(),
+        }))
+    };
+    let mut rows = statement.query(params![boot_id, int(sys::monotonic())])?;
+    let mut recorded: Vec<Recorded> = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (agent, member) = (row.get::<_, String>(0)?, key(row, 3)?);
+        let Some(root) = key(row, 1)? else {
+            continue;
+        };
+        match recorded.last_mut().filter(|last| last.root == root) {
+            Some(last) => last.members.extend(member),
+            None => recorded.push(Recorded {
+                agent: agent.into(),
+                root,
+                uid: row.get(5)?,
+                members: member.into_iter().collect(),
+            }),
+        }
+    }
+    Ok(recorded)
+}
+
+fn keeps(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Key>> {
+    let mut statement = connection.prepare(
+        "SELECT DISTINCT pid, start FROM keep JOIN boot ON boot.id = keep.boot
+         WHERE boot.uuid = ?1 AND (until_awake IS NULL OR until_awake > ?2)",
+    )?;
+    let rows = statement.query_map(params![boot_id, int(sys::monotonic())], |row| {
+        Ok(Key {
+            pid: row.get(0)?,
+            start: row.get::<_, i64>(1)?.cast_unsigned(),
+        })
+    })?;
+    rows.collect()
+}

@@ -1,0 +1,46 @@
+//! File systems that a database had better not lie in.
+
+use std::path::Path;
+
+use nix::sys::statfs::statfs;
+
+/// File systems whose locks, or whose shared memory, another machine may not know of.
+const REMOTE: [(u32, &str); 18] = [
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB"),
+    (0x0102_1997, "9p"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x00C3_6400, "Ceph"),
+    (0x7375_7245, "Coda"),
+    (0x564C, "NCP"),
+    // What is behind it cannot be told.
+    (0x6573_5546, "FUSE"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x786F_4256, "vboxsf"),
+    (0x2003_0528, "OrangeFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x4750_4653, "GPFS"),
+];
+
+/// The network file system of this magic number, if it is one.
+pub(super) fn of_magic(magic: i64) -> Option<&'static str> {
+    // Numbers with the highest bit set are negative on some architectures.
+    let magic = magic as u32;
+    REMOTE
+        .iter()
+        .find(|(number, _)| *number == magic)
+        .map(|(_, name)| *name)
+}
+
+/// The network file system that a directory is in, if it is in one.
+///
+/// # Errors
+/// As statfs(2).
+pub(super) fn kind(directory: &Path) -> nix::Result<Option<&'static str>> {
+    Ok(of_magic(statfs(directory)?.filesystem_type().0))
+}

@@ -1,0 +1,236 @@
+//! Records as rows.
+
+use rusqlite::{Transaction, params};
+
+use super::keeps::int;
+use crate::export::names::{SignalName, outcome_name, outcome_reason};
+use crate::export::{Body, Clock, GivenBack, Record, SessionRef, Who, redact};
+use crate::model::event::{Ended, Key};
+
+/// Whether a record is kept: what sessions come to, what is decided, and what came of that.
+pub(super) fn is_kept(record: &Record) -> bool {
+    matches!(
+        record.body,
+        Body::SessionOpen { .. }
+            | Body::SessionResume { .. }
+            | Body::SessionRelaunch { .. }
+            | Body::SessionRootGone { .. }
+            | Body::SessionClose { .. }
+            | Body::Decision { .. }
+            | Body::Outcome { .. }
+    )
+}
+
+/// A batch on its way into the database.
+pub(super) struct Rows<'a> {
+    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) clock: &'a Clock,
+    pub(super) boot: i64,
+}
+
+type Result<T> = rusqlite::Result<T>;
+
+impl Rows<'_> {
+    /// Writes one record; what is known already is left as it is.
+    pub(super) fn write(&self, record: &Record) -> Result<()> {
+        let time = self.wall(record.time);
+        match &record.body {
+            Body::SessionOpen { who, outer, .. } => {
+                let Some(session) = &who.session else {
+                    return Ok(());
+                };
+                let outer = outer.as_ref().map(|outer| self.session(outer, time));
+                let id = self.session(session, time)?;
+                let root = self.process(who, Some(id))?;
+                self.execute(
+                    "UPDATE session SET root = ?2, outer = ?3, uid = ?4 WHERE id = ?1",
+                    params![id, root, outer.transpose()?, who.uids.real],
+                )
+            }
+            Body::SessionResume { session, who, .. } => {
+                let id = self.session(session, time)?;
+                who.as_ref().map_or(Ok(()), |who| self.root(id, who))
+            }
+            Body::SessionRelaunch { session, who, .. } => {
+                self.root(self.session(session, time)?, who)
+            }
+            Body::SessionRootGone { session, ended, .. } => {
+                let (code, signal) = exit(*ended);
+                self.execute(
+                    "UPDATE session SET gone = coalesce(gone, ?2), exit_code = ?3, exit_signal = ?4
+                     WHERE id = ?1",
+                    params![self.session(session, time)?, time, code, signal],
+                )
+            }
+            Body::SessionClose {
+                session,
+                reaped,
+                kept,
+                kept_reasons: _,
+                failed,
+                memory:
+                    GivenBack {
+                        rss,
+                        pss,
+                        swap,
+                        unread,
+                    },
+                lost_before,
+            } => {
+                // A service that has taken it up after the first word of its end counts anew.
+                self.execute(
+                    "UPDATE session SET closed = coalesce(closed, ?2), reaped = max(reaped, ?3),
+                         kept = ?4, failed = max(failed, ?5), lost_before = max(lost_before, ?6),
+                         rss = max(rss, ?7), swap = max(swap, ?8), unread = max(unread, ?9),
+                         pss = max(pss, ?10)
+                     WHERE id = ?1",
+                    params![
+                        self.session(session, time)?,
+                        time,
+                        reaped,
+                        kept,
+                        failed,
+                        int(*lost_before),
+                        int(*rss),
+                        int(*swap),
+                        int(*unread),
+                        int(*pss)
+                    ],
+                )
+            }
+            Body::Decision { who, names } => {
+                let process = self.member(who, time)?;
+                let rule = names.rule.as_deref();
+                // The last word on it was the same.
+                self.execute(
+                    "INSERT INTO decision (process, time, verdict, reason, rule)
+                     SELECT ?1, ?2, ?3, ?4, ?5 WHERE NOT EXISTS (
+                         SELECT 1 FROM decision
+                         WHERE id = (SELECT max(id) FROM decision WHERE process = ?1)
+                             AND (verdict, reason) = (?3, ?4) AND rule IS ?5)",
+                    params![process, time, names.verdict, names.reason, rule],
+                )
+            }
+            Body::Outcome {
+                who,
+                outcome,
+                signal,
+                duration,
+                memory,
+            } => {
+                let ended = match outcome {
+                    crate::reap::Outcome::Ended(ended) => *ended,
+                    _ => Ended::Unknown,
+                };
+                let (code, exit_signal) = exit(ended);
+                self.execute(
+                    "INSERT INTO outcome (process, time, outcome, reason, signal, exit_code, exit_signal,
+                         duration, rss, swap, pss)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11 WHERE NOT EXISTS (
+                         SELECT 1 FROM outcome
+                         WHERE id = (SELECT max(id) FROM outcome WHERE process = ?1)
+                             AND outcome = ?3 AND reason IS ?4)",
+                    params![
+                        self.member(who, time)?,
+                        time,
+                        outcome_name(outcome),
+                        outcome_reason(outcome),
+                        signal,
+                        code,
+                        exit_signal,
+                        duration.map(int),
+                        memory.map(|memory| int(memory.rss)),
+                        memory.map(|memory| int(memory.swap)),
+                        memory.and_then(|memory| memory.pss).map(int)
+                    ],
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that so many records are not here.
+    pub(super) fn dropped(&self, count: u64, time: u64) -> Result<()> {
+        let (time, count) = (self.wall(time), int(count));
+        self.execute(
+            "INSERT INTO dropped (time, count) VALUES (?1, ?2)",
+            params![time, count],
+        )
+    }
+
+    /// The row of a session.
+    fn session(&self, session: &SessionRef, time: i64) -> Result<i64> {
+        let Key { pid, start } = session.first_root;
+        self.id(
+            "INSERT INTO session (boot, pid, start, agent, opened, seen) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
+             ON CONFLICT DO UPDATE SET agent = excluded.agent, seen = max(seen, excluded.seen)
+             RETURNING id",
+            params![self.boot, pid, int(start), &*session.agent, time],
+        )
+    }
+
+    /// The row of a process, in its session.
+    fn member(&self, who: &Who, time: i64) -> Result<i64> {
+        let session = who.session.as_ref();
+        let session = session.map(|session| self.session(session, time));
+        self.process(who, session.transpose()?)
+    }
+
+    /// The row of a process, as it is now.
+    fn process(&self, who: &Who, session: Option<i64>) -> Result<i64> {
+        let args: Vec<_> = redact::arguments(who.image.args())
+            .map(|arg| String::from_utf8_lossy(&arg).into_owned())
+            .collect();
+        self.id(
+            "INSERT INTO process (boot, pid, start, session, uid, comm, exe, args)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+             ON CONFLICT DO UPDATE SET session = coalesce(excluded.session, session),
+                 uid = excluded.uid, comm = excluded.comm, exe = excluded.exe, args = excluded.args
+             RETURNING id",
+            params![
+                self.boot,
+                who.key.pid,
+                int(who.key.start),
+                session,
+                who.uids.real,
+                String::from_utf8_lossy(&who.image.comm),
+                String::from_utf8_lossy(&who.image.exe),
+                serde_json::Value::from(args).to_string()
+            ],
+        )
+    }
+
+    fn root(&self, session: i64, who: &Who) -> Result<()> {
+        let root = self.process(who, Some(session))?;
+        self.execute(
+            "UPDATE session SET root = ?2, uid = coalesce(uid, ?3) WHERE id = ?1",
+            params![session, root, who.uids.real],
+        )
+    }
+
+    fn wall(&self, time: u64) -> i64 {
+        i64::try_from(self.clock.wall(time).as_nanosecond()).unwrap_or(i64::MAX)
+    }
+
+    fn execute(&self, sql: &str, values: impl rusqlite::Params) -> Result<()> {
+        self.transaction
+            .prepare_cached(sql)?
+            .execute(values)
+            .map(drop)
+    }
+
+    fn id(&self, sql: &str, values: impl rusqlite::Params) -> Result<i64> {
+        self.transaction
+            .prepare_cached(sql)?
+            .query_row(values, |row| row.get(0))
+    }
+}
+
+/// Exit code, and the name of the signal that ended it.
+fn exit(ended: Ended) -> (Option<u8>, Option<String>) {
+    match ended {
+        Ended::Exited(code) => (Some(code), None),
+        Ended::Signalled { signal, .. } => (None, Some(SignalName(signal).to_string())),
+        Ended::Unknown => (None, None),
+    }
+}

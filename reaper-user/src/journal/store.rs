@@ -1,0 +1,260 @@
+//! The database: opened, made, or set aside.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+
+use super::{JournalError, files};
+
+/// `Reap` in ASCII, at its place in the file.
+pub(super) const APPLICATION_ID: i64 = 0x5265_6170;
+/// Version of the tables: raised with every change to them.
+pub(super) const SCHEMA: i64 = 3;
+
+/// Extended code of a file that ends before its time.
+const SHORT_READ: i32 = 522;
+/// How long another program may hold it, such as a person with a shell on it.
+const BUSY: Duration = Duration::from_millis(500);
+
+/// An open database of this program's.
+pub(super) struct Store {
+    pub(super) path: PathBuf,
+    pub(super) connection: Connection,
+    /// Of the file.
+    inode: u64,
+    /// Of the row of this boot.
+    pub(super) boot: i64,
+    /// What was there before could not be used.
+    pub(super) set_aside: bool,
+}
+
+/// Why a file cannot be used.
+enum Unfit {
+    /// Whatever is in it is to be set aside.
+    Content(String),
+    Error(JournalError),
+}
+
+impl Store {
+    /// Opens the database, or begins one; one that is damaged, of another program, or of a later version
+    /// is renamed, which is warned of.
+    pub(super) fn open(path: &Path, boot_id: &str) -> Result<Store, JournalError> {
+        let directory = files::directory(path.parent().unwrap_or(Path::new("/")))?;
+        let path = directory.join(path.file_name().unwrap_or_default());
+        match Store::attempt(&path, boot_id) {
+            Err(Unfit::Content(why)) => set_aside(&path, &why)?,
+            Err(Unfit::Error(error)) => return Err(error),
+            Ok(store) => return Ok(store),
+        }
+        let store = Store::attempt(&path, boot_id).map_err(|unfit| match unfit {
+            Unfit::Error(error) => error,
+            Unfit::Content(why) => JournalError::File {
+                path,
+                source: std::io::Error::other(why),
+            },
+        })?;
+        Ok(Store {
+            set_aside: true,
+            ..store
+        })
+    }
+
+    fn attempt(path: &Path, boot_id: &str) -> Result<Store, Unfit> {
+        let foreign = files::prepare(path).map_err(|source| file_error(path, source))?;
+        if let Some(why) = foreign {
+            return Err(Unfit::Content(why.into()));
+        }
+        let open = || -> Result<Store, Problem> {
+            let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+            let mut connection =
+                Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+            connection.busy_timeout(BUSY)?;
+            recognise(&mut connection)?;
+            connection.execute_batch(SETTINGS)?;
+            let inode = std::fs::metadata(path).map_or(0, |meta| meta.ino());
+            connection.execute(
+                "INSERT INTO boot (uuid) VALUES (?1) ON CONFLICT DO NOTHING",
+                [boot_id],
+            )?;
+            let boot =
+                connection.query_row("SELECT id FROM boot WHERE uuid = ?1", [boot_id], |row| {
+                    row.get(0)
+                })?;
+            Ok(Store {
+                path: path.to_owned(),
+                connection,
+                inode,
+                boot,
+                set_aside: false,
+            })
+        };
+        open().map_err(|problem| match problem {
+            Problem::Foreign(why) => Unfit::Content(why),
+            Problem::Sql(error) if is_damage(&error) => {
+                Unfit::Content(format!("it is damaged ({error})"))
+            }
+            Problem::Sql(source) => Unfit::Error(JournalError::Database {
+                path: path.to_owned(),
+                source,
+            }),
+        })
+    }
+
+    /// Whether the file is still where it was: writing to one that was removed would tell nobody.
+    pub(super) fn is_in_place(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode)
+    }
+
+    /// Reads all of it once.
+    ///
+    /// # Errors
+    /// It is damaged somewhere.
+    pub(super) fn check(&self) -> rusqlite::Result<()> {
+        let verdict: String = self
+            .connection
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+        if verdict == "ok" {
+            return Ok(());
+        }
+        let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+        Err(rusqlite::Error::SqliteFailure(corrupt, Some(verdict)))
+    }
+
+    /// Begins a change, which is undone unless it is committed.
+    pub(super) fn transaction(&mut self) -> rusqlite::Result<Transaction<'_>> {
+        self.connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+    }
+
+    /// Sets it aside, since it turned out to be damaged, and begins a new one.
+    pub(super) fn begin_anew(self, why: &str, boot_id: &str) -> Result<Store, JournalError> {
+        let Store {
+            path, connection, ..
+        } = self;
+        // Before its files are renamed: nothing is to be written to them any more.
+        drop(connection);
+        set_aside(&path, why)?;
+        let store = Store::open(&path, boot_id)?;
+        Ok(Store {
+            set_aside: true,
+            ..store
+        })
+    }
+}
+
+/// Little memory, and a log that does not stay as long as the largest batch made it.
+const SETTINGS: &str = "\
+    PRAGMA synchronous = NORMAL;
+    PRAGMA foreign_keys = OFF;
+    PRAGMA cache_size = -512;
+    PRAGMA wal_autocheckpoint = 256;
+    PRAGMA journal_size_limit = 1048576;
+    PRAGMA trusted_schema = OFF;
+    PRAGMA secure_delete = OFF;
+";
+
+enum Problem {
+    Foreign(String),
+    Sql(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for Problem {
+    fn from(error: rusqlite::Error) -> Problem {
+        Problem::Sql(error)
+    }
+}
+
+/// Whether a database is one of this program's, of a version it knows; makes it one if it is empty.
+fn recognise(connection: &mut Connection) -> Result<(), Problem> {
+    let number = |name: &str| -> rusqlite::Result<i64> {
+        connection.pragma_query_value(None, name, |row| row.get(0))
+    };
+    let (application, schema) = (number("application_id")?, number("user_version")?);
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    match (application, schema) {
+        // Or one that was killed at making it.
+        (0, 0) if tables == 0 => {
+            // Before the first table; afterwards it would take a rewriting of the whole.
+            connection
+                .execute_batch("PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;")?;
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction.execute_batch(include_str!("schema.sql"))?;
+            transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+            transaction.pragma_update(None, "user_version", SCHEMA)?;
+            Ok(transaction.commit()?)
+        }
+        (APPLICATION_ID, SCHEMA) => {
+            for table in ["boot", "process", "session", "decision", "outcome", "keep"] {
+                if !connection.table_exists(None, table)? {
+                    let why = format!("it is damaged (it has no table `{table}`)");
+                    return Err(Problem::Foreign(why));
+                }
+            }
+            Ok(connection.execute_batch("PRAGMA journal_mode = WAL")?)
+        }
+        (APPLICATION_ID, newer) if newer > SCHEMA => Err(Problem::Foreign(format!(
+            "it is of a later version of reaper (its tables are of version {newer}, this one knows {SCHEMA})"
+        ))),
+        (APPLICATION_ID, other) => Err(Problem::Foreign(format!(
+            "its tables are of version {other}, which this version of reaper does not know"
+        ))),
+        _ => Err(Problem::Foreign(
+            "it is a database of another program".into(),
+        )),
+    }
+}
+
+fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
+    let aside = files::set_aside(path).map_err(|source| JournalError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    tracing::warn!(
+        "the journal {} cannot be used: {why}; it is set aside as {}, and a new one begun",
+        path.display(),
+        aside.display()
+    );
+    Ok(())
+}
+
+fn file_error(path: &Path, source: std::io::Error) -> Unfit {
+    Unfit::Error(JournalError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Whether an error means that the file is not what it was.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    let short = |error: &rusqlite::ffi::Error| error.extended_code == SHORT_READ;
+    match error {
+        rusqlite::Error::SqliteFailure(error, _) => {
+            matches!(
+                error.code,
+                ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase
+            ) || short(error)
+        }
+        _ => false,
+    }
+}
+
+/// Whether an error may be over later: a full disk, a lock.
+pub(super) fn may_pass(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::OutOfMemory
+                | ErrorCode::ReadOnly
+                | ErrorCode::SystemIoFailure
+                | ErrorCode::DiskFull
+                | ErrorCode::CannotOpen
+                | ErrorCode::PermissionDenied
+        )
+    )
+}

@@ -1,0 +1,372 @@
+//! What is told is found again.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::history::HistoryError;
+use super::*;
+use crate::journal::recorded::recorded;
+use crate::model::stray::Recorded;
+
+#[test]
+fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
+    let world = World::new();
+    let mut records = whole(sys::boot_time(), 100, 1000);
+    records.insert(2, decided(sys::boot_time(), who(102, 100, 1000), "keep"));
+    world.tell(&records);
+    let all = world.all();
+    let [session] = &all[..] else {
+        panic!("{all:?}")
+    };
+    assert_eq!(session.name, "claude-100-5f5e100");
+    let exit = (session.exit.code, session.exit.signal.as_deref());
+    assert_eq!(
+        (session.agent.as_str(), session.pid, session.uid, exit),
+        ("claude", 100, Some(1000), (None, Some("SIGKILL")))
+    );
+    assert_eq!((session.reaped, session.unread), (1, 1));
+    assert_eq!((session.rss, session.pss), (4096, 2048));
+    let lasted = session.gone.unwrap().duration_since(session.opened);
+    assert_eq!(lasted.as_secs(), 1);
+    assert!(session.closed > session.gone);
+    let [kept, reaped] = &session.processes[..] else {
+        panic!("{session:?}")
+    };
+    assert_eq!(kept.decisions[0].rule.as_deref(), Some("my-servers"));
+    assert_eq!((kept.pid, kept.outcomes.len()), (102, 0));
+    assert_eq!(reaped.entity_id, format!("{BOOT}-101000000-101"));
+    assert_eq!(
+        reaped.args,
+        ["sh", "-c", "run 101 --token [redacted] now"],
+        "a secret"
+    );
+    let outcome = &reaped.outcomes[0];
+    assert_eq!(
+        (outcome.exit.code, outcome.duration_ns),
+        (Some(3), Some(1_200_000))
+    );
+    assert_eq!((outcome.rss, outcome.pss), (Some(4096), Some(2048)));
+    assert_eq!(outcome.signal.as_deref(), Some("SIGTERM"));
+}
+
+#[test]
+fn what_does_not_cross_is_not_kept() {
+    let world = World::new();
+    let body = Body::Unfollowed { count: 1, room: 1 };
+    let fork = Body::Lifecycle {
+        what: crate::export::Lifecycle::Fork,
+        who: who(5, 5, 0),
+        provenance: Provenance::Kernel,
+    };
+    world.tell(&[record(1, body), record(1, fork)]);
+    assert_eq!(world.number("SELECT count(*) FROM process"), 0);
+}
+
+#[test]
+fn what_is_told_twice_is_kept_once() {
+    let world = World::new();
+    let now = sys::boot_time();
+    world.tell(&whole(now, 100, 0));
+    let before = world.all();
+    // By a service that took up what the first one had not given back: it counts anew.
+    let mut again = whole(now, 100, 0);
+    *again.last_mut().unwrap() = closed(now + 9_000_000_000, 100, 0);
+    world.tell(&again);
+    assert_eq!(world.all(), before);
+    // A decision that was changed in between is news.
+    let child = || who(101, 100, 0);
+    world.tell(&[decided(now, child(), "keep"), decided(now, child(), "reap")]);
+    assert_eq!(world.number("SELECT count(*) FROM decision"), 3);
+}
+
+#[test]
+fn sessions_are_chosen_by_time_agent_name_and_user() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let mut records = whole(now, 100, 1000);
+    records.extend(whole(now + 5_000_000_000, 200, 0));
+    // Of another user, in the first one's session.
+    records.push(decided(now, who(103, 100, 0), "keep"));
+    world.tell(&records);
+    let names = |query: Query| -> Vec<u32> {
+        world
+            .history(&query)
+            .iter()
+            .map(|session| session.pid)
+            .collect()
+    };
+    assert_eq!(names(Query::default()), [100, 200], "the newest last");
+    let since = |seconds: i64| {
+        let opened = world.all()[0].opened;
+        let since = opened + jiff::SignedDuration::from_secs(seconds);
+        Query {
+            since: Some(since),
+            ..Query::default()
+        }
+    };
+    assert_eq!(
+        (names(since(0)), names(since(4))),
+        (vec![100, 200], vec![200])
+    );
+    let agent = |agent: &str| Query {
+        agent: Some(agent.into()),
+        ..Query::default()
+    };
+    assert_eq!(
+        (names(agent("claude")).len(), names(agent("codex")).len()),
+        (2, 0)
+    );
+    let named = |name: &str| Query {
+        session: Some(name.into()),
+        ..Query::default()
+    };
+    assert_eq!(names(named("claude-200")), [200]);
+    assert!(names(named("no-such")).is_empty());
+    let own = Query {
+        uid: Some(1000),
+        ..Query::default()
+    };
+    let own = world.history(&own);
+    assert_eq!((own.len(), own[0].pid, own[0].processes.len()), (1, 100, 1));
+}
+
+#[test]
+fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
+    let world = World::new();
+    let mut inner = opened(2, 200, 0);
+    if let Body::SessionOpen { outer, .. } = &mut inner.body {
+        *outer = Some(session(100));
+    }
+    let mut root = who(101, 100, 0);
+    root.image = Arc::new(Image {
+        argv: b"claude\0--resume\0".into(),
+        ..Image::default()
+    });
+    let (session, old_root) = (session(100), key(100));
+    let who = root;
+    let relaunched = Body::SessionRelaunch {
+        session,
+        who,
+        old_root,
+    };
+    world.tell(&[opened(1, 100, 0), inner, record(3, relaunched)]);
+    let all = world.all();
+    assert_eq!(all[0].args, ["claude", "--resume"]);
+    assert_eq!(
+        all[1].outer_session_id.as_deref(),
+        Some("claude-100-5f5e100")
+    );
+}
+
+#[test]
+fn only_its_owner_may_read_it_whatever_it_was_before() {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    let beside = |end: &str| files::beside(&world.path(), end);
+    let all = || [beside(""), beside("-wal"), beside("-shm")].map(|path| mode(&path));
+    let journal = world.open();
+    journal.feed().take(&whole(1, 100, 0));
+    eventually("it is written", || world.all().len() == 1);
+    assert_eq!(all(), [0o600; 3]);
+    assert_eq!(mode(&world.options.directory), 0o700);
+    drop(journal);
+    std::fs::set_permissions(world.path(), Permissions::from_mode(0o644)).unwrap();
+    let journal = world.open();
+    journal.feed().take(&whole(1, 200, 0));
+    eventually("it is written", || world.all().len() == 2);
+    assert_eq!(all(), [0o600; 3]);
+}
+
+#[test]
+fn keeps_are_there_for_the_next_service_until_they_are_over() {
+    let world = World::new();
+    let now = sys::monotonic();
+    let keep = |pid, awake: Option<u64>| Keep {
+        key: key(pid),
+        session: key(100),
+        asked: true,
+        tree: pid == 1,
+        by: 1000,
+        made: u64::from(pid),
+        until: awake.map(|awake| Until { awake, wall: 9 }),
+    };
+    let kept = [keep(1, None), keep(2, Some(now + 3_600_000_000_000))];
+    let journal = world.open();
+    assert!(journal.keeps().is_empty());
+    let keeper = journal.keeper();
+    keeper.keep(&kept).unwrap();
+    keeper.keep(&[keep(3, None), keep(4, Some(now))]).unwrap();
+    keeper.unkeep(1000, 3).unwrap();
+    keeper.unkeep(1001, 2).unwrap();
+    keeper.unkeep(1000, 99).unwrap();
+    // Asked for anew.
+    let replaced = Keep { by: 0, ..kept[0] };
+    keeper.keep(&[replaced]).unwrap();
+    journal.close();
+    assert!(keeper.keep(&kept).is_err(), "nobody is there to write it");
+    let journal = world.open();
+    assert_eq!(journal.keeps(), [replaced, kept[1]]);
+    journal.close();
+    let other = Journal::open(world.options.clone(), "another boot".into()).unwrap();
+    assert!(other.keeps().is_empty(), "of another boot");
+}
+
+#[test]
+fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let mut records = whole(now, 100, 0);
+    // Decided about, and not ended; and one of a session of whose root nobody told.
+    records.push(decided(now, who(102, 100, 0), "reap"));
+    records.push(decided(now, who(302, 300, 0), "reap"));
+    world.tell(&records);
+    let journal = world.open();
+    let keep = Keep {
+        key: key(102),
+        session: key(100),
+        asked: true,
+        tree: false,
+        by: 0,
+        made: 0,
+        until: None,
+    };
+    journal.keeper().keep(&[keep]).unwrap();
+    journal.close();
+    let (sessions, kept) = recorded(&world.path(), BOOT).unwrap();
+    let expected = Recorded {
+        agent: "claude".into(),
+        root: key(100),
+        uid: Some(0),
+        members: [key(102)].into_iter().collect(),
+    };
+    assert_eq!((sessions, kept), (vec![expected], vec![key(102)]));
+    // A user wants one kept with all that descends from it.
+    for (tree, until, count) in [
+        (true, Some(1), 1),
+        (true, Some(u64::MAX >> 1), 0),
+        (true, None, 0),
+        (false, None, 1),
+    ] {
+        let until = until.map(|awake| Until { awake, wall: 0 });
+        let journal = world.open();
+        let keep = Keep {
+            tree,
+            until,
+            ..keep
+        };
+        journal.keeper().keep(&[keep]).unwrap();
+        journal.close();
+        let (sessions, _) = recorded(&world.path(), BOOT).unwrap();
+        assert_eq!(sessions.len(), count, "{keep:?}");
+    }
+    let other = recorded(&world.path(), "another boot").unwrap();
+    assert_eq!(other, (Vec::new(), Vec::new()));
+    // What is missing may be that its root has handed over.
+    let connection = Connection::open(world.path()).unwrap();
+    let sql = "INSERT INTO dropped (time, count) VALUES (1, 1)";
+    connection.execute(sql, []).unwrap();
+    let (sessions, kept) = recorded(&world.path(), BOOT).unwrap();
+    assert_eq!((sessions, kept), (Vec::new(), vec![key(102)]));
+}
+
+/// The name of the test below, which starts itself again as what can be killed, and tells that by this variable where to write.
+const KILLED: &str =
+    "journal::tests::keeping::one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept";
+const JOURNAL: &str = "REAPER_TEST_JOURNAL";
+
+/// Writes without end, and says when a keep is written.
+fn write_without_end(directory: PathBuf) {
+    let options = Options {
+        directory,
+        ..Options::default()
+    };
+    let journal = Journal::open(options, BOOT.into()).unwrap();
+    let mut feed = journal.feed();
+    for root in (1..).map(|n| n * 10) {
+        feed.take(&whole(1, root, 0));
+        if root % 1000 == 0 {
+            let keep = Keep {
+                key: key(root),
+                session: key(100),
+                asked: true,
+                tree: false,
+                by: 0,
+                made: 1,
+                until: None,
+            };
+            journal.keeper().keep(&[keep]).unwrap();
+            println!("kept {root}");
+            // Nothing is to be dropped.
+            eventually("it keeps up", || {
+                journal.shared.waiting.load(Ordering::Acquire) < 10_000
+            });
+        }
+    }
+}
+
+#[test]
+fn one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept() {
+    if let Some(directory) = std::env::var_os(JOURNAL) {
+        return write_without_end(directory.into());
+    }
+    let world = World::new();
+    for round in 0..5_u64 {
+        let program = std::env::current_exe().unwrap();
+        let mut child = Command::new(program)
+            .args(["--exact", "--nocapture", KILLED])
+            .env(JOURNAL, &world.options.directory)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut said = lines.filter_map(|line| line.unwrap().strip_prefix("kept ")?.parse().ok());
+        let last: Vec<u32> = said.by_ref().take(3 + round as usize * 7).collect();
+        // At some other place in its writing each time.
+        std::thread::sleep(Duration::from_millis(round * 11));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(last.len(), 3 + round as usize * 7, "it ended early");
+        let journal = world.open();
+        for root in last {
+            let kept = journal.keeps().iter().any(|keep| keep.key == key(root));
+            assert!(kept, "the keep of {root}");
+        }
+        journal.close();
+        assert!(world.aside().is_empty(), "it was taken for damaged");
+        assert_eq!(
+            world.number(
+                "SELECT count(*) FROM pragma_integrity_check WHERE integrity_check <> 'ok'"
+            ),
+            0
+        );
+        // They were told one after the other, so only the last one can be there in part.
+        let half = "SELECT count(*) FROM session WHERE closed IS NULL";
+        assert!(world.number(half) <= 1 + round as i64);
+    }
+    assert!(world.number("SELECT count(*) FROM outcome") > 100);
+}
+
+#[test]
+fn a_reader_is_told_in_a_sentence_why_there_is_nothing() {
+    let world = World::new();
+    let error = |path: &Path| history::read(path, &Query::default(), |_| Ok(())).unwrap_err();
+    let missing = error(&world.path());
+    assert!(matches!(missing, HistoryError::Missing(_)), "{missing}");
+    assert!(missing.to_string().contains("no service has kept one here"));
+    let file = world.dir.path().join("other");
+    std::fs::write(
+        &file,
+        "not a database, but long enough to be looked at ".repeat(20),
+    )
+    .unwrap();
+    assert!(matches!(error(&file), HistoryError::Foreign(_)));
+    world.tell(&whole(1, 100, 0));
+    Connection::open(world.path())
+        .unwrap()
+        .pragma_update(None, "user_version", 7)
+        .unwrap();
+    let newer = error(&world.path()).to_string();
+    assert!(newer.contains("version 7, this one knows 3"), "{newer}");
+}

@@ -1,0 +1,215 @@
+//! Journals in directories of their own.
+
+mod damage;
+mod keeping;
+mod limits;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+use super::history::{self, Query, Session};
+use super::*;
+use crate::export::{Body, GivenBack, Names, Record, SessionRef, Who};
+use crate::model::event::{Ended, Image, Key, Provenance, Uids};
+use crate::source::procfs::Memory;
+use crate::sys;
+
+const BOOT: &str = "5c5ab1f5-0000-4000-8000-000000000001";
+
+/// A directory, and what is told of in it.
+struct World {
+    dir: TempDir,
+    options: Options,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            directory: dir.path().join("state"),
+            ..Options::default()
+        };
+        World { dir, options }
+    }
+
+    fn open(&self) -> Journal {
+        Journal::open(self.options.clone(), BOOT.into()).unwrap()
+    }
+
+    /// Opens the journal, hands over records, and closes it.
+    fn tell(&self, records: &[Record]) {
+        let journal = self.open();
+        assert!(journal.feed().take(records).is_none(), "dropped some");
+        eventually("all is written", || {
+            journal.shared.waiting.load(Ordering::Acquire) == 0
+        });
+        journal.close();
+    }
+
+    fn path(&self) -> PathBuf {
+        self.options.path()
+    }
+
+    fn history(&self, query: &Query) -> Vec<Session> {
+        let mut sessions = Vec::new();
+        history::read(&self.path(), query, |session| {
+            sessions.push(session);
+            Ok(())
+        })
+        .unwrap();
+        sessions
+    }
+
+    /// All that was kept.
+    fn all(&self) -> Vec<Session> {
+        self.history(&Query::default())
+    }
+
+    /// One number out of the database.
+    fn number(&self, sql: &str) -> i64 {
+        let connection = Connection::open(self.path()).unwrap();
+        connection.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    /// Names of what was set aside.
+    fn aside(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(&self.options.directory).unwrap();
+        let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        files.retain(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.starts_with("journal.db.aside-")
+                && !name.ends_with("-wal")
+                && !name.ends_with("-shm")
+        });
+        files
+    }
+}
+
+fn key(pid: u32) -> Key {
+    let start = u64::from(pid) * 1_000_000;
+    Key { pid, start }
+}
+
+fn session(root: u32) -> SessionRef {
+    SessionRef {
+        agent: "claude".into(),
+        first_root: key(root),
+    }
+}
+
+fn who(pid: u32, root: u32, uid: u32) -> Who {
+    let image = Image {
+        comm: b"sh".into(),
+        argv: format!("sh\0-c\0run {pid} --token hunter2 now\0").into(),
+        ..Image::default()
+    };
+    let uids = Uids {
+        real: uid,
+        effective: uid,
+    };
+    Who {
+        key: key(pid),
+        parent: None,
+        birth_parent: None,
+        image: Arc::new(image),
+        uids,
+        session: Some(session(root)),
+        provenance: Provenance::Kernel,
+    }
+}
+
+fn record(time: u64, body: Body) -> Record {
+    Record { time, body }
+}
+
+fn opened(time: u64, root: u32, uid: u32) -> Record {
+    let (who, rule) = (who(root, root, uid), "claude".into());
+    let outer = None;
+    record(time, Body::SessionOpen { who, rule, outer })
+}
+
+fn gone(time: u64, root: u32) -> Record {
+    let body = Body::SessionRootGone {
+        session: session(root),
+        root: key(root),
+        ended: Ended::Signalled {
+            signal: 9,
+            core: false,
+        },
+        members: 1,
+    };
+    record(time, body)
+}
+
+fn closed(time: u64, root: u32, reaped: u32) -> Record {
+    let body = Body::SessionClose {
+        kept_reasons: vec![],
+        session: session(root),
+        reaped,
+        kept: 0,
+        failed: 0,
+        memory: GivenBack {
+            rss: 4096,
+            pss: 2048,
+            swap: 0,
+            unread: 1,
+        },
+        lost_before: 0,
+    };
+    record(time, body)
+}
+
+fn decided(time: u64, who: Who, verdict: &'static str) -> Record {
+    let names = Names {
+        verdict,
+        reason: "root_gone",
+        rule: (verdict == "keep").then(|| "my-servers".into()),
+    };
+    record(time, Body::Decision { who, names })
+}
+
+fn ended(time: u64, who: Who) -> Record {
+    let body = Body::Outcome {
+        who,
+        outcome: crate::reap::Outcome::Ended(Ended::Exited(3)),
+        signal: Some("SIGTERM"),
+        duration: Some(1_200_000),
+        memory: Some(Memory {
+            rss: 4096,
+            swap: 0,
+            pss: Some(2048),
+        }),
+    };
+    record(time, body)
+}
+
+/// A session from its beginning to its end, with a child that is reaped.
+fn whole(time: u64, root: u32, uid: u32) -> Vec<Record> {
+    let child = || who(root + 1, root, uid);
+    vec![
+        opened(time, root, uid),
+        gone(time + 1_000_000_000, root),
+        decided(time + 1_000_100_000, child(), "reap"),
+        ended(time + 1_002_000_000, child()),
+        closed(time + 1_003_000_000, root, 1),
+    ]
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    let meta = std::fs::metadata(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    meta.permissions().mode() & 0o7777
+}

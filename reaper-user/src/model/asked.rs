@@ -1,0 +1,164 @@
+//! What was read of processes because a rule asked for it.
+
+use std::sync::Arc;
+
+use super::Model;
+use super::event::Key;
+use super::facts::{Facts, Known, Needs};
+use super::session::{Session, Turn};
+use super::tree::Node;
+
+/// What stays as it is for as long as a process runs the same program, and is handed on at fork.
+const LASTING: Needs = Needs::MARKS.and(Needs::UNIT);
+
+/// What has been read of one process.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Read {
+    facts: Facts,
+    /// When the last of what lasts was read, in ns since boot.
+    at: u64,
+}
+
+impl Node {
+    /// What has been read of it; `None`: nothing yet.
+    pub fn facts(&self) -> Option<&Facts> {
+        self.read.as_deref().map(|read| &read.facts)
+    }
+
+    /// What a child has from it that was born at that time: its environment and its cgroup, if they were read
+    /// before. What was read later may be of a program that it has run since.
+    pub(super) fn read_at_birth(&self, born: u64) -> Option<Box<Read>> {
+        let Read { facts, at } = self.read.as_deref().filter(|read| read.at <= born)?;
+        let facts = Facts {
+            marks: facts.marks,
+            unit: facts.unit.clone(),
+            ..Facts::default()
+        };
+        (facts != Facts::default()).then(|| Box::new(Read { facts, at: *at }))
+    }
+
+    /// It runs another program, in a cgroup that may be another.
+    pub(super) fn read_anew(&mut self, other_cgroup: bool) {
+        if let Some(read) = &mut self.read {
+            let unit = match other_cgroup {
+                true => Known::Unasked,
+                false => read.facts.unit.clone(),
+            };
+            read.facts = Facts {
+                unit,
+                ..Facts::default()
+            };
+        }
+    }
+
+    /// It may run another program in another cgroup by now, of which nobody has told: what it was started with is not
+    /// known any more.
+    pub(super) fn has_changed_unseen(&mut self) {
+        self.keep_mark = Known::Unasked;
+        self.read_anew(true);
+    }
+
+    /// It is in another cgroup.
+    pub(super) fn moved(&mut self, cgroup_id: u64, time: u64) {
+        Arc::make_mut(&mut self.image).cgroup_id = cgroup_id;
+        self.moved_at = time;
+        if let Some(read) = &mut self.read {
+            read.facts.unit = Known::Unasked;
+        }
+    }
+
+    /// Whether `REAPER_KEEP=1` is in its environment, if its exec has told.
+    pub fn told_mark(&self) -> Known<bool> {
+        self.keep_mark
+    }
+
+    /// Which of these nobody has read yet.
+    pub fn lacks(&self, wanted: Needs) -> Needs {
+        self.facts()
+            .map_or(wanted, |facts| wanted.without(facts.known()))
+    }
+}
+
+impl Model {
+    /// Takes in what has been found out of what was asked for, by a look that began at `at` (ns since boot).
+    /// What was read before the program that a process runs by now says nothing of that.
+    pub fn set_facts(&mut self, key: Key, asked: Needs, found: Facts, at: u64) {
+        let Some(node) = self.tree.get_mut(key) else {
+            if asked.has(Needs::UNIT) {
+                self.sessions.learn_unit_of_root(key, &found.unit);
+            }
+            return;
+        };
+        let asked = if node.is_news(at) {
+            asked
+        } else {
+            asked.without(LASTING)
+        };
+        let asked = if at >= node.moved_at {
+            asked
+        } else {
+            asked.without(Needs::UNIT)
+        };
+        let read = node.read.get_or_insert_default();
+        read.facts.learn(asked, found);
+        if asked.has_any(LASTING) {
+            read.at = read.at.max(at);
+        }
+        let unit = read.facts.unit.clone();
+        if asked.has(Needs::UNIT)
+            && let Some(node) = self.tree.get(key)
+        {
+            self.sessions.learn_unit(node, &unit);
+        }
+    }
+
+    /// Takes no environment and no unit for known any more: where events are missing, an exec may be among them, of
+    /// whom it is asked about or of who has begot it.
+    pub fn doubt_what_was_read(&mut self) {
+        let all: Vec<Key> = self.tree.iter().map(|node| node.key).collect();
+        for key in all {
+            if let Some(node) = self.tree.get_mut(key) {
+                node.has_changed_unseen();
+            }
+        }
+    }
+
+    /// Takes no cgroup for known of those who are due by these turns.
+    pub(super) fn doubt_cgroups(&mut self, turns: &[Turn], now: u64) {
+        let gone = turns.iter().filter_map(|turn| match turn {
+            Turn::RootGone { session } => Some(*session),
+            _ => None,
+        });
+        let sessions = gone.flat_map(|id| self.sessions.inwards(id));
+        let members: Vec<u32> = sessions.flat_map(Session::members).collect();
+        for pid in members {
+            if let Some(key) = self.tree.by_pid(pid).map(|node| node.key)
+                && let Some(node) = self.tree.get_mut(key)
+            {
+                node.moved(0, now);
+            }
+        }
+    }
+
+    /// Whether something about a process could not be read.
+    pub fn is_unread(&self, key: Key) -> bool {
+        let facts = self.tree.get(key).and_then(Node::facts);
+        facts.is_some_and(|facts| *facts != facts.without_unreadable())
+    }
+
+    /// Forgets what could not be read, so that it is tried again.
+    pub fn forget_unreadable(&mut self, key: Key) {
+        if let Some(read) = self.tree.get_mut(key).and_then(|node| node.read.as_mut()) {
+            read.facts = read.facts.without_unreadable();
+        }
+    }
+
+    /// Forgets what may have changed since it was read: whether a process listens, how busy it is, and what its
+    /// session and terminal are. A rule that asks for these after a delay asks anew.
+    pub fn forget_volatile(&mut self, key: Key) {
+        let volatile = Needs::LISTENING | Needs::CPU | Needs::SESSION;
+        if let Some(read) = self.tree.get_mut(key).and_then(|node| node.read.as_mut()) {
+            read.facts.learn(volatile, Facts::default());
+        }
+    }
+}

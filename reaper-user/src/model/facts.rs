@@ -1,0 +1,177 @@
+//! What no event tells of a process, and a rule may ask for: it is read from /proc, by others, and told to the
+//! model like all else.
+
+use std::ops::{BitOr, BitOrAssign};
+use std::sync::Arc;
+
+/// A fact, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Known<T> {
+    /// Nobody has looked yet.
+    #[default]
+    Unasked,
+    /// It could not be read, or not in time: what rests on it speaks for the process.
+    Unreadable,
+    Is(T),
+}
+
+/// Which facts are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Needs(u8);
+
+impl Needs {
+    pub const NONE: Needs = Needs(0);
+    /// [`Facts::marks`].
+    pub const MARKS: Needs = Needs(1);
+    /// [`Facts::unit`].
+    pub const UNIT: Needs = Needs(2);
+    /// [`Facts::listening`].
+    pub const LISTENING: Needs = Needs(4);
+    /// [`Facts::cpu`].
+    pub const CPU: Needs = Needs(8);
+    /// [`Facts::session`].
+    pub const SESSION: Needs = Needs(16);
+    /// [`Facts::input`].
+    pub const INPUT: Needs = Needs(32);
+
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether all of `other` are among these.
+    pub fn has(self, other: Needs) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether some of `other` are among these.
+    pub fn has_any(self, other: Needs) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// These and `other`.
+    pub const fn and(self, other: Needs) -> Needs {
+        Needs(self.0 | other.0)
+    }
+
+    /// These without `other`.
+    pub fn without(self, other: Needs) -> Needs {
+        Needs(self.0 & !other.0)
+    }
+}
+
+impl BitOr for Needs {
+    type Output = Needs;
+    fn bitor(self, other: Needs) -> Needs {
+        self.and(other)
+    }
+}
+
+impl BitOrAssign for Needs {
+    fn bitor_assign(&mut self, other: Needs) {
+        self.0 |= other.0;
+    }
+}
+
+/// Session id and controlling terminal as of now: an exec's record has them as they were then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionNow {
+    pub sid: u32,
+    /// Device number, 0 for none.
+    pub tty: u32,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Bit n: some variable of the environment that it was started with matches the ruleset's mark n; bit 0 is
+    /// `REAPER_KEEP=1`. Inherited at fork, unasked again at exec.
+    pub marks: Known<u64>,
+    /// The innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none.
+    /// Inherited at fork.
+    pub unit: Known<Arc<str>>,
+    /// Whether it has a socket that listens.
+    pub listening: Known<bool>,
+    /// CPU use between two looks a moment apart, in percent of one processor.
+    pub cpu: Known<u32>,
+    pub session: Known<SessionNow>,
+    /// Whether its standard input is a terminal: who hands over to another hands that on.
+    pub input: Known<bool>,
+}
+
+impl Facts {
+    /// Of whom nobody has asked anything.
+    pub const NOTHING: Facts = Facts {
+        marks: Known::Unasked,
+        unit: Known::Unasked,
+        listening: Known::Unasked,
+        cpu: Known::Unasked,
+        session: Known::Unasked,
+        input: Known::Unasked,
+    };
+
+    /// Takes in what has been found out of `asked`; the rest stays as it was.
+    pub fn learn(&mut self, asked: Needs, found: Facts) {
+        if asked.has(Needs::MARKS) {
+            self.marks = found.marks;
+        }
+        if asked.has(Needs::UNIT) {
+            self.unit = found.unit;
+        }
+        if asked.has(Needs::LISTENING) {
+            self.listening = found.listening;
+        }
+        if asked.has(Needs::CPU) {
+            self.cpu = found.cpu;
+        }
+        if asked.has(Needs::SESSION) {
+            self.session = found.session;
+        }
+        if asked.has(Needs::INPUT) {
+            self.input = found.input;
+        }
+    }
+
+    /// Those that somebody has looked for.
+    pub fn known(&self) -> Needs {
+        let looked = [
+            (Needs::MARKS, self.marks != Known::Unasked),
+            (Needs::UNIT, self.unit != Known::Unasked),
+            (Needs::LISTENING, self.listening != Known::Unasked),
+            (Needs::CPU, self.cpu != Known::Unasked),
+            (Needs::SESSION, self.session != Known::Unasked),
+            (Needs::INPUT, self.input != Known::Unasked),
+        ];
+        let known = looked.into_iter().filter(|(_, looked)| *looked);
+        known.fold(Needs::NONE, |all, (needs, _)| all | needs)
+    }
+
+    /// The same, with what could not be read as if nobody had looked.
+    pub fn without_unreadable(&self) -> Facts {
+        fn again<T>(fact: Known<T>) -> Known<T> {
+            match fact {
+                Known::Unreadable => Known::Unasked,
+                known => known,
+            }
+        }
+        Facts {
+            marks: again(self.marks),
+            unit: again(self.unit.clone()),
+            listening: again(self.listening),
+            cpu: again(self.cpu),
+            session: again(self.session),
+            input: again(self.input),
+        }
+    }
+
+    /// What is said of `asked` when there was no reading it.
+    pub fn unreadable() -> Facts {
+        Facts {
+            marks: Known::Unreadable,
+            unit: Known::Unreadable,
+            listening: Known::Unreadable,
+            cpu: Known::Unreadable,
+            session: Known::Unreadable,
+            input: Known::Unreadable,
+        }
+    }
+}

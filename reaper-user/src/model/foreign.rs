@@ -1,0 +1,74 @@
+//! Processes that are nobody's: where the probes tell of followed ones only, the tree holds no others,
+//! since it would not hear of their ends.
+
+use hashbrown::HashSet;
+
+use super::Model;
+use super::event::Key;
+use super::tree::Node;
+
+impl Model {
+    /// Drops all living processes that are foreign. Those that stay and are no members are watched from
+    /// now on. Nothing is told of this.
+    pub fn forget_foreign(&mut self) {
+        let mut above = HashSet::new();
+        for member in self.tree.iter().filter(|node| node.session.is_some()) {
+            for node in self.tree.ancestors(member.key) {
+                if !above.insert(node.key) {
+                    break;
+                }
+            }
+        }
+        let others = self.tree.iter().filter(|node| node.session.is_none());
+        let (stay, go): (Vec<Key>, Vec<Key>) = others.map(|node| node.key).partition(|key| {
+            above.contains(key) || self.tree.get(*key).is_some_and(|node| self.matters(node))
+        });
+        for key in go {
+            self.tree.forget(key.pid);
+        }
+        for key in stay {
+            if let Some(node) = self.tree.get_mut(key) {
+                node.watched = true;
+            }
+        }
+    }
+
+    /// Drops a process from the tree if it is foreign, as a candidate that has turned out to be no agent.
+    /// Nothing is told of this.
+    pub fn forget(&mut self, key: Key) {
+        if self.foreign(key) {
+            self.tree.forget(key.pid);
+        }
+    }
+
+    /// Whether a living process means nothing to any session, nor to this program.
+    pub fn foreign(&self, key: Key) -> bool {
+        let node = self.tree.get(key);
+        node.is_some_and(|node| !self.matters(node) && !self.is_above_member(node))
+    }
+
+    /// Whether it matters by itself, whoever descends from it.
+    fn matters(&self, node: &Node) -> bool {
+        node.session.is_some()
+            || node.boundary.is_some()
+            || node.root
+            || node.namespace_init
+            || node.key.pid == 1
+            || self.scope.is_by_pid() && node.in_scope
+            || self.is_own(node.key)
+    }
+
+    fn is_above_member(&self, top: &Node) -> bool {
+        let mut below = top.children().to_vec();
+        // A loop, which damaged input could make, ends at the top.
+        while let Some(node) = below.pop().and_then(|pid| self.tree.by_pid(pid)) {
+            if node.session.is_some() {
+                return true;
+            }
+            if node.key != top.key {
+                below.extend(node.children());
+            }
+        }
+        false
+    }
+}

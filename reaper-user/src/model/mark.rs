@@ -1,0 +1,93 @@
+//! What the kernel's map should have for a process, so that the probes hand it on, and the service that
+//! comes after this one finds it.
+
+use reaper_common::{
+    MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_ROOT, MEMBER_SCOPE, MEMBER_SPARED,
+    MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
+};
+
+use super::event::{Key, Mark};
+use super::policy::Round;
+use super::tree::Node;
+use super::{Model, policy};
+
+impl Round<'_> {
+    /// See [`Model::wanted_mark`].
+    pub fn wanted_mark(&self, key: Key) -> Option<Mark> {
+        let model = self.model();
+        let node = model.tree.get(key)?;
+        let session = node.session.and_then(|id| model.sessions.get(id));
+        let mut flags = MEMBER_FOLLOWED;
+        let scoped = model.scope.is_by_pid() && node.in_scope;
+        if scoped {
+            flags |= MEMBER_SCOPE;
+        }
+        if session.is_some() {
+            flags |= node.signalled;
+            if node.root {
+                flags |= MEMBER_ROOT;
+            }
+            if policy::is_spared(self, node) {
+                flags |= MEMBER_SPARED;
+            }
+            if node.unsure {
+                flags |= MEMBER_UNSURE;
+            }
+            if policy::is_clear(self, node) {
+                flags |= MEMBER_CLEAR;
+            }
+        } else if node.watched || node.boundary.is_some() {
+            flags |= MEMBER_WATCHED;
+        } else if !scoped {
+            return None;
+        }
+        Some(Mark {
+            session: session.map(|session| session.first_root),
+            flags,
+        })
+    }
+}
+
+impl Model {
+    /// What the map should say of a living process: `None` that it should not be in there.
+    ///
+    /// Whatever the probes only suspect has been settled here by now and is not handed back to them, but
+    /// for whose a process is where that was lost.
+    pub fn wanted_mark(&self, key: Key) -> Option<Mark> {
+        self.round().wanted_mark(key)
+    }
+
+    /// Whether a member is kept though it should be due, or is never signalled at all.
+    pub fn is_spared(&self, node: &Node) -> bool {
+        policy::is_spared(&self.round(), node)
+    }
+
+    /// Whether nothing that the service could come to know of a member, but for its running another program,
+    /// would spare it if a signal ended its root: no rule, no mark in its environment and no user's keep. All
+    /// facts that matter for that are known.
+    pub fn is_clear(&self, node: &Node) -> bool {
+        policy::is_clear(&self.round(), node)
+    }
+
+    /// Takes note of what has been written to the map for a process; `None`: it has been taken out.
+    pub fn set_mark(&mut self, key: Key, mark: Option<Mark>) {
+        let Some(node) = self.tree.get_mut(key) else {
+            return;
+        };
+        let old = std::mem::replace(&mut node.mark, mark);
+        let has_session = |mark: Option<Mark>| mark.is_some_and(|mark| mark.session.is_some());
+        if has_session(old)
+            && !has_session(mark)
+            && let Some(exact) = node.exact_key()
+        {
+            self.tree.disown(exact);
+        }
+    }
+
+    /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
+    pub fn signalled(&mut self, key: Key, flags: u32) {
+        if let Some(node) = self.tree.get_mut(key) {
+            node.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What the rules say of a program, whoever runs it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::model::Model;
+use crate::model::agent::RuleId;
+use crate::model::event::Image;
+use crate::model::tree::Node;
+
+/// Asked for when a process becomes a member and when it runs another program, so that nothing is left to
+/// ask when every microsecond counts.
+#[derive(Clone, Debug)]
+pub(in crate::model) struct Weighed {
+    /// Those that hold if the rest of what they ask for does, in the order in which they are asked.
+    pub rules: Arc<[RuleId]>,
+    /// Its program, or the end of its command line, is not known; and the rule that might then hold.
+    pub unreadable: Option<Option<RuleId>>,
+}
+
+impl Weighed {
+    pub fn new(model: &Model, image: &Image) -> Weighed {
+        let rules = model.rules.judging(image);
+        let might = model.rules.might_spare(image, &rules).map(Some);
+        Weighed {
+            unreadable: image.exe.is_empty().then_some(None).or(might),
+            rules,
+        }
+    }
+
+    pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, Weighed> {
+        match &node.weighed {
+            Some(known) => Cow::Borrowed(known),
+            None => Cow::Owned(Weighed::new(model, &node.image)),
+        }
+    }
+}

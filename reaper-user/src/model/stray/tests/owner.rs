@@ -1,0 +1,234 @@
+//! Whose a mark says that a process is: by order that owner has to be gone, and else to be known.
+
+use super::*;
+
+fn session(agent: &str, uid: u32, root: u32, start: u64) -> Recorded {
+    let start = start * S;
+    Recorded {
+        agent: agent.into(),
+        root: Key { pid: root, start },
+        uid: Some(uid),
+        members: HashSet::new(),
+    }
+}
+
+#[test]
+fn a_service_acts_by_itself_only_where_the_owner_is_recorded() {
+    let claude = |uid, root, start| session("claude-code", uid, root, start);
+    let left = table(&[p(200, 1, 100, NODE, DEAD)]);
+    let both = "CLAUDECODE=1\0CLAUDE_PID=4100\0OPENCODE_PID=4200\0OPENCODE=1\0";
+    let of_both = table(&[p(200, 1, 100, NODE, both)]);
+    for (all, recorded, expected) in [
+        (&left, vec![], "owner_unknown"),
+        (&left, vec![claude(1000, 4100, 50)], "reap"),
+        // Another pid, another user, another agent, and one that came later.
+        (&left, vec![claude(1000, 4101, 50)], "owner_unknown"),
+        (&left, vec![claude(1001, 4100, 50)], "owner_unknown"),
+        (
+            &left,
+            vec![session("codex", 1000, 4100, 50)],
+            "owner_unknown",
+        ),
+        (&left, vec![claude(1000, 4100, 100)], "owner_unknown"),
+        (
+            &left,
+            vec![claude(1001, 4100, 40), claude(1000, 4100, 50)],
+            "reap",
+        ),
+        // All that are named.
+        (&of_both, vec![claude(1000, 4100, 50)], "owner_unknown"),
+        (
+            &of_both,
+            vec![claude(1000, 4100, 50), session("opencode", 1000, 4200, 50)],
+            "reap",
+        ),
+    ] {
+        let alone = ask_recorded(all, &recorded, |q| q.by_order = false);
+        assert_eq!(said(&alone, 200), expected, "{recorded:?}");
+        assert_eq!(said(&ask_recorded(all, &recorded, |_| {}), 200), "reap");
+    }
+    // The shell of a tool names nobody.
+    let shell = table(&[p(200, 1, 100, SHELL, BARE)]);
+    assert_eq!(said(&ask(&shell, |q| q.by_order = false), 200), "reap");
+}
+
+#[test]
+fn an_owner_alone_is_a_plain_mark() {
+    for (env, expected) in [
+        ("CLAUDE_PID=4100\0", "no_owner"),
+        ("CLAUDE_PID=4100\0OPENCODE=1\0", "no_owner"),
+        ("CLAUDE_PID=4100\0CLAUDE_PID=x\0", "no_owner"),
+        ("CLAUDE_PID=4100\0CLAUDE_CODE_SESSION_ID=a\0", "reap"),
+        ("CLAUDE_PID=4100\0AI_AGENT=claude-code/2\0", "reap"),
+        ("CLAUDE_PID=4100\0AI_AGENT=other\0", "no_owner"),
+        ("OPENCODE_PID=4100\0", "no_owner"),
+        ("OPENCODE_PID=4100\0OPENCODE=1\0", "reap"),
+        // Whom it names lives.
+        ("CLAUDE_PID=60\0", "owner_alive"),
+    ] {
+        check(expected, &[p(200, 1, 100, NODE, env)]);
+    }
+}
+
+#[test]
+fn an_agent_that_lives_may_be_its_owner() {
+    let agent = |start, argv| p(70, 60, start, argv, "");
+    let of = |uid, agent| P {
+        uid,
+        euid: uid,
+        ..agent
+    };
+    for (agent, of_mark, of_shell) in [
+        (agent(99, "/x/claude"), "agent_alive", "agent_alive"),
+        // It came later, or is another user's.
+        (agent(101, "/x/claude"), "reap", "reap"),
+        (of(1001, agent(99, "/x/claude")), "reap", "reap"),
+        // Of another name.
+        (agent(99, "/x/codex"), "reap", "agent_alive"),
+        // Which no rule knows.
+        (agent(99, "/x/claude-next"), "agent_alive", "agent_alive"),
+        (agent(99, "/x/cursor-agent"), "agent_alive", "agent_alive"),
+        (agent(99, "/x/goose"), "agent_alive", "agent_alive"),
+        (agent(99, "/x/amplifier"), "reap", "reap"),
+        (agent(99, "/x/cat\0claude"), "reap", "reap"),
+    ] {
+        let name = agent.argv;
+        for (argv, env, expected) in [(NODE, DEAD, of_mark), (SHELL, BARE, of_shell)] {
+            let all = table(&[
+                P {
+                    argv: name,
+                    ..of(agent.uid, p(70, 60, agent.start, name, ""))
+                },
+                p(200, 1, 100, argv, env),
+            ]);
+            assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{name} {argv}");
+        }
+    }
+    // One that looks like an agent is no leftover, nor is what it has begun.
+    check("agent", &[p(200, 1, 100, "/x/claude-next", DEAD)]);
+    let next = p(200, 1, 100, "/x/claude-next", DEAD);
+    check("-", &[next, p(201, 200, 101, NODE, DEAD)]);
+    // A service has seen that it was none.
+    let helper = Key {
+        pid: 200,
+        start: 100 * S,
+    };
+    let recorded = Recorded {
+        members: HashSet::from_iter([helper]),
+        ..session("codex", 1000, 4300, 20)
+    };
+    let all = table(&[p(200, 60, 100, "/x/codex-linux-sandbox", "")]);
+    assert_eq!(said(&ask_recorded(&all, &[recorded], |_| {}), 200), "reap");
+}
+
+#[test]
+fn what_carries_an_agent_that_lives_is_left_alone() {
+    let all = table(&[
+        p(200, 1, 100, "/bin/sh", DEAD),
+        p(201, 200, 101, "/bin/sh", ""),
+        p(202, 201, 102, "/x/codex", ""),
+        p(203, 202, 103, NODE, ""),
+        p(204, 201, 104, NODE, ""),
+    ]);
+    let strays = ask(&all, |_| {});
+    let of = |pid| said(&strays, pid);
+    assert_eq!(
+        [200, 201, 202, 203, 204].map(of),
+        ["agent", "agent", "agent", "-", "reap"]
+    );
+}
+
+#[test]
+fn a_session_of_an_agent_that_no_rule_knows_is_told_of() {
+    let member = Key {
+        pid: 200,
+        start: 100 * S,
+    };
+    for (agent, expected) in [("codex", "reap"), ("gone", "agent_unknown")] {
+        let recorded = Recorded {
+            members: HashSet::from_iter([member]),
+            ..session(agent, 1000, 4300, 20)
+        };
+        let all = table(&[p(200, 60, 100, NODE, "")]);
+        let strays = ask_recorded(&all, &[recorded], |_| {});
+        assert_eq!(said(&strays, 200), expected);
+    }
+}
+
+#[test]
+fn places_that_nobody_can_ask_speak_for_what_came_from_them() {
+    for (variable, expected) in [
+        ("TERM_PROGRAM=vscode", "multiplexed"),
+        ("VSCODE_IPC_HOOK_CLI=/run/x", "multiplexed"),
+        ("VSCODE_INJECTION=1", "multiplexed"),
+        ("KITTY_PID=60", "multiplexed"),
+        ("ALACRITTY_SOCKET=/x", "multiplexed"),
+        ("WEZTERM_PANE=0", "multiplexed"),
+        ("ABDUCO_SESSION=a", "multiplexed"),
+        ("SHPOOL_SESSION_NAME=a", "multiplexed"),
+        ("NVIM=/run/nvim", "multiplexed"),
+        ("TMUX=broken", "multiplexed"),
+        ("TERM_PROGRAM=ghostty", "reap"),
+        ("NVIM=", "reap"),
+    ] {
+        let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
+        let env = format!("{DEAD}{variable}\0");
+        all.rows.get_mut(&200).unwrap().trace = Known::Is(Trace::of(env.as_bytes(), true));
+        assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{variable}");
+    }
+}
+
+#[test]
+fn a_service_of_a_user_hands_its_mark_on() {
+    let main = |env, sid| P {
+        unit: "build.service",
+        sid,
+        ..p(190, 50, 90, "/usr/bin/build", env)
+    };
+    let left = || p(200, 1, 100, NODE, DEAD);
+    check("multiplexed", &[main(DEAD, 190), left()]);
+    check("reap", &[main("A=1\0", 190), left()]);
+    // An orphan of one.
+    check("reap", &[main(DEAD, 180), left()]);
+}
+
+#[test]
+fn a_user_of_one_program_is_another_than_the_agents() {
+    let of = |uid, login_uid| P {
+        uid,
+        euid: uid,
+        login_uid,
+        ..p(200, 1, 100, NODE, DEAD)
+    };
+    for (uid, login_uid, expected) in [
+        (26, None, "changed_uid"),
+        (999, None, "changed_uid"),
+        (26, Some(26), "reap"),
+        (0, None, "reap"),
+        (1000, None, "reap"),
+    ] {
+        check(expected, &[of(uid, login_uid)]);
+    }
+    // Agents of that user are known.
+    let agent = P {
+        uid: 26,
+        euid: 26,
+        ..p(70, 60, 101, "/x/claude", "")
+    };
+    check("reap", &[agent, of(26, None)]);
+    let recorded = [session("codex", 26, 4300, 20)];
+    let strays = ask_recorded(&table(&[of(26, None)]), &recorded, |_| {});
+    assert_eq!(said(&strays, 200), "reap");
+}
+
+#[test]
+fn an_agent_in_another_namespace_is_of_one_user() {
+    let agent = |uid| P {
+        uid,
+        euid: uid,
+        nested: true,
+        ..p(90, 60, 150, "/x/claude", "")
+    };
+    check("owner_unsure", &[agent(1000), p(200, 1, 100, NODE, DEAD)]);
+    check("reap", &[agent(1001), p(200, 1, 100, NODE, DEAD)]);
+}

@@ -1,0 +1,353 @@
+//! What users have asked to be kept, one process at a time, or with all that descends from it.
+//!
+//! A wish is for the process that it was asked for, and, if it is for a tree, for whoever descends from that by birth.
+//! Several may be for one process, each of which stands until it is over or taken back; the one that lasts longest
+//! tells until when.
+//!
+//! Who descends from whom is told by forks. Of one that was found instead, be it that its fork was lost or that it is
+//! older than this program, the kernel's mark says more than the parent it has by now: a child of one that is spared
+//! has that in its mark from birth on. What then is still in doubt is kept.
+
+use hashbrown::HashSet;
+use reaper_common::MEMBER_SPARED;
+
+use super::Model;
+use super::event::{Key, Mark, TICK_NS};
+use super::session::SessionId;
+use super::tree::{Node, tick};
+
+/// What somebody has asked for. No two wishes are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserKeep {
+    /// Until when, in monotonic nanoseconds; `None`: for good.
+    pub until_awake: Option<u64>,
+    /// Together with what descends from it: what lives now, and what is born later.
+    pub tree: bool,
+    /// Uid of who has asked for it.
+    pub by: u32,
+    /// When that was, in ns since the epoch.
+    pub made: u64,
+}
+
+/// A process that the service before this one was asked to keep.
+#[derive(Clone, Copy, Debug)]
+pub struct Noted {
+    pub key: Key,
+    /// First root of its session.
+    pub session: Key,
+    /// The wish was for itself, not for one that it descends from.
+    pub asked: bool,
+    pub keep: UserKeep,
+}
+
+/// A wish with whom it is about, which holds also where nobody who is known to be kept by it lives any more.
+#[derive(Clone, Debug)]
+pub(super) struct Wish {
+    keep: UserKeep,
+    /// The process that it was asked for. Who is older does not descend from it.
+    top: Key,
+    /// Whom it is for by name, to the tick: the service before this one may have known more than `top`.
+    names: HashSet<Key>,
+    /// First root of the session of `top`; those nested in it belong to it.
+    session: Key,
+    /// That session has not been found yet.
+    awaited: bool,
+    /// It is for all members: they descend from the root, also from one that was relaunched.
+    whole: bool,
+    /// When this program was asked, in ns since boot, 0 if the one before it was: what the kernel's map has of those
+    /// who were born later is told apart by it.
+    at: u64,
+}
+
+/// Of whom it is asked whether they descend from a kept process.
+#[derive(Clone, Copy)]
+struct Descendant {
+    key: Key,
+    session: Option<SessionId>,
+    /// Who may have made it, the likeliest first.
+    makers: [Option<Key>; 3],
+    /// The first of these has, if it is known at all.
+    forked: bool,
+    mark: Option<Mark>,
+}
+
+impl Descendant {
+    fn living(node: &Node, creator: Option<Key>) -> Descendant {
+        Descendant {
+            key: node.key,
+            session: node.session,
+            makers: [creator, node.birth_parent, node.parent],
+            forked: creator.is_some() || node.forked,
+            mark: node.mark,
+        }
+    }
+
+    fn makers(&self) -> impl Iterator<Item = Key> {
+        self.makers.into_iter().flatten()
+    }
+}
+
+impl Node {
+    /// By which wish of a user it is kept for longest, also one that is over.
+    pub fn user_keep(&self) -> Option<&UserKeep> {
+        self.user_keeps.iter().max_by_key(|keep| keep.lasts())
+    }
+}
+
+impl Model {
+    /// Keeps a member, with its living descendants where that is asked for; says how many. None, where the
+    /// process is a member of nothing.
+    ///
+    /// What was asked for it before is replaced, but what was kept with it stays so: to keep something has nothing
+    /// reaped.
+    pub fn keep(&mut self, key: Key, mut keep: UserKeep) -> usize {
+        let own = |node: &Node| Some((node.key, self.sessions.get(node.session?)?.first_root));
+        let Some((key, session)) = self.tree.get(key).and_then(own) else {
+            return 0;
+        };
+        keep.tree |= self.asked_for(key).is_some_and(|before| before.tree);
+        let noted = Noted {
+            key,
+            session,
+            asked: true,
+            keep,
+        };
+        self.wish(&[noted], self.clock.now());
+        self.inherit_keeps(|wish| wish.keep == keep);
+        self.kept_by(&keep).count()
+    }
+
+    /// Keeps what the service before this one was asked to keep. Whom a wish names need not be known yet, and of those
+    /// who are gone descendants may live.
+    pub fn keep_again(&mut self, mut all: Vec<Noted>) {
+        let order = |noted: &Noted| {
+            let Noted { key, keep, .. } = noted;
+            (keep.made, keep.by, !noted.asked, key.start, key.pid)
+        };
+        all.sort_unstable_by_key(order);
+        for named in all.chunk_by(|one, other| one.keep == other.keep) {
+            self.wish(named, 0);
+        }
+        self.inherit_keeps(|_| true);
+    }
+
+    /// Takes note of a wish, in place of what was asked for the same process. It is for all `named`, who were kept by
+    /// it at `at`; for the first of them it was asked.
+    fn wish(&mut self, named: &[Noted], at: u64) {
+        let Some(&Noted {
+            key: top,
+            session,
+            asked,
+            keep,
+        }) = named.first()
+        else {
+            return;
+        };
+        let same = |wish: &&Wish| asked && wish.top.same_tick(top);
+        let replaced = self.wishes.iter().filter(same).map(|wish| wish.keep);
+        self.forget_keeps(&replaced.collect::<Vec<_>>());
+        self.forget_finished_keeps();
+        // It may be known by another name by now: what had relaunched it is not.
+        let own = self.tree.get(top).and_then(|node| node.session);
+        let own = own.and_then(|id| self.sessions.get(id));
+        let known = own.or_else(|| self.sessions.by_first_root(session));
+        let session = known.map_or(session, |known| known.first_root);
+        let is_root = known.is_some_and(|known| known.root.same_tick(top));
+        self.wishes.push(Wish {
+            keep,
+            top,
+            names: named.iter().map(|noted| tick(noted.key)).collect(),
+            session,
+            awaited: known.is_none(),
+            whole: is_root || session.same_tick(top),
+            at,
+        });
+    }
+
+    /// Takes back what a user has asked for, for all that was kept by it; says how many. See [`Model::wish_for`].
+    pub fn unkeep(&mut self, key: Key) -> usize {
+        let Some(keep) = self.wish_for(key) else {
+            return 0;
+        };
+        let count = self.kept_by(&keep).count();
+        self.forget_keeps(&[keep]);
+        count
+    }
+
+    /// The wish that is to be taken back next of those by which a process is kept: what was asked for itself first,
+    /// then what keeps it for longest.
+    pub fn wish_for(&self, key: Key) -> Option<UserKeep> {
+        let now = self.awake_now();
+        let kept = || self.tree.get(key)?.user_keep().copied();
+        let kept = || kept().filter(|keep| keep.holds(now));
+        self.asked_for(key).or_else(kept)
+    }
+
+    /// The living process with which another is kept for which nothing was asked itself.
+    pub fn kept_with(&self, key: Key) -> Option<Key> {
+        let wish = self.wish_for(key)?;
+        let wish = self.wishes.iter().find(|known| known.keep == wish)?;
+        let top = self.tree.get(wish.top)?.key;
+        (!top.same_tick(key)).then_some(top)
+    }
+
+    /// What was asked for this very process, and is not over.
+    fn asked_for(&self, key: Key) -> Option<UserKeep> {
+        let now = self.awake_now();
+        let own = |wish: &&Wish| wish.top.same_tick(key) && wish.keep.holds(now);
+        self.wishes.iter().find(own).map(|wish| wish.keep)
+    }
+
+    /// Living processes that a wish is for.
+    pub fn kept_by(&self, keep: &UserKeep) -> impl Iterator<Item = &Node> {
+        let all = self.tree.iter();
+        all.filter(|node| node.user_keeps.contains(keep))
+    }
+
+    #[cfg(test)]
+    pub(super) fn wishes(&self) -> usize {
+        self.wishes.len()
+    }
+
+    /// Who is kept by a user's wish now, in no order.
+    pub fn kept_by_users(&self) -> impl Iterator<Item = (&Node, &UserKeep)> {
+        let now = self.awake_now();
+        let all = self.tree.iter();
+        all.filter_map(move |node| Some((node, node.user_keep().filter(|keep| keep.holds(now))?)))
+    }
+
+    /// Forgets wishes that are over, or whose session is: nobody can turn up in it any more.
+    pub(super) fn forget_finished_keeps(&mut self) {
+        let now = self.awake_now();
+        let over = |wish: &&Wish| {
+            let may_be = wish.awaited || self.sessions.named(wish.session).is_some();
+            !wish.keep.holds(now) || !may_be
+        };
+        let over = self.wishes.iter().filter(over).map(|wish| wish.keep);
+        self.forget_keeps(&over.collect::<Vec<_>>());
+    }
+
+    fn forget_keeps(&mut self, over: &[UserKeep]) {
+        if !over.is_empty() {
+            self.wishes.retain(|wish| !over.contains(&wish.keep));
+            self.tree.forget_keeps(over);
+        }
+    }
+
+    /// Has a process kept that has come to be known or to be a member, where a wish is for it. `creator`: who has
+    /// made it, if its fork has told so.
+    pub(super) fn inherit_keep(&mut self, key: Key, creator: Option<Key>) {
+        let node = self.tree.get(key).filter(|_| !self.wishes.is_empty());
+        if let Some(of) = node.map(|node| Descendant::living(node, creator)) {
+            self.put_keeps(&of, |_| true);
+        }
+    }
+
+    /// A session has opened: what was asked for before it was known is for those who are its members.
+    pub(super) fn inherit_awaited_keeps(&mut self, session: SessionId) {
+        let mut found = Vec::new();
+        for wish in self.wishes.iter_mut().filter(|wish| wish.awaited) {
+            if self.sessions.named(wish.session) == Some(session) {
+                wish.awaited = false;
+                found.push(wish.keep);
+            }
+        }
+        if !found.is_empty() {
+            self.inherit_keeps(|wish| found.contains(&wish.keep));
+        }
+    }
+
+    /// Goes through all whom some wishes may be for, the oldest first, the dead of whom something is remembered among
+    /// them.
+    fn inherit_keeps(&mut self, of_these: impl Fn(&Wish) -> bool) {
+        let living = self.tree.iter();
+        let living = living.map(|node| Descendant::living(node, None));
+        let dead = self.tree.all_exited().map(|exited| Descendant {
+            key: exited.key,
+            session: exited.lineage.session,
+            makers: [exited.birth_parent, None, None],
+            forked: true,
+            mark: None,
+        });
+        let mut all: Vec<Descendant> = living.chain(dead).collect();
+        all.sort_unstable_by_key(|of| (of.key.start, of.key.pid));
+        for of in all {
+            self.put_keeps(&of, &of_these);
+        }
+    }
+
+    fn put_keeps(&mut self, of: &Descendant, of_these: impl Fn(&Wish) -> bool) {
+        let wishes = self.wishes.iter().filter(|wish| of_these(wish));
+        let keeps = wishes.filter(|wish| self.is_for(wish, of));
+        let keeps: Vec<UserKeep> = keeps.map(|wish| wish.keep).collect();
+        if let Some(known) = self.tree.keeps_mut(of.key).filter(|_| !keeps.is_empty()) {
+            known.retain(|keep| !keeps.contains(keep));
+            known.extend(keeps);
+        }
+    }
+
+    /// Whether a wish is for a process: it names it, or one from which this descends.
+    fn is_for(&self, wish: &Wish, of: &Descendant) -> bool {
+        if wish.names.contains(&tick(of.key)) {
+            return true;
+        }
+        let holds = wish.keep.tree && wish.keep.holds(self.awake_now());
+        let Some(session) = of.session.filter(|_| holds) else {
+            return false;
+        };
+        let descends = |maker| {
+            let keeps = self.tree.keeps_of(maker);
+            keeps.is_some_and(|keeps| keeps.contains(&wish.keep))
+        };
+        let named = self.sessions.named(wish.session);
+        let mut outwards = self.sessions.outwards(session);
+        let within = outwards.any(|session| Some(session.id) == named);
+        of.makers().any(descends) || within && (wish.whole || self.may_descend(of, wish))
+    }
+
+    /// Whether a process may descend from the one that a wish was asked for, though nobody who may have made it does
+    /// for all that is known.
+    fn may_descend(&self, of: &Descendant, wish: &Wish) -> bool {
+        let older = |one: Key, other: Key| one.start / TICK_NS < other.start / TICK_NS;
+        let spared = of.mark.map(|mark| mark.has(MEMBER_SPARED));
+        let root = self.sessions.by_first_root(wish.session);
+        if older(of.key, wish.top)
+            || root.is_some_and(|session| session.root == of.key)
+            || spared == Some(false) && of.key.start > wish.at
+        {
+            return false;
+        }
+        let known = |maker: &Key| self.tree.keeps_of(*maker).is_some();
+        let Some(maker) = of.makers().find(known) else {
+            return true;
+        };
+        if of.forked && of.makers().next() == Some(maker) {
+            return false;
+        }
+        let lineage = self.tree.lineage_of(maker);
+        if lineage.is_none_or(|lineage| lineage.session.is_none()) {
+            return true;
+        }
+        // A member may be an adopter too: it is an ancestor of those whose children it adopts, so that it is kept by
+        // the same wish itself, or an ancestor of who that was asked for.
+        let node = self.tree.get(maker);
+        let is_marked = |node: &Node| node.mark.is_some_and(|mark| mark.has(MEMBER_SPARED));
+        let above = || self.tree.ancestors(wish.top);
+        let apart =
+            above().any(|above| above.key.pid == 1) && above().all(|above| above.key != maker);
+        let adopts =
+            !apart && !older(wish.top, maker) || node.is_some_and(|node| node.namespace_init);
+        adopts && spared != Some(false) && !(spared == Some(true) && node.is_some_and(is_marked))
+    }
+}
+
+impl UserKeep {
+    pub(super) fn holds(&self, awake_now: u64) -> bool {
+        self.until_awake.is_none_or(|until| awake_now < until)
+    }
+
+    /// Comparable: until when.
+    fn lasts(&self) -> u64 {
+        self.until_awake.unwrap_or(u64::MAX)
+    }
+}

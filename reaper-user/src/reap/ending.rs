@@ -1,0 +1,319 @@
+//! Ending processes of which no events tell: who is to be ended is looked for again and
+//! again, and identity comes from the order of things. A pidfd is opened, then all are looked at anew: one that is
+//! found then, and whose pidfd has not become readable, is the one that the pidfd is on. Where it matters under which
+//! uids it runs, that is asked once more right before each signal.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use nix::sys::signal::Signal;
+
+use super::{Failure, Ladder, Outcome, Released, Step, Times, send};
+use crate::model::event::{Ended, Key, Uids};
+use crate::source::procfs::{Memory, Procfs};
+use crate::sys;
+use crate::sys::pidfd::{self, Pidfd};
+
+/// How long all of it may take beyond grace and patience: who goes on forking for longer is told of.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How often those who have come meanwhile are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Who is to be ended, each with the uids under which it is to run, if that matters.
+pub type Due = HashMap<Key, Option<Uids>>;
+
+/// What became of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    pub key: Key,
+    pub outcome: Outcome,
+    /// The strongest signal it was sent.
+    pub signal: Option<Signal>,
+    /// From its first signal to its confirmed end, in ns.
+    pub duration: Option<u64>,
+    /// What it had right after its first signal; given back once it has ended.
+    pub memory: Option<Memory>,
+}
+
+struct Target {
+    pidfd: Pidfd,
+    strongest: Option<Signal>,
+    first_signal: Option<u64>,
+    memory: Option<Memory>,
+    refused: Option<nix::Error>,
+    /// At the last look there was something that spares it.
+    spared: bool,
+    /// What came of it, and when.
+    done: Option<(Outcome, u64)>,
+}
+
+/// Ends all that `find` says is to be ended, up to where it finds nobody new. It is given those who are being
+/// ended, who may have lost by that what they were known by, and is to say of each whether it still is to be.
+///
+/// # Errors
+/// Those of `find`; what has been signalled by then stays so.
+pub fn end_all<E>(
+    mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+    times: Times,
+) -> Result<Vec<Ending>, E> {
+    let mut endings = Endings::new(times, Signal::SIGTERM);
+    while !endings.is_over() {
+        endings.round(&mut find)?;
+        if endings.wait(None) == 0 && endings.holds_all(&find(&endings.held())?) {
+            break;
+        }
+    }
+    Ok(endings.told())
+}
+
+/// Processes on their way to their end.
+pub struct Endings {
+    targets: HashMap<Key, Target>,
+    ladder: Ladder,
+    /// Sent first.
+    gentle: Signal,
+    procfs: Procfs,
+    /// Their memory at the last look, in bytes.
+    resident: u64,
+    /// Nothing has moved for too long.
+    stuck: bool,
+    /// When to give up, in ns on the monotonic clock.
+    end: u64,
+}
+
+impl Endings {
+    /// Begins with nobody. After the grace SIGKILL follows the signal that is sent first.
+    pub fn new(times: Times, gentle: Signal) -> Endings {
+        let now = sys::monotonic();
+        let limit = times.grace.saturating_add(times.stuck_after);
+        let limit = limit.saturating_add(LIMIT).as_nanos();
+        Endings {
+            targets: HashMap::new(),
+            ladder: Ladder::new(times, now),
+            gentle,
+            procfs: Procfs::default(),
+            resident: u64::MAX,
+            stuck: false,
+            end: now.saturating_add(u64::try_from(limit).unwrap_or(u64::MAX)),
+        }
+    }
+
+    /// The grace is over now.
+    pub fn hasten(&mut self) {
+        if self.ladder.is_gentle() {
+            self.ladder.kill(sys::monotonic());
+        }
+    }
+
+    /// Whether it is not time for SIGKILL.
+    pub fn is_gentle(&self) -> bool {
+        self.ladder.is_gentle()
+    }
+
+    /// Whether nothing more can be done about those who are left.
+    pub fn is_over(&self) -> bool {
+        self.stuck || sys::monotonic() >= self.end
+    }
+
+    /// Looks who is to be ended, and signals whoever has not had the signal that is due by now. Gives how many have
+    /// come.
+    ///
+    /// # Errors
+    /// Those of `find`.
+    pub fn round<E>(
+        &mut self,
+        mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+    ) -> Result<usize, E> {
+        let held = self.held();
+        let mut due = find(&held)?;
+        let mut opened = HashMap::new();
+        let before = self.targets.len();
+        for key in due.keys().filter(|key| !held.contains(*key)) {
+            match Pidfd::open(key.pid) {
+                Ok(pidfd) => {
+                    opened.insert(*key, Target::new(pidfd));
+                }
+                Err(nix::Error::ESRCH) => {}
+                Err(error) => tracing::warn!("pid {}: no handle on it: {error}", key.pid),
+            }
+        }
+        if !opened.is_empty() {
+            let all = held.into_iter().chain(opened.keys().copied()).collect();
+            due = find(&all)?;
+            opened.retain(|key, target| due.contains_key(key) && !target.pidfd.has_exited());
+            for _ in &opened {
+                self.ladder.claimed();
+            }
+            self.targets.extend(opened);
+        }
+        let now = sys::monotonic();
+        if self.ladder.is_gentle() && self.ladder.deadline() <= now {
+            self.ladder.kill(now);
+        }
+        let (own, step) = (std::process::id(), self.ladder.step(0, false));
+        let left = self.targets.iter_mut();
+        for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
+            target.spared = match due.get(key) {
+                Some(None) => false,
+                Some(Some(uids)) => target.pidfd.uids(key.pid) != Some(*uids),
+                None => true,
+            };
+            if !target.spared {
+                target.signal(*key, own, step, self.gentle, &self.procfs);
+            }
+        }
+        Ok(self.targets.len() - before)
+    }
+
+    /// Waits until one may have to be looked for again, or something else can be read, which is waited for also when
+    /// nobody is left. Gives how many are.
+    pub fn wait(&mut self, wake: Option<BorrowedFd<'_>>) -> usize {
+        let mut until = sys::monotonic() + LOOK_EVERY.as_nanos() as u64;
+        if self.ladder.is_gentle() {
+            until = until.min(self.ladder.deadline());
+        }
+        loop {
+            let left = self.confirm();
+            let rest = until.saturating_sub(sys::monotonic());
+            if left == 0 && wake.is_none() || rest == 0 {
+                self.look_for_progress(left);
+                return left;
+            }
+            let one = self.targets.values().find(|target| target.done.is_none());
+            // What has ended meanwhile is seen when its turn comes.
+            let rest = Duration::from_nanos(rest.saturating_add(999_999));
+            let woken = pidfd::wait_first(one.map(|target| &target.pidfd), wake, rest);
+            if woken {
+                return self.confirm();
+            }
+        }
+    }
+
+    /// Whoever is on it.
+    pub fn held(&self) -> HashSet<Key> {
+        self.targets.keys().copied().collect()
+    }
+
+    /// Whether all of these are on it.
+    pub fn holds_all(&self, due: &Due) -> bool {
+        due.keys().all(|key| self.targets.contains_key(key))
+    }
+
+    /// Takes note of who has ended; how many are left.
+    fn confirm(&mut self) -> usize {
+        let mut left = 0;
+        for target in self
+            .targets
+            .values_mut()
+            .filter(|target| target.done.is_none())
+        {
+            if target.pidfd.has_exited() {
+                target.done = Some((Outcome::Ended(Ended::Unknown), sys::boot_time()));
+                self.ladder.finished(sys::monotonic());
+            } else {
+                left += 1;
+            }
+        }
+        left
+    }
+
+    fn look_for_progress(&mut self, left: usize) {
+        if left == 0 || self.ladder.is_gentle() || self.ladder.deadline() > sys::monotonic() {
+            return;
+        }
+        let left = self
+            .targets
+            .iter()
+            .filter(|(_, target)| target.done.is_none());
+        let resident = left
+            .filter_map(|(key, _)| self.procfs.rss_bytes(key.pid))
+            .sum();
+        if resident < self.resident || !self.ladder.warned() {
+            self.resident = resident;
+            self.ladder.progress(sys::monotonic());
+        } else {
+            self.stuck = true;
+        }
+    }
+
+    /// What became of each, by pid.
+    pub fn told(mut self) -> Vec<Ending> {
+        // Somebody else may have seen their end first.
+        self.confirm();
+        let told = self.targets.into_iter();
+        let mut told: Vec<_> = told
+            .map(|(key, target)| target.told(key, &self.procfs))
+            .collect();
+        told.sort_by_key(|ending| ending.key);
+        told
+    }
+}
+
+impl Target {
+    fn new(pidfd: Pidfd) -> Target {
+        Target {
+            pidfd,
+            strongest: None,
+            first_signal: None,
+            memory: None,
+            refused: None,
+            spared: false,
+            done: None,
+        }
+    }
+
+    fn signal(&mut self, key: Key, own: u32, step: Step, gentle: Signal, procfs: &Procfs) {
+        let signal = match step {
+            Step::Term => gentle,
+            step => step.signal(),
+        };
+        if self.strongest == Some(signal) {
+            return;
+        }
+        let sent = match step {
+            Step::Term => send::ask(&self.pidfd, key.pid, own, gentle),
+            step => send::send(&self.pidfd, key.pid, own, step),
+        };
+        match sent {
+            Ok(()) => {
+                self.strongest = Some(signal);
+                self.refused = None;
+                if self.first_signal.is_none() {
+                    self.first_signal = Some(sys::boot_time());
+                    let memory = procfs.memory(key.pid, true);
+                    // By then the pid may be somebody else's.
+                    self.memory = memory.filter(|_| !self.pidfd.has_exited());
+                }
+            }
+            // It has exited: its pidfd says so.
+            Err(nix::Error::ESRCH) => {}
+            Err(error) => self.refused = Some(error),
+        }
+    }
+
+    fn told(self, key: Key, procfs: &Procfs) -> Ending {
+        let (outcome, at) = self.done.unwrap_or_else(|| {
+            let failure = match self.refused {
+                _ if self.spared => return (Outcome::Released(Released::Unreadable), 0),
+                Some(nix::Error::EPERM) => Failure::Eperm,
+                Some(errno) => Failure::Errno(errno as i32),
+                None => Failure::Stuck(procfs.state(key.pid).unwrap_or('?')),
+            };
+            (Outcome::Failed(failure), 0)
+        });
+        let outcome = match outcome {
+            Outcome::Ended(_) if self.strongest.is_none() => Outcome::Released(Released::Gone),
+            outcome => outcome,
+        };
+        let ended = matches!(outcome, Outcome::Ended(_));
+        let first = self.first_signal.filter(|_| ended);
+        Ending {
+            key,
+            outcome,
+            signal: self.strongest,
+            duration: first.map(|first| at.saturating_sub(first)),
+            memory: self.memory,
+        }
+    }
+}

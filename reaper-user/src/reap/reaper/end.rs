@@ -1,0 +1,157 @@
+//! What becomes of those who were signalled: they end, or nothing moves any more.
+
+use nix::sys::signal::Signal;
+
+use super::Reaper;
+use crate::model::event::{Ended, Key};
+use crate::model::session::SessionId;
+use crate::reap::{Failure, Outcome, Report};
+use crate::sys;
+
+impl Reaper {
+    /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,
+    /// and those of which no exit record was read: these must be told by [`Reaper::ended_unrecorded`]
+    /// before the next call.
+    pub fn confirm_ended(&mut self) -> (usize, Vec<Key>) {
+        let mut unrecorded = Vec::new();
+        let ready = self.confirm.ready();
+        for token in &ready {
+            let Some(key) = self.tokens.get(token).copied() else {
+                continue;
+            };
+            match self.targets.get(&key).and_then(|target| target.ended) {
+                Some(ended) => self.finish(key, Outcome::Ended(ended)),
+                None => unrecorded.push(key),
+            }
+        }
+        (ready.len(), unrecorded)
+    }
+
+    /// Ends a claim whose exit is confirmed, whether or not anything told how it came.
+    pub fn ended_unrecorded(&mut self, key: Key) {
+        if let Some(target) = self.targets.get(&key) {
+            self.finish(key, Outcome::Ended(target.ended.unwrap_or(Ended::Unknown)));
+        }
+    }
+
+    /// Takes the ladders on whose time has come.
+    pub fn tick(&mut self, memory: impl Fn(Key) -> (char, u64)) {
+        let now = sys::monotonic();
+        let expired: Vec<_> = self
+            .ladders
+            .iter()
+            .filter(|(_, ladder)| ladder.deadline() <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for session in expired {
+            let Some(ladder) = self.ladders.get_mut(&session) else {
+                continue;
+            };
+            if ladder.is_gentle() {
+                ladder.kill(now);
+                self.queue_all(session);
+            } else {
+                self.look_for_progress(session, now, &memory);
+            }
+        }
+    }
+
+    /// Nothing has ended for a while: whoever gives memory back is on its way, the rest is stuck.
+    fn look_for_progress(
+        &mut self,
+        session: SessionId,
+        now: u64,
+        memory: &impl Fn(Key) -> (char, u64),
+    ) {
+        let mut stuck = Vec::new();
+        let mut progress = false;
+        for (key, target) in self
+            .targets
+            .iter_mut()
+            .filter(|(_, target)| target.ladder == session)
+        {
+            let (state, rss) = memory(*key);
+            progress |= rss < target.rss && target.rss != u64::MAX;
+            target.rss = rss;
+            match target.refused {
+                Some(failure) => stuck.push((*key, failure)),
+                None if target.strongest == Some(Signal::SIGKILL) => {
+                    stuck.push((*key, Failure::Stuck(state)));
+                }
+                // It has come since, and has not had its signal yet.
+                None => self.queue.push(*key),
+            }
+        }
+        let Some(ladder) = self.ladders.get_mut(&session) else {
+            return;
+        };
+        if progress || !ladder.warned() {
+            ladder.progress(now);
+            return;
+        }
+        for (key, failure) in stuck {
+            self.finish(key, Outcome::Failed(failure));
+        }
+    }
+
+    pub(super) fn queue_all(&mut self, session: SessionId) {
+        self.queue.extend(
+            self.targets
+                .iter()
+                .filter(|(_, target)| target.ladder == session)
+                .map(|(key, _)| *key),
+        );
+    }
+
+    pub(super) fn finish(&mut self, key: Key, outcome: Outcome) {
+        let Some(target) = self.targets.remove(&key) else {
+            return;
+        };
+        self.tokens.remove(&target.token);
+        self.open -= usize::from(target.pidfd.is_some());
+        if let Some(members) = self.members.get_mut(&target.session) {
+            *members -= 1;
+            if *members == 0 {
+                self.members.remove(&target.session);
+            }
+        }
+        // There is room for another pidfd now.
+        self.queue.append(&mut self.starved);
+        let now = sys::boot_time();
+        let outcome = target.outcome(outcome);
+        let ended = matches!(outcome, Outcome::Ended(_));
+        self.reports.push(Report::Outcome {
+            key,
+            session: target.session,
+            outcome,
+            signal: target.signal(),
+            duration: target.first_signal.map(|first| now.saturating_sub(first)),
+            memory: target.memory().filter(|_| ended),
+        });
+        if let Some(ladder) = self.ladders.get_mut(&target.ladder) {
+            ladder.finished(sys::monotonic());
+        }
+    }
+
+    /// Gives up what is still claimed: this program goes, and nobody comes after it. If somebody does,
+    /// the claims are left as they are, to be taken up by [`Reaper::resume`].
+    pub fn stop(&mut self) {
+        let keys: Vec<Key> = self.targets.keys().copied().collect();
+        for key in keys {
+            self.finish(key, Outcome::Failed(Failure::Stopped));
+        }
+    }
+
+    /// Closes the ladders on which nobody is left. Only for when all is decided about that has been read:
+    /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
+    pub fn close_empty(&mut self) {
+        let reports = &mut self.reports;
+        self.ladders.retain(|session, ladder| {
+            let done = ladder.is_empty();
+            if done {
+                reports.push(Report::Done { session: *session });
+            }
+            !done
+        });
+    }
+}

@@ -1,0 +1,228 @@
+//! The signals of a round: who is queued is opened, looked at once more, signalled, and then weighed.
+
+use nix::errno::Errno;
+
+use super::Reaper;
+use crate::model::Model;
+use crate::model::event::Key;
+use crate::model::policy::Round;
+use crate::reap::{Failure, Outcome, Released, Report, Sent, Signaller, Step, send};
+use crate::source::procfs::Memory;
+use crate::sys;
+use crate::sys::pidfd::Pidfd;
+
+/// Processes that are looked at together, and then signalled: what is found out of the first is to be young still when
+/// its turn comes, and what they have in common is to be found out once.
+const TOGETHER: usize = 128;
+/// Processes whose memory is read after a round of signals, at most: the next round waits for that.
+const WEIGHED_MAX: usize = 256;
+
+impl Reaper {
+    /// Opens what is queued. Whatever the ring holds when this returns must be drained into the model
+    /// before [`Reaper::signal_queued`].
+    pub fn open_queued(&mut self) {
+        for key in std::mem::take(&mut self.queue) {
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
+            if target.pidfd.is_some() {
+                self.queue.push(key);
+                continue;
+            }
+            match Pidfd::open(key.pid) {
+                Ok(pidfd) => {
+                    target.pidfd = Some(pidfd);
+                    self.open += 1;
+                    self.queue.push(key);
+                }
+                // Its exit record, which is in the ring by now, tells how it ended.
+                Err(nix::Error::ESRCH) if target.had != 0 => {}
+                Err(nix::Error::ESRCH) => self.finish(key, Outcome::Released(Released::Gone)),
+                // Nothing is sent: what cannot be opened is decided about all the same.
+                Err(errno) if self.observe => {
+                    target.refused = Some(Failure::Errno(errno as i32));
+                    self.queue.push(key);
+                }
+                Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open > 0 => {
+                    self.starved.push(key)
+                }
+                Err(errno) => self.finish(key, Outcome::Failed(Failure::Errno(errno as i32))),
+            }
+        }
+    }
+
+    /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
+    /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
+    pub fn needs_vouching(&self, model: &Model) -> bool {
+        let unnumbered = |key: &Key| {
+            model
+                .tree
+                .get(*key)
+                .is_some_and(|node| node.pidfd_inode == 0)
+        };
+        self.queue.iter().any(unnumbered)
+    }
+
+    /// What is opened and queued for its first signal. Where records were lost, the programs of these are
+    /// to be read anew before they are signalled: what one has become unseen may be kept.
+    pub fn unsignalled(&self) -> Vec<Key> {
+        let unsignalled = |key: &&Key| {
+            let target = self.targets.get(*key);
+            target.is_some_and(|target| target.pidfd.is_some() && target.strongest.is_none())
+        };
+        self.queue.iter().filter(unsignalled).copied().collect()
+    }
+
+    /// Closes what was opened for one of which nobody can say that it is that one, as the source could not get hold of
+    /// it: when others have given their open files back, it has its turn again.
+    pub fn set_aside(&mut self, key: Key, errno: Errno) {
+        self.queue.retain(|queued| *queued != key);
+        let Some(target) = self.targets.get_mut(&key) else {
+            return;
+        };
+        self.open -= usize::from(target.pidfd.take().is_some());
+        if self.open > 0 {
+            self.starved.push(key);
+        } else {
+            self.finish(key, Outcome::Failed(Failure::Errno(errno as i32)));
+        }
+    }
+
+    /// Lets go of one of which it cannot be told what it is by now.
+    pub fn spare(&mut self, key: Key) {
+        self.queue.retain(|queued| *queued != key);
+        self.finish(key, Outcome::Released(Released::Unreadable));
+    }
+
+    /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
+    /// since the opening (`lossless` is false), what has no number is opened anew in the next round.
+    pub fn signal_queued(&mut self, model: &mut Model, lossless: bool) {
+        let queue = std::mem::take(&mut self.queue);
+        for keys in queue.chunks(TOGETHER) {
+            self.signal_some(keys, model, lossless);
+        }
+    }
+
+    fn signal_some(&mut self, keys: &[Key], model: &mut Model, lossless: bool) {
+        let mut opened = Vec::with_capacity(keys.len());
+        for key in keys.iter().copied() {
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
+            let numbered = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
+            if !lossless && !numbered && target.strongest.is_none() && target.pidfd.take().is_some()
+            {
+                self.open -= 1;
+            }
+            match &target.pidfd {
+                None if target.refused.is_some() => opened.push((key, Ok(()))),
+                // Its turn to be opened comes in the next round.
+                None => self.queue.push(key),
+                Some(pidfd) => opened.push((key, send::identify(model, key, pidfd))),
+            }
+        }
+        let round = model.round();
+        for (key, identified) in opened {
+            if let Err(released) = self.signal(&round, key, identified) {
+                self.finish(key, Outcome::Released(released));
+            }
+        }
+    }
+
+    /// Notes how much memory those have who have been sent their first signal since the last call, as
+    /// `memory` reads it by pid. Only for when the signals of a round are out.
+    ///
+    /// Who has ended meanwhile has no reading: its pid may be another's.
+    pub fn weigh(&mut self, memory: impl Fn(u32) -> Option<Memory>) {
+        let mut keys = std::mem::take(&mut self.unweighed);
+        keys.truncate(WEIGHED_MAX);
+        for key in &keys {
+            if let Some(target) = self.targets.get_mut(key)
+                && let Some(pidfd) = &target.pidfd
+            {
+                target.memory = memory(key.pid).filter(|_| !pidfd.has_exited());
+            }
+        }
+        // When all have been read whom that delays.
+        for key in &keys {
+            if let Some(target) = self.targets.get_mut(key)
+                && let (Some(pidfd), Some(memory)) = (&target.pidfd, &target.memory)
+            {
+                target.share = self.scales.ask(key.pid, pidfd, memory.rss);
+            }
+        }
+    }
+
+    fn signal(
+        &mut self,
+        round: &Round<'_>,
+        key: Key,
+        identified: Result<(), Released>,
+    ) -> Result<(), Released> {
+        let Some(target) = self.targets.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(pidfd) = &target.pidfd else {
+            let decision = send::still_due(round, key)?;
+            self.reports.push(Report::Decided { key, decision });
+            return Err(Released::Observed);
+        };
+        // One that has had a signal and is gone now has its end confirmed by its pidfd.
+        let waited_for = target.strongest.is_some();
+        if target.ended.is_some() {
+            return if waited_for {
+                Ok(())
+            } else {
+                Err(Released::Gone)
+            };
+        }
+        let node = round.node(key);
+        let init = node.is_some_and(|node| node.namespace_init);
+        target.had |= node.map_or(0, |node| node.signalled);
+        let decision = match identified.and_then(|()| send::still_due(round, key)) {
+            Err(Released::Gone) if waited_for => return Ok(()),
+            // Of what another has sent it. Its exit record is on its way.
+            Err(Released::Gone) if target.had != 0 => {
+                self.confirm.add(pidfd, key, target.token);
+                return Ok(());
+            }
+            verified => verified?,
+        };
+        if !std::mem::replace(&mut target.told, true) {
+            self.reports.push(Report::Decided { key, decision });
+        }
+        let Some(ladder) = self.ladders.get(&target.ladder) else {
+            return Err(Released::Observed);
+        };
+        let step = ladder.step(target.had, init);
+        let first = target.strongest.is_none() && target.had == 0;
+        if target.strongest == Some(step.signal()) {
+            return Ok(());
+        }
+        match send::send(pidfd, key.pid, self.own_pid, step) {
+            Ok(()) => {
+                target.refused = None;
+                if target.strongest.replace(step.signal()).is_none() {
+                    self.unweighed.push(key);
+                }
+                if step != Step::Wake {
+                    let now = sys::boot_time();
+                    target.first_signal = target.first_signal.or(first.then_some(now));
+                    let due_at = target.due_at.filter(|_| first);
+                    self.reports.push(Report::Signal(Sent {
+                        key,
+                        signal: step.signal(),
+                        by: Signaller::Service,
+                        latency: due_at.map(|due_at| now.saturating_sub(due_at)),
+                    }));
+                }
+            }
+            // Between the last look and now: its exit record is on its way.
+            Err(nix::Error::ESRCH) => {}
+            Err(nix::Error::EPERM) => target.refused = Some(Failure::Eperm),
+            Err(errno) => target.refused = Some(Failure::Errno(errno as i32)),
+        }
+        self.confirm.add(pidfd, key, target.token);
+        Ok(())
+    }
+}

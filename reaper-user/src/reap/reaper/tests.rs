@@ -1,0 +1,373 @@
+//! What real processes are sent that others have signalled before.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::*;
+use crate::model::Scope;
+use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use crate::model::event::{Event, EventKind, Image, Provenance, Uids};
+use crate::reap::Failure;
+use crate::reap::send;
+use crate::source::procfs::{Memory, Procfs};
+use crate::sys::pidfd::Pidfd;
+
+/// The agent: no process that there is.
+const ROOT: Key = Key {
+    pid: u32::MAX,
+    start: 1,
+};
+
+/// Grace and patience of the tests' ladders.
+const TIMES: Times = Times {
+    grace: Duration::from_secs(600),
+    stuck_after: Duration::from_secs(60),
+};
+
+/// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
+struct Orphan {
+    child: Child,
+    said: BufReader<ChildStdout>,
+    key: Key,
+    model: Model,
+    reaper: Reaper,
+}
+
+impl Orphan {
+    fn new() -> Orphan {
+        let mut child = Command::new("/bin/sh")
+            .args([
+                "-c",
+                "trap 'echo termed' TERM; echo ready; while :; do sleep 0.01; done",
+            ])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        let key = Key {
+            pid: child.id(),
+            start: 2,
+        };
+        let named = Condition {
+            field: Field::Comm,
+            any_of: vec![Pattern::comm("agent").unwrap()],
+            negative: false,
+        };
+        let agent = Rule::new("agent", Action::Agent, vec![Matcher::new(vec![named])]);
+        let rules = Ruleset::new(vec![agent]);
+        let mut orphan = Orphan {
+            child,
+            said,
+            key,
+            model: Model::new(rules, Scope::default(), std::process::id()),
+            reaper: Reaper::new(TIMES, false).unwrap(),
+        };
+        let uids = Uids::default();
+        let runs = |key, name: &str| EventKind::Exec {
+            key,
+            parent: None,
+            uids,
+            pidfd_inode: 0,
+            image: Arc::new(Image {
+                comm: name.into(),
+                exe: format!("/bin/{name}").into(),
+                ..Image::default()
+            }),
+            mark: None,
+        };
+        let born = EventKind::Fork {
+            child: key,
+            parent: Some(ROOT),
+            creator: Some(ROOT),
+            uids,
+            pidfd_inode: 0,
+            namespace_init: false,
+            mark: None,
+        };
+        for kind in [runs(ROOT, "agent"), born, runs(key, "sh")] {
+            orphan.tell(kind);
+        }
+        orphan.exited(ROOT);
+        orphan
+    }
+
+    fn tell(&mut self, kind: EventKind) {
+        let event = Event {
+            time: 10,
+            provenance: Provenance::Kernel,
+            kind,
+        };
+        self.model.apply(&event, |_, _| {});
+    }
+
+    fn exited(&mut self, key: Key) {
+        self.tell(EventKind::Exit {
+            key,
+            parent: None,
+            ended: Ended::Exited(0),
+            peak_rss: 0,
+            mark: None,
+        });
+    }
+
+    fn signalled(&mut self, signal: Signal) {
+        self.tell(EventKind::Signalled {
+            key: self.key,
+            signal: signal as u8,
+        });
+    }
+
+    fn claim(&mut self) {
+        let decision = self.model.decide(self.key);
+        assert!(self.reaper.claim(&self.model, self.key, &decision));
+    }
+
+    fn signal(&mut self) -> Vec<Report> {
+        self.reaper.open_queued();
+        self.reaper.signal_queued(&mut self.model, true);
+        self.reaper.take_reports()
+    }
+
+    /// Ends it, if it lives, and gives all that it has said since it was ready.
+    fn last_words(&mut self) -> String {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).unwrap();
+        said
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+/// The signals of some reports, and how it ended, if it has.
+fn told(reports: &[Report]) -> (Vec<Signal>, Option<(Outcome, Option<Signal>)>) {
+    let mut outcomes = reports.iter().filter_map(|report| match report {
+        Report::Outcome {
+            outcome, signal, ..
+        } => Some((*outcome, *signal)),
+        _ => None,
+    });
+    let signals = reports.iter().filter_map(|report| match report {
+        Report::Signal(sent) => Some(sent.signal),
+        _ => None,
+    });
+    (signals.collect(), outcomes.next())
+}
+
+#[test]
+fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
+    let mut orphan = Orphan::new();
+    orphan.signalled(Signal::SIGTERM);
+    orphan.claim();
+    assert_eq!(told(&orphan.signal()), (vec![], None));
+    let session = orphan.model.tree.get(orphan.key).unwrap().session.unwrap();
+    assert!(matches!(
+        orphan.reaper.stages().collect::<Vec<_>>()[..],
+        [(id, Stage::Term { .. })] if id == session
+    ));
+    orphan.reaper.ladders.get_mut(&session).unwrap().kill(0);
+    orphan.reaper.queue_all(session);
+    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    assert_eq!(orphan.last_words(), "");
+    let (ready, unrecorded) = orphan.reaper.confirm_ended();
+    assert_eq!((ready, unrecorded), (1, vec![orphan.key]));
+    orphan.reaper.ended_unrecorded(orphan.key);
+    assert_eq!(
+        told(&orphan.reaper.take_reports()),
+        (
+            vec![],
+            Some((Outcome::Ended(Ended::Unknown), Some(Signal::SIGKILL)))
+        )
+    );
+}
+
+#[test]
+fn one_that_was_stopped_is_woken_for_the_sigterm_it_had() {
+    let mut orphan = Orphan::new();
+    for signal in [Signal::SIGSTOP, Signal::SIGTERM] {
+        end_own(&orphan, signal);
+    }
+    orphan.signalled(Signal::SIGTERM);
+    orphan.claim();
+    assert_eq!(told(&orphan.signal()), (vec![], None));
+    let mut line = String::new();
+    orphan.said.read_line(&mut line).unwrap();
+    assert_eq!(line, "termed\n");
+    assert_eq!(orphan.last_words(), "", "no second one");
+}
+
+#[test]
+fn one_that_ends_of_anothers_signal_was_reaped() {
+    // Before it is opened, after that, and when its record is still to come.
+    for when in 0..3 {
+        let mut orphan = Orphan::new();
+        orphan.signalled(Signal::SIGTERM);
+        orphan.claim();
+        if when > 0 {
+            orphan.reaper.open_queued();
+        }
+        orphan.last_words();
+        let mut reports = Vec::new();
+        if when > 1 {
+            reports.extend(orphan.signal());
+            assert!(orphan.reaper.is_claimed(orphan.key), "how is not known");
+        }
+        let node = orphan.model.tree.get(orphan.key).unwrap().clone();
+        orphan.reaper.exited(&node, Ended::Exited(1), &[]);
+        reports.extend(orphan.signal());
+        orphan.reaper.confirm_ended();
+        reports.extend(orphan.reaper.take_reports());
+        let ended = (Outcome::Ended(Ended::Exited(1)), Some(Signal::SIGTERM));
+        assert_eq!(told(&reports), (vec![], Some(ended)), "{when}");
+    }
+}
+
+#[test]
+fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
+    let mut orphan = Orphan::new();
+    let session = orphan.model.tree.get(orphan.key).unwrap().session.unwrap();
+    orphan.reaper.resume(session, 1);
+    orphan.claim();
+    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    assert_eq!(orphan.last_words(), "");
+    orphan.reaper.confirm_ended();
+    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.close_empty();
+    assert_eq!(orphan.reaper.open_ladders(), 0);
+}
+
+#[test]
+fn one_for_whom_nobody_vouches_is_sent_nothing() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.reaper.open_queued();
+    orphan.reaper.set_aside(orphan.key, nix::Error::EPERM);
+    let failed = Outcome::Failed(Failure::Errno(nix::libc::EPERM));
+    assert_eq!(told(&orphan.signal()), (vec![], Some((failed, None))));
+    assert_eq!(orphan.last_words(), "");
+    // While another is open, it may yet have its turn.
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.reaper.open_queued();
+    orphan.reaper.open += 1;
+    orphan.reaper.set_aside(orphan.key, nix::Error::EPERM);
+    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(orphan.reaper.starved, [orphan.key]);
+    assert_eq!(orphan.last_words(), "");
+}
+
+#[test]
+fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
+    let mut orphan = Orphan::new();
+    orphan.reaper = Reaper::new(TIMES, true).unwrap();
+    orphan.claim();
+    orphan.reaper.open_queued();
+    let target = orphan.reaper.targets.get_mut(&orphan.key).unwrap();
+    target.pidfd = None;
+    target.refused = Some(Failure::Eperm);
+    orphan.reaper.open -= 1;
+    orphan.reaper.signal_queued(&mut orphan.model, true);
+    let reports = orphan.reaper.take_reports();
+    let observed = Outcome::Released(Released::Observed);
+    assert_eq!(told(&reports), (vec![], Some((observed, None))));
+    assert!(matches!(reports[0], Report::Decided { .. }), "{reports:?}");
+    assert!(!orphan.reaper.has_queued());
+    assert_eq!(orphan.last_words(), "");
+}
+
+#[test]
+fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
+    let mut orphan = Orphan::new();
+    let reads = std::cell::Cell::new(0);
+    let read = |pid| {
+        reads.set(reads.get() + 1);
+        Procfs::default().memory(pid, false)
+    };
+    orphan.claim();
+    orphan.reaper.open_queued();
+    orphan.reaper.weigh(read);
+    assert_eq!(reads.get(), 0, "before its signal");
+    orphan.signal();
+    orphan.reaper.weigh(read);
+    orphan.reaper.weigh(read);
+    assert_eq!(reads.get(), 1);
+    orphan.last_words();
+    orphan.reaper.confirm_ended();
+    orphan.reaper.ended_unrecorded(orphan.key);
+    assert!(memory_told(&mut orphan).is_some_and(|memory| memory.rss > 100 << 10));
+}
+
+#[test]
+fn one_that_is_gone_before_it_is_weighed_has_no_reading() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.signal();
+    orphan.last_words();
+    // Whoever has the pid by now.
+    let memory = Memory {
+        rss: 1 << 20,
+        ..Memory::default()
+    };
+    orphan.reaper.weigh(|_| Some(memory));
+    orphan.reaper.ended_unrecorded(orphan.key);
+    assert_eq!(memory_told(&mut orphan), None);
+}
+
+#[test]
+fn its_own_share_of_memory_is_told_where_it_was_read_in_time() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.signal();
+    orphan
+        .reaper
+        .weigh(|pid| Procfs::default().memory(pid, false));
+    let share = orphan.reaper.targets[&orphan.key].share.clone().unwrap();
+    let begun = std::time::Instant::now();
+    while share.get().is_none() && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::yield_now();
+    }
+    orphan.last_words();
+    orphan.reaper.ended_unrecorded(orphan.key);
+    let memory = memory_told(&mut orphan).unwrap();
+    assert!(
+        memory.pss.is_some_and(|pss| 0 < pss && pss < memory.rss),
+        "{memory:?}"
+    );
+}
+
+#[test]
+fn one_that_lives_on_gives_nothing_back() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.signal();
+    orphan
+        .reaper
+        .weigh(|pid| Procfs::default().memory(pid, false));
+    orphan.reaper.stop();
+    assert_eq!(memory_told(&mut orphan), None);
+}
+
+/// What is told of its memory with its one outcome.
+fn memory_told(orphan: &mut Orphan) -> Option<Memory> {
+    let reports = orphan.reaper.take_reports();
+    let outcome = reports.iter().find_map(|report| match report {
+        Report::Outcome { memory, .. } => Some(*memory),
+        _ => None,
+    });
+    outcome.expect("an outcome")
+}
+
+fn end_own(orphan: &Orphan, signal: Signal) {
+    let pidfd = Pidfd::open(orphan.key.pid).unwrap();
+    send::end_own(&pidfd, signal).unwrap();
+}

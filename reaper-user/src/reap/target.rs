@@ -1,0 +1,69 @@
+//! One claimed process.
+
+use nix::sys::signal::Signal;
+use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+
+use super::weigh::Share;
+use super::{Failure, Outcome, Released};
+use crate::model::event::Ended;
+use crate::model::session::SessionId;
+use crate::source::procfs::Memory;
+use crate::sys::pidfd::Pidfd;
+
+/// See the module.
+pub(super) struct Target {
+    /// The session on whose ladder it is.
+    pub(super) ladder: SessionId,
+    /// The session it is a member of: that one, or one nested in it.
+    pub(super) session: SessionId,
+    /// That it is to be reaped has been told.
+    pub(super) told: bool,
+    pub(super) pidfd: Option<Pidfd>,
+    /// Number under which the pidfd is waited on.
+    pub(super) token: u64,
+    /// What made it due, in ns since boot; `None` for one that was left to its maker at first.
+    pub(super) due_at: Option<u64>,
+    /// When this program sent it its first signal, if nobody had before.
+    pub(super) first_signal: Option<u64>,
+    /// How far it has come here: the signal of the last step.
+    pub(super) strongest: Option<Signal>,
+    /// What it has been sent by others, and maybe by this program: `MEMBER_TERM` and `MEMBER_KILL`.
+    pub(super) had: u32,
+    /// Its exit record, which comes before the end is confirmed.
+    pub(super) ended: Option<Ended>,
+    pub(super) refused: Option<Failure>,
+    /// Memory at the last look, to tell progress from none.
+    pub(super) rss: u64,
+    /// What it had right after its first signal.
+    pub(super) memory: Option<Memory>,
+    /// How much of that is its own, if that was asked for.
+    pub(super) share: Option<Share>,
+}
+
+impl Target {
+    /// The strongest signal it was sent, by whomever.
+    pub(super) fn signal(&self) -> Option<Signal> {
+        if self.had & MEMBER_KILL != 0 {
+            Some(Signal::SIGKILL)
+        } else {
+            let had = (self.had & MEMBER_TERM != 0).then_some(Signal::SIGTERM);
+            self.strongest.or(had)
+        }
+    }
+
+    /// What it had right after its first signal.
+    pub(super) fn memory(&self) -> Option<Memory> {
+        let pss = self.share.as_ref().and_then(|share| share.get().copied());
+        self.memory.map(|memory| Memory { pss, ..memory })
+    }
+
+    /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.
+    pub(super) fn outcome(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Outcome::Released(Released::Gone) if self.signal().is_some() => {
+                Outcome::Ended(self.ended.unwrap_or(Ended::Unknown))
+            }
+            outcome => outcome,
+        }
+    }
+}

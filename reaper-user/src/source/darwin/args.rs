@@ -1,0 +1,177 @@
+//! What a process was started with, as `KERN_PROCARGS2` gives it: bytes in, names out.
+//!
+//! ```text
+//!   argc (4 bytes)  path as given to exec NUL  NULs up to a multiple of 8  argv[0] NUL … argv[argc-1] NUL  environment
+//! ```
+//!
+//! The process may have written over all of it but argc, and be doing so. Whatever stands there, something is made of it.
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments<'a> {
+    /// The name that was given to exec; empty if unknown.
+    pub path: &'a [u8],
+    /// Each ended by NUL.
+    pub argv: &'a [u8],
+    /// Fewer arguments are there than are counted.
+    pub is_cut: bool,
+    /// `NAME=value`, each ended by NUL; `None` where none is shown. The kernel hides those of its own programs, and
+    /// one that was started without any is not to be told from them.
+    pub environment: Option<&'a [u8]>,
+}
+
+impl<'a> Arguments<'a> {
+    /// Reads what is there.
+    pub fn parse(bytes: &'a [u8]) -> Arguments<'a> {
+        let Some((argc, rest)) = bytes.split_first_chunk() else {
+            return Arguments::default();
+        };
+        let argc = i32::from_ne_bytes(*argc);
+        let (path, rest) = word(rest);
+        let padding = rest.iter().take_while(|byte| **byte == 0).count();
+        let rest = &rest[padding..];
+        let mut after = rest;
+        let mut found = 0;
+        // An argument takes a byte at least, so that a count that is none ends with the bytes.
+        while found < argc && !after.is_empty() {
+            let (argument, next) = word(after);
+            // The last one has no end: it was cut.
+            if argument.len() == after.len() {
+                break;
+            }
+            after = next;
+            found += 1;
+        }
+        let argv = match found < argc {
+            // As far as it goes.
+            true => rest,
+            false => &rest[..rest.len() - after.len()],
+        };
+        let environment = environment(after);
+        Arguments {
+            path,
+            argv,
+            is_cut: found < argc,
+            environment: environment.filter(|_| found == argc && argc > 0),
+        }
+    }
+}
+
+/// Up to a NUL or the end, and what follows behind that.
+fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    match end {
+        Some(end) => (&bytes[..end], &bytes[end + 1..]),
+        None => (bytes, &[]),
+    }
+}
+
+/// Up to the empty string that ends it; behind that the kernel has words of its own for the program.
+fn environment(bytes: &[u8]) -> Option<&[u8]> {
+    let padding = bytes.iter().take_while(|byte| **byte == 0).count();
+    let bytes = &bytes[padding..];
+    let mut rest = bytes;
+    loop {
+        let (variable, next) = word(rest);
+        if variable.is_empty() {
+            break;
+        }
+        rest = next;
+    }
+    let whole = &bytes[..bytes.len() - rest.len()];
+    (!whole.is_empty()).then_some(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::damage::damaged;
+
+    fn bytes(argc: i32, rest: &[u8]) -> Vec<u8> {
+        [&argc.to_ne_bytes(), rest].concat()
+    }
+
+    #[test]
+    fn path_arguments_and_environment_are_told_apart() {
+        let given = bytes(
+            3,
+            b"/bin/sh\0\0\0\0sh\0\0-c\0A=1\0REAPER_KEEP=1\0\0ptr_munge=\0",
+        );
+        let read = Arguments::parse(&given);
+        assert_eq!(read.path, b"/bin/sh");
+        assert_eq!(read.argv, b"sh\0\0-c\0");
+        assert_eq!(
+            (read.is_cut, read.environment),
+            (false, Some(&b"A=1\0REAPER_KEEP=1\0"[..]))
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_said_to_be() {
+        for (argc, rest, argv, is_cut) in [
+            // The environment is not shown.
+            (2, &b"/bin/sh\0sh\0-c\0"[..], &b"sh\0-c\0"[..], false),
+            (2, b"/bin/sh\0sh\0-c\0\0\0", b"sh\0-c\0", false),
+            // Counted higher than there are.
+            (9, b"/bin/sh\0sh\0-c\0", b"sh\0-c\0", true),
+            (i32::MAX, b"/bin/sh\0sh\0", b"sh\0", true),
+            // Cut in the midst of one, of the path, of the count.
+            (2, b"/bin/sh\0sh\0-", b"sh\0-", true),
+            (1, b"/bin/s", b"", true),
+            // A count that is none.
+            (0, b"/bin/sh\0sh\0A=1\0", b"", false),
+            (-1, b"/bin/sh\0sh\0A=1\0", b"", false),
+            (1, b"", b"", true),
+        ] {
+            let given = bytes(argc, rest);
+            let read = Arguments::parse(&given);
+            assert_eq!((read.argv, read.is_cut), (argv, is_cut), "{argc} {rest:?}");
+            assert_eq!(read.environment, None, "{argc} {rest:?}");
+        }
+        assert_eq!(Arguments::parse(&[1, 0, 0]), Arguments::default());
+    }
+
+    const SHELL: &[u8] = b"\x02\0\0\0/bin/sh\0\0\0\0\0sh\0-c\0A=1\0REAPER_KEEP=1\0\0ptr_munge=\0";
+
+    proptest! {
+        #[test]
+        fn damaged_bytes_are_read(given in damaged(SHELL.to_vec())) {
+            let read = Arguments::parse(&given);
+            let all = read.path.len() + read.argv.len() + read.environment.map_or(0, <[u8]>::len);
+            prop_assert!(all <= given.len());
+            prop_assert!(read.is_cut || read.argv.is_empty() || read.argv.ends_with(&[0]));
+        }
+
+        #[test]
+        fn any_bytes_are_read(argc in any::<i32>(), rest in prop::collection::vec(0..4_u8, 0..64)) {
+            let given = bytes(argc, &rest);
+            let read = Arguments::parse(&given);
+            let all = read.path.len() + read.argv.len() + read.environment.map_or(0, <[u8]>::len);
+            prop_assert!(all <= rest.len());
+            let count = read.argv.iter().filter(|byte| **byte == 0).count();
+            prop_assert!(i64::try_from(count).unwrap() <= i64::from(argc.max(0)));
+            prop_assert!(read.is_cut || i64::try_from(count).unwrap() == i64::from(argc.max(0)));
+        }
+
+        #[test]
+        fn what_was_given_is_found(
+            path in "[a-z/]{1,20}",
+            argv in prop::collection::vec("[a-z ]{0,8}", 1..6),
+            environment in prop::collection::vec("[A-Z]{1,4}=[a-z]{0,4}", 0..4),
+            padding in 0..8_usize,
+        ) {
+            // Which of the NULs is an empty first argument, nobody can tell.
+            prop_assume!(!argv[0].is_empty());
+            let words = |words: &[String]| words.iter().map(|w| format!("{w}\0")).collect::<String>();
+            let (argv_bytes, environment) = (words(&argv), words(&environment));
+            let rest = format!("{path}\0{}{argv_bytes}{environment}\0", "\0".repeat(padding));
+            let given = bytes(i32::try_from(argv.len()).unwrap(), rest.as_bytes());
+            let read = Arguments::parse(&given);
+            prop_assert_eq!(read.path, path.as_bytes());
+            prop_assert_eq!(read.argv, argv_bytes.as_bytes());
+            prop_assert_eq!(read.environment.unwrap_or_default(), environment.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Rows of the process table as sysctl(3) gives them: `struct kinfo_proc` of bsd/sys/sysctl.h, which is the same on both
+//! processors. Bytes in, rows out; what is no whole row is left out.
+
+use crate::model::event::Uids;
+
+/// Bytes of one.
+pub const SIZE: usize = 648;
+/// Where in it stands what is read here: the second part, `struct eproc`, begins behind 296 bytes of the first.
+const START_SECONDS: usize = 0;
+const START_MICROS: usize = 8;
+const FLAGS: usize = 32;
+const STATE: usize = 36;
+const PID: usize = 40;
+const NAME: usize = 243;
+const REAL_UID: usize = 392;
+const SAVED_UID: usize = 396;
+const EFFECTIVE_UID: usize = 420;
+const PARENT: usize = 560;
+const GROUP: usize = 564;
+const TERMINAL: usize = 572;
+
+/// The kernel's names have 16 bytes; those of other systems have one less, and rules know no longer ones.
+const NAME_MAX: usize = 15;
+/// `P_SYSTEM`: it belongs to the kernel.
+const SYSTEM: u32 = 0x200;
+/// `SZOMB`: it has exited and is not waited for.
+const ZOMBIE: u8 = 5;
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub pid: u32,
+    /// Pid of the parent, 0 for none.
+    pub parent: u32,
+    /// When it began, in µs since the epoch by the wall clock of then.
+    pub began: u64,
+    pub uids: Uids,
+    pub saved_uid: u32,
+    pub group: u32,
+    /// Device number of the controlling terminal, 0 for none.
+    pub terminal: u32,
+    /// At most 15 bytes.
+    pub comm: Vec<u8>,
+    state: u8,
+    pub is_kernel: bool,
+}
+
+impl Process {
+    /// All that stand there one behind the other.
+    pub fn all(bytes: &[u8]) -> impl Iterator<Item = Process> + '_ {
+        bytes.chunks_exact(SIZE).filter_map(Process::parse)
+    }
+
+    /// How many of them are none, the kernel's own apart.
+    pub fn flawed(bytes: &[u8]) -> usize {
+        let rows = bytes.chunks(SIZE);
+        let kernels = |row: &&[u8]| row.len() == SIZE && word(row, PID) == Some(0);
+        rows.filter(|row| !kernels(row) && Process::parse(row).is_none())
+            .count()
+    }
+
+    fn parse(row: &[u8]) -> Option<Process> {
+        let row = row.get(..SIZE)?;
+        let word = |at: usize| word(row, at);
+        let seconds = u64::from_ne_bytes(*row.get(START_SECONDS..)?.first_chunk()?);
+        let micros = u64::from(word(START_MICROS)?);
+        let pid = word(PID)?;
+        let name = row.get(NAME..NAME + NAME_MAX)?;
+        let comm = name.split(|byte| *byte == 0).next()?;
+        // The kernel itself is pid 0, and no pid is negative.
+        (pid != 0 && pid <= i32::MAX.cast_unsigned()).then_some(Process {
+            pid,
+            parent: word(PARENT)?,
+            began: seconds.checked_mul(1_000_000)?.checked_add(micros)?,
+            uids: Uids {
+                real: word(REAL_UID)?,
+                effective: word(EFFECTIVE_UID)?,
+            },
+            saved_uid: word(SAVED_UID)?,
+            group: word(GROUP)?,
+            // -1 is no device.
+            terminal: Some(word(TERMINAL)?)
+                .filter(|device| *device != u32::MAX)
+                .unwrap_or(0),
+            comm: comm.to_vec(),
+            state: *row.get(STATE)?,
+            is_kernel: word(FLAGS)? & SYSTEM != 0,
+        })
+    }
+
+    /// Whether nothing of it runs any more; only its parent has not waited for it yet.
+    pub fn is_zombie(&self) -> bool {
+        self.state == ZOMBIE
+    }
+
+    /// State letter, as ps(1) shows it.
+    pub fn state(&self) -> char {
+        match self.state {
+            1 => 'I',
+            2 => 'R',
+            3 => 'S',
+            4 => 'T',
+            ZOMBIE => 'Z',
+            _ => '?',
+        }
+    }
+}
+
+fn word(row: &[u8], at: usize) -> Option<u32> {
+    let bytes = row.get(at..)?.first_chunk()?;
+    Some(u32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::damage::damaged;
+
+    /// A row with these words at these places.
+    fn row(words: &[(usize, u32)]) -> Vec<u8> {
+        let mut row = vec![0; SIZE];
+        let mut put = |at: usize, bytes: &[u8]| row[at..at + bytes.len()].copy_from_slice(bytes);
+        put(NAME, b"a name of 16 byt\0");
+        put(STATE, &[3]);
+        for (at, word) in words {
+            put(*at, &word.to_ne_bytes());
+        }
+        row
+    }
+
+    #[test]
+    fn a_row_is_read_where_the_kernel_writes_it() {
+        let mut bytes = row(&[
+            (START_SECONDS, 7),
+            (START_MICROS, 5),
+            (PID, 42),
+            (PARENT, 1),
+            (REAL_UID, 501),
+            (EFFECTIVE_UID, 502),
+            (SAVED_UID, 503),
+            (GROUP, 40),
+            (TERMINAL, 0x1000_0001),
+        ]);
+        bytes.extend(row(&[(PID, 43), (TERMINAL, u32::MAX), (FLAGS, SYSTEM)]));
+        let all: Vec<_> = Process::all(&bytes).collect();
+        let [first, second] = &all[..] else {
+            panic!("{all:?}");
+        };
+        assert_eq!((first.pid, first.parent, first.began), (42, 1, 7_000_005));
+        assert_eq!(
+            (first.uids.real, first.uids.effective, first.saved_uid),
+            (501, 502, 503)
+        );
+        assert_eq!((first.group, first.terminal), (40, 0x1000_0001));
+        assert_eq!(first.comm, b"a name of 16 by");
+        assert_eq!(
+            (first.state(), first.is_zombie(), first.is_kernel),
+            ('S', false, false)
+        );
+        assert_eq!((second.terminal, second.is_kernel), (0, true));
+    }
+
+    #[test]
+    fn what_names_nobody_is_left_out_and_counted() {
+        let counts = |bytes: &[u8]| (Process::all(bytes).count(), Process::flawed(bytes));
+        assert_eq!(counts(&row(&[(PID, 0)])), (0, 0), "the kernel");
+        for pid in [u32::MAX, 1 << 31] {
+            assert_eq!(counts(&row(&[(PID, pid)])), (0, 1), "{pid}");
+        }
+        let long_ago = row(&[(PID, 1), (START_SECONDS + 4, u32::MAX)]);
+        assert_eq!(counts(&long_ago), (0, 1));
+        assert_eq!(counts(&row(&[(PID, 1)])[..SIZE - 1]), (0, 1));
+        let both = [row(&[(PID, 1)]), long_ago, row(&[(PID, 2)])].concat();
+        assert_eq!(counts(&both), (2, 1));
+        assert_eq!(counts(&both[..2 * SIZE + 1]), (1, 2));
+    }
+
+    fn two_rows() -> Vec<u8> {
+        [row(&[(PID, 1), (PARENT, 0)]), row(&[(PID, 2), (PARENT, 1)])].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_rows_or_none(
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..3 * SIZE),
+                damaged(two_rows()),
+            ],
+        ) {
+            for process in Process::all(&bytes) {
+                prop_assert!(process.pid > 0 && process.comm.len() <= NAME_MAX);
+            }
+            let rows = bytes.len().div_ceil(SIZE);
+            prop_assert!(Process::all(&bytes).count() + Process::flawed(&bytes) <= rows);
+        }
+    }
+}

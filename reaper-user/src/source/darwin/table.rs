@@ -1,0 +1,220 @@
+//! The process table: what ran before the service, and what it may have missed.
+//!
+//! It has the names of what reads /proc on Linux, so that whoever asks need not know where it is. Starts are known to the µs,
+//! and each process has a second name that is never used again.
+
+use std::io;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use reaper_common::ARGV_MAX;
+
+use super::args::Arguments;
+use super::kinfo::Process;
+use crate::model::event::{Image, Key, Seen, TICK_NS};
+pub use crate::source::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
+use crate::sys;
+use crate::sys::darwin;
+
+/// Something that cannot be read of the process table.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcfsError {
+    #[error("cannot read the process table: {0}")]
+    List(#[source] io::Error),
+    #[error("cannot read process {pid}: {source}")]
+    Read { pid: u32, source: io::Error },
+}
+
+/// Reads the process table. Has no state, so threads can share it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Procfs(());
+
+impl Procfs {
+    /// The pids of all processes.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
+        Ok(all()?.iter().map(|process| process.pid).collect())
+    }
+
+    /// The processes with these pids.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        let mut snapshot = Snapshot::default();
+        for pid in pids {
+            snapshot.add(self.read(pid));
+        }
+        Ok(snapshot)
+    }
+
+    /// The same: no look waits for the process.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn snapshot_within(&self, _: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        self.snapshot_of(pids)
+    }
+
+    /// One process.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn read(&self, pid: u32) -> Result<Look, ProcfsError> {
+        Ok(match one(pid)? {
+            Some(process) if process.is_zombie() => Look::Zombie,
+            Some(process) => seen(&process).map_or(Look::Vanished, Look::Alive),
+            None => Look::Vanished,
+        })
+    }
+
+    /// Whether this very process lives, and its parent.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn glance(&self, key: Key) -> Result<Glance, ProcfsError> {
+        let lives = |process: &Process| !process.is_zombie() && key.same_tick(self::key(process));
+        Ok(match one(key.pid)?.filter(lives) {
+            Some(Process { parent, .. }) => Glance::Alive { parent },
+            None => Glance::Gone,
+        })
+    }
+
+    /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
+    pub fn start_ticks(&self, pid: u32) -> Option<u64> {
+        let process = one(pid).ok()??;
+        Some(key(&process).start / TICK_NS)
+    }
+
+    /// State letter of a process as ps(1) shows it; `None` if it is gone.
+    pub fn state(&self, pid: u32) -> Option<char> {
+        Some(one(pid).ok()??.state())
+    }
+
+    /// Memory a process has resident, in bytes; `None` if it is gone or another user's.
+    pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
+        Some(darwin::usage(pid)?.resident)
+    }
+
+    /// Memory that this very process has resident, in bytes; `None` if it is gone or another user's.
+    pub fn rss_of(&self, key: Key) -> Option<u64> {
+        let rss = self.rss_bytes(key.pid)?;
+        let alive = matches!(self.glance(key), Ok(Glance::Alive { .. }));
+        // Still it, so that was its too.
+        alive.then_some(rss)
+    }
+
+    /// Who has exited and is not waited for by its parent.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
+        let zombies = all()?.into_iter().filter(Process::is_zombie);
+        let zombies = zombies.map(|process| Zombie {
+            key: key(&process),
+            parent: process.parent,
+            uid: process.uids.effective,
+            comm: process.comm,
+        });
+        Ok(zombies.collect())
+    }
+
+    /// What whoever has the pid has now; `None` for one that is gone or another user's.
+    pub fn memory(&self, pid: u32, _swaps: bool) -> Option<Memory> {
+        let usage = darwin::usage(pid)?;
+        (usage.resident > 0).then_some(Memory {
+            rss: usage.resident,
+            swap: 0,
+            pss: None,
+        })
+    }
+
+    /// The share that whoever has the pid has of what is resident, in bytes: what is its own, which is counted here and
+    /// costs nothing to ask for.
+    pub fn pss(&self, pid: u32) -> Option<u64> {
+        let usage = darwin::usage(pid)?;
+        Some(usage.footprint.min(usage.resident))
+    }
+}
+
+/// All processes, zombies included.
+///
+/// # Errors
+/// They cannot be listed.
+pub fn all() -> Result<Vec<Process>, ProcfsError> {
+    Ok(rows()?.0)
+}
+
+/// The same, and how many rows could not be understood.
+///
+/// # Errors
+/// They cannot be listed.
+pub fn rows() -> Result<(Vec<Process>, usize), ProcfsError> {
+    let bytes = darwin::processes().map_err(ProcfsError::List)?;
+    Ok((Process::all(&bytes).collect(), Process::flawed(&bytes)))
+}
+
+/// One of them.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn one(pid: u32) -> Result<Option<Process>, ProcfsError> {
+    let bytes = darwin::process(pid).map_err(|source| ProcfsError::Read { pid, source })?;
+    Ok(Process::all(&bytes).find(|process| process.pid == pid))
+}
+
+/// The identity of a process.
+///
+/// The kernel has its start by the wall clock of then. It is counted from the start of pid 1, which is the same for
+/// all who ask until the next boot, whatever the clock is set to meanwhile; so it is not told twice in two ways. Where the
+/// clock was set since the boot, ages are wrong by that much.
+pub fn key(process: &Process) -> Key {
+    static BOOT: LazyLock<u64> = LazyLock::new(|| {
+        let first = one(1).ok().flatten().map(|first| first.began);
+        first.or_else(darwin::booted).unwrap_or(0)
+    });
+    Key {
+        pid: process.pid,
+        start: process.began.saturating_sub(*BOOT).saturating_mul(1000),
+    }
+}
+
+/// A living process in full; `None` if it is gone by now.
+pub fn seen(process: &Process) -> Option<Seen> {
+    let at = sys::boot_time();
+    let identity = darwin::identity(process.pid).ok()?;
+    let given = darwin::arguments(process.pid).unwrap_or_default();
+    let given = Arguments::parse(&given);
+    let bound = given.argv.len().min(ARGV_MAX);
+    let image = Image {
+        comm: process.comm.clone(),
+        exe: darwin::executable(process.pid),
+        filename: given.path.to_vec(),
+        argv: given.argv[..bound].to_vec(),
+        argv_full_len: u32::try_from(given.argv.len()).unwrap_or(u32::MAX),
+        truncated: given.is_cut || bound < given.argv.len(),
+        pgid: process.group,
+        sid: darwin::session(process.pid),
+        tty: process.terminal,
+        ..Image::default()
+    };
+    // All of it was read of this process if it has its pid still.
+    let same = darwin::identity(process.pid).is_ok_and(|now| now.unique == identity.unique);
+    let listed = one(process.pid)
+        .ok()?
+        .is_some_and(|now| now.began == process.began);
+    (same && listed).then(|| Seen {
+        at,
+        exact: true,
+        pidfd_inode: identity.unique,
+        mark: None,
+        key: key(process),
+        parent: process.parent,
+        uids: process.uids,
+        image: Arc::new(image),
+        kernel_thread: process.is_kernel,
+        namespace_init: false,
+    })
+}

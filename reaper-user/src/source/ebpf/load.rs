@@ -1,0 +1,316 @@
+//! From the object to programs that the verifier has judged.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::resume_unwind;
+use std::path::Path;
+
+use aya::maps::MapData;
+use aya::programs::links::FdLink;
+use aya::programs::{BtfTracePoint, Iter};
+use aya::{Ebpf, EbpfLoader};
+use object::{Object, ObjectSection};
+use reaper_common::{ABI_SECTION, ABI_VERSION, Settings};
+use sha2::{Digest, Sha256};
+
+use super::{Kernel, Options, SourceError, kfunc};
+use crate::sys;
+
+/// The probes as they were built; `cargo xtask build-ebpf` makes this file.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
+
+/// Maps that are pinned and taken up by the service that comes next.
+pub(super) const MAPS: [&str; 9] = [
+    "EVENTS", "MEMBERS", "CROWD", "SESSIONS", "EXITS", "NAMES", "FIRST", "CONTROL", "DROPS",
+];
+
+/// An object ready to be loaded: what of it differs from kernel to kernel is settled.
+pub(super) struct Prepared {
+    object: Vec<u8>,
+    btf: aya::Btf,
+    offsets: reaper_common::Offsets,
+    settings: Settings,
+    kernel: Kernel,
+    /// Signals are sent from the kernel.
+    kills: bool,
+    log: bool,
+    ring_size: u32,
+    max_members: u32,
+    /// Name of exactly these probes: of the object and of all that is put into it.
+    pub identity: String,
+}
+
+impl Prepared {
+    /// Reads the object and the running kernel's type information. The size of the ring is that of the one
+    /// that is there, if there is one.
+    ///
+    /// # Errors
+    /// Either cannot be used.
+    pub fn new(options: &Options, ring_size: u32) -> Result<Prepared, SourceError> {
+        let object = match &options.object {
+            None => OBJECT.to_vec(),
+            Some(path) => std::fs::read(path).map_err(|source| SourceError::Object {
+                path: path.clone(),
+                source,
+            })?,
+        };
+        check_abi(&object)?;
+        // Each of these reads all of the kernel's type information, some 5 MB: side by side, then.
+        let (kernel, btf) = std::thread::scope(|scope| {
+            let kernel = scope.spawn(|| kernel_and_patched(&object, options.kernel_reap));
+            let btf = aya::Btf::from_sys_fs();
+            (
+                kernel.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                btf,
+            )
+        });
+        let (kernel, patched) = kernel?;
+        let btf = btf.map_err(|e| SourceError::load(e.into()))?;
+        let settings = Settings {
+            pid_namespace: sys::pid_namespace_unless_first().map_err(SourceError::Proc)?,
+            exit_has_group_dead: kernel.exit_has_group_dead.into(),
+            wake_bytes: u64::from(ring_size) / 2,
+            filter: options.filter.into(),
+            scoped: options.scoped.into(),
+        };
+        let mut hash = Sha256::new();
+        for part in [
+            &object[..],
+            sys::bytes_of(&kernel.offsets),
+            sys::bytes_of(&settings),
+        ] {
+            hash.update(part);
+        }
+        hash.update([patched.is_some().into(), options.log.into()]);
+        let hash = hash.finalize();
+        let identity = hash.iter().take(8).map(|byte| format!("{byte:02x}"));
+        let identity = identity.collect();
+        Ok(Prepared {
+            identity,
+            kills: patched.is_some(),
+            object: patched.unwrap_or(object),
+            btf,
+            offsets: kernel.offsets,
+            settings,
+            kernel,
+            log: options.log,
+            ring_size,
+            max_members: options.max_members,
+        })
+    }
+
+    /// Inode of the pid namespace by which processes are numbered, 0 for the first one.
+    pub fn pid_namespace(&self) -> u32 {
+        self.settings.pid_namespace
+    }
+
+    /// Creates the maps, or takes those that are pinned at `maps`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn load(&self, maps: Option<&Path>) -> Result<Loaded<'_>, SourceError> {
+        let level = if self.log {
+            aya_log::Level::Trace as u8
+        } else {
+            0
+        };
+        // The bytes of both, as the probes lay them out.
+        let (offsets, settings) = (sys::bytes_of(&self.offsets), sys::bytes_of(&self.settings));
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(Some(&self.btf))
+            .override_global("OFFSETS", offsets, true)
+            .override_global("SETTINGS", settings, true)
+            .override_global(aya_log::LEVEL, &level, false)
+            .map_max_entries("EVENTS", self.ring_size)
+            .map_max_entries("MEMBERS", self.max_members);
+        for name in MAPS {
+            if let Some(directory) = maps {
+                loader.map_pin_path(name, directory.join(name));
+            }
+        }
+        let ebpf = loader
+            .load(&self.object)
+            .map_err(|e| SourceError::load(e.into()))?;
+        Ok(Loaded {
+            ebpf,
+            prepared: self,
+        })
+    }
+
+    /// The programs for this kernel, and where they go.
+    fn probes(&self) -> Vec<(&'static str, &'static str)> {
+        let fork = if self.kills {
+            "process_fork_killing"
+        } else {
+            "process_fork"
+        };
+        let exit = match (self.kills, self.kernel.has_bpf_loop) {
+            (true, _) => "process_exit_killing",
+            (false, true) => "process_exit",
+            (false, false) => "process_exit_bounded",
+        };
+        let exec = if self.kernel.has_bpf_loop {
+            "process_exec"
+        } else {
+            "process_exec_bounded"
+        };
+        let mut probes = vec![
+            (fork, "sched_process_fork"),
+            (exec, "sched_process_exec"),
+            (exit, "sched_process_exit"),
+        ];
+        if self.kernel.tells_of_moves {
+            probes.push(("cgroup_attach", "cgroup_attach_task"));
+        }
+        probes
+    }
+}
+
+/// An object with its maps.
+pub(super) struct Loaded<'a> {
+    pub ebpf: Ebpf,
+    prepared: &'a Prepared,
+}
+
+impl Loaded<'_> {
+    /// Whether the probes signal others than the current process.
+    pub fn kills(&self) -> bool {
+        self.prepared.kills
+    }
+
+    /// Whether the probes tell of processes that go to another cgroup.
+    pub fn tells_moves(&self) -> bool {
+        self.prepared.kernel.tells_of_moves
+    }
+
+    /// Whether the probes tell only of those who are followed.
+    pub fn filters(&self) -> bool {
+        self.prepared.settings.filter != 0
+    }
+
+    /// Where the probes go.
+    pub fn hooks(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.prepared.probes().into_iter().map(|(_, hook)| hook)
+    }
+
+    /// File descriptors of the probes, those that were loaded.
+    pub fn probe_fds(&mut self) -> Vec<OwnedFd> {
+        let fd = |(program, _)| {
+            let program = tracepoint(&mut self.ebpf, program).ok()?;
+            program.fd().ok()?.as_fd().try_clone_to_owned().ok()
+        };
+        self.prepared.probes().into_iter().filter_map(fd).collect()
+    }
+
+    /// Pins the programs that are attached, below a directory.
+    ///
+    /// # Errors
+    /// As `BPF_OBJ_PIN` of bpf(2).
+    pub fn pin_programs(&mut self, dir: &Path) -> Result<(), aya::pin::PinError> {
+        for (program, hook) in self.prepared.probes() {
+            if let Ok(program) = tracepoint(&mut self.ebpf, program) {
+                program.pin(dir.join(program_pin(hook)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A map of the object.
+    ///
+    /// # Errors
+    /// The object has none of this name.
+    pub fn take_map(&mut self, name: &str) -> Result<MapData, SourceError> {
+        let map = self.ebpf.take_map(name);
+        match map.ok_or_else(|| SourceError::foreign(name))? {
+            aya::maps::Map::Array(map)
+            | aya::maps::Map::HashMap(map)
+            | aya::maps::Map::RingBuf(map) => Ok(map),
+            _ => Err(SourceError::foreign(name)),
+        }
+    }
+
+    /// Has the verifier judge the probes.
+    ///
+    /// # Errors
+    /// It refuses one of them.
+    pub fn load_probes(&mut self) -> Result<(), SourceError> {
+        for (program, hook) in self.prepared.probes() {
+            tracepoint(&mut self.ebpf, program)?
+                .load(hook, &self.prepared.btf)
+                .map_err(|e| SourceError::load(e.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the probes that were loaded. Gives each one's hook and link, which detaches it when it is
+    /// dropped and not pinned.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn attach(&mut self) -> Result<Vec<(&'static str, FdLink)>, SourceError> {
+        let attach = |(program, hook)| {
+            let program = tracepoint(&mut self.ebpf, program)?;
+            let link = program.attach().and_then(|id| program.take_link(id));
+            let link = link.map_err(|e| SourceError::attach(e.into()))?;
+            Ok((hook, link.into()))
+        };
+        self.prepared.probes().into_iter().map(attach).collect()
+    }
+
+    /// The program that lists all processes.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn load_table(&mut self) -> Result<(), SourceError> {
+        let table = table(&mut self.ebpf)?;
+        table
+            .load("task", &self.prepared.btf)
+            .map_err(|e| SourceError::load(e.into()))
+    }
+}
+
+/// Name of the pin of a hook's program.
+pub(super) fn program_pin(hook: &str) -> String {
+    format!("{hook}-program")
+}
+
+/// The program that lists all processes.
+pub(super) fn table(ebpf: &mut Ebpf) -> Result<&mut Iter, SourceError> {
+    let name = "process_table";
+    let program = ebpf
+        .program_mut(name)
+        .ok_or_else(|| SourceError::foreign(name))?;
+    program.try_into().map_err(|_| SourceError::foreign(name))
+}
+
+/// What there is to know of the kernel, and the object with its functions, if it has them and they are wanted.
+fn kernel_and_patched(
+    object: &[u8],
+    kernel_reap: bool,
+) -> Result<(Kernel, Option<Vec<u8>>), SourceError> {
+    let btf = super::btf::Btf::load(super::btf::VMLINUX.as_ref()).map_err(SourceError::Btf)?;
+    let patched = (kernel_reap && kfunc::has_all(&btf)).then(|| kfunc::patch(object, &btf));
+    Ok((Kernel::of(&btf)?, patched.flatten()))
+}
+
+fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, SourceError> {
+    let program = ebpf
+        .program_mut(name)
+        .ok_or_else(|| SourceError::foreign(name))?;
+    program.try_into().map_err(|_| SourceError::foreign(name))
+}
+
+/// Refuses an object that was built for other records than this program knows.
+fn check_abi(object: &[u8]) -> Result<(), SourceError> {
+    let file = object::File::parse(object).map_err(|_| SourceError::foreign("ELF header"))?;
+    let section = file
+        .section_by_name(ABI_SECTION)
+        .ok_or_else(|| SourceError::foreign(ABI_SECTION))?;
+    match section.data() {
+        Ok(&[low, high]) if u16::from_le_bytes([low, high]) == ABI_VERSION => Ok(()),
+        Ok(&[low, high]) => Err(SourceError::Abi {
+            found: u16::from_le_bytes([low, high]),
+        }),
+        _ => Err(SourceError::foreign(ABI_SECTION)),
+    }
+}

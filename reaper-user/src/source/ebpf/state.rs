@@ -1,0 +1,353 @@
+//! The maps that outlive the service: who is followed, the sessions, the names, the counters.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType};
+use reaper_common::{
+    CONTROL_CLEARS, CONTROL_CONDEMNED, CONTROL_IDLE, CONTROL_LADDERS, CONTROL_LOST_TOLD,
+    CONTROL_NAMESPACE, CONTROL_REAPS, CONTROL_SEEDED, CROWD_SLOTS, Kind, MEMBER_EXECS, Member,
+    RawKey, RootExit, SESSION_LEN, SessionState, Stored, UNFOLLOWED, crowd_slot,
+};
+
+use super::record::{key, mark, raw};
+use super::{Lost, SourceError};
+use crate::model::agent::NameTable;
+use crate::model::event::{Key, Mark};
+use crate::sys::Counters;
+
+/// Whether a pinned map has the kind and the sizes that one of this name has here.
+pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
+    let (kind, key, value) = shape;
+    let expected = match name {
+        "EVENTS" => (MapType::RingBuf, 0, 0),
+        "MEMBERS" => (MapType::Hash, 16, 24),
+        "SESSIONS" => (MapType::Hash, 16, SESSION_LEN as u32),
+        "EXITS" => (MapType::Hash, 16, 16),
+        "NAMES" => (MapType::Hash, 16, 4),
+        "FIRST" => (MapType::Array, 4, 4),
+        "CROWD" => (MapType::Array, 4, 8),
+        _ => (MapType::Array, 4, 8),
+    };
+    kind == Some(expected.0) && (key, value) == (expected.1, expected.2)
+}
+
+/// `BPF_NOEXIST` of include/uapi/linux/bpf.h: only what is not there is made.
+const IF_NOT_THERE: u64 = 1;
+/// `BPF_EXIST`: only what is there is changed.
+const IF_THERE: u64 = 2;
+
+/// Who is followed, to be read as a whole.
+pub struct Roster(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
+
+impl Roster {
+    fn new(map: MapData) -> Result<Roster, SourceError> {
+        let room = map.info().map_err(SourceError::map)?.max_entries();
+        let map = Map::from_map_data(map).map_err(SourceError::map)?;
+        let members = HashMap::try_from(map).map_err(SourceError::map)?;
+        Ok(Roster(members, room as usize))
+    }
+
+    /// All who are followed, as of now: who comes or goes meanwhile may be in it or not.
+    pub fn read(&self) -> std::collections::HashMap<Key, Mark> {
+        // One that is removed under the reader's feet sends it back to the beginning, but not for ever.
+        let rows = self.0.iter().filter_map(Result::ok).take(4 * self.1);
+        let row = |(k, v)| (key(RawKey::from_bytes(&k)), mark(Member::from_bytes(&v)));
+        rows.map(row).collect()
+    }
+}
+
+/// See the module.
+pub struct State {
+    members_fd: OwnedFd,
+    /// Processes that can be followed at once.
+    room: u32,
+    members: HashMap<MapData, [u8; 16], [u8; 24]>,
+    /// How many are followed of a few pids each, for the probes to ask first.
+    crowd: Counters,
+    /// Programs that are still to be loaded name it by its file descriptor.
+    _crowd_map: MapData,
+    sessions: HashMap<MapData, [u8; 16], [u8; SESSION_LEN]>,
+    exits: HashMap<MapData, [u8; 16], [u8; 16]>,
+    names: HashMap<MapData, [u8; 16], u32>,
+    first: Array<MapData, u32>,
+    control: Array<MapData, u64>,
+    counters: Array<MapData, u64>,
+}
+
+impl State {
+    /// Takes the maps from `take`, by name.
+    pub(super) fn new(
+        mut take: impl FnMut(&str) -> Result<MapData, SourceError>,
+    ) -> Result<State, SourceError> {
+        let members = take("MEMBERS")?;
+        let members_fd = members.fd().as_fd().try_clone_to_owned();
+        let room = members.info().map_err(SourceError::map)?.max_entries();
+        let crowd_map = take("CROWD")?;
+        let crowd = Counters::map(crowd_map.fd().as_fd(), CROWD_SLOTS);
+        let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(SourceError::map);
+        Ok(State {
+            members_fd: members_fd.map_err(|e| SourceError::Map(e.into()))?,
+            room,
+            crowd: crowd.map_err(|e| SourceError::Map(e.into()))?,
+            _crowd_map: crowd_map,
+            sessions: typed("SESSIONS")?.try_into().map_err(SourceError::map)?,
+            exits: typed("EXITS")?.try_into().map_err(SourceError::map)?,
+            names: typed("NAMES")?.try_into().map_err(SourceError::map)?,
+            first: typed("FIRST")?.try_into().map_err(SourceError::map)?,
+            control: typed("CONTROL")?.try_into().map_err(SourceError::map)?,
+            counters: typed("DROPS")?.try_into().map_err(SourceError::map)?,
+            members: Map::from_map_data(members)
+                .and_then(HashMap::try_from)
+                .map_err(SourceError::map)?,
+        })
+    }
+
+    /// Processes that can be followed at once.
+    pub fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// A reader of the map of members, for another thread.
+    ///
+    /// # Errors
+    /// The file descriptor cannot be doubled.
+    pub fn roster(&self) -> Result<Roster, SourceError> {
+        let fd = self.members_fd.as_fd().try_clone_to_owned();
+        let map = MapData::from_fd(fd.map_err(|e| SourceError::Map(e.into()))?);
+        Roster::new(map.map_err(SourceError::map)?)
+    }
+
+    /// Whether a process is followed.
+    pub fn is_followed(&self, of: Key) -> bool {
+        self.members.get(&raw(of).to_bytes(), 0).is_ok()
+    }
+
+    /// Says why a process is followed, or that it is not any more. `known` is what the map was last known to
+    /// have for it: a process that has exited since is not put in again, and one that has run another program
+    /// since is left to the word on that. False if there was no room for it.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn set_mark(
+        &mut self,
+        of: Key,
+        wanted: Option<Mark>,
+        known: Option<Mark>,
+    ) -> Result<bool, SourceError> {
+        let (key, slot) = (raw(of), crowd_slot(of.pid));
+        let at = key.to_bytes();
+        let mut execs = 0;
+        if let Some(known) = known {
+            let Ok(bytes) = self.members.get(&at, 0) else {
+                return Ok(true);
+            };
+            execs = Member::from_bytes(&bytes).flags & MEMBER_EXECS;
+            let told = known.flags & MEMBER_EXECS;
+            // It runs another program by now, which will be told. The other way round an exec came in between when
+            // this was written last: then what is known here is newer.
+            if (execs.wrapping_sub(told)).cast_signed() > 0 {
+                return Ok(true);
+            }
+            execs = told;
+        }
+        let Some(mark) = wanted else {
+            return match self.members.remove(&at) {
+                Ok(()) => {
+                    self.crowd.add(slot, -1);
+                    Ok(true)
+                }
+                Err(error) => absent_or(error),
+            };
+        };
+        let member = Member {
+            session: mark.session.map_or(RawKey::NONE, raw),
+            flags: mark.flags & !MEMBER_EXECS | execs,
+            check: key.check(),
+        };
+        let bytes = member.to_bytes();
+        if known.is_none() {
+            // Before it is there: a probe that finds nobody in the crowd asks no further.
+            self.crowd.add(slot, 1);
+            let made = self.members.insert(at, bytes, IF_NOT_THERE);
+            if made.is_err() {
+                self.crowd.add(slot, -1);
+            }
+            match made {
+                Ok(()) => return Ok(true),
+                Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
+                Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+                Err(error) => return Err(SourceError::map(error)),
+            }
+        }
+        match self.members.insert(at, bytes, IF_THERE) {
+            Ok(()) => Ok(true),
+            Err(error) => absent_or(error),
+        }
+    }
+
+    /// Takes a process out of the map that has gone, whatever the map says of it.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn remove(&mut self, of: Key) -> Result<(), SourceError> {
+        match self.members.remove(&raw(of).to_bytes()) {
+            Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
+            Err(error) => drop(absent_or(error)?),
+        }
+        Ok(())
+    }
+
+    /// All sessions, by their first roots.
+    pub fn sessions(&self) -> Vec<(Key, SessionState)> {
+        let rows = self.sessions.iter().filter_map(Result::ok);
+        rows.map(|(k, v)| (key(RawKey::from_bytes(&k)), SessionState::from_bytes(&v)))
+            .collect()
+    }
+
+    /// The exit of a session's root, if a probe has left word of it: of which one, it does not say.
+    pub fn root_exit(&self, first_root: Key) -> Option<RootExit> {
+        let bytes = self.exits.get(&raw(first_root).to_bytes(), 0).ok()?;
+        Some(RootExit::from_bytes(&bytes))
+    }
+
+    /// Leaves word of a session, or that it is over.
+    ///
+    /// # Errors
+    /// The map cannot be written, or is full.
+    pub fn set_session(
+        &mut self,
+        first_root: Key,
+        state: Option<&SessionState>,
+    ) -> Result<(), SourceError> {
+        let at = raw(first_root).to_bytes();
+        match state {
+            Some(state) => self
+                .sessions
+                .insert(at, state.to_bytes(), 0)
+                .map_err(SourceError::map),
+            None => {
+                let removed = [self.sessions.remove(&at), self.exits.remove(&at)];
+                removed.into_iter().try_for_each(|removed| match removed {
+                    Ok(()) => Ok(()),
+                    Err(error) => absent_or(error).map(drop),
+                })
+            }
+        }
+    }
+
+    /// Tells the probes which names the rules know, in place of what they knew before.
+    ///
+    /// # Errors
+    /// The maps cannot be written, or the rules know more names than there is room for.
+    pub fn set_names(&mut self, table: &NameTable) -> Result<(), SourceError> {
+        self.say(CONTROL_CLEARS, 0)?;
+        // New ones before old ones go: a name that is in both is known all the time.
+        for (name, bits) in &table.names {
+            self.names.insert(name, bits, 0).map_err(SourceError::map)?;
+        }
+        for (slot, flags) in (0..).zip(table.first.iter()) {
+            self.first.set(slot, flags, 0).map_err(SourceError::map)?;
+        }
+        let known: Vec<_> = self.names.keys().filter_map(Result::ok).collect();
+        for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
+            self.names.remove(name).map_err(SourceError::map)?;
+        }
+        self.say(CONTROL_CLEARS, table.keep_mark_alone.into())
+    }
+
+    /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,
+    /// a little later: a probe may have committed a record on what was said before.
+    ///
+    /// # Errors
+    /// The map cannot be written; so for the others that say something.
+    pub fn set_idle(&mut self, idle: bool) -> Result<(), SourceError> {
+        self.say(CONTROL_IDLE, idle.into())
+    }
+
+    /// Says whether a ladder is open; while there is one, every record wakes the reader.
+    pub fn set_ladders(&mut self, open: bool) -> Result<(), SourceError> {
+        self.say(CONTROL_LADDERS, open.into())
+    }
+
+    /// Says how many sessions are condemned.
+    pub fn set_condemned(&mut self, sessions: u64) -> Result<(), SourceError> {
+        self.say(CONTROL_CONDEMNED, sessions)
+    }
+
+    /// Says whether the probes may send first signals.
+    pub fn set_reaps(&mut self, reaps: bool) -> Result<(), SourceError> {
+        self.say(CONTROL_REAPS, reaps.into())
+    }
+
+    /// Says whether all members that were found running are in the map. From then on the probes tell of
+    /// nobody else, where they filter.
+    pub fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError> {
+        self.say(CONTROL_SEEDED, seeded.into())
+    }
+
+    /// Says by which pid namespace processes are numbered (inode, 0 for the first one); false if the maps
+    /// were made for another.
+    pub fn set_namespace(&mut self, inode: u32) -> Result<bool, SourceError> {
+        let wanted = u64::from(inode) + 1;
+        let found = self.control.get(&CONTROL_NAMESPACE, 0).unwrap_or(0);
+        self.say(CONTROL_NAMESPACE, if found == 0 { wanted } else { found })?;
+        Ok(found == 0 || found == wanted)
+    }
+
+    /// Says how many of the lost records have been told of.
+    pub fn set_lost_told(&mut self, records: u64) -> Result<(), SourceError> {
+        self.say(CONTROL_LOST_TOLD, records)
+    }
+
+    /// How many of the lost records have been told of, by whichever service.
+    pub fn lost_told(&self) -> u64 {
+        self.control.get(&CONTROL_LOST_TOLD, 0).unwrap_or(0)
+    }
+
+    /// Whether who is not in the map is no member.
+    pub fn is_complete(&self) -> bool {
+        self.control.get(&CONTROL_SEEDED, 0).is_ok_and(|n| n != 0) && self.unfollowed() == 0
+    }
+
+    fn say(&mut self, slot: u32, value: u64) -> Result<(), SourceError> {
+        self.control.set(slot, value, 0).map_err(SourceError::map)
+    }
+
+    /// Records lost so far.
+    pub fn lost(&self) -> Lost {
+        Lost {
+            total: self.count(0),
+            by_kind: Kind::ALL.map(|kind| self.count(kind as u32)),
+        }
+    }
+
+    /// How many those are in all.
+    pub fn lost_total(&self) -> u64 {
+        self.count(0)
+    }
+
+    /// Processes for which there was no room in the map so far.
+    pub fn unfollowed(&self) -> u64 {
+        self.count(UNFOLLOWED)
+    }
+
+    fn count(&self, slot: u32) -> u64 {
+        self.counters.get(&slot, 0).unwrap_or(0)
+    }
+}
+
+fn errno(error: &MapError) -> Option<i32> {
+    match error {
+        MapError::SyscallError(error) => error.io_error.raw_os_error(),
+        _ => None,
+    }
+}
+
+/// What was to be changed has gone meanwhile: as it was meant to.
+fn absent_or(error: MapError) -> Result<bool, SourceError> {
+    if errno(&error) == Some(libc::ENOENT) {
+        Ok(true)
+    } else {
+        Err(SourceError::map(error))
+    }
+}

@@ -1,0 +1,93 @@
+//! How much memory a process has.
+
+use super::parse::{field, number, words};
+use super::{Memory, Procfs};
+use crate::sys;
+
+impl Procfs {
+    /// What whoever has the pid has now; `None` for one that is gone or has given all back already, as a
+    /// zombie has. `swaps` says whether anything is swapped out on this host, which takes longer to read.
+    ///
+    /// It waits for no lock that the process may hold for long.
+    pub fn memory(&self, pid: u32, swaps: bool) -> Option<Memory> {
+        let directory = self.root.join(pid.to_string());
+        if swaps {
+            let status = std::fs::read(directory.join("status")).ok()?;
+            let bytes = |name: &[u8]| {
+                let kib: u64 = words(field(&status, name)?).next().and_then(number)?;
+                Some(kib.saturating_mul(1024))
+            };
+            return Some(Memory {
+                rss: bytes(b"VmRSS:")?,
+                swap: bytes(b"VmSwap:").unwrap_or(0),
+                pss: None,
+            });
+        }
+        let statm = std::fs::read(directory.join("statm")).ok()?;
+        let mut pages = words(&statm).map_while(number::<u64>);
+        let (size, resident) = (pages.next()?, pages.next()?);
+        (size > 0).then(|| Memory {
+            rss: resident.saturating_mul(sys::page_size()),
+            swap: 0,
+            pss: None,
+        })
+    }
+
+    /// The share that whoever has the pid has of what is resident, in bytes; `None` for one that is gone or may not
+    /// be read.
+    ///
+    /// The kernel goes through all of its memory for that, and whoever changes that meanwhile may have to wait:
+    /// about 100 µs for each MiB of small pages.
+    pub fn pss(&self, pid: u32) -> Option<u64> {
+        let path = self.root.join(pid.to_string()).join("smaps_rollup");
+        let rollup = std::fs::read(path).ok()?;
+        let kib: u64 = words(field(&rollup, b"Pss:")?).next().and_then(number)?;
+        Some(kib.saturating_mul(1024))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn this_process_has_some_and_both_files_say_so() {
+        let proc = Procfs::default();
+        let own = std::process::id();
+        let (statm, status) = (proc.memory(own, false), proc.memory(own, true));
+        let (statm, status) = (statm.unwrap().rss, status.unwrap().rss);
+        assert!(statm > 1 << 20, "{statm}");
+        let pss = proc.pss(own).unwrap();
+        assert!(pss > 1 << 20 && pss < status + (64 << 20), "{pss} {status}");
+        // The kernel counts by processor, and other tests run meanwhile.
+        assert!(statm.abs_diff(status) < 64 << 20, "{statm} {status}");
+    }
+
+    #[test]
+    fn a_zombie_and_one_that_is_gone_have_none() {
+        let proc = Procfs::default();
+        let mut child = Command::new("/bin/sleep")
+            .arg("600")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        assert!(proc.memory(pid, false).is_some());
+        child.kill().unwrap();
+        while proc.state(pid) != Some('Z') {
+            std::thread::yield_now();
+        }
+        assert_eq!(proc.pss(pid), None);
+        assert_eq!(
+            (proc.memory(pid, false), proc.memory(pid, true)),
+            (None, None)
+        );
+        child.wait().unwrap();
+        assert_eq!(
+            (proc.memory(pid, false), proc.memory(pid, true)),
+            (None, None)
+        );
+    }
+}

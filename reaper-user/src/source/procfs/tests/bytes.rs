@@ -1,0 +1,139 @@
+//! What stands in the files of /proc may be anything.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::damage::{hostile, real};
+use crate::source::procfs::parse::{is_nested, unescape};
+
+/// The number of a field as proc(5) counts them, 0 for what is negative.
+fn numbered(stat: &[u8], field: usize) -> Option<u64> {
+    let rest = stat.rsplit(|b| *b == b')').next()?;
+    let word = words(rest).nth(field - 3)?;
+    if word.starts_with(b"-") {
+        Some(0)
+    } else {
+        number(word)
+    }
+}
+
+proptest! {
+    #[test]
+    fn stat(bytes in hostile(real("stat"))) {
+        if let Some(stat) = Stat::parse(&bytes) {
+            prop_assert_eq!(numbered(&bytes, 22), Some(stat.start));
+            prop_assert_eq!(numbered(&bytes, 4), Some(stat.parent.into()));
+            prop_assert!(bytes.contains(&stat.state));
+        }
+    }
+
+    #[test]
+    fn a_name_changes_nothing_else(comm in prop::collection::vec(any::<u8>(), 0..64)) {
+        let real = real("stat");
+        let place = |sign| real.iter().position(|byte| *byte == sign).unwrap();
+        let (open, close) = (place(b'('), real.iter().rposition(|byte| *byte == b')').unwrap());
+        let named = [&real[..=open], &comm, &real[close..]].concat();
+        let (expected, found) = (Stat::parse(&real).unwrap(), Stat::parse(&named).unwrap());
+        prop_assert_eq!(found.comm, &comm);
+        prop_assert_eq!(
+            (found.state, found.parent, found.start, found.exit_code),
+            (expected.state, expected.parent, expected.start, expected.exit_code)
+        );
+    }
+
+    #[test]
+    fn status(bytes in hostile(real("status"))) {
+        if uids(&bytes).is_some() {
+            prop_assert!(field(&bytes, b"Uid:").is_some());
+        }
+        let ids = words(field(&bytes, b"NSpid:").unwrap_or_default()).count();
+        prop_assert!(!namespace_init(&bytes) || ids > 1);
+        prop_assert_eq!(is_nested(&bytes), ids > 1);
+    }
+
+    #[test]
+    fn cmdline(bytes in hostile(real("cmdline")), area in any::<u64>(), many in 0..3_usize) {
+        let bytes = bytes.repeat(1 + many * 100);
+        let bytes = &bytes[..bytes.len().min(ARGV_MAX + 1)];
+        let mut image = Image::default();
+        set_argv(&mut image, bytes, area);
+        prop_assert_eq!(image.truncated, bytes.len() > ARGV_MAX);
+        prop_assert!(image.argv.len() <= ARGV_MAX + 1);
+        prop_assert!(image.argv_full_len as usize >= image.argv.len().min(ARGV_MAX));
+        prop_assert!(image.truncated || image.argv.is_empty() || image.argv.ends_with(&[0]));
+        prop_assert!(image.args().count() <= image.argv.len());
+    }
+
+    #[test]
+    fn mountinfo(bytes in hostile(real("mountinfo"))) {
+        if cgroup2_mount(&bytes).is_some() {
+            prop_assert!(bytes.windows(7).any(|word| word == b"cgroup2"));
+        }
+    }
+
+    #[test]
+    fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in hostile(b"/a\\040b")) {
+        let escape = |byte: &u8| match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+            other => vec![*other],
+        };
+        let escaped: Vec<u8> = path.iter().flat_map(escape).collect();
+        prop_assert_eq!(unescape(&escaped), path);
+        prop_assert!(unescape(&other).len() <= other.len());
+    }
+
+    #[test]
+    fn numbers(word in prop_oneof!["[0-9]{0,22}", "[-+]?[0-9]{1,3}", ".{0,5}"]) {
+        let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+        let expected = word.parse::<u32>().ok().filter(|_| digits);
+        prop_assert_eq!(number::<u32>(word.as_bytes()), expected);
+    }
+
+    #[test]
+    fn cgroup(bytes in hostile(real("cgroup"))) {
+        let mount = tempfile::tempdir().unwrap();
+        let mut cgroups = Cgroups { mount: Some(mount.path()), known: HashMap::new() };
+        let id = cgroups.id(&bytes);
+        prop_assert_eq!(cgroups.id(&bytes), id);
+        prop_assert!(cgroups.known.len() <= 1);
+    }
+}
+
+proptest! {
+    // Each makes files.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_whole_process(
+        stat in prop_oneof![Just(super::stat("x", 'S', 1).into_bytes()), hostile(real("stat"))],
+        status in prop_oneof![Just(b"Uid:\t1\t1\t1\t1\n".to_vec()), hostile(real("status"))],
+        cmdline in hostile(real("cmdline")),
+        cgroup in hostile(real("cgroup")),
+        statm in hostile(real("statm")),
+        rollup in hostile(real("smaps_rollup")),
+    ) {
+        let fake = Fake::new();
+        for (name, content) in [
+            ("stat", stat),
+            ("status", status),
+            ("cmdline", cmdline),
+            ("cgroup", cgroup),
+            ("statm", statm),
+            ("smaps_rollup", rollup),
+        ] {
+            fake.file(&format!("7/{name}"), content);
+        }
+        let procfs = fake.procfs();
+        if let Ok(Look::Alive(seen)) = procfs.read(7) {
+            prop_assert_eq!(seen.key.pid, 7);
+            prop_assert!(seen.image.comm.len() <= COMM_MAX);
+            let glance = procfs.glance(seen.key).unwrap();
+            prop_assert_eq!(glance, Glance::Alive { parent: seen.parent });
+        }
+        procfs.memory(7, false);
+        procfs.memory(7, true);
+        procfs.pss(7);
+        procfs.rss_bytes(7);
+        procfs.zombies().unwrap();
+    }
+}

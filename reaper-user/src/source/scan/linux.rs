@@ -1,0 +1,491 @@
+//! Looks at the process table again and again: for where nobody tells what happens, and needs no privilege.
+//!
+//! A pass reads one file of each process and compares it with what it read before ([`super::table`]); how often is up to what
+//! happens ([`super::pace`]). The ends of those who matter are told by pidfds, without a pass.
+//!
+//! # Who is who
+//! /proc has starts in ticks of 10 ms, in which a pid can be given away and taken again. Nobody is told of before the
+//! tick of its birth is over: whoever has that pid and that tick from then on is the last one who was born so, and a
+//! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
+//! ([`Scan::vouches`]).
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use super::Options;
+use super::pace::{Found, Pace};
+use super::table::{Table, exit, parents_first};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS};
+use crate::source::procfs::{Procfs, ProcfsError};
+use crate::source::{Drained, Flaw};
+use crate::sys;
+use crate::sys::pidfd::{self, Pidfd};
+use read::{Look, Reader};
+
+/// How long a pass waits for a look at somebody new.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What the timer is called in the epoll set; pids are smaller.
+const TIMER: u64 = u64::MAX;
+
+/// Why the process table cannot be scanned.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError {
+    #[error(
+        "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
+    )]
+    Proc(#[source] std::io::Error),
+    #[error("cannot list the processes in /proc: {0}; mount it")]
+    List(#[source] nix::Error),
+    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
+    Wait(#[source] nix::Error),
+}
+
+/// See the module.
+pub struct Scan {
+    reader: Reader,
+    procfs: Procfs,
+    table: Table,
+    pace: Pace,
+    /// By pid.
+    followed: HashMap<u32, Followed>,
+    /// How many of those are held, and may be at most.
+    held: usize,
+    held_max: usize,
+    epoll: Epoll,
+    timer: TimerFd,
+    /// What the timer is set to.
+    armed: u64,
+    /// Who was there at the last pass and could not be read, or has changed and could not be read in full.
+    unread: HashSet<u32>,
+    /// Whose files could not be understood, which has been told, and who have not gone since.
+    flawed: HashSet<u32>,
+    /// It has been said that passes fail.
+    failing: bool,
+    /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
+    refused: Option<Errno>,
+    starved: Option<Errno>,
+}
+
+/// One whose end matters.
+struct Followed {
+    /// As a whole tick.
+    start: u64,
+    /// `None`: there is no room for it.
+    pidfd: Option<Pidfd>,
+}
+
+/// Why one is not held.
+enum Unheld {
+    /// It is another by now, or nobody.
+    Gone,
+    /// It cannot be, for now or for good.
+    Refused(Errno),
+}
+
+impl Scan {
+    /// Opens /proc; what is there is told by the first [`Scan::drain`].
+    ///
+    /// Where the system has no pidfds to give, the ends of processes are found by looking alone, and no signal can be
+    /// sent to any of them.
+    ///
+    /// # Errors
+    /// /proc is not there, or not that of this pid namespace, or there is no room for open files.
+    pub fn open(options: &Options) -> Result<Scan, ScanError> {
+        sys::pid_namespace_unless_first().map_err(ScanError::Proc)?;
+        Scan::of(Path::new("/proc"), options)
+    }
+
+    fn of(root: &Path, options: &Options) -> Result<Scan, ScanError> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(ScanError::Wait)?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(ScanError::Wait)?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, TIMER);
+        epoll.add(&timer, event).map_err(ScanError::Wait)?;
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let [min, max] = [options.min_interval, options.max_interval].map(nanoseconds);
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
+        let mut scan = Scan {
+            reader: Reader::open(root).map_err(ScanError::List)?,
+            procfs: Procfs::new(root),
+            table: Table::default(),
+            pace: Pace::new(min, max),
+            followed: HashMap::new(),
+            held: 0,
+            // The rest is for those who are signalled.
+            held_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
+            epoll,
+            timer,
+            armed: 0,
+            unread: HashSet::new(),
+            flawed: HashSet::new(),
+            failing: false,
+            refused: pidfd::probe().err().map(|refused| refused.0),
+            starved: None,
+        };
+        scan.arm();
+        Ok(scan)
+    }
+
+    /// Ends that pidfds tell of, and, if it is time, a pass over the process table. What follows from the ends comes
+    /// before that.
+    pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Drained {
+        let mut drained = Drained::default();
+        let mut tell = |kind| {
+            drained.records += 1;
+            sink(Event {
+                time: sys::boot_time(),
+                provenance: Provenance::Procfs,
+                kind,
+            });
+        };
+        let busy = self.tell_ends(&mut tell);
+        let ordered = self.pace.due() == 0;
+        if ordered || self.pace.is_due(sys::monotonic(), busy) {
+            let flawed = self.pass(&mut tell);
+            drained.malformed = flawed.len() as u64;
+            drained.flaw = flawed.last().copied().map(Flaw::Stat);
+        }
+        self.arm();
+        drained
+    }
+
+    /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
+    pub fn follow(&mut self, key: Key, wanted: bool) {
+        let key = tick(key);
+        let known = self.followed.get(&key.pid);
+        let known = known.filter(|known| known.start == key.start);
+        if !wanted {
+            if known.is_some() {
+                self.let_go(key.pid);
+            }
+            return;
+        }
+        let news = known.is_none();
+        if known.is_some_and(|known| known.pidfd.is_some()) {
+            return;
+        }
+        let pidfd = match self.hold(key) {
+            Ok(pidfd) => Some(pidfd),
+            // The next pass finds that out.
+            Err(Unheld::Gone) => return,
+            Err(Unheld::Refused(errno)) => {
+                if self.refused.is_none() && self.starved.replace(errno).is_none() {
+                    tracing::warn!(
+                        "pid {}: its end cannot be waited for: {errno}; raise the limit of open files",
+                        key.pid
+                    );
+                }
+                None
+            }
+        };
+        // One that had the pid before has exited.
+        self.let_go(key.pid);
+        self.held += usize::from(pidfd.is_some());
+        let start = key.start;
+        self.followed.insert(key.pid, Followed { start, pidfd });
+        if news {
+            self.pace.stir();
+            self.arm();
+        }
+    }
+
+    /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
+    pub fn look_now(&mut self) {
+        self.pace.at_once();
+    }
+
+    /// Everything matters now (a ladder is open): passes come as fast as they may.
+    pub fn set_ladders(&mut self, open: bool) {
+        self.pace.press(open);
+        self.arm();
+    }
+
+    /// Whether this process is held and has not exited: then its pid is its own, and was since it was told of; and what it
+    /// is was read, if the last pass found that to be something else.
+    pub fn vouches(&self, key: Key) -> bool {
+        if self.failing || self.unread.contains(&key.pid) {
+            return false;
+        }
+        let known = self.followed.get(&key.pid);
+        let known = known.filter(|known| known.start == tick(key).start);
+        let pidfd = known.and_then(|known| known.pidfd.as_ref());
+        pidfd.is_some_and(|pidfd| !pidfd.has_exited())
+    }
+
+    /// Why some are not held, if that is so.
+    pub fn starved(&self) -> Option<Errno> {
+        self.refused.or(self.starved)
+    }
+
+    /// Opens a pidfd on this very process, and has its end wake whoever waits.
+    fn hold(&mut self, key: Key) -> Result<Pidfd, Unheld> {
+        if let Some(errno) = self.refused {
+            return Err(Unheld::Refused(errno));
+        }
+        if self.held >= self.held_max {
+            return Err(Unheld::Refused(Errno::EMFILE));
+        }
+        let pidfd = Pidfd::open(key.pid).map_err(|errno| match errno {
+            // Nobody, or a thread, which is no process.
+            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => Unheld::Gone,
+            errno => Unheld::Refused(errno),
+        })?;
+        match self.reader.look(key.pid) {
+            Look::Alive(now) if now.key == key && !pidfd.has_exited() => {}
+            Look::Unreadable(errno) => return Err(Unheld::Refused(errno)),
+            _ => return Err(Unheld::Gone),
+        }
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, key.pid.into());
+        self.epoll.add(&pidfd, event).map_err(Unheld::Refused)?;
+        Ok(pidfd)
+    }
+
+    fn let_go(&mut self, pid: u32) {
+        let known = self.followed.remove(&pid);
+        // Closing it takes it out of the set.
+        self.held -= usize::from(known.is_some_and(|known| known.pidfd.is_some()));
+    }
+
+    /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
+    fn tell_ends(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
+        let mut ended: Vec<(Key, Option<Ended>)> = Vec::new();
+        loop {
+            let mut events = [EpollEvent::empty(); 64];
+            let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+            let ready = &events[..ready.unwrap_or(0).min(events.len())];
+            let pids = ready.iter().map(EpollEvent::data);
+            let before = ended.len();
+            for pid in pids.filter_map(|pid| u32::try_from(pid).ok()) {
+                let Some(known) = self.followed.get(&pid) else {
+                    continue;
+                };
+                let key = Key {
+                    pid,
+                    start: known.start,
+                };
+                ended.push((key, how(&mut self.reader, key, known.pidfd.as_ref())));
+                self.let_go(pid);
+            }
+            if ended.len() == before {
+                break;
+            }
+        }
+        if ended.is_empty() {
+            return false;
+        }
+        let ended: HashMap<Key, Option<Ended>> = ended.into_iter().collect();
+        let mut keys: Vec<Key> = ended.keys().copied().collect();
+        keys.sort_by_key(|key| (key.start, key.pid));
+        // Nobody is orphaned who is gone.
+        for key in parents_first(&keys, |key| self.table.parent(key))
+            .into_iter()
+            .rev()
+        {
+            self.table.remove(key);
+            let how = ended.get(&key).copied().flatten();
+            tell(exit(key, how.unwrap_or(Ended::Unknown)));
+        }
+        self.pace.hurry(sys::monotonic());
+        true
+    }
+
+    /// Looks at all processes, and tells what is other than it was. Gives who of them could not be understood for the
+    /// first time.
+    fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> Vec<u32> {
+        let (began, now) = (sys::monotonic(), sys::boot_time());
+        let mut flawed = Vec::new();
+        let found = match self.look_at_all(now, &mut flawed, tell) {
+            Ok(found) => {
+                self.failing = false;
+                found
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::warn!("cannot look at the processes: {error}; trying again");
+                }
+                Found::Nothing
+            }
+        };
+        self.pace.passed(began, sys::monotonic(), found);
+        flawed
+    }
+
+    fn look_at_all(
+        &mut self,
+        now: u64,
+        flawed: &mut Vec<u32>,
+        tell: &mut impl FnMut(EventKind),
+    ) -> Result<Found, PassError> {
+        let Scan {
+            reader,
+            table,
+            unread,
+            flawed: before,
+            ..
+        } = self;
+        let (mut still, mut exhausted) = (HashSet::new(), None);
+        unread.clear();
+        table.begin();
+        let listed = reader.pass(|pid, look| {
+            // One whose file can be understood now and then is told of once.
+            if look != Look::Gone && before.contains(&pid) {
+                still.insert(pid);
+            }
+            match look {
+                Look::Alive(glimpse) => {
+                    table.list(glimpse, glimpse.key.start.saturating_add(TICK_NS) > now)
+                }
+                Look::Kernel | Look::Gone => {}
+                Look::Unreadable(errno) => {
+                    if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
+                        exhausted = Some(errno);
+                    }
+                    unread.insert(pid);
+                    table.keep(pid);
+                }
+                Look::Malformed => {
+                    if still.insert(pid) {
+                        flawed.push(pid);
+                    }
+                    unread.insert(pid);
+                    table.keep(pid);
+                }
+            }
+        });
+        match listed {
+            Ok(()) => *before = still,
+            Err(_) => before.extend(still),
+        }
+        listed?;
+        exhausted.map_or(Ok(()), Err)?;
+        // Also of those whose pid is another's by now.
+        let ended = self.tell_ends(tell);
+        let followed = &self.followed;
+        let held = |key: Key| {
+            let known = followed.get(&key.pid);
+            known.is_some_and(|known| known.start == key.start && known.pidfd.is_some())
+        };
+        let differences = self.table.compare(held);
+        let matters = |pid: u32| self.followed.contains_key(&pid);
+        let found = if ended || differences.unsettled || differences.concern(matters) {
+            Found::News
+        } else if self.followed.is_empty() && differences.new.is_empty() {
+            Found::Peace
+        } else {
+            Found::Nothing
+        };
+        let wanted = differences.wanted();
+        self.unread.extend(&wanted);
+        let rows = self.rows(wanted)?;
+        for row in &rows {
+            self.unread.remove(&row.key.pid);
+        }
+        let gone = differences.gone.clone();
+        self.table.take_in(differences, rows, tell);
+        for key in gone {
+            if self
+                .followed
+                .get(&key.pid)
+                .is_some_and(|known| known.start == key.start)
+            {
+                self.let_go(key.pid);
+            }
+        }
+        self.hold_starved();
+        Ok(found)
+    }
+
+    /// Reads some in full, with the numbers that the kernel has given them.
+    fn rows(&self, pids: Vec<u32>) -> Result<Vec<Seen>, PassError> {
+        if pids.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Opened before the row is read: that has a tick that was over by then, so it is of the same process.
+        let number = |pid: &u32| Some((*pid, Pidfd::open(*pid).ok()?.number()?));
+        let numbers: HashMap<u32, u64> = pids.iter().filter_map(number).collect();
+        let mut rows = self.procfs.snapshot_within(PATIENCE, pids)?.rows;
+        for row in &mut rows {
+            row.pidfd_inode = numbers.get(&row.key.pid).copied().unwrap_or(0);
+        }
+        Ok(rows)
+    }
+
+    /// There may be room now for those for whom there was none.
+    fn hold_starved(&mut self) {
+        if self.starved.is_none() {
+            return;
+        }
+        let unheld = self.followed.iter().filter(|(_, of)| of.pidfd.is_none());
+        let unheld: Vec<Key> = unheld
+            .map(|(pid, of)| Key {
+                pid: *pid,
+                start: of.start,
+            })
+            .collect();
+        if unheld.is_empty() {
+            self.starved = None;
+        }
+        if self.held < self.held_max {
+            unheld.into_iter().for_each(|key| self.follow(key, true));
+        }
+    }
+
+    /// Sets the timer to the next pass.
+    fn arm(&mut self) {
+        // One that lies behind would disarm it at 0.
+        let due = self.pace.due().max(1);
+        if due == self.armed {
+            return;
+        }
+        let at = TimeSpec::nanoseconds(i64::try_from(due).unwrap_or(i64::MAX));
+        let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME;
+        match self.timer.set(Expiration::OneShot(at), flags) {
+            Ok(()) => self.armed = due,
+            Err(errno) => {
+                tracing::error!("the next look at the processes cannot be timed: {errno}")
+            }
+        }
+    }
+}
+
+impl AsFd for Scan {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+/// Why a pass has come to nothing.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error("cannot list them: {0}")]
+    List(#[from] nix::Error),
+    #[error(transparent)]
+    Read(#[from] ProcfsError),
+}
+
+/// How a held process has ended: the kernel tells that of one that has been waited for, /proc of one that has not.
+fn how(reader: &mut Reader, key: Key, pidfd: Option<&Pidfd>) -> Option<Ended> {
+    let told = || pidfd.and_then(Pidfd::ended);
+    told().or_else(|| reader.status(key)).or_else(told)
+}
+
+/// A key as /proc has it.
+fn tick(key: Key) -> Key {
+    Key {
+        start: key.start - key.start % TICK_NS,
+        ..key
+    }
+}

@@ -1,0 +1,135 @@
+//! Short looks at all processes: one file each, through one buffer, with nothing allocated for any of them.
+
+use std::fs::File;
+use std::io;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::Mode;
+
+use crate::model::event::{Ended, Key, TICK_NS};
+use crate::source::procfs::parse::{Stat, number};
+use crate::source::scan::table::{Glimpse, Print};
+use crate::sys::listing::Listing;
+
+/// More than a `stat` file can hold: 52 numbers of up to 20 digits, and a name of 64 bytes.
+const STAT_MAX: usize = 2048;
+
+/// What a short look found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Look {
+    Alive(Glimpse),
+    /// A thread of the kernel.
+    Kernel,
+    /// Nothing of it runs any more, or there is no such process.
+    Gone,
+    /// There is no telling.
+    Unreadable(Errno),
+    Malformed,
+}
+
+pub struct Reader {
+    list: Listing,
+    proc: OwnedFd,
+    buffer: Box<[u8; STAT_MAX]>,
+}
+
+impl Reader {
+    pub fn open(root: &Path) -> nix::Result<Reader> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(Reader {
+            list: Listing::open(root)?,
+            proc: open(root, flags, Mode::empty())?,
+            buffer: Box::new([0; STAT_MAX]),
+        })
+    }
+
+    /// Looks at all there are.
+    ///
+    /// # Errors
+    /// They cannot be listed to the end: who was not among them may be there all the same.
+    pub fn pass(&mut self, mut take: impl FnMut(u32, Look)) -> nix::Result<()> {
+        let Reader { list, proc, buffer } = self;
+        list.names(|name| {
+            if let Some(pid) = number(name) {
+                take(pid, look(proc, pid, buffer));
+            }
+        })
+    }
+
+    /// Looks at one.
+    pub fn look(&mut self, pid: u32) -> Look {
+        look(&self.proc, pid, &mut self.buffer)
+    }
+
+    /// How a process has ended that nobody has waited for yet, if that may be known.
+    pub fn status(&mut self, key: Key) -> Option<Ended> {
+        let length = read(&self.proc, key.pid, &mut self.buffer).ok()?;
+        let stat = whole(&self.buffer[..length])?;
+        let is_it = stat.dead() && stat.start.checked_mul(TICK_NS) == Some(key.start);
+        // Without permission the kernel shows 0 for both.
+        let shown = stat.exit_code != 0 || stat.waits != 0;
+        let status = u32::try_from(stat.exit_code).ok()?;
+        (is_it && shown).then(|| Ended::from_wait_status(status))
+    }
+}
+
+fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> Look {
+    let length = match read(proc, pid, buffer) {
+        Ok(length) => length,
+        Err(Errno::ENOENT | Errno::ESRCH) => return Look::Gone,
+        Err(errno) => return Look::Unreadable(errno),
+    };
+    let glimpse = |stat: &Stat<'_>| {
+        let mut comm = [0; 16];
+        let shown = stat.comm.len().min(comm.len());
+        comm[..shown].copy_from_slice(&stat.comm[..shown]);
+        Some(Glimpse {
+            key: Key {
+                pid,
+                start: stat.start.checked_mul(TICK_NS)?,
+            },
+            parent: stat.parent,
+            print: Print {
+                sid: stat.sid,
+                pgid: stat.pgid,
+                tty: stat.tty,
+                comm,
+                exec: [stat.stack, stat.args_at],
+            },
+        })
+    };
+    match whole(&buffer[..length]) {
+        None => Look::Malformed,
+        Some(stat) if stat.is_kernel_thread() => Look::Kernel,
+        Some(stat) if stat.dead() && stat.threads < 2 => Look::Gone,
+        Some(stat) => glimpse(&stat).map_or(Look::Malformed, Look::Alive),
+    }
+}
+
+/// The file of this process, if there is nothing missing at its end.
+fn whole(bytes: &[u8]) -> Option<Stat<'_>> {
+    bytes.ends_with(b"\n").then(|| Stat::parse(bytes))?
+}
+
+fn read(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> nix::Result<usize> {
+    let mut path = [0; 24];
+    let length = path.len();
+    let mut rest = &mut path[..];
+    // A pid has ten digits at most.
+    write!(rest, "{pid}/stat").map_err(|_| Errno::ENAMETOOLONG)?;
+    let length = length - rest.len();
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let file = openat(proc, &path[..length], flags, Mode::empty())?;
+    let file = File::from(file);
+    let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+    loop {
+        match io::Read::read(&mut &file, &mut buffer[..]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read.map_err(errno),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Files that cannot be understood: what is said of them, and how often.
+
+use crate::model::event::Event;
+use crate::source::scan::{Options, Scan};
+use crate::source::{Drained, Flaw};
+
+/// A /proc of files, and a scan of it.
+struct World {
+    dir: tempfile::TempDir,
+    scan: Scan,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let scan = Scan::of(dir.path(), &Options::default()).unwrap();
+        World { dir, scan }
+    }
+
+    fn stat(&self, pid: u32, stat: &str) {
+        let dir = self.dir.path().join(pid.to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("stat"), stat).unwrap();
+    }
+
+    /// What another pass says of them: how many, and the last.
+    fn told(&mut self) -> (u64, Option<Flaw>) {
+        self.scan.look_now();
+        let drained = self.scan.drain(|event: Event| panic!("{event:?}"));
+        let Drained {
+            malformed, flaw, ..
+        } = drained;
+        (malformed, flaw)
+    }
+}
+
+#[test]
+fn each_is_told_of_once() {
+    let mut w = World::new();
+    assert_eq!(w.told(), (0, None));
+    w.stat(7, "7 (x) S 1");
+    assert_eq!(w.told(), (1, Some(Flaw::Stat(7))));
+    assert_eq!(w.told(), (0, None));
+    w.stat(8, "");
+    assert_eq!(w.told(), (1, Some(Flaw::Stat(8))), "another");
+    // A zombie is nothing to be told of, and one that may be understood now and then is the same.
+    let zombie = format!("7 (x) Z 1{}\n", " 0".repeat(48));
+    let kernels = zombie.replace(" Z 1 0 0 0 0 0", " S 1 0 0 0 0 2129984");
+    w.stat(8, &kernels);
+    assert_eq!(w.told(), (0, None));
+    w.stat(8, "8 (x");
+    assert_eq!(w.told(), (0, None));
+    // Whoever has its pid after it is not.
+    w.stat(7, &zombie);
+    assert_eq!(w.told(), (0, None));
+    std::fs::remove_dir_all(w.dir.path().join("8")).unwrap();
+    assert_eq!(w.told(), (0, None));
+    w.stat(7, "7 (x) S 1");
+    w.stat(8, "8 (x");
+    assert_eq!(w.told().0, 2);
+}

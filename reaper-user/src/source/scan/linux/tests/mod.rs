@@ -1,0 +1,6 @@
+mod flawed;
+mod pace;
+mod read;
+mod real;
+mod table;
+mod unchanged;

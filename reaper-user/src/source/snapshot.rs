@@ -1,0 +1,106 @@
+//! What a look at the process table finds, whichever system's it is.
+
+use std::collections::HashMap;
+
+use crate::model::event::{Key, Seen};
+
+/// What a look at one pid found.
+#[derive(Debug)]
+pub enum Look {
+    Alive(Seen),
+    /// Nothing of it runs any more; only its parent has not waited for it yet.
+    Zombie,
+    /// There is no such process, or no more.
+    Vanished,
+}
+
+/// The process table, read in one pass.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// All living processes, by pid as the directory lists them.
+    pub rows: Vec<Seen>,
+    /// Left out because nothing of them runs any more.
+    pub zombies: u32,
+    /// Gone between the listing and the look.
+    pub vanished: u32,
+    /// There, but not to be read; whoever concludes from an absence has to mind these.
+    pub unreadable: u32,
+}
+
+/// What a short look at a process found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glance {
+    Alive {
+        /// Pid of the parent, 0 for none.
+        parent: u32,
+    },
+    /// It has exited, whoever has its pid now.
+    Gone,
+}
+
+/// A process that has exited and is not waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zombie {
+    /// Start is a whole number of [`TICK_NS`](crate::model::event::TICK_NS).
+    pub key: Key,
+    pub parent: u32,
+    pub comm: Vec<u8>,
+    /// Effective.
+    pub uid: u32,
+}
+
+/// What a process has of the host's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident, pages that it shares with others included.
+    pub rss: u64,
+    /// Swapped out.
+    pub swap: u64,
+    /// Resident, each page that is shared divided among those who share it; `None` where it was not read.
+    pub pss: Option<u64>,
+}
+
+impl Snapshot {
+    /// The rows, parents before their children.
+    pub fn parents_first(mut self) -> Vec<Seen> {
+        let parents: HashMap<u32, u32> = self
+            .rows
+            .iter()
+            .map(|row| (row.key.pid, row.parent))
+            .collect();
+        let mut depths: HashMap<u32, usize> = HashMap::with_capacity(parents.len());
+        for row in &self.rows {
+            let mut line = Vec::new();
+            let mut pid = row.key.pid;
+            // Up to where the depth is known, or the top; a loop, which only damage could make, ends it too.
+            while let Some(parent) = parents.get(&pid)
+                && !depths.contains_key(&pid)
+                && line.len() <= parents.len()
+            {
+                line.push(pid);
+                pid = *parent;
+            }
+            let base = depths.get(&pid).copied().unwrap_or(0);
+            for (n, pid) in line.into_iter().rev().enumerate() {
+                depths.insert(pid, base + n + 1);
+            }
+        }
+        self.rows.sort_by_key(|row| {
+            (
+                depths.get(&row.key.pid).copied(),
+                row.key.start,
+                row.key.pid,
+            )
+        });
+        self.rows
+    }
+
+    pub(super) fn add(&mut self, look: Result<Look, impl Sized>) {
+        match look {
+            Ok(Look::Alive(row)) => self.rows.push(row),
+            Ok(Look::Zombie) => self.zombies += 1,
+            Ok(Look::Vanished) => self.vanished += 1,
+            Err(_) => self.unreadable += 1,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What agents have left behind that nobody watched: found by one look at the process table, and ended.
+//!
+//! [`look`] and [`end`] are what `reaper scan` does where no service answers. [`Scanner`] is the same in a service,
+//! on threads of its own: what the service watches is taken from the engine before each look, and what is done is
+//! given to the engine, which tells it in the stream.
+
+mod report;
+mod service;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use nix::errno::Errno;
+
+use crate::facts::{census, listening};
+use crate::model::Scope;
+use crate::model::agent::{Rule, Ruleset};
+use crate::model::event::Key;
+use crate::model::facts::Known;
+use crate::model::stray::{self, Question, Recorded, Row, Stray, Table, Verdict};
+use crate::reap::{Due, Ending, Times, end_all};
+use crate::source::procfs::{Procfs, ProcfsError};
+use crate::sys::{self, pidfd::Pidfd};
+pub use service::Scanner;
+pub use words::why;
+
+/// How old a tool's shell has to be, unless something else is asked for.
+pub const MAX_AGE: Duration = Duration::from_secs(600);
+
+/// By what a look goes; the parts of a [`Question`] with the same names.
+#[derive(Default)]
+pub struct Terms {
+    pub rules: Ruleset,
+    pub scope: Scope,
+    pub uid: Option<u32>,
+    pub max_age: Duration,
+    pub members: HashMap<u32, Key>,
+    pub watched_since: Option<u64>,
+    pub recorded: Vec<Recorded>,
+    pub kept: Vec<Key>,
+    pub waited: HashMap<Key, u64>,
+    pub by_order: bool,
+}
+
+/// What a look has found.
+pub struct Found {
+    pub table: Table,
+    pub strays: Vec<Stray>,
+}
+
+/// What an ending came to.
+pub struct Done {
+    /// Those who have come while it went on.
+    pub late: Vec<(Row, Stray)>,
+    pub ended: Vec<Ending>,
+}
+
+/// Looks at everybody. Who is `held` was found before, and may have lost since, by what was done, what it was
+/// known by.
+///
+/// # Errors
+/// The process table cannot be read.
+pub fn look(terms: &Terms, held: &HashSet<Key>) -> Result<Found, ProcfsError> {
+    let procfs = Procfs::default();
+    let mut table = census(&procfs)?;
+    find_hidden(&mut table);
+    let strays = terms.find(&table, held);
+    let asks = |rule: &Rule| rule.may_spare() && rule.when.listening.is_some();
+    if !terms.rules.rules().iter().any(asks) {
+        return Ok(Found { table, strays });
+    }
+    // What is open is asked of those alone of whom it matters.
+    let matters = |stray: &&Stray| !matches!(stray.verdict, Verdict::Report(_));
+    let pids = strays.iter().filter(matters).map(|stray| stray.key.pid);
+    for (key, listens) in listening(&procfs, pids.collect())? {
+        if let Some(row) = table.rows.get_mut(&key.pid)
+            && row.seen.key.same_tick(key)
+        {
+            row.listening = listens;
+        }
+    }
+    let strays = terms.find(&table, held);
+    Ok(Found { table, strays })
+}
+
+/// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
+fn find_hidden(table: &mut Table) {
+    let traces = table.rows.values().filter_map(|row| match &row.trace {
+        Known::Is(trace) => Some(trace),
+        Known::Unasked | Known::Unreadable => None,
+    });
+    let owners: HashSet<u32> = traces.flat_map(|trace| trace.owners()).collect();
+    let is_hidden = |pid: &u32| {
+        // Whatever /proc hides, pidfd_open(2) tells whether there is anybody.
+        let lives = Pidfd::open(*pid).err() != Some(Errno::ESRCH);
+        lives && !sys::is_shown(*pid)
+    };
+    let hidden = owners.into_iter().filter(is_hidden);
+    table.unread.extend(hidden.map(|pid| (pid, None)));
+}
+
+impl Terms {
+    fn find(&self, table: &Table, held: &HashSet<Key>) -> Vec<Stray> {
+        let of_held = (!held.is_empty()).then(|| Recorded {
+            agent: "agent".into(),
+            root: Key { pid: 0, start: 0 },
+            uid: None,
+            members: held.clone(),
+        });
+        let recorded: Vec<_> = of_held.into_iter().chain(self.recorded.clone()).collect();
+        let mut waited = self.waited.clone();
+        // Who is being ended, and what is born to them, has had its time.
+        waited.extend(held.iter().map(|key| (*key, u64::MAX)));
+        let question = Question {
+            rules: &self.rules,
+            recorded: &recorded,
+            own_pid: std::process::id(),
+            uid: self.uid,
+            scope: &self.scope,
+            members: &self.members,
+            watched_since: self.watched_since,
+            kept: &self.kept,
+            max_age: u64::try_from(self.max_age.as_nanos()).unwrap_or(u64::MAX),
+            now: sys::boot_time(),
+            honor_keep: self.rules.honors_keep(),
+            waited: &waited,
+            by_order: self.by_order,
+        };
+        stray::find(table, &question)
+    }
+}
+
+/// Ends all that `look` says is to be reaped, up to where it finds nobody new. `found` is what was said
+/// before: who was there then and was not to be reaped is not, though by what is done it may come to look so.
+/// `look` is given those who are being ended.
+///
+/// # Errors
+/// Those of `look`; what has been signalled by then stays so.
+pub fn end<E>(
+    found: &Found,
+    times: Times,
+    mut look: impl FnMut(&HashSet<Key>) -> Result<Found, E>,
+) -> Result<Done, E> {
+    let is_due = |stray: &&Stray| stray.verdict == Verdict::Reap;
+    let first = found.strays.iter().filter(is_due);
+    let first: HashSet<Key> = first.map(|stray| stray.key).collect();
+    let was_there = |key: Key| {
+        let rows = &found.table.rows;
+        let row = rows.get(&key.pid);
+        row.is_some_and(|row| row.seen.key == key) || found.table.unread.contains_key(&key.pid)
+    };
+    let mut late: HashMap<Key, (Row, Stray)> = HashMap::new();
+    let find = |held: &HashSet<Key>| {
+        let Found { mut table, strays } = look(held)?;
+        let mut due = Due::new();
+        for stray in strays.into_iter().filter(|stray| is_due(&stray)) {
+            let (key, known) = (stray.key, first.contains(&stray.key));
+            if (known || !was_there(key))
+                && let Some(row) = table.rows.remove(&key.pid)
+            {
+                due.insert(key, Some(row.seen.uids));
+                if !known {
+                    late.entry(key).or_insert((row, stray));
+                }
+            }
+        }
+        Ok(due)
+    };
+    let ended = end_all(find, times)?;
+    // Who was gone again before its turn came is nobody's concern.
+    let mut late: Vec<_> = ended
+        .iter()
+        .filter_map(|end| late.remove(&end.key))
+        .collect();
+    late.sort_by_key(|(_, stray)| stray.key);
+    Ok(Done { late, ended })
+}
+
+/// By pid.
+fn by_pid(keys: &[Key]) -> HashMap<u32, Key> {
+    keys.iter().map(|key| (key.pid, *key)).collect()
+}

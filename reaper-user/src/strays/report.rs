@@ -1,0 +1,121 @@
+//! A look in the shape in which it is answered, with the service or without.
+
+use hashbrown::HashMap;
+
+use crate::api::{Finding, ScanReport};
+use crate::export::command_line;
+use crate::model::event::Key;
+use crate::model::stray::{Row, Stray, Table, Verdict};
+use crate::reap::{Ending, Failure, Outcome};
+use crate::source::procfs::Procfs;
+use crate::sys;
+
+use super::{Done, why};
+
+/// Bytes of a command line.
+const COMMAND_BYTES: usize = 256;
+
+impl ScanReport {
+    /// Of nothing yet. `looked_by` is who has looked.
+    pub fn by(looked_by: &str) -> ScanReport {
+        ScanReport {
+            looked_by: looked_by.into(),
+            ..ScanReport::default()
+        }
+    }
+
+    /// Takes in what a look has found.
+    pub fn add(&mut self, table: &Table, strays: &[Stray]) {
+        self.unreadable = table.unread.len() as u64;
+        for stray in strays {
+            if let Some(row) = table.rows.get(&stray.key.pid) {
+                self.add_one(row, stray);
+            }
+        }
+    }
+
+    fn add_one(&mut self, row: &Row, stray: &Stray) {
+        let finding = finding(row, stray);
+        if stray.verdict == Verdict::Reap {
+            self.found.push(finding);
+        } else {
+            self.spared.push(finding);
+        }
+    }
+
+    /// Takes in what became of those found.
+    pub fn done(&mut self, done: &Done) {
+        for (row, stray) in &done.late {
+            self.add_one(row, stray);
+        }
+        let ends: HashMap<_, _> = done.ended.iter().map(|end| (end.key, end)).collect();
+        for finding in &mut self.found {
+            let key = Key {
+                pid: finding.pid,
+                start: finding.start_ns,
+            };
+            if let Some(end) = ends.get(&key) {
+                ended(finding, end);
+            }
+        }
+        // Who was found and gone before its turn came. What is a member's is the engine's, which tells it.
+        for finding in self.found.iter_mut().filter(|f| f.session.is_none()) {
+            finding.outcome.get_or_insert_with(|| "not_sent".into());
+        }
+        let is_ended = |end: &&Ending| matches!(end.outcome, Outcome::Ended(_));
+        let confirmed = done.ended.iter().filter(is_ended);
+        self.ended = Some(confirmed.clone().count() as u64);
+        let memory = confirmed.filter_map(|end| end.memory);
+        self.given_back = Some(memory.map(|memory| memory.rss + memory.swap).sum());
+    }
+}
+
+fn ended(finding: &mut Finding, end: &Ending) {
+    let (outcome, why) = match end.outcome {
+        Outcome::Ended(_) => ("ended", None),
+        Outcome::Failed(failure) => ("failed", Some(failed(failure))),
+        Outcome::Released(_) => (
+            "not_sent",
+            Some("gone, or not to be ended any more".to_owned()),
+        ),
+    };
+    finding.outcome = Some(outcome.into());
+    finding.signal = end.signal.map(|signal| signal.as_str().into());
+    finding.duration_ns = end.duration;
+    if let Some(why) = why {
+        finding.why = why;
+    }
+}
+
+fn finding(row: &Row, stray: &Stray) -> Finding {
+    let seen = &row.seen;
+    Finding {
+        pid: stray.key.pid,
+        start_ns: stray.key.start,
+        parent_pid: Some(seen.parent),
+        head_pid: stray.head.pid,
+        uid: seen.uids.effective,
+        command: command_line(&seen.image, COMMAND_BYTES),
+        agent: stray.agent.to_string(),
+        verdict: stray.verdict.name().into(),
+        reason: stray.reason().into(),
+        rule: stray.verdict.rule().map(str::to_owned),
+        evidence: Some(stray.evidence.name().into()),
+        variable: stray.evidence.variable().map(str::to_owned),
+        owner_pid: stray.evidence.owner(),
+        why: why(stray),
+        age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,
+        rss: Procfs::default().rss_of(stray.key),
+        ..Finding::default()
+    }
+}
+
+fn failed(failure: Failure) -> String {
+    match failure {
+        Failure::Eperm => "not permitted to signal it".into(),
+        Failure::Stuck('D') => "in uninterruptible sleep".into(),
+        Failure::Stuck(state) => format!("SIGKILL has no effect, state {state}"),
+        Failure::Errno(errno) => format!("cannot be signalled: errno {errno}"),
+        Failure::Stopped => "stopped before it had ended".into(),
+    }
+}

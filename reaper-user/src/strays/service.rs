@@ -1,0 +1,421 @@
+//! The same in a service: what it watches is its own, and what is done is told in its stream.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Done, Found, MAX_AGE, Terms, by_pid, end, look};
+use crate::api::ask::{Answer, Ask, Question, Watched};
+use crate::api::peer::Peer;
+use crate::api::{Refusal, ScanReport};
+use crate::export::{Body, Record, Who};
+use crate::journal::recorded::recorded;
+use crate::model::event::{Key, Provenance, TICK_NS};
+use crate::model::stray::{Doubt, Recorded, Row, Stray, Table, Verdict};
+use crate::reap::{Ending, Outcome};
+use crate::source::procfs::ProcfsError;
+use crate::sys;
+
+/// How often it is looked whether events are still missing, and how often that is done.
+const GAP: (Duration, u32) = (Duration::from_millis(500), 240);
+
+/// Looks for leftovers beside an engine. Blocks: not for its thread. Clones share what they do.
+#[derive(Clone)]
+pub struct Scanner {
+    asks: mpsc::Sender<Ask>,
+    journal: Option<PathBuf>,
+    /// Why it cannot be told what users want kept.
+    unsure: Option<&'static str>,
+    /// Somebody ends what was found.
+    busy: Arc<AtomicBool>,
+    /// By their heads, trees that a rule gives time, and since when they are known, monotonic.
+    waiting: Arc<Mutex<HashMap<Key, u64>>>,
+}
+
+/// What the journal tells: recorded sessions, and who is kept.
+type Told = (Vec<Recorded>, Vec<Key>);
+
+/// Held by who ends what was found.
+struct Busy(Arc<AtomicBool>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Why there was no look.
+#[derive(Debug, thiserror::Error)]
+enum ScanError {
+    #[error("the service is stopping")]
+    Stopping,
+    #[error("what users want kept cannot be told: {0}")]
+    Keeps(String),
+    #[error(transparent)]
+    Procfs(#[from] ProcfsError),
+}
+
+impl From<ScanError> for Refusal {
+    fn from(error: ScanError) -> Refusal {
+        let word = match error {
+            ScanError::Stopping => "busy",
+            ScanError::Keeps(_) | ScanError::Procfs(_) => "failed",
+        };
+        Refusal::new(word, error.to_string())
+    }
+}
+
+impl Scanner {
+    /// `asks` is the engine's; `journal` is the service's, if it keeps one.
+    pub fn new(asks: mpsc::Sender<Ask>, journal: Option<PathBuf>) -> Scanner {
+        Scanner {
+            asks,
+            journal,
+            unsure: None,
+            busy: Arc::default(),
+            waiting: Arc::default(),
+        }
+    }
+
+    /// Why it cannot be told what users want kept, if so: then nothing is ended.
+    pub fn unsure(self, unsure: Option<&'static str>) -> Scanner {
+        Scanner { unsure, ..self }
+    }
+
+    /// The way to the engine.
+    pub fn asks(&self) -> &mpsc::Sender<Ask> {
+        &self.asks
+    }
+
+    pub fn journal(&self) -> Option<&std::path::Path> {
+        self.journal.as_deref()
+    }
+
+    /// Looks once for what is older than the service, tells of it in the stream, and where decisions are carried
+    /// out ends what strong evidence speaks for, what a rule gives time when that is over: on a thread of its own,
+    /// as soon as the engine answers.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn begin(self, reap: bool) -> io::Result<()> {
+        let work = move || {
+            let mut rest = self.look_once(reap, true);
+            while let Ok(Some(time)) = rest {
+                sys::trim();
+                std::thread::sleep(time);
+                rest = self.look_once(reap, false);
+            }
+            match rest {
+                // It is over before it began.
+                Ok(_) | Err(ScanError::Stopping) => {}
+                Err(error) => tracing::error!("no look for what agents left behind: {error}"),
+            }
+            sys::trim();
+        };
+        let thread = std::thread::Builder::new().name("strays".into());
+        thread.spawn(work).map(drop)
+    }
+
+    /// Gives when to look again, for those whose time is not over. `first`: all is told, and not only of whom
+    /// something is done.
+    fn look_once(&self, reap: bool, first: bool) -> Result<Option<Duration>, ScanError> {
+        // Who only looks is in nobody's way.
+        let busy = reap.then(|| self.claim());
+        if matches!(busy, Some(None)) {
+            return Ok(None);
+        }
+        let mut watched = self.watched()?;
+        for _ in 0..GAP.1 {
+            if !watched.gap {
+                break;
+            }
+            std::thread::sleep(GAP.0);
+            watched = self.watched()?;
+        }
+        watched.enforce &= reap;
+        let told = self.told().unwrap_or_else(|error| {
+            if watched.enforce {
+                tracing::warn!("what agents left behind is told of and not ended: {error}");
+            }
+            watched.enforce = false;
+            Told::default()
+        });
+        let terms = self.terms(&watched, None, MAX_AGE, false, told);
+        let mut found = self.look(&terms)?;
+        let rests = found.strays.iter().filter_map(|stray| match stray.verdict {
+            Verdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
+            // By then it is old enough.
+            Verdict::Report(Doubt::Young) => Some(MAX_AGE),
+            _ => None,
+        });
+        let rest = rests.max().filter(|_| watched.enforce);
+        if !first {
+            found.strays.retain(|stray| stray.verdict == Verdict::Reap);
+        }
+        self.end(&watched, &terms, &found)?;
+        Ok(rest)
+    }
+
+    /// Looks, and takes note of whom a rule gives time.
+    fn look(&self, terms: &Terms) -> Result<Found, ProcfsError> {
+        let found = look(terms, &HashSet::new())?;
+        let now = sys::monotonic();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let lives = |key: &Key| {
+            let row = found.table.rows.get(&key.pid);
+            row.is_some_and(|row| row.seen.key == *key)
+        };
+        waiting.retain(|head, _| lives(head));
+        for stray in &found.strays {
+            if matches!(stray.verdict, Verdict::Wait { .. }) {
+                waiting.entry(stray.head).or_insert(now);
+            }
+        }
+        drop(waiting);
+        Ok(found)
+    }
+
+    fn waited(&self) -> HashMap<Key, u64> {
+        let now = sys::monotonic();
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = |(head, since): (&Key, &u64)| (*head, now.saturating_sub(*since));
+        waiting.iter().map(waited).collect()
+    }
+
+    /// Looks on behalf of somebody, and adds what it finds to a report of members.
+    ///
+    /// # Errors
+    /// The process table cannot be read.
+    pub fn report(
+        &self,
+        report: &mut ScanReport,
+        watched: &Watched,
+        peer: Peer,
+        max_age: Option<Duration>,
+    ) -> Result<(), Refusal> {
+        let told = self.told().unwrap_or_else(|error| {
+            tracing::warn!("sessions of before are not looked for: {error}");
+            Told::default()
+        });
+        self.look_for(report, watched, peer, max_age, told)?;
+        Ok(())
+    }
+
+    /// The same, and ends what is to be reaped.
+    ///
+    /// # Errors
+    /// Somebody else is at that, or the process table, or what users want kept, cannot be read.
+    pub fn reap(
+        &self,
+        report: &mut ScanReport,
+        watched: &Watched,
+        peer: Peer,
+        max_age: Option<Duration>,
+    ) -> Result<(), Refusal> {
+        let Some(_busy) = self.claim() else {
+            let what = "what was found is being reaped already: the event stream tells of it";
+            return Err(Refusal::new("busy", what));
+        };
+        let told = self.told()?;
+        let (terms, found) = self.look_for(report, watched, peer, max_age, told)?;
+        if let Some(done) = self.end(watched, &terms, &found)? {
+            report.done(&done);
+        }
+        Ok(())
+    }
+
+    fn look_for(
+        &self,
+        report: &mut ScanReport,
+        watched: &Watched,
+        peer: Peer,
+        max_age: Option<Duration>,
+        told: Told,
+    ) -> Result<(Terms, Found), ScanError> {
+        let uid = (!peer.is_root()).then_some(peer.uid);
+        let terms = self.terms(watched, uid, max_age.unwrap_or(MAX_AGE), true, told);
+        let found = self.look(&terms)?;
+        report.observes = !watched.enforce;
+        report.add(&found.table, &found.strays);
+        Ok((terms, found))
+    }
+
+    fn claim(&self) -> Option<Busy> {
+        let was = self.busy.swap(true, Ordering::AcqRel);
+        (!was).then(|| Busy(Arc::clone(&self.busy)))
+    }
+
+    fn told(&self) -> Result<Told, ScanError> {
+        if let Some(why) = self.unsure {
+            return Err(ScanError::Keeps(why.into()));
+        }
+        let Some(journal) = &self.journal else {
+            return Ok(Told::default());
+        };
+        let boot_id = sys::host::Host::read().boot_id;
+        recorded(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
+    }
+
+    fn terms(
+        &self,
+        watched: &Watched,
+        uid: Option<u32>,
+        max_age: Duration,
+        by_order: bool,
+        (recorded, kept): Told,
+    ) -> Terms {
+        Terms {
+            rules: watched.rules.clone(),
+            scope: watched.scope.clone(),
+            uid: uid.or(watched.scope.uid),
+            max_age,
+            members: by_pid(&watched.members),
+            watched_since: Some(watched.began),
+            recorded,
+            kept,
+            waited: self.waited(),
+            by_order,
+        }
+    }
+
+    /// Tells what was found, and ends what is to be reaped, unless nothing is. `None`: there was nothing to end.
+    fn end(
+        &self,
+        watched: &Watched,
+        terms: &Terms,
+        found: &Found,
+    ) -> Result<Option<Done>, ScanError> {
+        let (uid, max_age, by_order) = (terms.uid, terms.max_age, terms.by_order);
+        let is_due = |stray: &&Stray| stray.verdict == Verdict::Reap;
+        // Of the others one word a tree is enough.
+        let is_told = |stray: &&Stray| match stray.verdict {
+            Verdict::Reap => true,
+            Verdict::Report(_) | Verdict::Wait { .. } => stray.key == stray.head,
+            Verdict::Keep { .. } => false,
+        };
+        let Found { table, strays } = found;
+        let names = Names::new(table, &terms.recorded);
+        let told = strays.iter().filter(is_told);
+        let told = told.filter_map(|stray| Some((names.who(stray.key)?, stray.clone())));
+        self.tell(told.map(|(who, stray)| Body::Stray { who, stray }))?;
+        if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
+            return Ok(None);
+        }
+        let look = |held: &HashSet<Key>| -> Result<Found, ScanError> {
+            // Who has become a member meanwhile is the engine's.
+            let watched = self.watched()?;
+            let told = self.told();
+            let unsure = told.is_err();
+            let told = told.unwrap_or_else(|_| (terms.recorded.clone(), terms.kept.clone()));
+            let terms = self.terms(&watched, uid, max_age, by_order, told);
+            let mut found = look(&terms, held)?;
+            if watched.gap || unsure || !watched.enforce {
+                let stays = |stray: &Stray| watched.enforce && held.contains(&stray.key);
+                found.strays.retain(stays);
+            }
+            Ok(found)
+        };
+        let done = end(found, watched.times, look)?;
+        self.tell_done(&names, &done)?;
+        Ok(Some(done))
+    }
+
+    fn tell_done(&self, names: &Names<'_>, done: &Done) -> Result<(), ScanError> {
+        let late = done.late.iter();
+        self.tell(late.map(|(row, stray)| Body::Stray {
+            who: names.who_of(row),
+            stray: stray.clone(),
+        }))?;
+        let outcome = |end: &Ending| {
+            let late = done.late.iter().find(|(row, _)| row.seen.key == end.key);
+            let who = match late {
+                Some((row, _)) => names.who_of(row),
+                None => names.who(end.key)?,
+            };
+            Some(Body::Outcome {
+                who,
+                outcome: end.outcome,
+                signal: end.signal.map(|signal| signal.as_str()),
+                duration: end.duration,
+                memory: end
+                    .memory
+                    .filter(|_| matches!(end.outcome, Outcome::Ended(_))),
+            })
+        };
+        self.tell(done.ended.iter().filter_map(outcome))
+    }
+
+    fn tell(&self, bodies: impl Iterator<Item = Body>) -> Result<(), ScanError> {
+        let time = sys::boot_time();
+        let records: Vec<_> = bodies.map(|body| Record { time, body }).collect();
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.ask(Question::Tell(records)).map(drop)
+    }
+
+    fn watched(&self) -> Result<Watched, ScanError> {
+        match self.ask(Question::Watched)? {
+            Answer::Watched(watched) => Ok(*watched),
+            _ => Err(ScanError::Stopping),
+        }
+    }
+
+    fn ask(&self, question: Question) -> Result<Answer, ScanError> {
+        let (answer, answered) = oneshot::channel();
+        let peer = Peer { uid: 0 };
+        let ask = Ask {
+            peer,
+            question,
+            answer,
+        };
+        let sent = self.asks.blocking_send(ask);
+        sent.map_err(|_| ScanError::Stopping)?;
+        answered.blocking_recv().map_err(|_| ScanError::Stopping)
+    }
+}
+
+/// By what processes are told of.
+struct Names<'a> {
+    table: &'a Table,
+    /// Those recorded, by pid and tick.
+    recorded: HashMap<(u32, u64), Key>,
+}
+
+impl<'a> Names<'a> {
+    fn new(table: &'a Table, recorded: &[Recorded]) -> Names<'a> {
+        let members = recorded.iter().flat_map(|session| &session.members);
+        let recorded = members.map(|key| ((key.pid, key.start / TICK_NS), *key));
+        Names {
+            table,
+            recorded: recorded.collect(),
+        }
+    }
+
+    fn who(&self, key: Key) -> Option<Who> {
+        let row = self.table.rows.get(&key.pid)?;
+        (row.seen.key == key).then(|| self.who_of(row))
+    }
+
+    fn who_of(&self, row: &Row) -> Who {
+        let seen = &row.seen;
+        // The table knows starts to the tick: it is told of by the name under which it was recorded.
+        let tick = (seen.key.pid, seen.key.start / TICK_NS);
+        let name = self.recorded.get(&tick);
+        let parent = self.table.rows.get(&seen.parent);
+        Who {
+            key: name.copied().unwrap_or(seen.key),
+            parent: parent.map(|parent| parent.seen.key),
+            birth_parent: None,
+            image: Arc::clone(&seen.image),
+            uids: seen.uids,
+            session: None,
+            provenance: Provenance::Procfs,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! A scanner beside an engine of which only the answers are made up: on one process of this test's.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::api::ScanReport;
+use crate::api::ask::{Answer, Ask, Question, Watched};
+use crate::api::peer::Peer;
+use crate::config::Config;
+use crate::export::{Body, Record};
+use crate::model::event::TICK_NS;
+
+const ROOT: Peer = Peer { uid: 0 };
+
+/// A child, ended with this.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start() -> Sleeper {
+        let mut command = Command::new("sleep");
+        command
+            .arg("3009")
+            .env("CLAUDECODE", "1")
+            .stdin(Stdio::null());
+        Sleeper(command.spawn().unwrap())
+    }
+
+    fn key(&self) -> Key {
+        let pid = self.0.id();
+        let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
+        Key { pid, start }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn watched(members: Vec<Key>, gap: bool) -> Watched {
+    let own = std::process::id();
+    let start = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
+    Watched {
+        members,
+        rules: Config::default().rules,
+        scope: Scope {
+            roots: vec![Key { pid: own, start }],
+            ..Scope::default()
+        },
+        began: sys::boot_time(),
+        enforce: true,
+        times: Times::default(),
+        gap,
+    }
+}
+
+/// A scanner, and what it has told of.
+fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
+    let (asks, mut asked) = mpsc::channel::<Ask>(1);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let also = Arc::clone(&told);
+    std::thread::spawn(move || {
+        while let Some(Ask {
+            question,
+            answer: to,
+            ..
+        }) = asked.blocking_recv()
+        {
+            let _ = to.send(match question {
+                Question::Watched => Answer::Watched(Box::new(answer.clone())),
+                Question::Tell(records) => {
+                    also.lock().unwrap().extend(records);
+                    Answer::Told
+                }
+                other => panic!("{other:?}"),
+            });
+        }
+    });
+    (Scanner::new(asks, None), told)
+}
+
+fn find(report: &ScanReport, key: Key) -> Option<&'static str> {
+    let at = |list: &[crate::api::Finding]| list.iter().any(|found| found.pid == key.pid);
+    if at(&report.found) {
+        return Some("found");
+    }
+    at(&report.spared).then_some("spared")
+}
+
+#[test]
+fn what_is_watched_is_left_to_the_engine() {
+    let sleeper = Sleeper::start();
+    // Until the program runs, its environment is this one's.
+    while Procfs::default().start_ticks(sleeper.key().pid).is_none()
+        || std::fs::read(format!("/proc/{}/comm", sleeper.key().pid)).unwrap() != b"sleep\n"
+    {
+        std::thread::yield_now();
+    }
+    let said = |watched: Watched| {
+        let mut report = ScanReport::by("service");
+        let (scanner, _) = scanner(watched.clone());
+        scanner.report(&mut report, &watched, ROOT, None).unwrap();
+        find(&report, sleeper.key())
+    };
+    assert_eq!(said(watched(Vec::new(), false)), Some("spared"));
+    assert_eq!(said(watched(vec![sleeper.key()], false)), None);
+    let mut of_before = watched(Vec::new(), false);
+    of_before.began = 0;
+    assert_eq!(said(of_before), None, "its lineage is known");
+    let mut report = ScanReport::by("service");
+    let (scanner, _) = scanner(watched(Vec::new(), false));
+    let stranger = Peer { uid: 4242 };
+    let watched = watched(Vec::new(), false);
+    scanner
+        .report(&mut report, &watched, stranger, None)
+        .unwrap();
+    assert_eq!(find(&report, sleeper.key()), None);
+}
+
+#[test]
+fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
+    let mut sleeper = Sleeper::start();
+    let key = sleeper.key();
+    let (scanner, told) = scanner(watched(Vec::new(), false));
+    while std::fs::read(format!("/proc/{}/comm", key.pid)).unwrap() != b"sleep\n" {
+        std::thread::yield_now();
+    }
+    let mut report = ScanReport::by("service");
+    let look = watched(Vec::new(), false);
+    scanner.reap(&mut report, &look, ROOT, None).unwrap();
+    assert_eq!(find(&report, key), Some("spared"));
+    let told = told.lock().unwrap();
+    let of = |record: &Record| match &record.body {
+        Body::Stray { who, stray } if who.key.pid == key.pid => Some(stray.verdict.clone()),
+        _ => None,
+    };
+    let verdict = told.iter().find_map(of);
+    assert_eq!(verdict, Some(Verdict::Report(stray::Doubt::NoOwner)));
+    assert!(
+        !told
+            .iter()
+            .any(|record| matches!(record.body, Body::Outcome { .. }))
+    );
+    assert!(sleeper.0.try_wait().unwrap().is_none(), "it lives");
+}
+
+#[test]
+fn who_cannot_tell_what_is_kept_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal.db");
+    std::fs::write(&journal, "no database at all").unwrap();
+    let look = watched(Vec::new(), false);
+    let (of_damaged, _) = scanner(look.clone());
+    let of_damaged = Scanner::new(of_damaged.asks().clone(), Some(journal));
+    let (of_unsure, _) = scanner(look.clone());
+    for scanner in [of_damaged, of_unsure.unsure(Some("no journal"))] {
+        let mut report = ScanReport::by("service");
+        let refusal = scanner.reap(&mut report, &look, ROOT, None).unwrap_err();
+        assert_eq!(refusal.error, "failed");
+        assert!(refusal.message.contains("want kept"), "{refusal:?}");
+        scanner.report(&mut report, &look, ROOT, None).unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! Starting a command and standing in for it: signals, terminal, and whoever is left to this process to wait for.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// Those that a process has by its own doing, and that must not wait.
+const FAULTS: [Signal; 6] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGFPE,
+    Signal::SIGILL,
+    Signal::SIGTRAP,
+    Signal::SIGSYS,
+];
+
+/// Whether SIGPIPE was ignored when this program began. Rust's runtime sets that before `main`.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: the C library calls what is listed in this section as plain functions before `main`, and the entry is one.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_PIPE: extern "C" fn() = note_pipe;
+
+extern "C" fn note_pipe() {
+    // SAFETY: the structure is one of integers and pointers, for which zero is a value.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed, and the structure is as long as is meant.
+    let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now) };
+    if asked == 0 && now.sa_sigaction == libc::SIG_IGN {
+        PIPE_IGNORED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Signals that wait until they are asked for.
+#[derive(Debug)]
+pub struct Held {
+    pub signals: SignalFd,
+    pub inherited: Inherited,
+}
+
+/// What a command is to find as this process has found it.
+#[derive(Clone, Copy, Debug)]
+pub struct Inherited {
+    blocked: SigSet,
+    pipe: SigHandler,
+    child: SigHandler,
+}
+
+impl Held {
+    /// Has all signals wait from now on that a command could be meant by, and those that tell of children: in this
+    /// thread, and in all that it starts, until this is dropped.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like.
+    pub fn begin() -> nix::Result<Held> {
+        let mut held = SigSet::all();
+        for fault in FAULTS {
+            held.remove(fault);
+        }
+        let mut blocked = SigSet::empty();
+        pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut blocked))?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = SignalFd::with_flags(&held, flags)?;
+        let pipe = match PIPE_IGNORED.load(Ordering::Relaxed) {
+            true => SigHandler::SigIgn,
+            false => SigHandler::SigDfl,
+        };
+        // Where SIGCHLD is ignored nobody is told how a child has ended.
+        // SAFETY: no handler is set.
+        let child = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+        let inherited = Inherited {
+            blocked,
+            pipe,
+            child,
+        };
+        Ok(Held { signals, inherited })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Those that were for the command have come too late, and must not end this process in its place.
+        while let Ok(Some(_)) = self.signals.read_signal() {}
+        let before = &self.inherited.blocked;
+        // They fail for no mask, and not for this signal.
+        // SAFETY: what was set before this began is set again.
+        let _ = unsafe { signal(Signal::SIGCHLD, self.inherited.child) };
+        let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
+    }
+}
+
+impl Inherited {
+    /// Has the command begin with the mask of signals, and with SIGPIPE and SIGCHLD, as they were.
+    pub fn hand_on(self, command: &mut Command) {
+        let child = match self.child {
+            SigHandler::SigIgn => SigHandler::SigIgn,
+            _ => SigHandler::SigDfl,
+        };
+        let hand_on = move || {
+            // SAFETY: no handler of this program's is set.
+            unsafe { signal(Signal::SIGPIPE, self.pipe) }?;
+            // SAFETY: the same.
+            unsafe { signal(Signal::SIGCHLD, child) }?;
+            pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&self.blocked), None)?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+        unsafe { command.pre_exec(hand_on) };
+    }
+}
+
+/// Stops this process as the terminal would, if that is allowed to: not where nobody could continue it.
+///
+/// # Errors
+/// As `sigprocmask(2)`.
+pub fn stop_self(by: Signal) -> nix::Result<()> {
+    let mut only = SigSet::empty();
+    only.add(by);
+    raise(by)?;
+    pthread_sigmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None)?;
+    // It has been stopped, and goes on.
+    pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&only), None)
+}
+
+/// Has this process adopt whatever its descendants leave without a parent (`PR_SET_CHILD_SUBREAPER`).
+///
+/// # Errors
+/// None on Linux 3.4 and later.
+pub fn adopt_orphans() -> nix::Result<()> {
+    nix::sys::prctl::set_child_subreaper(true)
+}
+
+/// What has become of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has exited with this status.
+    Exited(u8),
+    /// A signal of this number has ended it.
+    Killed(i32),
+    /// A signal of this number has stopped it.
+    Stopped(i32),
+}
+
+/// A child of which something has become that nobody was told of, `None` if there is none: one that has exited is
+/// waited for by that.
+///
+/// # Errors
+/// `ECHILD`: this process has no children.
+pub fn next_change() -> nix::Result<Option<(u32, Change)>> {
+    // SAFETY: the structure is one of integers, for which zero is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // Threads of others do not count, children by clone(2) that tell nobody do.
+    let wanted = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+    loop {
+        // SAFETY: the structure is written to, and is what is meant.
+        let told = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, wanted) };
+        match Errno::result(told) {
+            Ok(_) => break,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // SAFETY: waitid has filled in the fields of a child, or left the pid 0.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    let Ok(pid @ 1..) = u32::try_from(pid) else {
+        return Ok(None);
+    };
+    let change = match info.si_code {
+        libc::CLD_EXITED => Change::Exited(status as u8),
+        libc::CLD_STOPPED | libc::CLD_TRAPPED => Change::Stopped(status),
+        _ => Change::Killed(status),
+    };
+    Ok(Some((pid, change)))
+}

@@ -1,0 +1,288 @@
+//! What macOS tells of its processes, through sysctl(3) and libproc, as bytes: `source::darwin` knows what they mean.
+
+use std::io;
+use std::sync::LazyLock;
+
+use libc::{c_int, c_void};
+use nix::errno::Errno;
+
+/// `PROC_PIDUNIQIDENTIFIERINFO` of bsd/sys/proc_info_private.h.
+const UNIQUE: c_int = 17;
+/// `PROC_PIDFDSOCKETINFO` of bsd/sys/proc_info.h.
+const SOCKET: c_int = 3;
+/// More than a `socket_fdinfo` has.
+const SOCKET_MAX: usize = 1024;
+/// Bytes of a `proc_fdinfo`: two numbers.
+const DESCRIPTOR: usize = 8;
+
+/// What the kernel calls a process by, never used again before the next boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub unique: u64,
+    /// That of the process it was born to, whoever has adopted it since.
+    pub parent: u64,
+}
+
+/// What a process uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Resident, in bytes.
+    pub resident: u64,
+    /// What is given back when it ends, in bytes: its own, whether it is resident or compressed.
+    pub footprint: u64,
+    /// Processor time, in ns.
+    pub cpu: u64,
+}
+
+/// All processes, those that have exited and are not waited for included, as `kinfo_proc` structures in a row.
+///
+/// # Errors
+/// As sysctl(3).
+pub fn processes() -> io::Result<Vec<u8>> {
+    let mib = [libc::CTL_KERN, libc::KERN_PROC, libc::KERN_PROC_ALL, 0];
+    loop {
+        // Some more may have come by the time they are listed.
+        let room = sysctl(&mib, None)? + (16 << 10);
+        let mut bytes = vec![0; room];
+        match sysctl(&mib, Some(&mut bytes)) {
+            Err(Errno::ENOMEM) => {}
+            length => {
+                bytes.truncate(length?);
+                return Ok(bytes);
+            }
+        }
+    }
+}
+
+/// One process as a `kinfo_proc` structure; no bytes where there is none.
+///
+/// # Errors
+/// As sysctl(3).
+pub fn process(pid: u32) -> io::Result<Vec<u8>> {
+    let mib = [
+        libc::CTL_KERN,
+        libc::KERN_PROC,
+        libc::KERN_PROC_PID,
+        signed(pid),
+    ];
+    let mut bytes = vec![0; 1024];
+    match sysctl(&mib, Some(&mut bytes)) {
+        Err(Errno::ESRCH) => Ok(Vec::new()),
+        length => {
+            bytes.truncate(length?);
+            Ok(bytes)
+        }
+    }
+}
+
+/// The arguments of a process and, where that may be known, its environment (`KERN_PROCARGS2`).
+///
+/// # Errors
+/// `EINVAL` for one that is gone or another user's.
+pub fn arguments(pid: u32) -> io::Result<Vec<u8>> {
+    // With less room than there could be, the kernel gives the end and not the beginning.
+    static MOST: LazyLock<usize> = LazyLock::new(|| {
+        let mut bytes = [0; 4];
+        let read = sysctl(&[libc::CTL_KERN, libc::KERN_ARGMAX], Some(&mut bytes));
+        read.map_or(1 << 20, |_| u32::from_ne_bytes(bytes) as usize)
+    });
+    let mut bytes = vec![0; *MOST];
+    let mib = [libc::CTL_KERN, libc::KERN_PROCARGS2, signed(pid)];
+    let length = sysctl(&mib, Some(&mut bytes))?;
+    bytes.truncate(length);
+    bytes.shrink_to_fit();
+    Ok(bytes)
+}
+
+/// When this host was booted, by its clock as it is set now, in µs since the epoch.
+pub fn booted() -> Option<u64> {
+    let mut bytes = [0; 16];
+    sysctl(&[libc::CTL_KERN, libc::KERN_BOOTTIME], Some(&mut bytes)).ok()?;
+    let seconds = u64::from_ne_bytes(*bytes.first_chunk()?);
+    let micros = u32::from_ne_bytes(*bytes[8..].first_chunk()?);
+    Some(seconds * 1_000_000 + u64::from(micros))
+}
+
+/// A setting that is text; empty if there is none.
+pub fn text(name: &std::ffi::CStr) -> String {
+    let mut bytes = [0_u8; 256];
+    let mut length = bytes.len();
+    // SAFETY: the name ends with NUL, no more is written than there is room for, and nothing is set.
+    let read = unsafe {
+        libc::sysctlbyname(
+            name.as_ptr(),
+            bytes.as_mut_ptr().cast(),
+            &raw mut length,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    let bytes = if read == 0 { &bytes[..length] } else { &[] };
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// What the kernel calls a process that has not exited.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+pub fn identity(pid: u32) -> nix::Result<Identity> {
+    identity_with(pid, 0)
+}
+
+/// The same of one that may have exited and is not waited for.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+pub fn identity_of_any(pid: u32) -> nix::Result<Identity> {
+    identity_with(pid, 1)
+}
+
+fn identity_with(pid: u32, zombies: u64) -> nix::Result<Identity> {
+    let mut bytes = [0; 56];
+    if pid_info(pid, UNIQUE, zombies, &mut bytes)? < 32 {
+        return Err(Errno::EIO);
+    }
+    let number = |at: usize| {
+        bytes[at..]
+            .first_chunk()
+            .map_or(0, |b| u64::from_ne_bytes(*b))
+    };
+    Ok(Identity {
+        unique: number(16),
+        parent: number(24),
+    })
+}
+
+/// Path of the executable; empty if unknown.
+pub fn executable(pid: u32) -> Vec<u8> {
+    let mut bytes = [0_u8; libc::PROC_PIDPATHINFO_MAXSIZE as usize];
+    // SAFETY: no more is written than there is room for.
+    let length =
+        unsafe { libc::proc_pidpath(signed(pid), bytes.as_mut_ptr().cast(), bytes.len() as u32) };
+    let length = usize::try_from(length).unwrap_or(0).min(bytes.len());
+    bytes[..length].to_vec()
+}
+
+/// What a process uses now; `None` if it is gone or another user's.
+pub fn usage(pid: u32) -> Option<Usage> {
+    // SAFETY: all its fields are numbers, for which zeroes stand for something.
+    let mut info: libc::rusage_info_v0 = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is the one of the flavor.
+    let read =
+        unsafe { libc::proc_pid_rusage(signed(pid), libc::RUSAGE_INFO_V0, (&raw mut info).cast()) };
+    (read == 0).then(|| Usage {
+        resident: info.ri_resident_size,
+        footprint: info.ri_phys_footprint,
+        cpu: nanoseconds(info.ri_user_time.saturating_add(info.ri_system_time)),
+    })
+}
+
+/// The open files of a process that are sockets; `None` if they cannot be listed.
+pub fn sockets(pid: u32) -> Option<Vec<i32>> {
+    let mut bytes = vec![0; 64 * DESCRIPTOR];
+    loop {
+        let length = pid_info(pid, libc::PROC_PIDLISTFDS, 0, &mut bytes).ok()?;
+        if length < bytes.len() {
+            bytes.truncate(length);
+            break;
+        }
+        bytes.resize(2 * bytes.len(), 0);
+    }
+    let number = |bytes: &[u8]| bytes.first_chunk().map_or(0, |b| i32::from_ne_bytes(*b));
+    let all = bytes.chunks_exact(DESCRIPTOR);
+    let sockets = all.filter(|file| number(&file[4..]) == libc::PROX_FDTYPE_SOCKET);
+    Some(sockets.map(number).collect())
+}
+
+/// A socket of a process as a `socket_fdinfo` structure; `None` where it is closed by now.
+pub fn socket(pid: u32, file: i32) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; SOCKET_MAX];
+    // SAFETY: no more is written than there is room for.
+    let length = unsafe {
+        libc::proc_pidfdinfo(
+            signed(pid),
+            file,
+            SOCKET,
+            bytes.as_mut_ptr().cast(),
+            SOCKET_MAX as c_int,
+        )
+    };
+    bytes.truncate(usize::try_from(length).ok().filter(|length| *length > 0)?);
+    Some(bytes)
+}
+
+/// Id of the session that a process is in, 0 if unknown.
+pub fn session(pid: u32) -> u32 {
+    let pid = nix::unistd::Pid::from_raw(signed(pid));
+    nix::unistd::getsid(Some(pid)).map_or(0, |sid| sid.as_raw().cast_unsigned())
+}
+
+/// What its processor time is counted in, in ns.
+fn nanoseconds(ticks: u64) -> u64 {
+    static SCALE: LazyLock<(u64, u64)> = LazyLock::new(|| {
+        let mut info = mach_timebase_info { numer: 0, denom: 0 };
+        // SAFETY: the structure is written, and nothing else.
+        unsafe { mach_timebase_info(&raw mut info) };
+        (info.numer.max(1).into(), info.denom.max(1).into())
+    });
+    let (numer, denom) = *SCALE;
+    let ns = u128::from(ticks) * u128::from(numer) / u128::from(denom);
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}
+
+/// `mach_timebase_info_data_t` of mach/mach_time.h.
+#[repr(C)]
+struct mach_timebase_info {
+    numer: u32,
+    denom: u32,
+}
+
+// SAFETY: as mach/mach_time.h declares it.
+unsafe extern "C" {
+    fn mach_timebase_info(info: *mut mach_timebase_info) -> c_int;
+}
+
+/// Reads what a path of numbers names, or tells how long that is.
+fn sysctl(mib: &[c_int], into: Option<&mut [u8]>) -> nix::Result<usize> {
+    let (at, mut length) = match into {
+        Some(into) => (into.as_mut_ptr().cast::<c_void>(), into.len()),
+        None => (std::ptr::null_mut(), 0),
+    };
+    // SAFETY: the path is only read, no more is written than there is room for, and nothing is set.
+    let read = unsafe {
+        libc::sysctl(
+            mib.as_ptr().cast_mut(),
+            mib.len() as u32,
+            at,
+            &raw mut length,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    Errno::result(read).map(|_| length)
+}
+
+/// What libproc has of a process; how many bytes.
+fn pid_info(pid: u32, flavor: c_int, argument: u64, into: &mut [u8]) -> nix::Result<usize> {
+    let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
+    // SAFETY: no more is written than there is room for.
+    let length = unsafe {
+        libc::proc_pidinfo(
+            signed(pid),
+            flavor,
+            argument,
+            into.as_mut_ptr().cast(),
+            room,
+        )
+    };
+    match usize::try_from(length) {
+        Ok(length) if length > 0 => Ok(length),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// As the kernel has a pid. One that is none is nobody's.
+fn signed(pid: u32) -> c_int {
+    c_int::try_from(pid).unwrap_or(c_int::MAX)
+}

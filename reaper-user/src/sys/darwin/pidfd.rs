@@ -1,0 +1,183 @@
+//! Handles on processes, in the place of Linux's pidfds: the only names by which a process is signalled.
+//!
+//! macOS has none that the kernel would hold on to. A handle remembers what the kernel calls the process, which is a number
+//! that is never used again, and asks for that right before each signal. What that leaves open is the time between
+//! the question and kill(2), which is microseconds: in that the process would have to exit, be waited for, and its pid
+//! be given away. Pids are given in order, so that all others (some 100,000) would have to be used up in between.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::model::event::Uids;
+use crate::source::darwin::kinfo::Process;
+use crate::sys::darwin::{identity, process};
+
+/// A handle on one process, for ever the same one.
+#[derive(Debug)]
+pub struct Pidfd {
+    pid: u32,
+    unique: u64,
+}
+
+/// The kernel does not tell who a process is, and so nothing can be signalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a process cannot be told from another that has its pid: {0}; {advice}", advice = Refused::ADVICE)]
+pub struct Refused(pub nix::Error);
+
+impl Refused {
+    /// What to do about it.
+    pub const ADVICE: &str = "run it outside of a sandbox";
+}
+
+/// Whether it does, tried on this process.
+///
+/// # Errors
+/// What the kernel says.
+pub fn probe() -> Result<(), Refused> {
+    Pidfd::open(std::process::id()).map(drop).map_err(Refused)
+}
+
+impl Pidfd {
+    /// Makes a handle on whoever has the pid now.
+    ///
+    /// # Errors
+    /// `ESRCH` if nobody has.
+    pub fn open(pid: u32) -> nix::Result<Pidfd> {
+        let unique = identity(pid)?.unique;
+        Ok(Pidfd { pid, unique })
+    }
+
+    /// Sends a signal (kill(2)). Nothing but `crate::reap` may call this.
+    ///
+    /// # Errors
+    /// `ESRCH` if it is gone, `EPERM` if it may not be signalled.
+    pub fn send_signal(&self, signal: Signal) -> nix::Result<()> {
+        let pid = i32::try_from(self.pid).map_err(|_| nix::Error::ESRCH)?;
+        // To kill(2) these name groups.
+        if pid <= 0 {
+            return Err(nix::Error::ESRCH);
+        }
+        if identity(self.pid)?.unique != self.unique {
+            return Err(nix::Error::ESRCH);
+        }
+        kill(Pid::from_raw(pid), signal)
+    }
+
+    /// What the kernel calls the process; a name that is never used again.
+    pub fn inode(&self) -> Option<u64> {
+        Some(self.unique)
+    }
+
+    /// The same.
+    pub fn number(&self) -> Option<u64> {
+        self.inode()
+    }
+
+    /// Pid under which its exit can be waited for.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether the process has exited, its last thread included.
+    pub fn has_exited(&self) -> bool {
+        match identity(self.pid) {
+            Ok(identity) => identity.unique != self.unique,
+            Err(error) => error == nix::Error::ESRCH,
+        }
+    }
+
+    /// Waits for the exit at most so long; whether it came.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        if timeout.is_zero() || self.has_exited() {
+            return self.has_exited();
+        }
+        let told = Kqueue::new().and_then(|queue| {
+            let mut told = [exit_of(self.pid, 0)];
+            queue.kevent(&[exit_of(self.pid, 0)], &mut [], None)?;
+            // Asked by pid, it may be another's exit that is waited for: then this one has gone before.
+            match self.has_exited() {
+                true => Ok(1),
+                false => queue.kevent(&[], &mut told, Some(timespec(timeout))),
+            }
+        });
+        told.map_or_else(
+            |_| {
+                // It is on its way out, or there is no room: whoever asks again is not to do so all the time.
+                std::thread::sleep(timeout.min(Duration::from_millis(10)));
+                self.has_exited()
+            },
+            |count| count > 0 || self.has_exited(),
+        )
+    }
+
+    /// The process's user ids now. `None` if it is gone, or they cannot be told.
+    pub fn uids(&self, pid: u32) -> Option<Uids> {
+        let bytes = process(pid).ok()?;
+        let uids = Process::all(&bytes).next()?.uids;
+        (!self.has_exited()).then_some(uids)
+    }
+}
+
+/// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
+pub fn wait_first(one: Option<&Pidfd>, wake: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+    let Some(wake) = wake else {
+        if let Some(one) = one {
+            one.wait(timeout);
+        }
+        return false;
+    };
+    let read = KEvent::new(
+        wake.as_raw_fd() as usize,
+        EventFilter::EVFILT_READ,
+        EvFlags::EV_ADD,
+        FilterFlag::empty(),
+        0,
+        0,
+    );
+    let asked: Vec<_> = one
+        .map(|one| exit_of(one.pid, 0))
+        .into_iter()
+        .chain([read])
+        .collect();
+    let mut told = asked.clone();
+    let count =
+        Kqueue::new().and_then(|queue| queue.kevent(&asked, &mut told, Some(timespec(timeout))));
+    let told = &told[..count.unwrap_or_default()];
+    told.iter()
+        .any(|event| event.filter() == Ok(EventFilter::EVFILT_READ))
+}
+
+/// Asks for word of the exit of whoever has the pid.
+pub fn exit_of(pid: u32, token: u64) -> KEvent {
+    KEvent::new(
+        pid as usize,
+        EventFilter::EVFILT_PROC,
+        EvFlags::EV_ADD | EvFlags::EV_ONESHOT,
+        FilterFlag::NOTE_EXIT,
+        0,
+        token.cast_signed() as isize,
+    )
+}
+
+/// Takes back what was asked of whoever has, or had, the pid.
+pub fn no_word_of(pid: u32) -> KEvent {
+    KEvent::new(
+        pid as usize,
+        EventFilter::EVFILT_PROC,
+        EvFlags::EV_DELETE,
+        FilterFlag::empty(),
+        0,
+        0,
+    )
+}
+
+fn timespec(timeout: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    }
+}

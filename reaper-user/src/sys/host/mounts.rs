@@ -1,0 +1,119 @@
+//! What is mounted where, as this process sees it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub point: PathBuf,
+    /// Kind of the file system, such as `bpf`.
+    pub kind: String,
+    pub writable: bool,
+}
+
+/// All mounts, those over others behind them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts(Vec<Mount>);
+
+impl Mounts {
+    /// Reads the lines of `/proc/self/mountinfo`; what is no such line is left out.
+    pub(super) fn parse(mountinfo: &[u8]) -> Mounts {
+        Mounts(mountinfo.split(|&b| b == b'\n').filter_map(mount).collect())
+    }
+
+    /// The mount that a path lies on, whether there is anything at that path or not.
+    pub fn of(&self, path: &Path) -> Option<&Mount> {
+        let over = |mount: &&Mount| path.starts_with(&mount.point);
+        // The last of those with the longest path: it covers the others.
+        let depth = |mount: &&Mount| mount.point.components().count();
+        self.0.iter().filter(over).max_by_key(depth)
+    }
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`, as in proc(5).
+fn mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|&b| b == b' ');
+    let point = unescaped(fields.nth(4)?);
+    let options = fields.next()?;
+    let mut fields = fields.skip_while(|field| field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(fields.next()?).into_owned();
+    let of_all = fields.nth(1)?;
+    let writable = |options: &[u8]| options.split(|&b| b == b',').any(|option| option == b"rw");
+    Some(Mount {
+        point,
+        kind,
+        writable: writable(options) && writable(of_all),
+    })
+}
+
+/// A path in which blanks and backslashes stand as three octal digits.
+fn unescaped(field: &[u8]) -> PathBuf {
+    let mut path = Vec::new();
+    let mut rest = field;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let octal = (byte == b'\\').then(|| tail.get(..3)).flatten();
+        let octal = octal.and_then(|digits| str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                path.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                path.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::damage::hostile;
+
+    proptest! {
+        #[test]
+        fn any_lines_are_mounts_or_none(bytes in hostile(MOUNTINFO)) {
+            let Mounts(all) = Mounts::parse(&bytes);
+            prop_assert!(all.len() <= bytes.split(|&byte| byte == b'\n').count());
+            let of_root = Mounts(all).of(Path::new("/")).cloned();
+            prop_assert!(of_root.is_none_or(|mount| Path::new("/").starts_with(mount.point)));
+        }
+    }
+
+    const MOUNTINFO: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /sys ro,nosuid - sysfs sysfs rw
+24 23 0:22 / /sys/fs/bpf rw,nosuid shared:2 master:3 - bpf bpf rw,mode=700
+25 22 0:23 / /a\\040b\\134 rw - bpf none ro
+26 22 0:24 / /over rw - tmpfs tmpfs rw
+27 26 0:25 / /over rw - bpf bpf rw
+nonsense
+";
+
+    #[test]
+    fn a_path_lies_on_the_mount_that_covers_it() {
+        let mounts = Mounts::parse(MOUNTINFO.as_bytes());
+        for (path, point, kind, writable) in [
+            ("/sys/fs/bpf/reaper", "/sys/fs/bpf", "bpf", true),
+            ("/sys/fs/bpf", "/sys/fs/bpf", "bpf", true),
+            ("/sys/fs/bpfx", "/sys", "sysfs", false),
+            ("/a b\\/x", "/a b\\", "bpf", false),
+            ("/over/x", "/over", "bpf", true),
+            ("/var", "/", "ext4", true),
+        ] {
+            let mount = mounts.of(Path::new(path)).expect(path);
+            assert_eq!(
+                (mount.point.as_path(), mount.kind.as_str(), mount.writable),
+                (Path::new(point), kind, writable),
+                "{path}"
+            );
+        }
+        assert_eq!(Mounts::default().of(Path::new("/")), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! Members that do what programs of the world do: listen, serve others, burn time, run what is installed.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::stage::{Stage, leave, rest};
+use crate::proc;
+
+/// Listens on a port, which is any that is free. May have a child, which does not: `listen ROLE PLAY…`.
+pub fn listen(s: &Stage) -> ! {
+    let _socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("listen on a port");
+    if let [role, how @ ..] = &s.args[..] {
+        s.spawn(role, &how.join(" "));
+    }
+    s.report();
+    rest()
+}
+
+/// Serves whoever connects to the Unix socket of its role.
+pub fn serve(s: &Stage) -> ! {
+    let path = s.dir.join(&s.role).with_extension("socket");
+    let socket = UnixListener::bind(path).expect("listen on a socket");
+    s.report();
+    let mut served = Vec::new();
+    loop {
+        served.push(socket.accept().expect("serve another one"));
+    }
+}
+
+/// `client ROLE`: is connected to the server of this role.
+pub fn client(s: &Stage) -> ! {
+    let path = s.dir.join(&s.args[0]).with_extension("socket");
+    let connected = || {
+        let stream = UnixStream::connect(&path);
+        stream.inspect_err(|_| std::thread::sleep(Duration::from_millis(2)))
+    };
+    let _stream = std::iter::repeat_with(connected).find_map(Result::ok);
+    s.report();
+    rest()
+}
+
+/// Uses all of a processor.
+pub fn burn(s: &Stage) -> ! {
+    s.report();
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// `family N ROLE HOW…`: has so many children.
+pub fn family(s: &Stage) -> ! {
+    let n: u32 = s.args[0].parse().expect("a number");
+    (0..n).for_each(|_| s.spawn(&s.args[1], &s.args[2..].join(" ")));
+    s.report();
+    rest()
+}
+
+/// `in-unit PLAY…`: moves to the cgroup that `DIR/unit` is a link to, and plays in another program.
+pub fn in_unit(s: &Stage) -> ! {
+    std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
+    s.exec(&s.args.join(" "))
+}
+
+/// `to-unit PLAY…`: moves there too, and plays in the same program.
+pub fn to_unit(s: &Stage) -> ! {
+    std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
+    s.perform(&s.role, &s.args.join(" "))
+}
+
+/// Becomes the command in its arguments, which reports itself if anybody is to.
+pub fn exec(s: &Stage) -> ! {
+    panic!("exec {:?}: {}", s.args, s.real(&s.args).exec())
+}
+
+/// `program ROLE COMMAND…`: has a child which is that command, and reports it when it runs.
+pub fn program(s: &Stage) -> ! {
+    let mut command = s.real(&s.args[1..]);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+    // Returns when the child runs its program.
+    let mut child = command.spawn().expect("start the command");
+    s.report_other(&s.args[0], proc::stat(child.id()).expect("its stat").id);
+    s.report();
+    let ended = child.wait();
+    panic!("{command:?} has ended: {ended:?}")
+}
+
+/// `daemonized ROLE COMMAND…`: runs the command, which leaves a daemon behind, and reports that: the process with
+/// the same arguments that is there when the command has ended.
+pub fn daemonized(s: &Stage) -> ! {
+    let mut command = s.real(&s.args[1..]);
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    assert!(
+        status.expect("run the command").success(),
+        "{command:?} fails"
+    );
+    let words = [command.get_program()]
+        .into_iter()
+        .chain(command.get_args());
+    let line: Vec<u8> = words
+        .flat_map(|word| [word.as_encoded_bytes(), &b"\0"[..]].concat())
+        .collect();
+    let is_it = |who: &proc::Stat| {
+        who.lives()
+            && std::fs::read(format!("/proc/{}/cmdline", who.id.pid)).is_ok_and(|l| l == line)
+    };
+    let daemon = proc::all().into_iter().find(is_it);
+    s.report_other(&s.args[0], daemon.expect("a daemon of this command").id);
+    leave(0)
+}

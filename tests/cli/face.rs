@@ -1,0 +1,254 @@
+//! The commands that ask a service, and what it says to those who may not know.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{Said, reaper, run};
+use crate::daemon::REAPER;
+use crate::trees::{CONFIG, trial};
+use crate::world::{TempDir, World, link};
+
+/// What needs no service.
+pub fn trials() -> Vec<Trial> {
+    vec![trial("cli", "no-service", no_service)]
+}
+
+/// What needs one.
+pub fn privileged() -> Vec<Trial> {
+    vec![
+        trial("cli", "asked", asked),
+        trial("cli", "asked-by-others", asked_by_others),
+        trial("cli", "kept-by-user", kept_by_user),
+        trial("cli", "socket-comes-and-goes", socket_comes_and_goes),
+    ]
+}
+
+/// The socket of the one service whose runtime directory is that of the world.
+fn sockets(world: &World) -> Vec<PathBuf> {
+    let entries = fs::read_dir(world.dir().join("run")).expect("list the runtime directory");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths
+        .filter(|path| path.extension().is_some_and(|end| end == "sock"))
+        .collect()
+}
+
+pub fn socket(world: &World) -> String {
+    match sockets(world).as_slice() {
+        [one] => one.display().to_string(),
+        other => panic!("{} sockets", other.len()),
+    }
+}
+
+/// Asks the service of a world.
+pub fn ask(world: &World, args: &[&str]) -> Said {
+    let socket = socket(world);
+    reaper(world.dir(), &[args, &["--socket", &socket]].concat())
+}
+
+/// What it says, as JSON.
+pub fn told(world: &World, args: &[&str]) -> Value {
+    let said = ask(world, &[args, &["--json"]].concat());
+    assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
+    serde_json::from_str(&said.out).expect("JSON")
+}
+
+/// Asks as somebody else.
+pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> Said {
+    let program = world.dir().join("reaper");
+    if !program.exists() {
+        // They may not look into the build directory.
+        link(Path::new(REAPER), &program);
+    }
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", &uid.to_string(), "--clear-groups"])
+        .arg(program)
+        .args(args)
+        .args(["--socket", &socket(world)]);
+    run(world.dir(), &mut command)
+}
+
+/// A process in an answer to `tree`.
+fn find(tree: &Value, pid: i32) -> Option<Value> {
+    let groups = tree["groups"].as_array().expect("groups");
+    let all = groups
+        .iter()
+        .flat_map(|group| group["processes"].as_array().expect("processes"));
+    all.into_iter().find(|p| p["pid"] == pid).cloned()
+}
+
+fn no_service() {
+    let dir = TempDir::new();
+    for args in [
+        &["status"][..],
+        &["tree", "--all"],
+        &["explain", "1"],
+        &["agents"],
+        &["keep", "1"],
+        &["keep", "--list"],
+        &["unkeep", "1"],
+        &["config", "reload"],
+    ] {
+        let said = reaper(dir.path(), &[args, &["--socket", "none.sock"]].concat());
+        assert_eq!(said.code, Some(5), "{args:?}: {}{}", said.out, said.err);
+        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        assert!(said.err.contains("none.sock"), "{}", said.err);
+        assert_eq!(said.out, "");
+    }
+    for args in [&["keep"][..], &["keep", "1", "--list"], &["explain", "x"]] {
+        assert_eq!(reaper(dir.path(), args).code, Some(2), "{args:?}");
+    }
+}
+
+/// Each command tells what it is for, in observe as in enforce.
+fn asked() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &["--observe"]);
+    let words = ["parent=worker".into(), "leaf=sleep".into()];
+    world.order("claude", "agent", "agent", &words);
+    let agent = world.await_cast("agent", 1)[0];
+    let leaf = world.await_cast("leaf", 1)[0];
+    let status = told(&world, &["status"]);
+    assert_eq!(
+        (&status["mode"], &status["sessions_open"], &status["reaped"]),
+        (&"observe".into(), &1.into(), &0.into())
+    );
+    let tree = told(&world, &["tree"]);
+    assert_eq!(find(&tree, agent.pid).expect("the agent")["root"], true);
+    let shown = find(&tree, leaf.pid).expect("the leaf");
+    assert_eq!((&shown["due"], &shown["depth"]), (&false.into(), &1.into()));
+    assert!(shown["rss"].as_u64().is_some_and(|rss| rss > 0), "{shown}");
+    let canary = world.one("canary").pid;
+    assert_eq!(find(&tree, canary), None);
+    assert!(find(&told(&world, &["tree", "--all"]), canary).is_some());
+    let agents = told(&world, &["agents"]);
+    let agents = agents["agents"].as_array().expect("agents");
+    let open = |agent: &&Value| agent["sessions"] != Value::Array(Vec::new());
+    assert_eq!(agents.iter().filter(open).count(), 1);
+    let why = told(&world, &["explain", &leaf.pid.to_string()]);
+    assert_eq!(why["process"]["decision"]["reason"], "root_alive");
+    assert_eq!(why["lineage"][0]["pid"], agent.pid);
+    let stranger = ask(&world, &["explain", &canary.to_string()]);
+    assert!(
+        stranger.out.contains("None of reaper's business"),
+        "{}",
+        stranger.out
+    );
+
+    world.kill("agent");
+    world.await_event("a decision", |e| e.is("decision", leaf));
+    let why = told(&world, &["explain", &leaf.pid.to_string()]);
+    assert_eq!(why["process"]["decision"]["verdict"], "reap");
+    assert_eq!(why["process"]["due"], true);
+    assert!(
+        why["why"].as_str().expect("a sentence").contains("SIGKILL"),
+        "{why}"
+    );
+    assert_eq!(why["lineage"][0]["ended"], "SIGKILL");
+    assert!(told(&world, &["status"])["would_have_reaped"].as_u64() > Some(0));
+    let drawn = ask(&world, &["tree"]);
+    assert!(drawn.out.contains("[due]"), "{}", drawn.out);
+    assert_eq!(ask(&world, &["explain", "4194304"]).code, Some(1));
+    world.assert_alive(&["leaf", "canary"]);
+}
+
+/// Who is not root hears of what is theirs, and of nothing else.
+fn asked_by_others() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &["--observe"]);
+    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    let agent = world.await_cast("agent", 1)[0];
+    let leaf = world.await_cast("leaf", 1)[0];
+    let pid = leaf.pid.to_string();
+    let uid = 4242;
+    let seen = ask_as(&world, uid, &["tree", "--all", "--json"]);
+    let seen: Value = serde_json::from_str(&seen.out).expect("JSON");
+    assert_eq!(
+        (find(&seen, agent.pid), find(&seen, leaf.pid)),
+        (None, None)
+    );
+    for args in [
+        &["explain", &pid][..],
+        &["keep", &pid],
+        &["keep", &pid, "--tree", "--for", "1h"],
+        &["unkeep", &pid],
+        &["keep", "1"],
+        &["config", "reload"],
+    ] {
+        let said = ask_as(&world, uid, args);
+        assert_eq!(said.code, Some(1), "{args:?}: {}{}", said.out, said.err);
+        assert!(said.err.contains("only"), "{args:?}: {}", said.err);
+    }
+    let keeps = told(&world, &["keep", "--list"]);
+    assert_eq!(keeps["keeps"], Value::Array(Vec::new()));
+    assert!(!world.daemon().events().iter().any(|e| e.event == "keep"));
+}
+
+/// What a user keeps lives on until that is taken back.
+fn kept_by_user() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let words = ["leaf=sleep".into(), "other=sleep".into()];
+    world.order("claude", "agent", "agent", &words);
+    world.await_cast("agent", 1);
+    let leaf = world.await_cast("leaf", 1)[0];
+    world.await_cast("other", 1);
+    let pid = leaf.pid.to_string();
+    let kept = told(&world, &["keep", &pid, "--for", "2h"]);
+    assert_eq!(kept["processes"], 1);
+    let keeps = told(&world, &["keep", "--list"]);
+    let for_s = keeps["keeps"][0]["for_s"].as_u64().expect("a time");
+    assert!((7000..=7200).contains(&for_s), "{keeps}");
+    let canary = world.one("canary").pid.to_string();
+    let said = ask(&world, &["keep", &canary]);
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    let why = format!("process {canary} (");
+    let lives = ") lives but belongs to no session; older than this service, it may be reaped";
+    assert!(
+        said.err.contains(&why) && said.err.contains(lives),
+        "{}",
+        said.err
+    );
+
+    world.kill("agent");
+    world.await_gone(&["other"]);
+    world.await_event("it is kept", |e| {
+        e.is("decision", leaf) && e.reason.as_deref() == Some("kept_by_user")
+    });
+    world.assert_alive(&["leaf"]);
+    let why = told(&world, &["explain", &pid]);
+    assert_eq!(why["process"]["decision"]["reason"], "kept_by_user");
+
+    assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
+    world.await_gone(&["leaf"]);
+    let events = world.stop();
+    assert!(
+        events.iter().any(|e| e.is("keep", leaf)),
+        "the keep is not told"
+    );
+    assert!(
+        events.iter().any(|e| e.is("unkeep", leaf)),
+        "its end is not told"
+    );
+}
+
+/// The socket of one who was killed is replaced, and one who stops takes it away.
+fn socket_comes_and_goes() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &["--observe"]);
+    let first = told(&world, &["status"])["pid"].clone();
+    world.crash();
+    assert_eq!(ask(&world, &["status"]).code, Some(5));
+    world.again(&[]);
+    assert_ne!(told(&world, &["status"])["pid"], first);
+    world.stop_by(Signal::SIGTERM);
+    assert!(sockets(&world).is_empty(), "the socket is left behind");
+    world.watch("socket = false\n", &["--observe"]);
+    assert!(sockets(&world).is_empty(), "there is a socket");
+    world.stop();
+}

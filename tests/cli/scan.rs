@@ -1,0 +1,603 @@
+//! `reaper scan` and a service's first look, on a tree of their own and on nothing else.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use libtest_mimic::Trial;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{Said, reaper, run};
+use crate::daemon::{self, Daemon, Event, REAPER};
+use crate::proc::{self, Identity};
+use crate::trees::{CONFIG, trial};
+use crate::world::{TempDir, World, eventually, link};
+
+/// What needs neither root nor probes.
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial("cli", "scan", scan),
+        trial("cli", "scan-usage", usage),
+    ]
+}
+
+/// What needs them: a service.
+pub fn privileged() -> Vec<Trial> {
+    vec![
+        trial("cli", "scan-observed", observed),
+        trial("cli", "scan-at-the-start", at_the_start),
+        trial("cli", "scan-ordered", ordered),
+        trial("cli", "scan-recorded", recorded),
+        trial("cli", "scan-without-keeps", without_keeps),
+    ]
+}
+
+/// Orphans of all kinds, each told by how long it sleeps, in terminal sessions that are over. `$0` is a pid that is
+/// nobody's. One is no orphan: a program has chosen the environment of its child; and one has come by way of sudo.
+/// Once it is told to, one more comes.
+const LEFT: &str = r#"
+    CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c '(sh -c "sleep 3001; :") & exit'
+    CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c '(trap "" TERM; while sleep 3002; do :; done) & exit'
+    CLAUDECODE=1 CLAUDE_PID=$0 REAPER_KEEP=1 setsid sh -c 'sleep 3003 & exit'
+    CLAUDE_PID=$$ setsid sh -c 'sleep 3004 & exit'
+    CLAUDECODE=1 setsid sh -c 'sleep 3005 & exit'
+    setsid sh -c 'sleep 3006 & exit'
+    CLAUDECODE=1 CLAUDE_PID=$0 sleep 3007 &
+    CLAUDECODE=1 CLAUDE_PID=$0 SUDO_UID=1000 setsid sh -c 'sleep 3010 & exit'
+    echo up
+    read x
+    CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c 'sleep 3008 & exit'
+    read x
+"#;
+
+/// Who runs what is to be left behind: nobody whose agents run meanwhile, which might be its owners. Where somebody
+/// has logged in it has to be them.
+pub fn user() -> u32 {
+    let login = std::fs::read_to_string("/proc/self/loginuid").ok();
+    let login = login.and_then(|login| login.trim().parse().ok());
+    login.filter(|uid| *uid != u32::MAX).unwrap_or(4345)
+}
+
+/// A shell that adopts what is orphaned below it. What is below it ends with this.
+struct Keeper(Child);
+
+impl Keeper {
+    fn start(grace: &TempDir) -> Keeper {
+        let here = grace.path().display();
+        let config = format!(
+            "grace = '300ms'\njournal_dir = '{here}/journal'\nruntime_dir = '{here}/run'\n"
+        );
+        std::fs::write(grace.path().join("c.toml"), config).expect("write a config");
+        let mut gone = Command::new("true").spawn().expect("run true");
+        let dead = gone.id();
+        gone.wait().expect("wait for it");
+        let mut command = Command::new("sh");
+        command.args(["-c", LEFT, &dead.to_string()]);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").expect("a PATH"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if nix::unistd::geteuid().is_root() {
+            command.uid(user());
+        }
+        // SAFETY: one system call, which is safe after fork.
+        unsafe {
+            command.pre_exec(|| Ok(nix::sys::prctl::set_child_subreaper(true)?));
+        }
+        let mut keeper = Keeper(command.spawn().expect("start a shell"));
+        let mut line = String::new();
+        let out = keeper.0.stdout.take().expect("its output");
+        BufReader::new(out)
+            .read_line(&mut line)
+            .expect("read from it");
+        assert_eq!(line, "up\n");
+        // All have become what they are to be.
+        keeper.await_asleep(8);
+        keeper
+    }
+
+    fn await_asleep(&self, n: usize) {
+        eventually(&format!("{n} processes sleep"), || {
+            let comm = |id: Identity| std::fs::read(format!("/proc/{}/comm", id.pid)).ok();
+            let asleep = self
+                .living()
+                .filter(|id| comm(*id).as_deref() == Some(b"sleep\n"));
+            (asleep.count() == n).then_some(())
+        });
+    }
+
+    /// Starts one more.
+    fn go_on(&mut self) {
+        let before = self.asleep();
+        let input = self.0.stdin.as_mut().expect("its input");
+        input.write_all(b"\n").expect("tell it to go on");
+        self.await_asleep(before + 1);
+    }
+
+    fn asleep(&self) -> usize {
+        self.sleepers().len()
+    }
+
+    /// For how long each sleeps that lives.
+    fn sleepers(&self) -> Vec<String> {
+        let argv = |id: Identity| std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).ok();
+        let argv = self.living().filter_map(argv);
+        let mut sleepers: Vec<_> = argv
+            .filter_map(|argv| {
+                Some(
+                    argv.strip_prefix("sleep\0")?
+                        .trim_end_matches('\0')
+                        .to_owned(),
+                )
+            })
+            .collect();
+        sleepers.sort_unstable();
+        sleepers
+    }
+
+    fn id(&self) -> Identity {
+        proc::stat(self.0.id()).expect("the keeper lives").id
+    }
+
+    fn living(&self) -> impl Iterator<Item = Identity> {
+        let below = proc::descendants(self.id()).into_iter();
+        below.filter(proc::Stat::lives).map(|stat| stat.id)
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Who loses its parent by this is adopted, and found in the next round.
+        for _ in 0..50 {
+            let left: Vec<_> = self.living().collect();
+            if left.is_empty() {
+                break;
+            }
+            for id in left {
+                id.signal(Signal::SIGKILL);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(4));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is said of each command under a key of the report: its reason, and what came of it.
+fn said(report: &Value, list: &str) -> BTreeMap<String, String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let findings = report[list].as_array().expect("a list of findings").iter();
+    findings
+        .map(|finding| {
+            let came = [&finding["reason"], &finding["outcome"], &finding["signal"]].map(text);
+            (
+                text(&finding["command"]),
+                came.join(" ").trim_end().to_owned(),
+            )
+        })
+        .collect()
+}
+
+fn scan() {
+    let dir = TempDir::new();
+    let keeper = Keeper::start(&dir);
+    let pid = keeper.0.id().to_string();
+    let look = |more: &[&str]| {
+        let args = [&["scan", "--config", "c.toml", "--scope", &pid][..], more].concat();
+        reaper(dir.path(), &args)
+    };
+    let json = |out: &str| -> Value { serde_json::from_str(out).expect("scan --json gives JSON") };
+    let before = keeper.living().count();
+
+    let told = look(&["--json"]);
+    assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
+    let report = json(&told.out);
+    let found = said(&report, "found");
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert!(
+        found.values().all(|reason| reason == "dead_owner"),
+        "{found:?}"
+    );
+    assert!(
+        found.contains_key("sleep 3001") && found.contains_key("sleep 3002"),
+        "{found:?}"
+    );
+    let spared = said(&report, "spared");
+    for (command, reason) in [
+        ("sleep 3003", "keep_mark"),
+        ("sleep 3004", "owner_alive"),
+        ("sleep 3005", "no_owner"),
+        ("sleep 3007", "not_orphan"),
+        ("sleep 3010", "changed_uid"),
+    ] {
+        assert_eq!(
+            spared.get(command).map(String::as_str),
+            Some(reason),
+            "{spared:?}"
+        );
+    }
+    assert_eq!(spared.len(), 5, "{spared:?}");
+    let told = look(&[]);
+    assert_eq!(told.code, Some(1), "{}", told.err);
+    assert!(
+        told.out.contains("sleep 3001") && told.out.contains("--reap"),
+        "{}",
+        told.out
+    );
+    assert_eq!(
+        keeper.living().count(),
+        before,
+        "a look has changed something"
+    );
+
+    let told = look(&["--reap", "--json"]);
+    assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
+    let report = json(&told.out);
+    let found = said(&report, "found");
+    assert!(
+        found.values().all(|came| came.contains("ended")),
+        "{found:?}"
+    );
+    let killed = found.values().any(|came| came.ends_with("SIGKILL"));
+    assert!(killed, "one ignores SIGTERM: {found:?}");
+    assert!(report["ended"].as_u64().is_some_and(|n| n >= 4), "{report}");
+    assert!(
+        report["given_back"].as_u64().is_some_and(|n| n > 0),
+        "{report}"
+    );
+    assert_eq!(
+        keeper.living().count(),
+        before - 4,
+        "what was to live lives"
+    );
+
+    let told = look(&["--json"]);
+    assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
+    assert_eq!(said(&json(&told.out), "spared").len(), 5);
+    let told = look(&[]);
+    assert!(
+        told.out.contains("No process") && told.out.contains("REAPER_KEEP=1"),
+        "{}",
+        told.out
+    );
+}
+
+fn usage() {
+    let dir = TempDir::new();
+    for args in [
+        &["scan", "--max-age", "soon"][..],
+        &["scan", "--scope", "x"],
+        &["scan", "--scope", "4194305"],
+        &["scan", "--config", "absent.toml"],
+        &["scan", "--socket", "s", "--scope", "1"],
+    ] {
+        let said = reaper(dir.path(), args);
+        assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
+        assert!(!said.err.is_empty(), "{args:?} is refused without a word");
+    }
+}
+
+/// A service on a keeper and what is below it.
+struct Service {
+    keeper: Keeper,
+    daemon: Daemon,
+    // The last field: it goes when all that used it has gone.
+    dir: TempDir,
+}
+
+impl Service {
+    fn start(config: &str, more: &[&str]) -> Service {
+        Service::start_in(TempDir::new(), config, more)
+    }
+
+    fn start_in(dir: TempDir, config: &str, more: &[&str]) -> Service {
+        let keeper = Keeper::start(&dir);
+        let scope = keeper.0.id().to_string();
+        let config = format!("grace = \"300ms\"\n{config}");
+        let arguments = daemon::arguments(dir.path(), Some(&scope), &config, more);
+        let daemon = Daemon::start(dir.path(), &arguments);
+        Service {
+            keeper,
+            daemon,
+            dir,
+        }
+    }
+
+    fn socket(&self) -> String {
+        socket(self.dir.path())
+    }
+
+    fn ask(&self, args: &[&str]) -> Said {
+        let socket = self.socket();
+        reaper(
+            self.dir.path(),
+            &[args, &["--socket", &socket, "--json"]].concat(),
+        )
+    }
+
+    fn told(&self, args: &[&str]) -> Value {
+        let said = self.ask(args);
+        let told = serde_json::from_str(&said.out);
+        told.unwrap_or_else(|e| panic!("{args:?}: {e}: {}{}", said.out, said.err))
+    }
+
+    fn ask_as(&self, uid: u32, args: &[&str]) -> Said {
+        ask_as(self.dir.path(), uid, args)
+    }
+
+    /// Waits until this many strays are told of for this reason.
+    fn await_strays(&self, n: usize, reason: &str) -> Vec<Event> {
+        eventually(&format!("{n} strays are told of: {reason}"), || {
+            let events = self.strays();
+            let of_it = events
+                .iter()
+                .filter(|e| e.reason.as_deref() == Some(reason));
+            (of_it.count() >= n).then_some(events)
+        })
+    }
+
+    fn strays(&self) -> Vec<Event> {
+        let events = self.daemon.events();
+        events
+            .iter()
+            .filter(|e| e.event == "stray")
+            .cloned()
+            .collect()
+    }
+
+    fn outcomes(&self, outcome: &str) -> usize {
+        let events = self.daemon.events();
+        let is = |e: &&Event| e.event == "outcome" && e.outcome.as_deref() == Some(outcome);
+        events.iter().filter(is).count()
+    }
+}
+
+/// The socket of the one service whose files are in a directory.
+fn socket(dir: &Path) -> String {
+    let entries = std::fs::read_dir(dir.join("run")).expect("list the directory");
+    let mut paths = entries.map(|entry| entry.expect("an entry").path());
+    let socket = paths.find(|path| path.extension().is_some_and(|end| end == "sock"));
+    socket.expect("a socket").display().to_string()
+}
+
+/// Asks it as somebody else.
+fn ask_as(dir: &Path, uid: u32, args: &[&str]) -> Said {
+    let program = dir.join("reaper");
+    if !program.exists() {
+        // They may not look into the build directory.
+        link(Path::new(REAPER), &program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &uid.to_string(), "--clear-groups"]);
+    command.arg(program).args(args);
+    command.args(["--socket", &socket(dir), "--json"]);
+    run(dir, &mut command)
+}
+
+/// All who sleep for so long.
+const ALL: [&str; 8] = [
+    "3001", "3002", "3003", "3004", "3005", "3006", "3007", "3010",
+];
+
+/// What is older than a service is told of, and nothing is done; a scan of the service's says the same as one
+/// without.
+fn observed() {
+    let service = Service::start("", &["--observe"]);
+    let strays = service.await_strays(2, "owner_unknown");
+    let reasons: Vec<_> = strays.iter().filter_map(|e| e.reason.as_deref()).collect();
+    for reason in [
+        "owner_unknown",
+        "owner_alive",
+        "no_owner",
+        "not_orphan",
+        "changed_uid",
+    ] {
+        assert!(reasons.contains(&reason), "{reasons:?}");
+    }
+    assert!(!reasons.contains(&"keep_mark"), "{reasons:?}");
+    let report = service.told(&["scan"]);
+    assert_eq!(report["looked_by"], "service");
+    let scope = service.keeper.0.id().to_string();
+    let args = ["scan", "--config", "c.toml", "--scope", &scope, "--json"];
+    let alone = reaper(service.dir.path(), &args);
+    let alone: Value = serde_json::from_str(&alone.out).expect("JSON");
+    assert_eq!(alone["looked_by"], "command");
+    for list in ["found", "spared"] {
+        assert_eq!(said(&report, list), said(&alone, list));
+    }
+    let keys = |value: &Value| -> Vec<String> {
+        let object = value["found"][0].as_object().expect("a finding");
+        object.keys().cloned().collect()
+    };
+    assert_eq!(keys(&report), keys(&alone));
+    let refused = service.ask(&["scan", "--reap"]);
+    assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
+    assert!(refused.err.contains("observes"), "{}", refused.err);
+    assert_eq!(service.told(&["status"])["would_have_reaped"], 0);
+
+    // None of it is theirs, and no journal but through the service.
+    let seen = service.ask_as(4242, &["scan"]);
+    assert_eq!(seen.code, Some(0), "{}{}", seen.out, seen.err);
+    let seen: Value = serde_json::from_str(&seen.out).expect("JSON");
+    assert_eq!(
+        (said(&seen, "found").len(), said(&seen, "spared").len()),
+        (0, 0)
+    );
+    let refused = service.ask_as(4242, &["scan", "--reap"]);
+    assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
+    assert!(refused.err.contains("only root"), "{}", refused.err);
+    let heard = service.ask_as(4242, &["history"]);
+    assert_eq!((heard.code, &*heard.out), (Some(0), ""), "{}", heard.err);
+    assert_eq!(service.keeper.sleepers(), ALL);
+    assert_eq!(service.outcomes("ended"), 0);
+}
+
+/// Of an owner whom nobody ever watched a service tells at its start; by order they are ended, and nothing else, nor
+/// what comes later.
+fn at_the_start() {
+    let mut service = Service::start("", &[]);
+    let reap = |e: &&Event| e.decision.as_deref() == Some("reap");
+    let strays = service.await_strays(2, "owner_unknown");
+    assert_eq!(strays.iter().filter(reap).count(), 0);
+    assert_eq!(service.keeper.sleepers(), ALL);
+    service.ask(&["scan", "--reap"]);
+    eventually("all four are ended", || {
+        (service.outcomes("ended") >= 4).then_some(())
+    });
+    assert_eq!(service.keeper.sleepers(), &ALL[2..]);
+    let strays = service.strays();
+    assert!(
+        strays
+            .iter()
+            .filter(reap)
+            .all(|e| e.reason.as_deref() == Some("dead_owner"))
+    );
+    let status = service.told(&["status"]);
+    assert!(status["reaped"].as_u64() >= Some(4), "{status}");
+    assert!(status["memory.rss"].as_u64() > Some(0), "{status}");
+
+    // The service has seen where this one comes from.
+    service.keeper.go_on();
+    for more in [&[][..], &["--reap"]] {
+        let args = [&["scan"][..], more].concat();
+        let said = service.ask(&args);
+        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    }
+    assert_eq!(service.keeper.sleepers()[5..], ["3008", "3010"]);
+}
+
+/// Where that is switched off, it takes an order.
+fn ordered() {
+    let service = Service::start("reap_strays = false\n", &[]);
+    let report = service.told(&["scan"]);
+    assert_eq!(said(&report, "found").len(), 4, "{report}");
+    assert_eq!(service.keeper.asleep(), 8, "they are told of, and no more");
+    let report = service.told(&["scan", "--reap"]);
+    let found = said(&report, "found");
+    assert!(
+        found.len() >= 4 && found.values().all(|came| came.contains("ended")),
+        "{report}"
+    );
+    assert!(report["given_back"].as_u64() > Some(0), "{report}");
+    assert_eq!(service.keeper.sleepers(), &ALL[2..]);
+    service.await_strays(4, "dead_owner");
+    eventually("the ends are told", || {
+        (service.outcomes("ended") >= 4).then_some(())
+    });
+    assert_eq!(service.ask(&["scan"]).code, Some(0));
+}
+
+/// A service that cannot tell what users want kept ends nothing, and says so.
+fn without_keeps() {
+    let dir = TempDir::new();
+    std::fs::write(dir.path().join("journal"), "").expect("write a file");
+    let service = Service::start_in(dir, "", &[]);
+    service.await_strays(2, "owner_unknown");
+    assert_eq!(said(&service.told(&["scan"]), "found").len(), 4);
+    let refused = service.ask(&["scan", "--reap"]);
+    assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
+    assert!(
+        refused.err.contains("no journal could be opened"),
+        "{}",
+        refused.err
+    );
+    let warnings = std::fs::read_to_string(service.dir.path().join("stderr"));
+    let warnings = warnings.expect("what it has warned of");
+    assert_eq!(warnings.matches("and not ended").count(), 1, "{warnings}");
+    assert_eq!(service.keeper.sleepers(), ALL);
+}
+
+/// Less time than is shipped.
+const SERVERS: &str = r#"
+[[rule]]
+name = "asked-for-servers"
+action = "reap"
+after = "3s"
+session = "ok"
+listening = true
+"#;
+
+/// Whoever was a member when the service ended, and whose agent ended after that, is known from the journal; and so is
+/// the owner that a mark names.
+fn recorded() {
+    let mut world = World::new(true);
+    // An agent of the same kind and user that runs on this machine would be taken for a possible heir.
+    let name = "opencode";
+    let program = "recorded-agent";
+    world.provide(program, &[format!("bin/{program}")]);
+    let rules = format!("[[agent]]\nname = '{name}'\ncomm = '{program}'\n{SERVERS}");
+    world.watch(&format!("{CONFIG}{rules}"), &[]);
+    // Their processes put files there.
+    let all = std::fs::Permissions::from_mode(0o1777);
+    std::fs::set_permissions(world.dir(), all).expect("open the directory to all");
+    let uid = user();
+    let user = format!("setpriv --reuid {uid} --clear-groups");
+    let words = "leaf=double+setsid other=double+setsid server=double+listen";
+    let agent = format!("exec {user} {{dir}}/bin/{program} actor agent agent {{dir}} {words}");
+    world.start("user", &agent);
+    let agent = world.await_cast("agent", 1)[0].pid;
+    let [leaf, other, server] =
+        ["leaf", "other", "server"].map(|role| world.await_cast(role, 1)[0]);
+    for who in [leaf, other, server] {
+        world.await_event("it is detached", |e| {
+            e.is("decision", who) && e.reason.as_deref() == Some("detached")
+        });
+    }
+    // Written by the time that it has stopped.
+    world.stop();
+    world.assert_alive(&["agent", "leaf", "other", "server"]);
+    // Nobody watches, and its terminal session ends with who has started it.
+    let marks = format!("env:OPENCODE=1 env:OPENCODE_PID={agent}");
+    let between = "{dir}/bin/worker actor parent between {dir} late sleep";
+    world.start("user", &format!("{marks} exec setsid {user} {between}"));
+    let late = world.await_cast("late", 1)[0];
+    world.await_cast("between", 1);
+    world.kill("between");
+    world.kill("agent");
+    world.await_gone(&["agent", "between"]);
+    world.again(&[]);
+    for who in [leaf, other] {
+        let stray = world.await_event("a stray", |e| e.is("stray", who));
+        assert_eq!(stray.reason.as_deref(), Some("recorded_session"));
+    }
+    let stray = world.await_event("a stray", |e| e.is("stray", late));
+    assert_eq!(stray.reason.as_deref(), Some("dead_owner"));
+    world.await_gone(&["leaf", "other", "late"]);
+    world.await_event("its end", |e| e.is("outcome", leaf));
+    // The server has the time that the rule gives it, from now on.
+    let stray = world.await_event("a server", |e| e.is("stray", server));
+    assert_eq!(stray.decision.as_deref(), Some("wait"));
+    assert_eq!(stray.rule.as_deref(), Some("asked-for-servers"));
+    world.assert_alive(&["server"]);
+    world.await_gone(&["server"]);
+    world.assert_alive(&["launcher", "canary", "stray"]);
+    // It is in the history, which the service tells to everybody of what is theirs.
+    let socket = socket(world.dir());
+    eventually("the end is written", || {
+        let heard = reaper(world.dir(), &["history", "--json", "--socket", &socket]);
+        assert_eq!(heard.code, Some(0), "{}", heard.err);
+        let session: Value = serde_json::from_str(&heard.out).expect("one session");
+        assert_eq!(session["agent"], name);
+        let processes = session["processes"].as_array().expect("processes");
+        let ended = processes.iter().filter(|process| {
+            let outcomes = process["outcomes"].as_array().expect("outcomes");
+            outcomes.iter().any(|outcome| outcome["outcome"] == "ended")
+        });
+        (ended.count() == 3).then_some(())
+    });
+    for (args, lines) in [
+        (&["history", "--agent", "codex"][..], 0),
+        (&["history", "--since", "1h", "--session", name], 1),
+    ] {
+        let args = [args, &["--json", "--socket", &socket]].concat();
+        let heard = reaper(world.dir(), &args);
+        assert_eq!(heard.out.lines().count(), lines, "{args:?}: {}", heard.err);
+    }
+    let heard = ask_as(world.dir(), 4242, &["history"]);
+    assert_eq!((heard.code, &*heard.out), (Some(0), ""), "{}", heard.err);
+    world.stop();
+}

@@ -1,0 +1,236 @@
+//! Who gets onto the socket and what lies where it is to be, and a scan that asks nobody.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use nix::libc;
+use serde_json::Value;
+
+use super::face::{ask, ask_as, socket, told};
+use super::scan::user;
+use super::{reaper, run};
+use crate::daemon::{self, REAPER};
+use crate::trees::{CONFIG, trial};
+use crate::world::{TempDir, World, eventually, link};
+
+/// What needs neither root nor probes.
+pub fn trials() -> Vec<Trial> {
+    vec![
+        trial("cli", "no-socket", no_socket),
+        trial("cli", "runtime-dir-of-others", runtime_dir_of_others),
+    ]
+}
+
+/// What needs both.
+pub fn privileged() -> Vec<Trial> {
+    vec![
+        trial("cli", "crowded", crowded),
+        trial("cli", "history-of-its-owner", history_of_its_owner),
+        trial("cli", "scan-heeds", scan_heeds),
+    ]
+}
+
+/// Something else where the socket is to be is said to be that, and is left alone.
+fn no_socket() {
+    let dir = TempDir::new();
+    fs::write(dir.path().join("file"), "mine").expect("write a file");
+    fs::create_dir(dir.path().join("directory")).expect("create a directory");
+    for (path, message) in [
+        ("file", "it is not a socket"),
+        ("directory", "it is not a socket"),
+        ("file/s", "Not a directory"),
+        (&"x".repeat(300), "shorter than"),
+    ] {
+        let said = reaper(dir.path(), &["status", "--socket", path]);
+        assert_eq!(said.code, Some(5), "{path}: {}", said.err);
+        assert!(said.err.contains(message), "{}", said.err);
+        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    }
+    assert_eq!(fs::read(dir.path().join("file")).expect("read it"), b"mine");
+}
+
+/// No daemon starts where others may put a socket in the place of its own.
+fn runtime_dir_of_others() {
+    let dir = TempDir::new();
+    fs::create_dir(dir.path().join("there")).expect("create a directory");
+    symlink(dir.path().join("there"), dir.path().join("run")).expect("link it");
+    let own = std::process::id().to_string();
+    let arguments = daemon::arguments(dir.path(), Some(&own), CONFIG, &["--observe"]);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let said = reaper(dir.path(), &arguments);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("symbolic link"), "{}", said.err);
+    let there = fs::read_dir(dir.path().join("there")).expect("list it");
+    assert_eq!(there.count(), 0, "something was put there");
+}
+
+/// Connects as somebody else, so many times.
+fn connect_as(path: &str, uid: u32, count: usize) -> Vec<UnixStream> {
+    let path = path.to_owned();
+    let connect = move || {
+        // SAFETY: the system call itself, which is about the calling thread alone: it ends with this.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, u32::MAX, uid, u32::MAX) };
+        assert_eq!(done, 0, "become {uid}");
+        let one = |_| UnixStream::connect(&path).expect("connect");
+        (0..count).map(one).collect()
+    };
+    std::thread::spawn(connect).join().expect("the connections")
+}
+
+/// The status of what is answered there.
+fn answered(mut stream: UnixStream) -> String {
+    // Refused, it may be closed already.
+    let _ = stream.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n");
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said);
+    said.split(' ').nth(1).unwrap_or_default().to_owned()
+}
+
+/// Users who hold connections are in each other's way, but not in root's.
+fn crowded() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &["--observe"]);
+    let path = socket(&world);
+    let few: Vec<_> = (7000..7004).map(|uid| connect_as(&path, uid, 20)).collect();
+    let mut one = connect_as(&path, 7004, 1);
+    assert_eq!(answered(one.remove(0)), "200", "four have it all");
+    let many: Vec<_> = (7004..7024).map(|uid| connect_as(&path, uid, 4)).collect();
+    let mut one = connect_as(&path, 7100, 1);
+    assert_eq!(answered(one.remove(0)), "503", "there is no bound");
+    let roots = UnixStream::connect(&path).expect("connect");
+    assert_eq!(answered(roots), "200", "root is kept off");
+    drop((few, many));
+    eventually("the places are given back", || {
+        (answered(connect_as(&path, 7100, 1).remove(0)) == "200").then_some(())
+    });
+}
+
+/// The service tells a user of the sessions that are theirs, and of no other.
+fn history_of_its_owner() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    let user = "exec setpriv --reuid 4242 --clear-groups";
+    let claude = "{dir}/node_modules/.bin/claude actor agent mine {dir} own=sleep";
+    world.start("user", &format!("{user} {claude}"));
+    let agents = ["agent", "mine"].map(|role| world.await_cast(role, 1)[0]);
+    world.await_cast("leaf", 1);
+    let own = world.await_cast("own", 1)[0];
+    world.kill("agent");
+    world.kill("mine");
+    world.await_gone(&["leaf", "own"]);
+    let history = |uid: u32| -> Vec<Value> {
+        let said = ask_as(&world, uid, &["history", "--json"]);
+        assert_eq!(said.code, Some(0), "{uid}: {}", said.err);
+        let line = |line: &str| serde_json::from_str(line).expect("JSON");
+        said.out.lines().map(line).collect()
+    };
+    let closed = |uid: u32, count: usize| {
+        eventually("they are in the journal", || {
+            let told = history(uid);
+            let closed = told.iter().filter(|session| session["closed"].is_string());
+            (closed.count() == count).then_some(told)
+        })
+    };
+    closed(0, 2);
+    let told = closed(4242, 1);
+    let [session] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!(session["process.pid"], agents[1].pid);
+    assert_eq!(session["process.user.id"], 4242);
+    assert_eq!(session["processes"][0]["process.pid"], own.pid, "{session}");
+    assert_eq!(history(4243), Vec::<Value>::new());
+    let theirs = history(0)[0]["session_id"].clone();
+    for name in [&theirs, &history(0)[1]["session_id"]] {
+        let name = name.as_str().expect("a name");
+        let said = ask_as(&world, 4242, &["history", "--json", "--session", name]);
+        let expected = usize::from(name == session["session_id"]);
+        assert_eq!(said.out.lines().count(), expected, "{name}: {}", said.out);
+    }
+}
+
+/// A scan that asks no service ends nothing where one is at work, and leaves alone who is kept.
+fn scan_heeds() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let mut gone = std::process::Command::new("true")
+        .spawn()
+        .expect("run true");
+    gone.wait().expect("wait for it");
+    let left = |role: &str| {
+        let gone = gone.id();
+        format!("{role}=env:CLAUDECODE=1+env:CLAUDE_PID={gone}+sleep")
+    };
+    let claude = "{dir}/node_modules/.bin/claude actor agent agent {dir}";
+    let (leaf, other) = (left("leaf"), left("kept"));
+    // Its terminal session ends with it.
+    let uid = user();
+    // Their processes put files there.
+    let all = fs::Permissions::from_mode(0o1777);
+    fs::set_permissions(world.dir(), all).expect("open the directory to all");
+    let user = format!("exec setsid setpriv --reuid {uid} --clear-groups");
+    world.start("agent", &format!("{user} {claude} {leaf} {other}"));
+    world.await_cast("agent", 1);
+    world.await_cast("leaf", 1);
+    let kept = world.await_cast("kept", 1)[0];
+    let pid = kept.pid.to_string();
+    assert_eq!(ask(&world, &["keep", &pid]).code, Some(0));
+    let service = told(&world, &["status"])["pid"].to_string();
+
+    let path = |name| world.dir().join(name).display().to_string();
+    let (runtime, journal, config) = (path("run"), path("journal"), path("scan.toml"));
+    let text = format!("grace = \"300ms\"\nruntime_dir = {runtime:?}\njournal_dir = {journal:?}\n");
+    fs::write(&config, text).expect("write a config");
+    let scope = world.one("launcher").pid.to_string();
+    let scan = [
+        "scan", "--reap", "--json", "--config", &config, "--scope", &scope,
+    ];
+    let refused = reaper(world.dir(), &scan);
+    assert_eq!(refused.code, Some(4), "{}{}", refused.out, refused.err);
+    assert!(
+        refused.err.contains(&format!("pid {service} ")) && refused.err.contains("--socket"),
+        "{}",
+        refused.err
+    );
+
+    // Who may not read the lock hears of it too.
+    link(Path::new(REAPER), &world.dir().join("reaper"));
+    let mut command = Command::new("setpriv");
+    let command = command.args(["--reuid", "4242", "--clear-groups", "./reaper"]);
+    let refused = run(world.dir(), command.args(scan).current_dir(world.dir()));
+    assert_eq!(refused.code, Some(4), "{}{}", refused.out, refused.err);
+    assert!(
+        refused.err.contains(&format!("pid {service} ")),
+        "{}",
+        refused.err
+    );
+
+    world.crash();
+    world.kill("agent");
+    let looked = || reaper(world.dir(), &scan);
+    let said = looked();
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    world.await_gone(&["leaf"]);
+    let report: Value = serde_json::from_str(&said.out).expect("JSON");
+    let spared = report["spared"].as_array().expect("a list");
+    let spared = spared.iter().find(|found| found["pid"] == kept.pid);
+    assert_eq!(spared.expect("it is spared")["reason"], "kept_by_user");
+    world.assert_alive(&["kept"]);
+
+    fs::write(world.dir().join("journal/journal-x.db"), "damaged").expect("write a file");
+    let refused = looked();
+    assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
+    assert!(
+        refused.err.contains("journal-x.db") && refused.err.contains("nothing was ended"),
+        "{}",
+        refused.err
+    );
+    world.assert_alive(&["kept"]);
+}

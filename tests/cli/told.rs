@@ -1,0 +1,447 @@
+//! What a person is told: why something lives, what comes next, what has been done; and what is said by a service
+//! that is no more.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use serde_json::Value;
+
+use super::face::{ask, socket, told};
+use super::{Said, reaper};
+use crate::daemon::Event;
+use crate::proc::Identity;
+use crate::trees::{CONFIG, trial};
+use crate::world::{TempDir, World, eventually};
+
+/// What needs no service.
+pub fn trials() -> Vec<Trial> {
+    vec![trial("cli", "broken-service", broken_service)]
+}
+
+/// What needs one.
+pub fn privileged() -> Vec<Trial> {
+    vec![
+        trial("cli", "explained", explained),
+        trial("cli", "explained-in-time", explained_in_time),
+        trial("cli", "keep-runs-out", keep_runs_out),
+        trial("cli", "stopped-service", stopped_service),
+        trial("cli", "remembered", remembered),
+        trial("cli", "closed-once", closed_once),
+        trial("cli", "closed-again", closed_again),
+        trial("cli", "zombies-apart", zombies_apart),
+    ]
+}
+
+fn explain(world: &World, who: Identity) -> String {
+    let said = ask(world, &["explain", &who.pid.to_string()]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    said.out
+}
+
+fn assert_says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(said.contains(part), "no {part:?} in:\n{said}");
+    }
+}
+
+/// Each is told what it is, whose it is and what comes next, in words.
+fn explained() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let words = [
+        "leaf=sleep",
+        "orphan=double+sleep",
+        "key=as:ssh-agent+sleep",
+    ];
+    crate::world::link(
+        &world.dir().join("bin/worker"),
+        &world.dir().join("bin/ssh-agent"),
+    );
+    world.order("claude", "agent", "agent", &words.map(String::from));
+    let agent = world.await_cast("agent", 1)[0];
+    let name = format!("claude-code ({})", agent.pid);
+    let lives = format!("Kept: its agent {name} lives.");
+    let reaped = format!("When {name} ends, it is reaped: SIGTERM, and SIGKILL 500ms later.");
+    let leaf = world.await_cast("leaf", 1)[0];
+    assert_says(&explain(&world, leaf), &[&lives, &reaped, "status 0"]);
+    let orphan = world.await_cast("orphan", 1)[0];
+    world.await_event("it is an orphan", |e| e.is("orphan", orphan));
+    let said = explain(&world, orphan);
+    assert_says(
+        &said,
+        &[
+            "its parent has exited",
+            &reaped,
+            "[detached]",
+            "(gone: exit 0)",
+        ],
+    );
+    let key = world.await_cast("key", 1)[0];
+    let kept = format!("When {name} ends, it is kept: the rule \"ssh-agent\" says so.");
+    assert_says(&explain(&world, key), &[&lives, &kept]);
+    assert_says(
+        &explain(&world, agent),
+        &["it is the agent", "what it leaves behind is due"],
+    );
+
+    // Who has never been of interest is told apart from who does not live.
+    let mut outside = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let said = ask(&world, &["explain", &outside.id().to_string()]);
+    let _ = outside.kill();
+    let _ = outside.wait();
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    assert_says(&said.err, &["no concern of this service"]);
+    let said = ask(&world, &["explain", &outside.id().to_string()]);
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    assert_says(&said.err, &["there is no process", "reaper history"]);
+}
+
+/// Who waits is told for what, by which rule, and for how long still.
+fn explained_in_time() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let words = ["die=exit+0", "server=listen", "leaf=sleep"];
+    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.await_cast("agent", 1);
+    world.await_cast("leaf", 1);
+    let server = world.await_cast("server", 1)[0];
+    world.open("die-agent");
+    world.await_event("it waits", |e| {
+        e.is("decision", server) && e.decision.as_deref() == Some("wait")
+    });
+    world.await_gone(&["leaf"]);
+    let pid = server.pid.to_string();
+    let why = told(&world, &["explain", &pid]);
+    let decision = &why["process"]["decision"];
+    assert_eq!(
+        (&decision["verdict"], &decision["rule"]),
+        (&"wait".into(), &"asked-for-servers".into())
+    );
+    assert!(
+        decision["for_s"]
+            .as_u64()
+            .is_some_and(|s| (500..=600).contains(&s)),
+        "{why}"
+    );
+    assert_eq!(why["facts"]["listening"], true);
+    assert_says(
+        &explain(&world, server),
+        &[
+            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (",
+            " ago with status 0.",
+            "that time is over, and it is reaped: SIGTERM, and SIGKILL 500ms later.",
+            "listens on a port: yes",
+            "[due] [waits ",
+        ],
+    );
+    assert_says(
+        &ask(&world, &["tree"]).out,
+        &["[due] [waits ", ": asked-for-servers]"],
+    );
+    world.assert_alive(&["server"]);
+}
+
+/// A keep for a time lasts that long, and no longer.
+fn keep_runs_out() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.await_cast("agent", 1);
+    let leaf = world.await_cast("leaf", 1)[0];
+    let pid = leaf.pid.to_string();
+    let wrong = [
+        &["keep", &pid, "--for", "0s"],
+        &["keep", &pid, "--for", "20years"],
+        &["keep", "0", "--for", "1s"],
+    ];
+    for args in wrong {
+        let said = ask(&world, args);
+        assert_eq!(said.code, Some(2), "{args:?}: {}{}", said.out, said.err);
+    }
+    let said = ask(&world, &["keep", &pid, "--for", "1s"]);
+    assert_eq!(said.out, format!("kept for 1s: process {pid}\n"));
+    world.await_event("it is kept", |e| e.is("keep", leaf));
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    let keeps = told(&world, &["keep", "--list"]);
+    assert_eq!(keeps["keeps"], Value::Array(Vec::new()));
+    let events = world.stop();
+    let said = |e: &&Event| e.is("decision", leaf);
+    let last = events.iter().rfind(said).expect("a decision");
+    assert_eq!(last.decision.as_deref(), Some("reap"));
+    let about: Vec<Value> = lines(&world)
+        .into_iter()
+        .filter(|e: &Value| e["process.pid"] == leaf.pid)
+        .collect();
+    let at = |name: &str| {
+        let event = about.iter().find(|e| e["event"] == name);
+        let time = event.and_then(|e| e["time_boot_ns"].as_u64());
+        time.unwrap_or_else(|| panic!("no time of '{name}' in {about:?}"))
+    };
+    let lived = at("signal") - at("keep");
+    assert!(
+        lived >= 1_000_000_000,
+        "signalled {lived} ns after it was kept"
+    );
+}
+
+/// Who stops or is killed is told apart from who refuses.
+fn stopped_service() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let path = socket(&world);
+    let asked = |world: &World| reaper(world.dir(), &["status", "--socket", &path]);
+    assert_eq!(asked(&world).code, Some(0));
+    world.crash();
+    let said = asked(&world);
+    assert_eq!(said.code, Some(5), "{}", said.err);
+    assert_says(&said.err, &[&path, "nobody listens", "sudo reaper daemon"]);
+    world.again(&[]);
+    assert_eq!(asked(&world).code, Some(0));
+    world.stop();
+    let said = asked(&world);
+    assert_eq!(said.code, Some(5), "{}", said.err);
+    assert_says(&said.err, &[&path, "no such socket", "sudo reaper daemon"]);
+    assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+}
+
+/// What answers with nothing, with half an answer, or with something else.
+fn broken_service() {
+    for (answer, message) in [
+        ("", "ended before it had answered"),
+        (
+            "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"groups\"",
+            "ended before it had answered",
+        ),
+        ("220 mail.example.org ESMTP\r\n", "no reaper service"),
+        (
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
+            "no reaper service",
+        ),
+    ] {
+        let dir = TempDir::new();
+        let listener = UnixListener::bind(dir.path().join("s")).expect("listen");
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody asks");
+            let mut head = [0; 4096];
+            let n = stream.read(&mut head).expect("read the question");
+            assert!(n > 0, "nothing is asked");
+            stream.write_all(answer.as_bytes()).expect("answer");
+        });
+        let Said { code, out, err } = reaper(dir.path(), &["tree", "--socket", "s"]);
+        server.join().expect("the server");
+        assert_eq!((code, &*out), (Some(5), ""), "{answer:?}: {err}");
+        assert_says(&err, &[message]);
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+}
+
+/// What was done is told afterwards, with the memory that it gave back.
+fn remembered() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    // What dies as soon as it is told to may be gone before its memory is read.
+    let words = ["leaf*3=stubborn", "marked=env:REAPER_KEEP=1+sleep"];
+    world.order("claude", "agent", "agent", &words.map(String::from));
+    let agent = world.await_cast("agent", 1)[0];
+    world.await_cast("leaf", 3);
+    world.await_cast("marked", 1);
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.stop();
+
+    let raw = fs::read_to_string(world.dir().join("events.jsonl")).expect("read the events");
+    let mut lines = raw
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let closed: Value = lines
+        .find(|e: &Value| e["event"] == "session.close")
+        .expect("a close");
+    let rss = closed["memory.rss"].as_u64().expect("memory");
+    assert!(rss > 3 * 4096, "{closed}");
+
+    let journal = eventually("a journal", || {
+        let mut entries = fs::read_dir(world.dir().join("journal")).ok()?.flatten();
+        let path = entries.find(|e| e.path().extension().is_some_and(|end| end == "db"))?;
+        Some(path.path().display().to_string())
+    });
+    let history = |more: &[&str]| {
+        let said = reaper(
+            world.dir(),
+            &[&["history", "--file", &journal], more].concat(),
+        );
+        assert_eq!(said.code, Some(0), "{more:?}: {}", said.err);
+        said
+    };
+    let sessions = history(&["--json"]).out;
+    assert_eq!(sessions.lines().count(), 1, "{sessions}");
+    let session: Value = serde_json::from_str(&sessions).expect("JSON");
+    assert_eq!(session["process.pid"], agent.pid);
+    assert_eq!(
+        [&session["reaped"], &session["kept"], &session["failed"]],
+        [&Value::from(3), &1.into(), &0.into()]
+    );
+    assert_eq!(session["memory.rss"].as_u64(), Some(rss));
+    assert_eq!(session["process.exit.signal"], "SIGKILL");
+    let processes = session["processes"].as_array().expect("processes");
+    let ended = processes
+        .iter()
+        .filter(|p| p["outcomes"][0]["outcome"] == "ended");
+    let each: u64 = ended
+        .filter_map(|p| p["outcomes"][0]["memory.rss"].as_u64())
+        .sum();
+    assert_eq!(each, rss, "{session}");
+    let text = history(&["--since", "1h", "--agent", "claude-code"]).out;
+    assert_says(
+        &text,
+        &[
+            "3 reaped, 1 kept, 0 failed, ",
+            " given back",
+            "REAPER_KEEP=1",
+            "SIGKILL",
+        ],
+    );
+    let said = history(&["--agent", "nobody"]);
+    assert_eq!(said.out, "");
+    assert_says(&said.err, &["no such session"]);
+    let said = reaper(world.dir(), &["history", "--file", "none.db"]);
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    assert_says(&said.err, &["none.db"]);
+}
+
+/// What a rule reaps under a living agent closes nothing: that comes once, after the agent's end, and counts both.
+fn closed_once() {
+    let mut world = World::new(true);
+    let rule = "[[rule]]\nname = \"idle\"\naction = \"reap\"\nafter = \"200ms\"\nsession = \"alive\"\norphan = true\n";
+    world.watch(&format!("{CONFIG}{rule}"), &[]);
+    let words = ["leaf=sleep", "orphan=double+sleep"];
+    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.await_cast("agent", 1);
+    world.await_cast("leaf", 1);
+    let orphan = world.await_cast("orphan", 1)[0];
+    world.await_event("it is reaped", |e| e.is("outcome", orphan));
+    world.assert_alive(&["agent", "leaf"]);
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    let events = world.stop();
+    let at = |name: &str| events.iter().position(|e| e.event == name);
+    assert!(
+        at("session.root_gone") < at("session.close"),
+        "closed before its agent was gone"
+    );
+    let closed = |e: &&Event| e.event == "session.close";
+    assert_eq!(events.iter().filter(closed).count(), 1);
+    let rule = events.iter().rfind(|e| e.is("decision", orphan));
+    let rule = rule.expect("a decision");
+    assert_eq!(
+        (rule.reason.as_deref(), rule.rule.as_deref()),
+        (Some("reap_rule"), Some("idle"))
+    );
+}
+
+/// A session that goes on only for what a user keeps says so when it is closed, and how that ended when it has.
+fn closed_again() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    let words = ["wanted=parent+worker+sleep", "leaf=sleep"];
+    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.await_cast("agent", 1);
+    world.await_cast("leaf", 1);
+    world.await_cast("worker", 1);
+    let wanted = world.one("wanted");
+    let pid = wanted.pid.to_string();
+    let said = ask(&world, &["keep", &pid, "--tree"]);
+    let kept = format!("kept until it ends: process {pid} and 1 process below it\n");
+    assert_eq!(said.out, kept, "{}", said.err);
+    assert_eq!(told(&world, &["status"])["kept"], 0, "its agent lives");
+    world.kill("agent");
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.assert_alive(&["wanted", "worker"]);
+    let status = told(&world, &["status"]);
+    assert_eq!(status["kept"], 2, "{status}");
+    assert!(
+        status["since"]
+            .as_str()
+            .is_some_and(|since| since.len() == "2026-11-20T18:09:16Z".len()),
+        "{status}"
+    );
+    assert_says(
+        &ask(&world, &["status"]).out,
+        &["2 processes whose agent is gone"],
+    );
+    assert_says(
+        &ask(&world, &["tree"]).out,
+        &[", 2 kept; session claude-code-", "[due] [kept by a user]"],
+    );
+    // What is below it is not let go on its own, and takes nobody along.
+    let worker = world.one("worker").pid.to_string();
+    let said = ask(&world, &["unkeep", &worker]);
+    assert_eq!(said.code, Some(1), "{}", said.out);
+    assert_says(&said.err, &[&format!("is kept with process {pid}: ")]);
+    assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
+    world.await_gone(&["wanted", "worker"]);
+    eventually("it is closed again", || {
+        let closed = |e: &&Event| e.event == "session.close";
+        (world.daemon().events().iter().filter(closed).count() == 2).then_some(())
+    });
+    assert_eq!(told(&world, &["status"])["kept"], 0);
+    let events = world.stop();
+    let session = |e: &Event| e.session_id.clone();
+    let outcome = events.iter().find(|e| e.is("outcome", wanted));
+    let closes: Vec<Value> = lines(&world)
+        .into_iter()
+        .filter(|e| e["event"] == "session.close")
+        .collect();
+    let [first, last] = closes.as_slice() else {
+        panic!("closed {} times", closes.len())
+    };
+    assert_eq!((&first["reaped"], &first["kept"]), (&1.into(), &2.into()));
+    assert_eq!(first["kept_reasons"], serde_json::json!(["kept_by_user"]));
+    assert_eq!((&last["reaped"], &last["kept"]), (&3.into(), &0.into()));
+    let of = outcome.and_then(session);
+    assert_eq!(of.as_deref(), first["session_id"].as_str());
+}
+
+/// A zombie is told of as one: it was not reaped, and has given nothing back.
+fn zombies_apart() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    world.order("claude", "agent", "agent", &["leaf=negligent".into()]);
+    world.await_cast("agent", 1);
+    world.await_cast("leaf", 1);
+    eventually("there is a zombie", || {
+        (told(&world, &["status"])["zombies"] == 1).then_some(())
+    });
+    assert_says(&ask(&world, &["tree"]).out, &["[zombie]"]);
+    let status = told(&world, &["status"]);
+    assert_eq!(
+        (&status["reaped"], &status["memory.rss"]),
+        (&0.into(), &0.into())
+    );
+    world.kill("agent");
+    world.await_gone(&["leaf"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.stop();
+    let lines = lines(&world);
+    let close = lines.iter().find(|e| e["event"] == "session.close");
+    let close = close.expect("the session is closed");
+    assert_eq!(close["reaped"], 1, "the leaf: {close}");
+    let outcomes = lines.iter().filter(|e| e["event"] == "outcome");
+    let read: u64 = outcomes.filter_map(|e| e["memory.rss"].as_u64()).sum();
+    assert_eq!(close["memory.rss"], read, "{close}");
+    assert!(close["memory.pss"].as_u64() <= Some(read), "{close}");
+}
+
+/// The stream as it was written.
+fn lines(world: &World) -> Vec<Value> {
+    let raw = fs::read_to_string(world.dir().join("events.jsonl")).expect("read the events");
+    let lines = raw.lines();
+    lines
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}

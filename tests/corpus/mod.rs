@@ -1,0 +1,100 @@
+//! The precision corpus: scenarios as data, each run on real processes in enforce and in observe against the same
+//! expected decisions.
+
+mod read;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use libtest_mimic::Trial;
+
+use crate::trees::{Mode, Source, Toll, trial};
+use read::{CORPUS, Entry};
+
+/// Names of those that have come to their end, in one mode or both.
+static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+/// How often one was run.
+static RUN: AtomicUsize = AtomicUsize::new(0);
+static WRONG_KILLS: AtomicUsize = AtomicUsize::new(0);
+static SURVIVORS: AtomicUsize = AtomicUsize::new(0);
+
+/// Every scenario in both modes.
+pub fn trials() -> Vec<Trial> {
+    let modes = [("enforced", Mode::Enforce), ("observed", Mode::Observe)];
+    let all = modes.into_iter().flat_map(|(how, mode)| {
+        let in_mode = move |entry: &'static Entry| {
+            trial("corpus", &format!("{}::{how}", entry.name), move || {
+                entry.scenario().play(mode, |toll| count(&entry.name, toll));
+            })
+        };
+        CORPUS.scenario.iter().map(in_mode)
+    });
+    all.collect()
+}
+
+/// Every scenario in enforce, seen through another source than the probes.
+pub fn through(source: Source) -> Vec<Trial> {
+    let played = move |entry: &'static Entry| {
+        let name = format!("corpus::{}", entry.name);
+        trial(source.name(), &name, move || {
+            let scenario = entry.scenario().through(source);
+            scenario.play(Mode::Enforce, |toll| count(&entry.name, toll));
+        })
+    };
+    CORPUS.scenario.iter().map(played).collect()
+}
+
+fn count(name: &'static str, toll: Toll) {
+    if toll.told {
+        let mut names = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        names.insert(name);
+    }
+    RUN.fetch_add(1, Ordering::Relaxed);
+    WRONG_KILLS.fetch_add(toll.wrong_kills, Ordering::Relaxed);
+    SURVIVORS.fetch_add(toll.survivors, Ordering::Relaxed);
+}
+
+/// What has come of those that have been run, if any has.
+pub fn summary() -> Option<String> {
+    let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).len();
+    let (wrong, left) = (&WRONG_KILLS, &SURVIVORS);
+    let line = || {
+        format!(
+            "scenarios {told}, wrong kills {}, survivors {}",
+            wrong.load(Ordering::Relaxed),
+            left.load(Ordering::Relaxed)
+        )
+    };
+    (RUN.load(Ordering::Relaxed) > 0).then(line)
+}
+
+/// What a scenario may be an entry of: what users have been through, what is never signalled, where membership
+/// stops, what is kept, what people mark, and what each agent looks like.
+const ENTRIES: [&str; 19] = [
+    "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "never", "boundary",
+    "keep", "mark", "agent",
+];
+
+/// Whether there is a scenario of each entry and of each rule that is built in.
+pub fn completeness() -> Trial {
+    trial("corpus", "completeness", || {
+        let all = &CORPUS.scenario;
+        assert!(all.len() >= 60, "{} scenarios", all.len());
+        let names: BTreeSet<&str> = all.iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names.len(), all.len(), "names of scenarios");
+        let entries: BTreeSet<&str> = all.iter().map(|entry| entry.entry.as_str()).collect();
+        assert_eq!(entries, BTreeSet::from(ENTRIES), "entries");
+        let spoken: BTreeSet<&str> = all.iter().flat_map(Entry::rules).collect();
+        let builtin: toml::Table =
+            toml::from_str(include_str!("../../reaper-user/src/catalogue.toml"))
+                .expect("the catalogue");
+        let rules = builtin
+            .values()
+            .filter_map(|rules| rules.as_array())
+            .flatten();
+        let names = rules.filter_map(|rule| rule.get("name")?.as_str());
+        let silent: Vec<&str> = names.filter(|name| !spoken.contains(name)).collect();
+        assert!(silent.is_empty(), "rules without a scenario: {silent:?}");
+    })
+}

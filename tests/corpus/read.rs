@@ -1,0 +1,230 @@
+//! The scenarios as they are written down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::trees::{Death, Fate, Part, Said, Scenario, Starter};
+
+/// All that is in the file. It is there as long as the program is, and so are the scenarios.
+pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
+    toml::from_str(include_str!("scenarios.toml")).unwrap_or_else(|e| panic!("scenarios.toml: {e}"))
+});
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Corpus {
+    /// The first word is a path below the test's directory, the others its first arguments.
+    program: BTreeMap<String, Vec<String>>,
+    pub scenario: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    pub name: String,
+    /// What of the collected experience with agents it is.
+    pub entry: String,
+    /// The program that is the agent.
+    #[serde(default = "claude")]
+    image: String,
+    /// The rule by which it must be recognised; empty if it must not be.
+    agent: Option<String>,
+    via: Option<String>,
+    #[serde(default = "killed")]
+    dies: String,
+    /// The role that dies.
+    #[serde(default = "the_agent")]
+    victim: String,
+    #[serde(default)]
+    config: String,
+    /// `first`, `last` or `within`.
+    #[serde(default = "first")]
+    daemon: String,
+    #[serde(default = "yes")]
+    subreaper: bool,
+    #[serde(default)]
+    again: bool,
+    #[serde(default)]
+    unit: bool,
+    parts: Vec<PartEntry>,
+    /// The decisions of the parts, read from their fates.
+    #[serde(skip)]
+    said: std::sync::OnceLock<Vec<Vec<Said>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartEntry {
+    role: String,
+    #[serde(default)]
+    how: String,
+    /// `agent`, `launcher`, or the role of a part that the launcher starts.
+    #[serde(default = "the_agent")]
+    by: String,
+    #[serde(default = "one")]
+    times: usize,
+    /// Who it is, if it is there already.
+    pid: Option<i32>,
+    /// `reaped`, `detached`, `outside`, `first`, `boundary RULE`, or decisions with commas between, each of the
+    /// decision, its reason, and the name of the rule if it matters.
+    #[serde(default = "reaped")]
+    fate: String,
+    adopter: Option<String>,
+    #[serde(default)]
+    may_fall: bool,
+}
+
+fn claude() -> String {
+    "claude".into()
+}
+fn killed() -> String {
+    "killed".into()
+}
+fn the_agent() -> String {
+    "agent".into()
+}
+fn first() -> String {
+    "first".into()
+}
+fn reaped() -> String {
+    "reaped".into()
+}
+fn yes() -> bool {
+    true
+}
+fn one() -> usize {
+    1
+}
+
+impl Entry {
+    /// Names of the rules that must have spoken in it.
+    pub fn rules(&'static self) -> BTreeSet<&'static str> {
+        let parts = self.parts().into_iter();
+        let of_parts = parts.flat_map(|part| match part.fate {
+            Fate::Boundary(rule) => vec![rule],
+            _ => part.decisions().iter().filter_map(|s| s.rule).collect(),
+        });
+        of_parts.chain(self.agent.as_deref()).collect()
+    }
+
+    /// # Panics
+    /// It says something that nobody understands.
+    pub fn scenario(&'static self) -> Scenario {
+        let config = format!("grace = \"300ms\"\n{}", self.config).leak();
+        let mut scenario = Scenario::new(&self.name, &self.parts())
+            .image(&self.image)
+            .dies(self.death())
+            .victim(&self.victim)
+            .config(config)
+            .programs(self.programs());
+        if let Some(rule) = &self.agent {
+            scenario = scenario.recognised(rule);
+        }
+        if let Some(via) = &self.via {
+            scenario = scenario.via(via);
+        }
+        scenario = match self.daemon.as_str() {
+            "first" => scenario,
+            "last" => scenario.before(),
+            "within" => scenario.within(),
+            other => panic!("{}: the daemon cannot begin {other:?}", self.name),
+        };
+        if !self.subreaper {
+            scenario = scenario.no_subreaper();
+        }
+        if self.again {
+            scenario = scenario.again();
+        }
+        if self.unit {
+            scenario = scenario.in_unit();
+        }
+        scenario
+    }
+
+    fn death(&'static self) -> Death {
+        match self.dies.as_str() {
+            "killed" => Death::Killed,
+            "segfault" => Death::Falls("segfault", "SIGSEGV"),
+            "relaunch" => Death::Relaunches,
+            "lives" => Death::Lives,
+            "leader-first" => Death::LosesLeader,
+            how => {
+                let code = how.strip_prefix("exit ").and_then(|code| code.parse().ok());
+                Death::Exits(
+                    how,
+                    code.unwrap_or_else(|| panic!("{}: nobody dies {how:?}", self.name)),
+                )
+            }
+        }
+    }
+
+    fn parts(&'static self) -> Vec<Part> {
+        let said = self.said.get_or_init(|| {
+            let fates = self.parts.iter().map(|part| part.fate.as_str());
+            // Every entry lives as long as the program.
+            fates
+                .map(|fate| decisions(Box::leak(fate.into())))
+                .collect()
+        });
+        let parts = self.parts.iter().zip(said);
+        parts.map(|(part, said)| part.part(said)).collect()
+    }
+
+    /// The programs that are named in it.
+    fn programs(&'static self) -> Vec<(&'static str, &'static [String])> {
+        let how = self.parts.iter().map(|part| part.how.as_str());
+        let words = how
+            .chain(self.via.as_deref())
+            .flat_map(|how| how.split([' ', '+', '=']));
+        let named = words.filter_map(|word| word.strip_prefix("as:"));
+        let named: BTreeSet<&str> = named.chain([self.image.as_str()]).collect();
+        let all = CORPUS.program.iter();
+        all.filter(|(name, _)| named.contains(name.as_str()))
+            .map(|(name, words)| (name.as_str(), words.as_slice()))
+            .collect()
+    }
+}
+
+impl PartEntry {
+    fn part(&'static self, said: &'static [Said]) -> Part {
+        let fate = match self.fate.as_str() {
+            "reaped" => Fate::Reaped,
+            "detached" => Fate::Detached,
+            "outside" => Fate::Outside,
+            "first" => Fate::First,
+            fate => match fate.strip_prefix("boundary ") {
+                Some(rule) => Fate::Boundary(rule),
+                None => Fate::Decided(said),
+            },
+        };
+        let adopter = self.adopter.as_deref();
+        let part = Part::new(&self.role, &self.how, fate, adopter).times(self.times);
+        Part {
+            by: match self.by.as_str() {
+                "agent" => Starter::Agent,
+                "launcher" => Starter::Launcher,
+                role => Starter::Part(role),
+            },
+            pid: self.pid,
+            may_fall: self.may_fall,
+            ..part
+        }
+    }
+}
+
+/// The decisions of a fate that is made of such.
+fn decisions(fate: &'static str) -> Vec<Said> {
+    let said = fate.split(", ").filter_map(|said| {
+        let mut words = said.split(' ');
+        let (decision, reason) = (words.next()?, words.next()?);
+        let rule = words.next();
+        Some(Said {
+            decision,
+            reason,
+            rule,
+        })
+    });
+    said.collect()
+}

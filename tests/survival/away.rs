@@ -1,0 +1,100 @@
+//! What happens while no service is there.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::{Lasting, Story};
+use crate::trees::OWN_RULES;
+
+pub const STORIES: &[Story] = &[
+    ("down-for-ten-seconds", down_for_ten_seconds),
+    ("relaunch-while-down", relaunch_while_down),
+];
+
+/// Agents die, come, come and die; their children fork and daemonise. All of it is found on return.
+fn down_for_ten_seconds() {
+    let mut life = Lasting::new(OWN_RULES, &[]);
+    life.agent(
+        "killed",
+        &[
+            "leaf=sleep",
+            "trap=trap",
+            "later=later+go+apart+double+setsid",
+        ],
+        &["leaf", "later"],
+    );
+    let children = [
+        "stubborn=stubborn",
+        "keeper=as:test-keeper+sleep",
+        "die=exit+3",
+    ];
+    life.agent("exits", &children, &["stubborn", "keeper"]);
+    life.agent("stays", &["stays-leaf=sleep"], &["stays-leaf"]);
+    life.await_sessions(&["killed", "exits", "stays"]);
+    life.world.crash();
+    let back = Instant::now() + Duration::from_secs(10);
+    life.world.open("go");
+    life.world.await_cast("apart", 1);
+    life.agent(
+        "new",
+        &["new-leaf=sleep", "busy=busy+300"],
+        &["new-leaf", "busy"],
+    );
+    life.agent("comes", &["comes-leaf=double+setsid"], &["comes-leaf"]);
+    life.world.await_cast("brood", 100);
+    ["killed", "new"]
+        .iter()
+        .for_each(|role| life.world.kill(role));
+    life.world.open("die-exits");
+    sleep(back.saturating_duration_since(Instant::now()));
+    // Nobody was there to end these; what the kernel ends by itself is another story.
+    let living = ["apart", "stubborn", "new-leaf", "brood"];
+    life.world.assert_alive(&living);
+    life.world.again(&[]);
+    let stay = ["stays", "stays-leaf", "comes", "comes-leaf", "keeper"];
+    life.await_left(&stay);
+    ["stays", "comes"]
+        .iter()
+        .for_each(|role| life.world.kill(role));
+    life.await_left(&["keeper"]);
+    life.world.stop();
+    life.judge(&["keeper"]);
+    let resumed = life
+        .stream()
+        .iter()
+        .filter(|e| e.event == "session.resume")
+        .count();
+    assert_eq!(resumed, 3, "sessions that were taken up");
+}
+
+/// A root that leaves of its own accord hands the session over to its child, though nobody looks.
+fn relaunch_while_down() {
+    let mut life = Lasting::new(OWN_RULES, &[]);
+    let args = [
+        "leaf=sleep",
+        "second=as:claude+agent+second-leaf=sleep",
+        "die=exit+0",
+    ];
+    life.world
+        .order("worker", "terminal", "terminal", &args.map(String::from));
+    let cast = ["terminal", "agent", "leaf", "second", "second-leaf"];
+    cast.iter()
+        .for_each(|role| drop(life.world.await_cast(role, 1)));
+    life.await_sessions(&["agent", "second"]);
+    life.world.crash();
+    life.world.open("die-agent");
+    life.world.await_gone(&["agent"]);
+    life.world.again(&[]);
+    let second = life.world.one("second");
+    life.world
+        .await_event("a relaunch", |e| e.is("session.relaunch", second));
+    // Whatever was wrong would be done by now.
+    sleep(Duration::from_secs(1));
+    life.world.assert_alive(&cast[2..]);
+    let signalled = life.stream().into_iter().find(|e| e.event == "signal");
+    assert!(signalled.is_none(), "somebody was signalled: {signalled:?}");
+    life.world.kill("second");
+    life.await_left(&["terminal"]);
+    life.world.stop();
+    life.judge(&["terminal"]);
+}

@@ -1,0 +1,94 @@
+//! What finds no room.
+
+use nix::sys::signal::Signal;
+
+use super::{Lasting, Story};
+use crate::proc::Identity;
+use crate::trees::OWN_RULES;
+
+pub const STORIES: &[Story] = &[
+    ("fork-bomb-with-a-tiny-ring", fork_bomb),
+    ("fork-bomb-with-a-small-socket", small_socket),
+    ("members-full", members_full),
+];
+
+fn fork_bomb() {
+    overrun("ebpf");
+}
+
+/// The same where the proc connector's socket has no room for more.
+fn small_socket() {
+    overrun("proc-connector");
+}
+
+/// Thousands of records are lost, the agent's end among them.
+fn overrun(source: &str) {
+    let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
+    let mut life = Lasting::new(&config, &["--source", source]);
+    let children = [
+        "leaf=sleep",
+        "bomb=later+go+swarm+swarm+2000",
+        "keeper=as:test-keeper+sleep",
+    ];
+    life.agent("agent", &children, &["leaf", "bomb", "keeper"]);
+    life.await_sessions(&["agent"]);
+    let daemon = daemon(&life);
+    // However fast it reads, that is too much.
+    assert!(
+        daemon.signal(Signal::SIGSTOP),
+        "the daemon could not be stopped"
+    );
+    life.world.open("go");
+    life.world.await_cast("brood", 1500);
+    life.world.kill("agent");
+    life.world.await_cast("brood", 2000);
+    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
+    life.await_left(&["keeper"]);
+    life.world
+        .await_event("the session is closed", |e| e.event == "session.close");
+    life.world.stop();
+    assert_gap(&life, "records_lost");
+}
+
+/// The map has no room for all members: those are told of, and ended all the same.
+fn members_full() {
+    let mut life = Lasting::new(&format!("max_members = 1024\n{OWN_RULES}"), &[]);
+    life.agent(
+        "agent",
+        &["leaf=sleep", "swarm=swarm+1500"],
+        &["leaf", "swarm"],
+    );
+    life.world.await_cast("brood", 1500);
+    life.world
+        .await_event("a full map", |e| e.event == "members.full");
+    life.world.kill("agent");
+    life.await_left(&[]);
+    life.world
+        .await_event("the session is closed", |e| e.event == "session.close");
+    life.world.stop();
+    assert_gap(&life, "members_full");
+}
+
+fn daemon(life: &Lasting) -> Identity {
+    let pid = life.world.daemon().pid();
+    crate::proc::stat(pid).expect("the daemon").id
+}
+
+/// A gap was told of and closed, and nobody was signalled for whom it was not.
+fn assert_gap(life: &Lasting, reason: &str) {
+    let stream = life.stream();
+    let find = |name: &str| stream.iter().find(|e| e.event == name);
+    let open = find("gap.open").expect("a gap is opened");
+    assert_eq!(open.reason.as_deref(), Some(reason), "{open:?}");
+    assert!(open.lost > Some(0), "how much is missing: {open:?}");
+    let closed = find("gap.closed").expect("the gap is closed");
+    assert!(open.seq < closed.seq, "closed before it was opened");
+    for role in super::OUTSIDERS.iter().chain(&["keeper"]) {
+        for who in life.world.cast(role) {
+            assert!(
+                !stream.iter().any(|e| e.is("signal", who)),
+                "'{role}' was signalled"
+            );
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What users want kept, while the service that was asked for it is no more.
+
+use super::{Lasting, Story};
+use crate::cli::{ask, told};
+use crate::trees::OWN_RULES;
+
+pub const STORIES: &[Story] = &[("tree-kept-over-a-restart", tree_kept_over_a_restart)];
+
+/// Who was born to a kept process after that was asked for, and has left its tree, is kept by the service that
+/// comes next, though the one that was asked for is gone; and is let go by whoever takes that back.
+fn tree_kept_over_a_restart() {
+    let mut life = Lasting::new(OWN_RULES, &[]);
+    let children = ["top=later+go+apart+double+setsid", "other=double+setsid"];
+    life.agent("agent", &children, &["top", "other"]);
+    life.await_sessions(&["agent"]);
+    let top = life.world.one("top");
+    let said = ask(&life.world, &["keep", &top.pid.to_string(), "--tree"]);
+    assert_eq!(
+        said.out,
+        format!("kept until it ends: process {}\n", top.pid),
+        "{}",
+        said.err
+    );
+    life.world.open("go");
+    let apart = life.world.await_cast("apart", 1)[0];
+    life.world
+        .await_event("it is an orphan", |e| e.is("orphan", apart));
+    // A shorter wish for itself beside that for the tree: each of them is written down.
+    let said = ask(
+        &life.world,
+        &["keep", &apart.pid.to_string(), "--for", "1h"],
+    );
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    life.world.kill("top");
+    life.world.await_gone(&["top"]);
+    life.world.crash();
+    life.world.again(&[]);
+    let keeps = told(&life.world, &["keep", "--list"]);
+    assert_eq!(keeps["keeps"][0]["process"]["pid"], apart.pid, "{keeps}");
+    life.world.kill("agent");
+    life.await_left(&["apart"]);
+    life.world.await_event("it is kept", |e| {
+        e.is("decision", apart) && e.reason.as_deref() == Some("kept_by_user")
+    });
+    let unkeep = |life: &Lasting| {
+        let said = ask(&life.world, &["unkeep", &apart.pid.to_string()]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    };
+    // Its own wish first, then that for the tree.
+    for _ in 0..2 {
+        let keeps = told(&life.world, &["keep", "--list"]);
+        let kept = &keeps["keeps"][0];
+        assert_eq!(
+            (&kept["process"]["pid"], &kept["tree"]),
+            (&apart.pid.into(), &true.into()),
+            "{keeps}"
+        );
+        unkeep(&life);
+    }
+    life.await_left(&[]);
+    // Nor does the one after that begin with it.
+    life.world.crash();
+    life.world.again(&[]);
+    let keeps = told(&life.world, &["keep", "--list"]);
+    assert_eq!(keeps["keeps"].as_array().map(Vec::len), Some(0), "{keeps}");
+    life.world.stop();
+}

@@ -1,0 +1,140 @@
+//! From the start of a service to where it has caught up with what gathered after the one before it was killed.
+
+use anyhow::{Context, Result, ensure};
+
+use super::daemon::Setup;
+use super::host::{cpu_ns, threads};
+use super::load::{Load, Place};
+use super::pins::Pins;
+use super::stats::{median, quantile};
+use super::table::Row;
+use super::{Bench, wait};
+
+/// Records that the goal speaks of.
+const RECORDS: u64 = 100_000;
+/// MiB of the ring: room for twice as much.
+const RING: [u32; 2] = [32, 4];
+
+/// One restart; times in ms.
+struct Restart {
+    caught_up: f64,
+    told: f64,
+    records: u64,
+    bytes: u64,
+    lost: u64,
+    missing: u64,
+    engine: f64,
+    export: f64,
+}
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let pins = Pins::mounted(bench)?;
+    let rounds = (0..bench.pick(5, 1)).map(|_| restart(bench, &pins));
+    let rounds: Vec<Restart> = rounds.collect::<Result<_>>()?;
+    let all = |of: fn(&Restart) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
+    let least = |of: fn(&Restart) -> u64| rounds.iter().map(of).min().unwrap_or_default();
+    let most = |of: fn(&Restart) -> u64| rounds.iter().map(of).max().unwrap_or_default();
+    let records = least(|r| r.records);
+    let caught_up = all(|r| r.caught_up);
+    let note = format!(
+        "{records} records ({:.1} MiB, ring of {}) read and decided about; {} restarts, max {:.0} ms; engine's CPU {:.0} ms",
+        least(|r| r.bytes) as f64 / f64::from(1 << 20),
+        bench.pick(RING[0], RING[1]),
+        rounds.len(),
+        quantile(&caught_up, 1.0),
+        median(&all(|r| r.engine)),
+    );
+    let what = "restart to caught-up with the backlog";
+    let caught_up = Row::new(what, median(&caught_up), "ms").note(note);
+    let told = all(|r| r.told);
+    let note = format!(
+        "max {:.0} ms; export's CPU {:.0} ms",
+        quantile(&told, 1.0),
+        median(&all(|r| r.export))
+    );
+    Ok(vec![
+        // Fewer than the goal speaks of prove nothing.
+        if records < RECORDS {
+            caught_up
+        } else {
+            caught_up.at_most(300.0)
+        },
+        Row::new(
+            "restart to the backlog's last line in the stream",
+            median(&told),
+            "ms",
+        )
+        .note(note),
+        Row::new(
+            "records lost while nobody read",
+            most(|r| r.lost) as f64,
+            "",
+        )
+        .at_most(0.0)
+        .note(format!(
+            "lines of the stream left out: {}",
+            most(|r| r.missing)
+        )),
+    ])
+}
+
+fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
+    let mut load = Load::start(bench, Place::Inside)?;
+    let setup = Setup::new(bench, "enforce").scope([&load]);
+    let ring = bench.pick(RING[0], RING[1]);
+    let setup = setup.set(&format!("ring_size = \"{ring} MiB\""));
+    let setup = setup.pinned(pins);
+    let daemon = setup.start()?;
+    daemon.rest();
+    // As SIGKILL ends it.
+    drop(daemon);
+    let ring = pins.ring()?;
+    // Each is a fork, an exec and an exit.
+    let n = bench.pick(RECORDS / 3 + 1, 5_000);
+    load.obey(&format!("spawn {n}"))?;
+    let (end, bytes) = (ring.produced(), ring.produced() - ring.consumed());
+
+    let before = boot_ns()?;
+    let daemon = setup.start()?;
+    // Given back only once it is told.
+    ensure!(
+        wait::until(|| ring.consumed() >= end),
+        "reaper does not catch up"
+    );
+    let told = daemon.told_after();
+    let threads = threads(daemon.pid())?;
+    let said = daemon.stop()?;
+    let resumed = said.ready()?;
+    ensure!(
+        resumed["resumed"] == true && said.events("session.resume")?.len() == 1,
+        "reaper has not taken up what was left"
+    );
+    let caught_up = said.events("caught_up")?;
+    let caught_up = caught_up
+        .first()
+        .and_then(|line| line["time_boot_ns"].as_u64());
+    let caught_up = caught_up.context("reaper does not say that it has caught up")? - before;
+    let lost_before = resumed["lost_before"].as_u64().unwrap_or_default();
+    let records = said.count("events");
+    ensure!(
+        lost_before > 0 || records >= 3 * n,
+        "{records} records for {n} processes"
+    );
+    let cpu = |name| cpu_ns(&threads, Some(name)) as f64 / 1e6;
+    Ok(Restart {
+        caught_up: caught_up as f64 / 1e6,
+        told: told.as_secs_f64() * 1e3,
+        records,
+        bytes,
+        lost: lost_before + said.count("lost"),
+        missing: said.lines_missing()?,
+        engine: cpu("engine"),
+        export: cpu("export"),
+    })
+}
+
+/// Nanoseconds since boot, as the stream has them.
+fn boot_ns() -> Result<u64> {
+    let now = nix::time::ClockId::CLOCK_BOOTTIME.now()?;
+    Ok(std::time::Duration::from(now).as_nanos() as u64)
+}

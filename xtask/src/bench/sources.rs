@@ -1,0 +1,170 @@
+//! The same orphans, ended by what sees them in other ways: each source, and a scanner as users run it today.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::libc::SYS_getdents64;
+
+use super::actor::{AGENT, ORPHAN};
+use super::daemon::Setup;
+use super::host::{births_and_tasks, threads};
+use super::latency::traced;
+use super::load::{Load, Place};
+use super::stats::{median, quantile};
+use super::table::Row;
+use super::trace::{Stamp, Trace};
+use super::{Bench, raw};
+
+/// How long an agent has lived, in ms, before it is killed: a scan has seen it and its child.
+const LIVED: u32 = 300;
+/// Seconds between two looks of the scanner.
+const EVERY: u32 = 5;
+/// Processes that sleep while a scan looks at them.
+const SLEEPERS: u64 = 1000;
+/// What the trace's events mean: the thread lists /proc on, or has come to the end of the list.
+const LISTS: usize = 0;
+const HAS_LISTED: usize = 1;
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for source in ["ebpf", "proc-connector", "procfs"] {
+        rows.extend(through(bench, source)?);
+    }
+    rows.extend(scanner(bench)?);
+    rows.push(pass(bench)?);
+    Ok(rows)
+}
+
+fn through(bench: &Bench, source: &str) -> Result<[Row; 2]> {
+    let start = |load: &_| {
+        let setup = Setup::new(bench, "enforce").scope([load]);
+        let setup = setup.set("kernel_reap = \"off\"");
+        setup.set(&format!("source = \"{source}\"")).start()
+    };
+    let (after, daemon) = traced(bench, bench.pick(200, 40), 1, LIVED, start)?;
+    daemon.rest();
+    let said = daemon.stop()?;
+    ensure!(said.count("lost") == 0, "events were lost meanwhile");
+    Ok(rows(&format!("through {source}"), &after))
+}
+
+/// A loop of `ps` that kills the bench's orphans, and nobody else.
+fn scanner(bench: &Bench) -> Result<[Row; 2]> {
+    let look = format!(
+        "while :; do ps -eo pid=,ppid=,comm= | awk '{{ comm[$1] = $3; parent[$1] = $2 }} \
+         END {{ for (pid in comm) if (comm[pid] == \"{ORPHAN}\" && comm[parent[pid]] != \"{AGENT}\") print pid }}' | \
+         xargs -r kill; sleep {EVERY}; done"
+    );
+    let start = |_: &_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &look]).stdin(Stdio::null());
+        raw::end_with_us(&mut command);
+        let child = command.spawn().context("cannot start sh")?;
+        Ok(Ended(child))
+    };
+    let (after, scanner) = traced(bench, bench.pick(20, 4), 1, LIVED, start)?;
+    drop(scanner);
+    Ok(rows(&format!("by a loop of ps every {EVERY} s"), &after))
+}
+
+fn rows(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
+    let first: Vec<f64> = after.iter().map(|round| round[0]).collect();
+    let row = |part, of| {
+        let what = format!("exit to signal, {how}: {part}");
+        Row::new(what, quantile(&first, of), "µs")
+    };
+    let note = format!(
+        "{} kills of agents {LIVED} ms old; the kernel's stamps",
+        first.len()
+    );
+    [row("median", 0.5).note(note), row("p99", 0.99)]
+}
+
+/// One look at all processes, of which nothing has changed.
+fn pass(bench: &Bench) -> Result<Row> {
+    let mut load = Load::start(bench, Place::Outside)?;
+    let made = load.obey(&format!("sleepers {SLEEPERS}"))?;
+    ensure!(
+        made == SLEEPERS,
+        "the system allowed {made} of {SLEEPERS} processes"
+    );
+    let setup = Setup::new(bench, "observe").scope([&load]);
+    let setup = setup.set("source = \"procfs\"");
+    let setup = setup.set("scan_min_interval = \"50ms\"\nscan_max_interval = \"50ms\"");
+    let daemon = setup.start()?;
+    daemon.rest();
+    let engine = threads(daemon.pid())?;
+    let engine = engine.iter().find(|thread| thread.name == "engine");
+    let engine = engine.context("reaper has no engine")?.id;
+    let lists = format!("common_pid == {engine} && id == {SYS_getdents64}");
+    let trace = Trace::start(&[
+        ("raw_syscalls/sys_enter", lists.clone()),
+        ("raw_syscalls/sys_exit", format!("{lists} && ret == 0")),
+    ])?;
+    std::thread::sleep(Duration::from_secs(bench.pick(10, 3)));
+    let took = passes(&trace.stamps()?);
+    let (_, tasks) = births_and_tasks()?;
+    daemon.stop()?;
+    ensure!(!took.is_empty(), "no look at the processes is in the trace");
+    let note = format!(
+        "median of {}, p99 {:.1} ms; {SLEEPERS} sleepers among {tasks} tasks, each system call traced",
+        took.len(),
+        quantile(&took, 0.99) / 1e3
+    );
+    let what = "a look of procfs at 1,000 processes that are what they were";
+    Ok(Row::new(what, median(&took) / 1e3, "ms")
+        .at_most(10.0)
+        .note(note))
+}
+
+/// How long each look took that was begun and ended meanwhile, in µs.
+fn passes(stamps: &[Stamp]) -> Vec<f64> {
+    let mut all = Vec::new();
+    // The first may have begun before.
+    let mut begun = None;
+    let mut between = false;
+    for stamp in stamps {
+        match stamp.event {
+            LISTS if between => (begun, between) = (Some(stamp.at), false),
+            HAS_LISTED => {
+                all.extend(begun.take().map(|begun| stamp.at - begun));
+                between = true;
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Killed when this is dropped.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_lasts_from_its_first_list_to_the_end_of_it() {
+        let stamp = |(event, at)| Stamp { event, at };
+        let stamps = [
+            (LISTS, 1.0),
+            (HAS_LISTED, 3.0),
+            (LISTS, 50.0),
+            (LISTS, 54.0),
+            (LISTS, 57.0),
+            (HAS_LISTED, 58.0),
+            (LISTS, 100.0),
+        ];
+        assert_eq!(passes(&stamps.map(stamp)), [8.0]);
+        assert!(passes(&[]).is_empty());
+    }
+}

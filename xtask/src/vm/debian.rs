@@ -1,0 +1,279 @@
+//! Debian's kernel packages, through apt with lists of its own: what this host has in its lists and what it has
+//! installed stay as they are.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::shell::{find_program, install, output, run, say};
+
+/// Suites with kernels: name, archive.
+const SUITES: &[(&str, &str)] = &[
+    ("bullseye-security", "http://deb.debian.org/debian-security"),
+    ("bookworm-security", "http://deb.debian.org/debian-security"),
+    ("trixie-backports", "http://deb.debian.org/debian"),
+];
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Kernels for virtual machines: they have compiled in what others have as modules.
+const FLAVOUR: &str = "-cloud-amd64";
+
+/// A package with a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Package {
+    pub name: String,
+    version: String,
+    suite: &'static str,
+}
+
+impl Package {
+    /// Major, minor, and what is left of the numbers in its name.
+    pub fn release(&self) -> (u64, u64, Vec<u64>) {
+        let release = self.name.strip_suffix(FLAVOUR).unwrap_or(&self.name);
+        let mut numbers = release
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|number| number.parse().ok());
+        let mut next = || numbers.next().unwrap_or(0);
+        (next(), next(), numbers.collect())
+    }
+}
+
+impl fmt::Display for Package {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ({})", self.name, self.version, self.suite)
+    }
+}
+
+/// What can be reached of it.
+pub struct Debian {
+    dir: PathBuf,
+    /// Read when it is first asked for.
+    suites: Option<Vec<Suite>>,
+}
+
+struct Suite {
+    name: &'static str,
+    packages: Result<Vec<Package>>,
+}
+
+impl Debian {
+    pub fn new(dir: &Path) -> Debian {
+        Debian {
+            dir: dir.join("apt"),
+            suites: None,
+        }
+    }
+
+    /// The newest release that `which` takes.
+    ///
+    /// # Errors
+    /// There is none; the error tells of suites that cannot be reached, where it may be.
+    pub fn find(&mut self, which: impl Fn(&Package) -> bool) -> Result<Package> {
+        let found = self
+            .packages()
+            .filter(|package| which(package))
+            .max_by_key(|package| package.release())
+            .cloned();
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let unreachable: Vec<String> = self.unreachable().collect();
+        bail!(
+            "not in Debian's packages; {}",
+            if unreachable.is_empty() {
+                "all suites were read".to_owned()
+            } else {
+                unreachable.join("; ")
+            }
+        )
+    }
+
+    /// Every kernel that there is.
+    pub fn packages(&mut self) -> impl Iterator<Item = &Package> {
+        let dir = &self.dir;
+        let suites = self.suites.get_or_insert_with(|| {
+            SUITES
+                .iter()
+                .map(|(name, archive)| Suite {
+                    name,
+                    packages: read(dir, name, archive),
+                })
+                .collect()
+        });
+        suites
+            .iter()
+            .flat_map(|suite| suite.packages.iter().flatten())
+    }
+
+    /// Suites that cannot be reached, each with the reason.
+    pub fn unreachable(&self) -> impl Iterator<Item = String> {
+        let suites = self.suites.iter().flatten();
+        suites.filter_map(|suite| {
+            let error = suite.packages.as_ref().err()?;
+            Some(format!("{} cannot be read: {error:#}", suite.name))
+        })
+    }
+
+    /// Puts the package's vmlinuz there.
+    ///
+    /// # Errors
+    /// It cannot be fetched, or there is none in it.
+    pub fn fetch(&self, package: &Package, image: &Path) -> Result<()> {
+        let dir = self.dir.join("unpacked");
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        let mut download = apt("apt-get", &self.dir, package.suite);
+        download
+            .arg("download")
+            .arg(format!("{}={}", package.name, package.version));
+        run(download.current_dir(&dir))?;
+        let deb = file_in(&dir, ".deb").context("apt-get has fetched no package")?;
+        run(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(&dir))?;
+        let modules = file_in(&dir.join("usr/lib/modules"), "");
+        let places = [Some(dir.join("boot")), modules];
+        let kernel = places
+            .iter()
+            .flatten()
+            .find_map(|dir| file_in(dir, "vmlinuz"));
+        let kernel = kernel.with_context(|| format!("no kernel in {package}"))?;
+        fs::rename(kernel, image).with_context(|| image.display().to_string())?;
+        let _ = fs::remove_dir_all(&dir);
+        Ok(())
+    }
+}
+
+/// The first file with this in its name.
+fn file_in(dir: &Path, part: &str) -> Option<PathBuf> {
+    let files = fs::read_dir(dir)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()));
+    let named = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().contains(part))
+    };
+    files.into_iter().find(named)
+}
+
+/// A program of apt's on one suite alone.
+fn apt(program: &str, dir: &Path, suite: &str) -> Command {
+    let mut command = Command::new(program);
+    command.arg(format!(
+        "--config-file={}",
+        dir.join(suite).join("apt.conf").display()
+    ));
+    command
+}
+
+/// All kernels of a suite.
+fn read(dir: &Path, suite: &'static str, archive: &str) -> Result<Vec<Package>> {
+    ensure!(find_program("apt-get").is_some(), "there is no apt-get");
+    if !Path::new(KEYRING).is_file() {
+        install(&["debian-archive-keyring"], "Debian's packages are signed")?;
+    }
+    let own = dir.join(suite);
+    let lists = own.join("lists");
+    fs::create_dir_all(lists.join("partial")).with_context(|| lists.display().to_string())?;
+    let write = |name: &str, text: String| {
+        let path = own.join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())
+    };
+    write(
+        "sources.list",
+        format!(
+            "deb [arch=amd64 lang=none target=Packages signed-by={KEYRING}] {archive} {suite} main\n"
+        ),
+    )?;
+    write("apt.conf", configuration(&own))?;
+    say(format_args!("reading the list of {suite}'s packages"));
+    let mut update = apt("apt-get", dir, suite);
+    // Without this option it is content with old lists, or none.
+    run(update.args(["--quiet=2", "--error-on=any", "update"]))?;
+    let all = output(apt("apt-cache", dir, suite).arg("dumpavail"))?;
+    Ok(kernels(&all, suite))
+}
+
+fn configuration(own: &Path) -> String {
+    let own = own.display();
+    format!(
+        "Dir::Etc::SourceList \"{own}/sources.list\";\n\
+         Dir::Etc::SourceParts \"/dev/null\";\n\
+         Dir::State::Lists \"{own}/lists\";\n\
+         Dir::State::Status \"/dev/null\";\n\
+         Dir::Cache \"{own}/cache\";\n\
+         APT::Sandbox::User \"root\";\n"
+    )
+}
+
+/// Picks the packages that hold a kernel out of a list of packages.
+fn kernels(all: &str, suite: &'static str) -> Vec<Package> {
+    let packages = all.split("\n\n").filter_map(|stanza| {
+        let field = |key: &str| stanza.lines().find_map(|line| line.strip_prefix(key));
+        Some(Package {
+            name: field("Package: ")?.to_owned(),
+            version: field("Version: ")?.to_owned(),
+            suite,
+        })
+    });
+    let flavoured = packages.filter(|p| p.name.ends_with(FLAVOUR));
+    // Newer ones have the kernel in a package of its own; of both kinds, some only depend on another.
+    let (binary, image): (Vec<_>, Vec<_>) = flavoured
+        .filter(|p| !p.release().2.is_empty() && !p.name.contains("unsigned"))
+        .partition(|p| p.name.starts_with("linux-binary-"));
+    let split = |p: &Package| binary.iter().any(|b| b.release() == p.release());
+    let image = image
+        .into_iter()
+        .filter(|p| p.name.starts_with("linux-image-") && !split(p));
+    image.chain(binary.iter().cloned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(names: &[&str]) -> String {
+        let stanza = |name| format!("Package: {name}\nVersion: 1\nPriority: optional\n");
+        names.iter().map(stanza).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn packages_with_a_kernel_are_told_from_their_neighbours() {
+        let all = list(&[
+            "linux-image-cloud-amd64",
+            "linux-image-6.12-cloud-amd64",
+            "linux-image-6.12.9+deb12-cloud-amd64",
+            "linux-image-6.12.10+deb12-cloud-amd64-unsigned",
+            "linux-image-6.12.10+deb12-amd64",
+            "linux-headers-6.12.10+deb12-cloud-amd64",
+            "linux-image-7.2.12+deb13-cloud-amd64",
+            "linux-binary-7.2.12+deb13-cloud-amd64",
+            "linux-binary-unsigned-7.3.4+deb13-cloud-amd64",
+        ]);
+        let names: Vec<_> = kernels(&all, "suite").into_iter().map(|p| p.name).collect();
+        assert_eq!(
+            names,
+            [
+                "linux-image-6.12.9+deb12-cloud-amd64",
+                "linux-binary-7.2.12+deb13-cloud-amd64"
+            ]
+        );
+    }
+
+    #[test]
+    fn releases_are_ordered_by_their_numbers() {
+        let all = list(&[
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-0.deb11.60-cloud-amd64",
+        ]);
+        let newest = kernels(&all, "suite")
+            .into_iter()
+            .max_by_key(Package::release)
+            .unwrap();
+        assert_eq!(newest.name, "linux-image-6.1.0-56-cloud-amd64");
+        assert_eq!(newest.release(), (6, 1, vec![0, 56]));
+    }
+}
