@@ -1,0 +1,73 @@
+//! What follows on a run of which nothing is left.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{End, Outcome, Report, Run, attend};
+use crate::sys::child::Held;
+
+/// Runs what was asked for, and cleans up. What fails is added to the report.
+pub(super) fn see_to(run: &Run, held: &Held, report: &mut Report) {
+    let (option, hook) = match report.outcome {
+        Outcome::Success => ("--on-success", &run.on_success),
+        Outcome::Cancelled => return,
+        _ => ("--on-failure", &run.on_failure),
+    };
+    if let Some(hook) = hook
+        && let Err(why) = follow_up(run, hook, held, report)
+    {
+        report.complaints.push(format!("{option} {hook}: {why}"));
+        // What has not been seen to is not to be lost.
+        return;
+    }
+    if report.outcome != Outcome::Success {
+        return;
+    }
+    for path in &run.clean_on_success {
+        if let Err(error) = remove(path) {
+            let path = path.display();
+            report
+                .complaints
+                .push(format!("--clean-on-success {path}: {error}"));
+        }
+    }
+}
+
+/// Runs a command to its end, and leaves nothing of it behind either.
+fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<(), String> {
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(hook)
+        .env("REAPER_OUTCOME", report.outcome.as_str());
+    let mut hook = Run {
+        times: run.times,
+        signal: run.signal,
+        ..Run::new(command)
+    };
+    let told = attend::attend(&mut hook, held).map_err(|error| error.to_string())?;
+    report.left.extend(told.left);
+    match told.end {
+        Some(End::Exited(0)) => Ok(()),
+        Some(End::Exited(status)) => Err(format!("status {status}")),
+        Some(End::Killed(signal)) => Err(format!("ended by signal {signal}")),
+        None => Err("could not be ended".to_owned()),
+    }
+}
+
+/// Removes what is there, if it is.
+fn remove(path: &Path) -> io::Result<()> {
+    // A slash behind a link would mean what it leads to.
+    let path: PathBuf = path.components().collect();
+    let removed = match fs::symlink_metadata(&path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(&path),
+        Ok(_) => fs::remove_file(&path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

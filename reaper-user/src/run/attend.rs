@@ -1,0 +1,310 @@
+//! Standing in for a command until it is over: what it is sent reaches it, and what becomes of it reaches the caller.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
+
+use super::probe::Probe;
+use super::silence::Silence;
+use super::{End, Facts, Outcome, Report, Run, RunError, outcome};
+use crate::reap;
+use crate::sys;
+use crate::sys::child::{self, Change, Held};
+use crate::sys::pidfd::Pidfd;
+
+const NO_HANDLE: &str = "no handle on a process is to be had";
+/// What a signal's sender is where the kernel itself has sent it, as for the terminal (`SI_KERNEL`).
+const BY_KERNEL: i32 = 0x80;
+
+/// A command that runs, and what is known of it.
+pub(super) struct Attended<'a> {
+    pub(super) run: &'a Run,
+    held: &'a Held,
+    pub(super) pid: u32,
+    pidfd: Pidfd,
+    pub(super) end: Option<End>,
+    /// When that was, in ns on the monotonic clock.
+    ended: u64,
+    /// Numbers of the signals that have come by which somebody asks for an end, and when each came last.
+    asked: Vec<(i32, u64)>,
+    probe: Option<Probe<'a>>,
+    silence: Option<Silence>,
+    began: u64,
+}
+
+/// Runs it, up to where nothing is left of it.
+pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
+    // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
+    Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
+    held.inherited.hand_on(&mut run.command);
+    let silence = run
+        .idle
+        .map(|_| Silence::begin(&mut run.command, run.idle_cpu));
+    let silence = silence.transpose()?;
+    let began = sys::monotonic();
+    let started = run.command.spawn().map_err(|source| RunError::Start {
+        program: run.command.get_program().into(),
+        source,
+    })?;
+    if silence.is_some() {
+        Silence::let_go(&mut run.command);
+    }
+    let pid = started.id();
+    // It has not been waited for, so the pid is its own.
+    let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_HANDLE))?;
+    let done_when = run.done_when.as_ref();
+    let mut attended = Attended {
+        held,
+        pid,
+        pidfd,
+        end: None,
+        ended: 0,
+        asked: Vec::new(),
+        probe: done_when.map(|done_when| Probe::new(done_when, held.inherited)),
+        silence,
+        began,
+        run,
+    };
+    let outcome = attended.await_outcome();
+    let endings = attended.end_tree();
+    if let Some(silence) = attended.silence.take() {
+        silence.finish(|| attended.pending().iter().any(Came::asks_for_an_end));
+    }
+    Ok(attended.report(outcome, &endings))
+}
+
+impl Attended<'_> {
+    fn await_outcome(&mut self) -> Outcome {
+        loop {
+            let (now, over) = (sys::monotonic(), self.end.is_some());
+            self.meet_children();
+            // Afterwards: what was sent to the command and this process alike is there before the command has ended of it.
+            for came in self.pending() {
+                if came.asks_for_an_end() {
+                    self.note_asked(came, now, over);
+                }
+                self.forward(came);
+            }
+            if let Some(probe) = &mut self.probe {
+                probe.go_on(self.end.is_some());
+            }
+            let facts = self.facts();
+            if let Some(outcome) = outcome(&facts) {
+                return outcome;
+            }
+            self.wait(self.deadline(&facts));
+        }
+    }
+
+    fn facts(&mut self) -> Facts {
+        let now = sys::monotonic();
+        // With a probe the end counts once that has been asked about it.
+        let probe = self.probe.as_ref();
+        let settled = probe.is_none_or(|probe| probe.has_last_word());
+        Facts {
+            done: probe.map(Probe::says_done),
+            end: self.end.filter(|_| settled),
+            stop: self.stopped_by(),
+            age: Duration::from_nanos(now.saturating_sub(self.began)),
+            budget: self.run.timeout,
+            silent: match &mut self.silence {
+                Some(silence) => silence.lasts(self.run.idle.unwrap_or_default()),
+                None => Duration::ZERO,
+            },
+            idle: self.run.idle,
+        }
+    }
+
+    /// `over`: nothing but the probe is waited for.
+    fn note_asked(&mut self, came: Came, now: u64, over: bool) {
+        self.asked.retain(|(number, _)| *number != came.number);
+        self.asked.push((came.number, now));
+        if over && let Some(probe) = &mut self.probe {
+            probe.give_up();
+        }
+    }
+
+    /// Which of the signals that came the command has ended of, if any. One that catches it may leave with any status:
+    /// after SIGTERM that is what it was asked for, the others are also used for something else, and count for as long
+    /// as the grace.
+    fn stopped_by(&self) -> Option<i32> {
+        let end = self.end?;
+        let grace = u64::try_from(self.run.times.grace.as_nanos()).unwrap_or(u64::MAX);
+        let explains = |(number, at): &&(i32, u64)| {
+            // As shells and the like do it that have seen to it.
+            let said = End::Exited(End::Killed(*number).status());
+            *number == Signal::SIGTERM as i32
+                || [End::Killed(*number), said].contains(&end)
+                || self.ended.saturating_sub(*at) < grace
+        };
+        let mut before = self.asked.iter().filter(|(_, at)| *at <= self.ended);
+        before.find(explains).map(|(number, _)| *number)
+    }
+
+    /// When to look again, if nothing happens before.
+    fn deadline(&self, facts: &Facts) -> Option<Duration> {
+        let lives = self.end.is_none();
+        let budget = facts.budget.filter(|_| lives);
+        let idle = facts.idle.filter(|_| lives);
+        let probe = self.probe.as_ref().and_then(Probe::deadline);
+        let probe = probe.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
+        [
+            budget.map(|budget| budget.saturating_sub(facts.age)),
+            idle.map(|idle| idle.saturating_sub(facts.silent)),
+            probe,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Waits for a signal, for so long.
+    pub(super) fn wait(&self, timeout: Option<Duration>) {
+        let round_up = |time: Duration| {
+            let time = time.saturating_add(Duration::from_nanos(999_999));
+            PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)
+        };
+        let timeout = timeout.map_or(PollTimeout::NONE, round_up);
+        let mut fds = [PollFd::new(self.signals(), PollFlags::POLLIN)];
+        // It may be too early: then what there is to do is found not to be due.
+        let _ = poll(&mut fds, timeout);
+    }
+
+    /// What can be waited on for signals.
+    pub(super) fn signals(&self) -> BorrowedFd<'_> {
+        self.held.signals.as_fd()
+    }
+
+    /// The signals that have come, but for those that tell of children, which are asked for in any case.
+    pub(super) fn pending(&self) -> Vec<Came> {
+        let mut pending = Vec::new();
+        while let Ok(Some(info)) = self.held.signals.read_signal() {
+            // What it writes where nobody reads is its own affair.
+            let own = info.ssi_code == libc::SI_USER && info.ssi_pid == std::process::id();
+            if info.ssi_signo != Signal::SIGCHLD as u32 && !own {
+                pending.push(Came {
+                    number: info.ssi_signo.cast_signed(),
+                    by_kernel: info.ssi_code == BY_KERNEL,
+                });
+            }
+        }
+        pending
+    }
+
+    /// Waits for all who have exited; whether there are children left.
+    pub(super) fn meet_children(&mut self) -> bool {
+        loop {
+            match child::next_change() {
+                Ok(Some((pid, change))) if pid == self.pid => {
+                    match change {
+                        Change::Exited(status) => self.end = Some(End::Exited(status)),
+                        Change::Killed(signal) => self.end = Some(End::Killed(signal)),
+                        Change::Stopped(signal) => self.stop_too(signal),
+                    }
+                    self.ended = sys::monotonic();
+                }
+                Ok(Some((pid, change))) => {
+                    if let Some(probe) = &mut self.probe {
+                        probe.note(pid, change);
+                    }
+                }
+                Ok(None) => return true,
+                Err(Errno::ECHILD) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Sends the command what this process was sent, unless it has had it as well.
+    fn forward(&self, came: Came) {
+        if self.end.is_some() || came.sent_to_group() && self.shares_terminal() {
+            return;
+        }
+        if let Err(error) = reap::forward(&self.pidfd, came.number) {
+            let (pid, number) = (self.pid, came.number);
+            tracing::debug!("pid {pid}: signal {number} cannot be forwarded: {error}");
+        }
+    }
+
+    /// Asks the command alone to end, and waits for that; whether it came.
+    pub(super) fn end_leader(&mut self) -> bool {
+        let grace = self.run.times.grace.as_nanos();
+        let until = sys::monotonic().saturating_add(u64::try_from(grace).unwrap_or(u64::MAX));
+        for signal in [self.run.signal, Signal::SIGCONT] {
+            if let Err(error) = reap::forward(&self.pidfd, signal as i32) {
+                tracing::debug!("pid {}: {signal} cannot be sent: {error}", self.pid);
+            }
+        }
+        loop {
+            self.meet_children();
+            let left = until.saturating_sub(sys::monotonic());
+            if self.end.is_some() || left == 0 {
+                return self.end.is_some();
+            }
+            self.wait(Some(Duration::from_nanos(left)));
+            if self.pending().iter().any(Came::asks_for_an_end) {
+                return false;
+            }
+        }
+    }
+
+    /// What the terminal sends to one of them it sends to both, so each goes its own way.
+    fn shares_terminal(&self) -> bool {
+        let pid = i32::try_from(self.pid).unwrap_or_default();
+        getpgid(Some(Pid::from_raw(pid))) == Ok(getpgrp())
+    }
+
+    /// Job control: whoever waits for this process is to see that the command has been stopped.
+    fn stop_too(&self, signal: i32) {
+        const BY_TERMINAL: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+        let signal = Signal::try_from(signal);
+        let Some(signal) = signal.ok().filter(|signal| BY_TERMINAL.contains(signal)) else {
+            return;
+        };
+        if self.shares_terminal()
+            && let Err(error) = child::stop_self(signal)
+        {
+            tracing::debug!("cannot stop as the command has: {error}");
+        }
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_nanos(sys::monotonic().saturating_sub(self.began))
+    }
+}
+
+/// A signal that has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Came {
+    number: i32,
+    by_kernel: bool,
+}
+
+impl Came {
+    /// Whether the terminal has sent it to the whole group that this process is of. That it is gone, and what the kernel
+    /// does on its own account, such as an alarm, only this process learns.
+    fn sent_to_group(self) -> bool {
+        let to_leader = getsid(None) == Ok(getpid());
+        let by_terminal = match Signal::try_from(self.number) {
+            Ok(Signal::SIGHUP | Signal::SIGCONT) => !to_leader,
+            Ok(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGWINCH) => true,
+            Ok(Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU) => true,
+            _ => false,
+        };
+        self.by_kernel && by_terminal
+    }
+
+    /// Whether somebody who sends it wants an end.
+    pub(super) fn asks_for_an_end(&self) -> bool {
+        let signal = Signal::try_from(self.number);
+        matches!(
+            signal,
+            Ok(Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+        )
+    }
+}

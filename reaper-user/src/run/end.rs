@@ -1,0 +1,110 @@
+//! Ending what is left of a command.
+
+use std::cell::Cell;
+
+use hashbrown::HashSet;
+use nix::sys::signal::Signal;
+
+use super::attend::{Attended, Came};
+use super::{Left, Outcome, Report};
+use crate::model::event::Key;
+use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
+use crate::source::procfs::{Descendant, Procfs, ProcfsError};
+
+/// More than so many who are started amid the end are no clean-up.
+const BIRTHS_MAX: usize = 256;
+
+impl Attended<'_> {
+    /// Ends all that descend from this process, the command too if it lives. Gives what became of each.
+    pub(super) fn end_tree(&mut self) -> Vec<Ending> {
+        if !self.meet_children() {
+            return Vec::new();
+        }
+        let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
+        let mut endings = Endings::new(self.run.times, self.run.signal);
+        if !led {
+            endings.hasten();
+        }
+        let (procfs, own) = (Procfs::default(), std::process::id());
+        while self.meet_children() && !endings.is_over() {
+            let (gentle, births) = (endings.is_gentle(), Cell::new(0));
+            let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
+                let mut all = procfs.descendants(own)?;
+                if gentle && !held.is_empty() {
+                    births.set(leave_to_makers(&mut all, held));
+                }
+                Ok(all.into_iter().map(|one| (one.key, None)).collect())
+            };
+            let fresh = match endings.round(find) {
+                Ok(fresh) => fresh,
+                Err(error) => {
+                    tracing::error!("{error}");
+                    0
+                }
+            };
+            if births.get() > BIRTHS_MAX {
+                endings.hasten();
+            }
+            // Who forks without end is not to have time for it.
+            if fresh == 0 || endings.is_gentle() {
+                endings.wait(Some(self.signals()));
+            }
+            if self.pending().iter().any(Came::asks_for_an_end) {
+                endings.hasten();
+            }
+        }
+        endings.told()
+    }
+
+    pub(super) fn report(mut self, outcome: Outcome, endings: &[Ending]) -> Report {
+        let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
+        let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Ended(_)));
+        let (mut count, mut killed, mut memory_rss) = (0, 0, 0);
+        for ending in ended {
+            count += 1;
+            killed += usize::from(ending.signal == Some(Signal::SIGKILL));
+            memory_rss += ending.memory.map_or(0, |memory| memory.rss);
+        }
+        let procfs = Procfs::default();
+        let mut left: Vec<Left> = endings
+            .iter()
+            .filter_map(|one| Left::of(one, &procfs))
+            .collect();
+        if self.meet_children() {
+            let told: Vec<u32> = left.iter().map(|left| left.pid).collect();
+            left.extend(Left::unseen(&told));
+        }
+        let command = std::iter::once(self.run.command.get_program());
+        let command = command.chain(self.run.command.get_args());
+        Report {
+            schema: 1,
+            command: command
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+            pid: self.pid,
+            outcome,
+            end: self.end,
+            duration: self.age(),
+            ended: count,
+            killed,
+            memory_rss,
+            left,
+            complaints: Vec::new(),
+        }
+    }
+}
+
+/// Takes out whoever was started by one who has been asked to end, as what that needs for a clean-up: it has the same
+/// time. Gives how many these are.
+fn leave_to_makers(all: &mut Vec<Descendant>, held: &HashSet<Key>) -> usize {
+    let mut makers: HashSet<u32> = held.iter().map(|key| key.pid).collect();
+    let before = all.len();
+    all.retain(|one| {
+        let left = makers.contains(&one.parent) && !held.contains(&one.key);
+        if left {
+            makers.insert(one.key.pid);
+        }
+        !left
+    });
+    before - all.len()
+}

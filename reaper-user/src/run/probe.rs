@@ -1,0 +1,163 @@
+//! Asking a command whether a run is done.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::DoneWhen;
+use crate::reap::{Due, Endings, Times};
+use crate::source::procfs::{Procfs, ProcfsError};
+use crate::sys;
+use crate::sys::child::{Change, Inherited};
+
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks again and again, one at a time.
+pub(super) struct Probe<'a> {
+    what: &'a DoneWhen,
+    inherited: Inherited,
+    /// Who is being asked, since when, and whether the command was gone by then.
+    asked: Option<Asked>,
+    /// When to ask next.
+    next: u64,
+    done: bool,
+    last_word: bool,
+    /// It has been said that it gives no answers.
+    failing: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    pid: u32,
+    until: u64,
+    at_the_end: bool,
+}
+
+impl<'a> Probe<'a> {
+    pub(super) fn new(what: &'a DoneWhen, inherited: Inherited) -> Probe<'a> {
+        Probe {
+            what,
+            inherited,
+            asked: None,
+            next: later(what.every),
+            done: false,
+            last_word: false,
+            failing: false,
+        }
+    }
+
+    /// Whether the last answer was yes.
+    pub(super) fn says_done(&self) -> bool {
+        self.done
+    }
+
+    /// Whether it has answered since the command has ended.
+    pub(super) fn has_last_word(&self) -> bool {
+        self.last_word
+    }
+
+    /// Asks if it is time to, or the command has ended; gives up who does not answer.
+    pub(super) fn go_on(&mut self, ended: bool) {
+        let now = sys::monotonic();
+        match self.asked {
+            Some(asked) if asked.until <= now => {
+                self.complain(&format!("has not answered in {PATIENCE:?}"));
+                end_below(asked.pid);
+                self.answered(asked, false);
+            }
+            Some(_) => return,
+            None => {}
+        }
+        if !self.last_word && (ended || self.next <= now) && !self.done {
+            self.ask(ended);
+        }
+    }
+
+    /// Nobody waits for an answer any more.
+    pub(super) fn give_up(&mut self) {
+        if let Some(asked) = self.asked {
+            end_below(asked.pid);
+            self.answered(asked, false);
+        }
+        self.last_word = true;
+    }
+
+    /// When there is something to do, in ns on the monotonic clock.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        match self.asked {
+            Some(asked) => Some(asked.until),
+            None => (!self.last_word).then_some(self.next),
+        }
+    }
+
+    /// A child of this process has changed.
+    pub(super) fn note(&mut self, pid: u32, change: Change) {
+        match (self.asked, change) {
+            (Some(asked), Change::Exited(_) | Change::Killed(_)) if asked.pid == pid => {
+                self.answered(asked, change == Change::Exited(0));
+            }
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, at_the_end: bool) {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(&self.what.command);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // What the terminal sends is not for it.
+        command.process_group(0);
+        self.inherited.hand_on(&mut command);
+        match command.spawn() {
+            Ok(child) => {
+                self.asked = Some(Asked {
+                    pid: child.id(),
+                    until: later(PATIENCE),
+                    at_the_end,
+                });
+            }
+            Err(error) => {
+                self.complain(&format!("cannot be asked: {error}"));
+                self.next = later(self.what.every);
+                self.last_word = at_the_end;
+            }
+        }
+    }
+
+    fn answered(&mut self, asked: Asked, done: bool) {
+        self.asked = None;
+        self.done = done;
+        self.last_word = asked.at_the_end;
+        self.next = later(self.what.every);
+    }
+
+    fn complain(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!("--done-when {}: {why}", self.what.command);
+        }
+    }
+}
+
+/// Kills a child of this process, which has not been waited for, and all that descends from it.
+fn end_below(pid: u32) {
+    let procfs = Procfs::default();
+    let mut endings = Endings::new(Times::default(), nix::sys::signal::Signal::SIGKILL);
+    endings.hasten();
+    let find = |_: &_| -> Result<Due, ProcfsError> {
+        let own = procfs.descendants(std::process::id())?;
+        let child = own.into_iter().filter(|one| one.key.pid == pid);
+        let below = procfs.descendants(pid)?;
+        Ok(child.chain(below).map(|one| (one.key, None)).collect())
+    };
+    // Once: what it has forked meanwhile goes with all the rest.
+    if let Err(error) = endings.round(find) {
+        tracing::warn!("{error}");
+    }
+}
+
+fn later(time: Duration) -> u64 {
+    sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}

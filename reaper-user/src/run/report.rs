@@ -1,0 +1,118 @@
+//! What is told of a run when it is over.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{End, Outcome};
+use crate::reap::{Ending, Failure, Outcome as Reaped};
+use crate::source::procfs::Procfs;
+
+/// See the module.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub schema: u32,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Of the command, as this process has started it.
+    pub pid: u32,
+    pub outcome: Outcome,
+    /// How the command itself has ended; `None` where it could not be ended.
+    #[serde(flatten)]
+    pub end: Option<End>,
+    /// From its start until nothing was left of it.
+    #[serde(rename = "duration_ms", serialize_with = "as_millis")]
+    pub duration: Duration,
+    /// How many others were ended, and how many of these by SIGKILL.
+    pub ended: usize,
+    pub killed: usize,
+    /// Memory that they had, in bytes.
+    #[serde(rename = "memory.rss")]
+    pub memory_rss: u64,
+    /// Who could not be ended.
+    pub left: Vec<Left>,
+    /// What could not be done when it was over.
+    pub complaints: Vec<String>,
+}
+
+impl Report {
+    /// What a shell is told: 0 for a success, the command's own status if it failed, died or was stopped (128 and the number of a
+    /// signal, 1 where it left with 0 and was not done), 124 where time ran out, 125 where something could not be done
+    /// afterwards.
+    pub fn status(&self) -> u8 {
+        let own = self.end.map_or(1, End::status);
+        match self.outcome {
+            _ if !self.complaints.is_empty() => 125,
+            Outcome::Success => 0,
+            Outcome::Timeout | Outcome::Idle => 124,
+            Outcome::Cancelled => own,
+            Outcome::Failed | Outcome::Death => own.max(1),
+        }
+    }
+}
+
+/// A process that could not be ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    pub pid: u32,
+    pub command: String,
+    /// What stands in the way.
+    pub why: String,
+}
+
+impl Serialize for End {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut end = serializer.serialize_struct("End", 1)?;
+        match self {
+            End::Exited(status) => end.serialize_field("exit_code", status)?,
+            End::Killed(signal) => end.serialize_field("exit_signal", signal)?,
+        }
+        end.end()
+    }
+}
+
+fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Left {
+    /// One of those that were to be ended, if it lives on.
+    pub(super) fn of(ending: &Ending, procfs: &Procfs) -> Option<Left> {
+        let why = match ending.outcome {
+            Reaped::Failed(Failure::Eperm) => "it may not be signalled by this user".to_owned(),
+            Reaped::Failed(Failure::Stuck(state)) => {
+                format!("it does not die of SIGKILL (state {state})")
+            }
+            Reaped::Failed(Failure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
+            Reaped::Failed(Failure::Stopped) | Reaped::Released(_) | Reaped::Ended(_) => {
+                return None;
+            }
+        };
+        Some(Left {
+            pid: ending.key.pid,
+            command: procfs.comm(ending.key.pid).unwrap_or_default(),
+            why,
+        })
+    }
+
+    /// Children of this process that /proc does not show, but for those that are told of.
+    pub(super) fn unseen(told: &[u32]) -> Vec<Left> {
+        let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+        let children = tasks.flatten().filter_map(|task| {
+            let list = std::fs::read_to_string(task.path().join("children"));
+            list.ok()
+        });
+        let pids = children.flat_map(|list| {
+            let pids = list.split_whitespace().map(str::parse::<u32>);
+            pids.flatten().collect::<Vec<_>>()
+        });
+        let unseen = pids.filter(|pid| !told.contains(pid));
+        let left = unseen.map(|pid| Left {
+            pid,
+            command: String::new(),
+            why: "another user's, and /proc does not show it".to_owned(),
+        });
+        left.collect()
+    }
+}

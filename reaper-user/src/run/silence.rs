@@ -1,0 +1,224 @@
+//! For how long a command has said nothing.
+//!
+//! What it writes to a terminal the terminal itself has the time of; everything else goes through a pipe of this process's.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, PipeReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::fstat;
+
+use super::RunError;
+use crate::model::event::TICK_NS;
+use crate::source::procfs::Procfs;
+use crate::sys;
+
+/// The kernel writes down when a terminal was written to no more exactly than so (`tty_update_time`, drivers/tty/tty_io.c).
+const TERMINAL_STEP: Duration = Duration::from_secs(8);
+/// How long what is still in a pipe is waited for when nobody of the tree is left to write to it.
+const REST: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct Silence {
+    passed: Arc<Passed>,
+    terminals: Vec<File>,
+    /// Ends when all pipes have.
+    piped: Receiver<()>,
+    cpu: Option<Cpu>,
+}
+
+/// What the copying tells of itself.
+struct Passed {
+    /// When something came through a pipe last, in ns on the monotonic clock.
+    last: AtomicU64,
+    /// How many have something in hand that is still to be written.
+    writing: AtomicUsize,
+}
+
+/// The processor time that the tree had used when it was looked at last.
+struct Cpu {
+    ticks: u64,
+    at: u64,
+}
+
+impl Silence {
+    /// Has the command that is to be started write to a pipe wherever it would not write to a terminal; to one alone
+    /// where both would go to the same file, so that they stay in order. With `cpu` one that works is not silent.
+    pub(super) fn begin(command: &mut Command, cpu: bool) -> Result<Silence, RunError> {
+        let cannot = |source| RunError::System {
+            what: "its output cannot be passed on",
+            source,
+        };
+        let now = sys::monotonic();
+        let (done, piped) = channel();
+        let mut silence = Silence {
+            passed: Arc::new(Passed {
+                last: AtomicU64::new(now),
+                writing: AtomicUsize::new(0),
+            }),
+            terminals: Vec::new(),
+            piped,
+            cpu: cpu.then_some(Cpu { ticks: 0, at: now }),
+        };
+        let out = silence.pipe(io::stdout(), &done).map_err(cannot)?;
+        let shared = out.as_ref().filter(|_| same(&io::stdout(), &io::stderr()));
+        let err = match shared {
+            Some(out) => out.try_clone().map(Some),
+            None => silence.pipe(io::stderr(), &done),
+        };
+        if let Some(err) = err.map_err(cannot)? {
+            command.stderr(err);
+        }
+        if let Some(out) = out {
+            command.stdout(out);
+        }
+        Ok(silence)
+    }
+
+    /// Once the command has them, this process holds no pipe open.
+    pub(super) fn let_go(command: &mut Command) {
+        command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
+    }
+
+    /// What is to be written to in place of an output, unless that is a terminal.
+    fn pipe(
+        &mut self,
+        to: impl AsFd + IsTerminal,
+        done: &Sender<()>,
+    ) -> io::Result<Option<io::PipeWriter>> {
+        let terminal = to.is_terminal();
+        let to = File::from(to.as_fd().try_clone_to_owned()?);
+        if terminal {
+            self.terminals.push(to);
+            return Ok(None);
+        }
+        let (from, pipe) = io::pipe()?;
+        let (passed, done) = (self.passed.clone(), done.clone());
+        let copying = move || copy_on(from, to, &passed, done);
+        thread::Builder::new()
+            .name("output".to_owned())
+            .spawn(copying)?;
+        Ok(Some(pipe))
+    }
+
+    /// For how long nothing was said by now. Where that matters, at the limit, it is asked who works in silence.
+    pub(super) fn lasts(&mut self, limit: Duration) -> Duration {
+        let now = sys::monotonic();
+        let piped = now.saturating_sub(self.passed.last.load(Ordering::Relaxed));
+        let silent = self
+            .terminals
+            .iter()
+            .filter_map(written)
+            .fold(Duration::from_nanos(piped), Duration::min);
+        let Some(cpu) = &mut self.cpu else {
+            return silent;
+        };
+        let resting = Duration::from_nanos(now.saturating_sub(cpu.at));
+        let silent = silent.min(resting);
+        if silent < limit {
+            return silent;
+        }
+        let all = Procfs::default()
+            .descendants(std::process::id())
+            .unwrap_or_default();
+        let ticks = all.iter().map(|one| one.cpu).sum::<u64>();
+        let used = Duration::from_nanos(ticks.saturating_sub(cpu.ticks).saturating_mul(TICK_NS));
+        *cpu = Cpu { ticks, at: now };
+        // A hundredth of one processor is nothing.
+        if used > resting / 100 {
+            Duration::ZERO
+        } else {
+            silent
+        }
+    }
+
+    /// Waits until all that was written has been passed on, or somebody outside of the tree holds a pipe open. Whoever
+    /// reads it may take their time, up to where it is given up.
+    pub(super) fn finish(self, give_up: impl Fn() -> bool) {
+        loop {
+            let before = self.passed.last.load(Ordering::Relaxed);
+            match self.piped.recv_timeout(REST) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    let moved = self.passed.last.load(Ordering::Relaxed) != before
+                        || self.passed.writing.load(Ordering::Relaxed) > 0;
+                    if !moved || give_up() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Passes on what is read to the end. Dropping the sender says that it has come.
+fn copy_on(mut from: PipeReader, mut to: File, passed: &Passed, _done: Sender<()>) {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(n) => {
+                passed.writing.fetch_add(1, Ordering::Relaxed);
+                passed.last.store(sys::monotonic(), Ordering::Relaxed);
+                let written = write_all(&mut to, &buffer[..n]);
+                passed.writing.fetch_sub(1, Ordering::Relaxed);
+                // If nobody reads any more, the command learns that as it would have without a pipe in between.
+                match written {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
+                    Err(error) => {
+                        tracing::error!("its output cannot be passed on: {error}");
+                        return;
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Waits where another has said that nobody shall.
+fn write_all(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut fds = [PollFd::new(to.as_fd(), PollFlags::POLLOUT)];
+                poll(&mut fds, PollTimeout::NONE)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Whether two descriptors are on the same file.
+fn same(one: &impl AsFd, other: &impl AsFd) -> bool {
+    let name = |of: BorrowedFd<'_>| {
+        let stat = fstat(of).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    };
+    name(one.as_fd()).is_some_and(|one| Some(one) == name(other.as_fd()))
+}
+
+/// How long ago a terminal was written to, at most: less is not known.
+fn written(terminal: &File) -> Option<Duration> {
+    let meta = terminal.metadata().ok()?;
+    let at = u64::try_from(meta.mtime())
+        .ok()?
+        .saturating_mul(1_000_000_000);
+    let ago = Duration::from_nanos(sys::wall_time().saturating_sub(at));
+    Some(ago.saturating_sub(TERMINAL_STEP))
+}

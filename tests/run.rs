@@ -1,0 +1,293 @@
+//! `reaper run` from outside: what the suites of `tini`, `dumb-init` and `timeout` ask of those, and what this one
+//! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
+//! without any privilege.
+
+mod owner;
+mod passes;
+mod signals;
+mod status;
+mod terminal;
+mod trees;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use libtest_mimic::Trial;
+use nix::libc;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::cli::{self, Said};
+use crate::daemon::REAPER;
+use crate::proc::{self, Identity};
+use crate::trees::trial;
+use crate::world::{self, TempDir, eventually, link};
+
+/// A user of whom nothing else runs.
+const NOBODY: u32 = 61_010;
+/// In the environment of all that a test starts, with the directory of the test.
+const MARK: &str = "REAPER_TEST_RUN";
+
+type Story = fn(&Place);
+
+pub fn trials() -> Vec<Trial> {
+    let everywhere = [
+        status::STORIES,
+        passes::STORIES,
+        signals::STORIES,
+        terminal::STORIES,
+        trees::STORIES,
+        owner::STORIES,
+    ]
+    .concat();
+    let root = nix::unistd::geteuid().is_root();
+    let mut trials = Vec::new();
+    for (name, story) in everywhere {
+        if root {
+            trials.push(play("as-root", name, 0, story));
+        }
+        trials.push(play("as-nobody", name, NOBODY, story));
+    }
+    let roots = trees::ROOTS.iter().filter(|_| root);
+    trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
+    trials
+}
+
+fn play(who: &str, name: &str, uid: u32, story: Story) -> Trial {
+    trial("run", &format!("{who}::{name}"), move || {
+        let mut place = Place::new(uid);
+        story(&place);
+        place.assert_spared();
+    })
+}
+
+/// A directory in which `./reaper` is, somebody whose it is, and a process of theirs that is not to be touched.
+pub struct Place {
+    dir: TempDir,
+    uid: u32,
+    outsider: Child,
+}
+
+impl Place {
+    fn new(uid: u32) -> Place {
+        let dir = TempDir::new();
+        link(Path::new(REAPER), &dir.path().join("reaper"));
+        let uid = match nix::unistd::geteuid() {
+            root if root.is_root() => uid,
+            own => own.as_raw(),
+        };
+        chown(dir.path(), Some(uid), Some(uid)).expect("give the directory to its user");
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600").uid(uid).gid(uid);
+        let outsider = sleep.spawn().expect("start who is not to be touched");
+        Place { dir, uid, outsider }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// What a file says, nothing where there is none yet.
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Waits until a file says something like that.
+    fn await_said(&self, name: &str, like: impl Fn(&str) -> bool) -> String {
+        eventually(&format!("{name} says what it should"), || {
+            Some(self.read(name)).filter(|said| like(said))
+        })
+    }
+
+    /// Waits until a file of a pid is there, and gives who has it.
+    fn await_pid(&self, name: &str) -> Identity {
+        let said = self.await_said(name, |said| said.ends_with('\n'));
+        let pid: i32 = said.trim().parse().expect("a pid");
+        proc::stat(pid).expect("who has just said its pid").id
+    }
+
+    /// A command of the place's user, in the place.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(self.dir.path())
+            .env(MARK, self.dir.path())
+            .env("HOME", self.dir.path())
+            // Not all that root has there may be looked into by others.
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .uid(self.uid)
+            .gid(self.uid)
+            // A group that the terminal could stop: its leader's parent is in another one of the same session.
+            .process_group(0);
+        // Whoever starts the suite may ignore some, as `nohup` and a shell's `&` do.
+        let by_default = || {
+            for number in (1..=31).filter(|number| ![libc::SIGKILL, libc::SIGSTOP].contains(number))
+            {
+                // SAFETY: no handler is set.
+                unsafe { libc::signal(number, libc::SIG_DFL) };
+            }
+            SigSet::empty().thread_set_mask()?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec nothing but system calls is made.
+        unsafe { command.pre_exec(by_default) };
+        command
+    }
+
+    /// `reaper run` with these words.
+    fn reaper(&self, words: &[&str]) -> Command {
+        let mut command = self.command("./reaper");
+        command.arg("run").args(words);
+        command
+    }
+
+    /// Runs it to its end, of which nothing is to be left.
+    fn run(&self, words: &[&str]) -> Said {
+        let said = cli::run(self.dir.path(), &mut self.reaper(words));
+        self.assert_alone();
+        said
+    }
+
+    /// Runs a script of the place's user to its end, with arguments.
+    fn bash(&self, script: &str, arguments: &[&str]) -> Said {
+        let mut bash = self.command("bash");
+        bash.args(["-c", script, "bash"]).args(arguments);
+        cli::run(self.dir.path(), &mut bash)
+    }
+
+    /// Starts it, with its output in `out` and `err`.
+    fn start(&self, words: &[&str]) -> Started {
+        self.start_as(&mut self.reaper(words))
+    }
+
+    fn start_as(&self, command: &mut Command) -> Started {
+        let file = |name| fs::File::create(self.path(name)).expect("create a file for output");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn();
+        Started(child.expect("start it"))
+    }
+
+    /// This program as an actor: `./worker actor PLAY ROLE DIR`, and the report for it.
+    fn engage(&self) {
+        let this = std::env::current_exe().expect("this program's path");
+        if !self.path("bin/worker").exists() {
+            link(&this, &self.path("bin/worker"));
+        }
+        fs::write(self.path("report"), "").expect("create the report");
+        fs::set_permissions(self.path("report"), Permissions::from_mode(0o666))
+            .expect("open the report to all");
+    }
+
+    /// The words by which an actor plays `play` as `role`.
+    fn actor(&self, play: &str, role: &str) -> Vec<String> {
+        let dir = self.dir.path().display().to_string();
+        let mut words = vec!["bin/worker", "actor"];
+        let mut parts = play.split(' ');
+        words.extend([parts.next().unwrap_or_default(), role, &dir]);
+        words.extend(parts);
+        words.into_iter().map(String::from).collect()
+    }
+
+    /// Waits until so many of a role are up.
+    fn await_cast(&self, role: &str, n: usize) -> Vec<Identity> {
+        eventually(&format!("{n} × '{role}' up"), || {
+            let all = world::reported(self.dir.path()).into_iter();
+            let cast: Vec<_> = all
+                .filter(|(its, _)| its == role)
+                .map(|(_, id)| id)
+                .collect();
+            (cast.len() >= n).then_some(cast)
+        })
+    }
+
+    /// All that lives of what was started here, as far as it has kept its environment.
+    fn living(&self) -> Vec<Identity> {
+        let mark = format!("{MARK}={}\0", self.dir.path().display());
+        let marked = |pid: i32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let mark = mark.as_bytes();
+            environment.windows(mark.len()).any(|part| part == mark)
+        };
+        let all = proc::all()
+            .into_iter()
+            .filter(|one| one.lives() && marked(one.id.pid));
+        all.map(|one| one.id).collect()
+    }
+
+    fn assert_alone(&self) {
+        let left = self.living();
+        let told = || left.iter().map(|one| (one.pid, command_line(one.pid)));
+        assert!(
+            left.is_empty(),
+            "left behind: {:?}",
+            told().collect::<Vec<_>>()
+        );
+    }
+
+    fn assert_spared(&mut self) {
+        let ended = self.outsider.try_wait().expect("ask for the outsider");
+        assert!(ended.is_none(), "who was not of it was ended: {ended:?}");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.outsider.kill();
+        let _ = self.outsider.wait();
+        for _ in 0..100 {
+            let left = self.living();
+            if left.is_empty() {
+                return;
+            }
+            for one in left {
+                one.signal(Signal::SIGKILL);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+}
+
+fn command_line(pid: i32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
+/// One that runs, and does not when this is dropped.
+struct Started(Child);
+
+impl Started {
+    fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+
+    /// Sends the signal of a number.
+    fn signal(&self, number: i32) {
+        // SAFETY: two numbers are passed. It has not been waited for, so the pid is its own.
+        let sent = unsafe { nix::libc::kill(self.pid(), number) };
+        assert_eq!(sent, 0, "signal {number} cannot be sent");
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().expect("ask for it").is_none()
+    }
+
+    /// Its status as a shell tells it, when it has ended.
+    fn end(&mut self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        let status = eventually("it ends", || self.0.try_wait().expect("wait for it"));
+        let by_signal = || 128 + status.signal().unwrap_or_default();
+        status.code().unwrap_or_else(by_signal)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,141 @@
+//! Signals that are sent to `reaper run`.
+
+use nix::libc;
+
+use super::{Place, Story};
+use crate::world::eventually;
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("each-signal-once", each_signal_once),
+    ("stopped-and-continued", stopped_and_continued),
+    ("alarm", alarm),
+    ("children-ignored", children_ignored),
+    ("second-signal-cuts-the-grace-short", second_signal),
+    ("stop-is-neutral", stop_is_neutral),
+];
+
+/// Those that a command can be meant by.
+fn signals() -> impl Iterator<Item = i32> {
+    let faults = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+    ];
+    let own = [libc::SIGKILL, libc::SIGSTOP, libc::SIGCHLD, libc::SIGTERM];
+    let all = (1..=31).chain(34..=64);
+    let most = all.filter(move |n| !faults.contains(n) && !own.contains(n));
+    // By which the recorder ends.
+    most.chain([libc::SIGTERM])
+}
+
+fn each_signal_once(place: &Place) {
+    place.engage();
+    let words = place.actor("recorder", "recorder");
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut run = place.start(&words);
+    place.await_cast("recorder", 1);
+    let mut expected = String::new();
+    for number in signals() {
+        run.signal(number);
+        expected += &format!("{number}\n");
+        place.await_said("recorded", |said| said.len() >= expected.len());
+    }
+    assert_eq!(run.end(), 0, "{}", place.read("err"));
+    assert_eq!(place.read("recorded"), expected);
+    place.assert_alone();
+}
+
+/// Who waits for it sees that the command is stopped, and continues both.
+fn stopped_and_continued(place: &Place) {
+    let mut run = place.start(&["--", "sh", "-c", "echo $$ > pid; exec sleep 60"]);
+    let command = place.await_pid("pid");
+    let state = |pid| crate::proc::stat(pid).map(|stat| stat.state);
+    let own = run.pid();
+    let both = |wanted: &str| {
+        eventually(wanted, || {
+            let is = |pid| state(pid).is_some_and(|state| wanted.contains(state as char));
+            (is(own) && is(command.pid)).then_some(())
+        });
+    };
+    both("S");
+    run.signal(libc::SIGTSTP);
+    both("T");
+    run.signal(libc::SIGCONT);
+    both("S");
+    run.signal(libc::SIGTERM);
+    assert_eq!(run.end(), 143);
+}
+
+/// One that was set before is sent by the kernel, and to this program alone.
+fn alarm(place: &Place) {
+    let script = "exec perl -e 'alarm 1; exec @ARGV' ./reaper run -- sleep 60";
+    let said = place.bash(script, &[]);
+    assert_eq!(said.code, Some(142), "{}", said.err);
+    place.assert_alone();
+}
+
+/// How a child has ended is told also where nobody wanted to know of children before.
+fn children_ignored(place: &Place) {
+    let script = "exec perl -e '$SIG{CHLD} = \"IGNORE\"; exec @ARGV' ./reaper run -- sh -c 'setsid sleep 60 & exit 3'";
+    let said = place.bash(script, &[]);
+    assert_eq!(said.code, Some(3), "{}", said.err);
+    place.assert_alone();
+}
+
+fn second_signal(place: &Place) {
+    let stubborn =
+        "sh -c 'trap \"echo x > asked\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
+        until [ -s pid ]; do sleep 0.01; done";
+    let mut run = place.start(&["--grace", "50s", "--", "sh", "-c", stubborn]);
+    let left = place.await_pid("pid");
+    // It has been asked to end, and does not.
+    place.await_said("asked", |said| !said.is_empty());
+    assert!(run.lives() && left.lives());
+    run.signal(libc::SIGINT);
+    assert_eq!(run.end(), 0);
+    place.assert_alone();
+}
+
+/// Whatever the command makes of it: it is neither a success nor a failure.
+fn stop_is_neutral(place: &Place) {
+    let on = "echo $$ > pid; while :; do sleep 0.01; done";
+    for (trap, signal, status) in [
+        ("", libc::SIGTERM, 143),
+        ("", libc::SIGHUP, 129),
+        ("trap 'exit 0' TERM", libc::SIGTERM, 0),
+        ("trap 'exit 9' INT", libc::SIGINT, 9),
+        ("trap 'sleep 0.3; exit 1' TERM", libc::SIGTERM, 1),
+    ] {
+        let _ = std::fs::remove_file(place.path("pid"));
+        std::fs::create_dir_all(place.path("kept")).expect("create a directory");
+        let script = format!("{trap}\n{on}");
+        let hooks = [
+            "--on-success",
+            "touch hook",
+            "--on-failure",
+            "touch hook",
+            "--clean-on-success",
+            "kept",
+        ];
+        let words = [
+            &hooks[..],
+            &["--report", "report.json", "--", "sh", "-c", &script],
+        ]
+        .concat();
+        let mut run = place.start(&words);
+        place.await_pid("pid");
+        run.signal(signal);
+        assert_eq!(run.end(), status, "{script}");
+        let report: serde_json::Value =
+            serde_json::from_str(&place.read("report.json")).expect("a report");
+        assert_eq!(report["outcome"], "cancelled", "{script}");
+        assert!(
+            place.path("kept").exists() && !place.path("hook").exists(),
+            "{script}"
+        );
+        place.assert_alone();
+    }
+}

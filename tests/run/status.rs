@@ -1,0 +1,108 @@
+//! What a run comes to, as a number.
+
+use std::fs;
+
+use super::{Place, Story};
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("status", status),
+    ("status-of-signals", status_of_signals),
+    ("cannot-be-run", cannot_be_run),
+    ("time-runs-out", time_runs_out),
+    ("no-proc", no_proc),
+];
+
+/// The command's own.
+fn status(place: &Place) {
+    let script = "for n in $(seq 0 255); do ./reaper run -- sh -c 'exit $0' $n
+        said=$?; [ $said = $n ] || echo $n gives $said; done";
+    let said = place.bash(script, &[]);
+    assert_eq!(said.out + &said.err, "");
+}
+
+/// 128 and the number, as shells have it, real-time ones too.
+fn status_of_signals(place: &Place) {
+    let script = "ulimit -c 0
+        for n in $(seq 1 16) $(seq 24 27) $(seq 29 31) $(seq 34 64); do ./reaper run -- perl -e '$SIG{FPE} = q(DEFAULT); kill $ARGV[0], $$' $n
+        said=$?; [ $said = $((128 + n)) ] || echo $n gives $said; done 2>&1 | grep -v core";
+    let said = place.bash(script, &[]);
+    assert_eq!(said.out + &said.err, "");
+}
+
+/// As `env` and `timeout` have it.
+fn cannot_be_run(place: &Place) {
+    fs::write(place.path("plain"), "").expect("write a file");
+    let script = |name: &str, text: &str| {
+        fs::write(place.path(name), text).expect("write a script");
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(place.path(name), all).expect("make it a program");
+    };
+    script("orphaned", "#!/absent/interpreter\n");
+    script("bare", "exit 7\n");
+    for (words, status, about) in [
+        (&[][..], 125, "COMMAND"),
+        (&["--absent", "true"], 125, "--absent"),
+        (&["--timeout", "0", "true"], 125, "--timeout"),
+        (&["--signal", "NONE", "true"], 125, "NONE"),
+        (&["./plain"], 126, "./plain"),
+        (&["."], 126, "."),
+        (&["./plain/x"], 126, "./plain/x"),
+        (&["./absent"], 127, "./absent"),
+        (&["absent-command"], 127, "absent-command"),
+        (&["./orphaned"], 127, "interpreter"),
+        (&["./bare"], 7, ""),
+        (&["--idle", "9s", "./absent"], 127, "./absent"),
+    ] {
+        let said = place.run(words);
+        assert_eq!(said.code, Some(status), "{words:?}: {}", said.err);
+        assert!(said.err.contains(about), "{words:?}: {}", said.err);
+    }
+}
+
+fn time_runs_out(place: &Place) {
+    let silent = "echo said; exec sleep 60";
+    // A shell that is still there says "Terminated" of the child it waits for.
+    let works = "(while :; do :; done) & exec sleep 60";
+    let short = "n=0; while [ $n -lt 25 ]; do sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; n=$((n+1)); done";
+    for (words, status) in [
+        (&["--timeout", "200ms", "--", "sleep", "60"][..], 124),
+        (
+            &[
+                "--timeout",
+                "200ms",
+                "--",
+                "sh",
+                "-c",
+                "trap 'exit 3' TERM; sleep 60 & wait",
+            ],
+            124,
+        ),
+        (&["--timeout", "60s", "--", "sh", "-c", "exit 3"], 3),
+        (&["--idle", "300ms", "--", "sh", "-c", silent], 124),
+        // One that works in silence is ended by the other time.
+        (
+            &["--idle", "300ms", "--idle-cpu", "--", "sh", "-c", silent],
+            124,
+        ),
+        (&["--idle", "300ms", "--", "sh", "-c", works], 124),
+        (
+            &["--idle", "600ms", "--idle-cpu", "--", "sh", "-c", short],
+            0,
+        ),
+    ] {
+        let said = place.run(words);
+        assert_eq!(said.code, Some(status), "{words:?}: {}", said.err);
+        assert_eq!(said.err, "", "{words:?}");
+    }
+}
+
+/// Where what is left could not be found, nothing is begun: a /proc of another pid namespace names others.
+fn no_proc(place: &Place) {
+    if place.uid != 0 {
+        return;
+    }
+    let said = place.bash("unshare --pid --fork ./reaper run -- touch begun", &[]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    assert!(said.err.contains("/proc"), "{}", said.err);
+    assert!(!place.path("begun").exists(), "something was run");
+}

@@ -1,0 +1,267 @@
+//! In a real terminal, that of tmux, under a real shell with job control.
+
+use std::fs;
+
+use super::{Place, Story, command_line};
+use crate::cli;
+use crate::world::eventually;
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("terminal-interrupt", interrupt),
+    ("terminal-interrupt-of-a-loop", interrupt_of_a_loop),
+    ("terminal-stop", stop),
+    ("terminal-full-screen", full_screen),
+    ("terminal-shell-inside", shell_inside),
+    ("terminal-pipeline", pipeline),
+    ("terminal-background", background),
+    ("terminal-size", size),
+    ("terminal-closed", closed),
+    ("terminal-idle", idle),
+];
+
+/// A window with a shell.
+struct Terminal<'a>(&'a Place);
+
+impl Terminal<'_> {
+    fn new(place: &Place) -> Terminal<'_> {
+        let terminal = Terminal(place);
+        terminal.tmux(&[
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            "100",
+            "-y",
+            "30",
+            "env PS1='> ' bash --norc --noprofile -i",
+        ]);
+        terminal.await_screen("a prompt", |screen| screen.contains('>'));
+        terminal
+    }
+
+    fn tmux(&self, words: &[&str]) -> String {
+        let mut tmux = self.0.command("tmux");
+        // Its client is told of no terminal but its own.
+        tmux.env_remove("TMUX").args(["-S", "tmux"]).args(words);
+        let said = cli::run(self.0.dir.path(), &mut tmux);
+        assert_eq!(said.code, Some(0), "tmux {words:?}: {}", said.err);
+        said.out
+    }
+
+    fn say(&self, line: &str) {
+        self.tmux(&["send-keys", "-l", line]);
+        self.key("Enter");
+    }
+
+    fn key(&self, key: &str) {
+        self.tmux(&["send-keys", key]);
+    }
+
+    fn await_screen(&self, what: &str, like: impl Fn(&str) -> bool) -> String {
+        eventually(&format!("on the screen: {what}"), || {
+            Some(self.tmux(&["capture-pane", "-p"])).filter(|screen| like(screen))
+        })
+    }
+
+    /// Waits until a line is there that is this.
+    fn await_line(&self, line: &str) -> String {
+        self.await_screen(line, |screen| {
+            screen.lines().any(|said| said.trim_end() == line)
+        })
+    }
+
+    /// Waits until so many processes live whose command line is this.
+    fn await_running(&self, line: &str, n: usize) {
+        eventually(&format!("{n} × {line}"), || {
+            let living = self.0.living();
+            let all = living
+                .iter()
+                .filter(|one| command_line(one.pid).trim_end() == line);
+            (all.count() == n).then_some(())
+        });
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut tmux = self.0.command("tmux");
+            let screen = tmux.args(["-S", "tmux", "capture-pane", "-p"]).output();
+            eprintln!(
+                "--- {}",
+                screen.map_or_else(
+                    |e| e.to_string(),
+                    |said| String::from_utf8_lossy(&said.stdout).into_owned()
+                )
+            );
+        }
+    }
+}
+
+fn interrupt(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run -- sh -c 'setsid sleep 61 & exec sleep 60'");
+    terminal.await_running("sleep 60", 1);
+    terminal.key("C-c");
+    terminal.say("echo \"<$?>\"");
+    let screen = terminal.await_line("<130>");
+    assert!(!screen.contains("reaper:"), "{screen}");
+    terminal.await_running("sleep 61", 0);
+    // One that catches it.
+    terminal.say("./reaper run -- bash -c 'trap \"echo caught; exit 4\" INT; echo up > up; while :; do sleep 0.05; done'");
+    place.await_said("up", |said| !said.is_empty());
+    terminal.key("C-c");
+    terminal.await_screen("caught", |screen| screen.contains("caught\n"));
+    terminal.say("echo \"<$?>\"");
+    let screen = terminal.await_line("<4>");
+    assert_eq!(screen.matches("caught\n").count(), 1, "{screen}");
+}
+
+/// Whoever interrupts a command means the loop around it too.
+fn interrupt_of_a_loop(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("while :; do ./reaper run -- sleep 60; done");
+    terminal.await_running("sleep 60", 1);
+    terminal.key("C-c");
+    terminal.say("echo '<over>'");
+    terminal.await_line("<over>");
+    terminal.await_running("sleep 60", 0);
+}
+
+fn stop(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run -- sh -c 'read line; echo \"<$line>\"; exit 6'");
+    terminal.await_screen("it runs", |_| place.living().len() >= 4);
+    for _ in 0..2 {
+        terminal.key("C-z");
+        terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+        terminal.say("clear; fg");
+        terminal.await_screen("continued", |screen| {
+            screen.contains("./reaper run") && !screen.contains("Stopped")
+        });
+    }
+    terminal.say("heard");
+    terminal.await_line("<heard>");
+    terminal.say("echo \"<$?>\"");
+    terminal.await_line("<6>");
+}
+
+/// One that stops the whole group itself.
+fn full_screen(place: &Place) {
+    let terminal = Terminal::new(place);
+    fs::write(
+        place.path("text"),
+        "first\n".to_owned() + &"more\n".repeat(200),
+    )
+    .expect("write a text");
+    let vim = std::process::Command::new("vim")
+        .arg("--version")
+        .output()
+        .is_ok();
+    let (program, quit) = if vim {
+        ("vim -u NONE -n", ":q")
+    } else {
+        ("less", "q")
+    };
+    terminal.say(&format!("./reaper run -- {program} text"));
+    let shown =
+        |screen: &str| screen.starts_with("first\n") && screen.matches("more\n").count() > 20;
+    terminal.await_screen("the text", shown);
+    for _ in 0..2 {
+        terminal.key("C-z");
+        terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+        terminal.say("clear; fg");
+        terminal.await_screen("the text again", shown);
+    }
+    terminal.say(quit);
+    terminal.say("echo \"<$?>\" > left");
+    place.await_said("left", |said| said == "<0>\n");
+}
+
+fn shell_inside(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("PS1='inner: ' ./reaper run -- bash --norc --noprofile -i");
+    terminal.await_screen("the inner prompt", |screen| {
+        screen.contains("inner:") && screen.lines().any(|line| line.trim_end() == "inner:")
+    });
+    terminal.say("sleep 60");
+    terminal.await_running("sleep 60", 1);
+    terminal.key("C-z");
+    terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+    terminal.say("fg");
+    terminal.await_screen("continued", |screen| {
+        screen.trim_end().ends_with("sleep 60")
+    });
+    terminal.key("C-c");
+    terminal.await_running("sleep 60", 0);
+    terminal.say("setsid sleep 62 & exit 5");
+    terminal.await_running("sleep 62", 0);
+    terminal.say("echo \"<$?>\"");
+    terminal.await_line("<5>");
+}
+
+fn pipeline(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run -- sh -c 'echo one; exec sleep 60' | ./reaper run -- cat");
+    terminal.await_line("one");
+    terminal.key("C-z");
+    terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+    terminal.say("clear; fg");
+    terminal.await_screen("continued", |screen| screen.contains("./reaper run"));
+    terminal.key("C-c");
+    terminal.await_running("sleep 60", 0);
+    terminal.say("echo \"<$?>\"");
+    terminal.await_line("<130>");
+}
+
+/// One that reads the terminal is stopped until it may.
+fn background(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run -- sh -c 'read line; echo \"$line\" > heard' &");
+    terminal.await_screen("stopped", |_| {
+        let living = place.living();
+        let stopped = living
+            .iter()
+            .filter(|one| crate::proc::stat(one.pid).is_some_and(|stat| stat.state == b'T'));
+        stopped.count() == 2
+    });
+    terminal.say("clear; fg");
+    terminal.await_screen("in the foreground", |screen| {
+        screen.lines().any(|line| line.starts_with("./reaper run"))
+    });
+    terminal.say("words");
+    place.await_said("heard", |said| said == "words\n");
+}
+
+fn size(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run -- bash -c 'trap \"tput cols >> cols\" WINCH; echo up > up; while :; do sleep 0.05; done'");
+    place.await_said("up", |said| !said.is_empty());
+    terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
+    place.await_said("cols", |said| said == "120\n");
+    terminal.key("C-c");
+}
+
+/// The kernel tells that only to who leads the session, which without this program would be the command.
+fn closed(place: &Place) {
+    let terminal = Terminal::new(place);
+    let script = "trap 'echo x >> hung-up; exit' HUP; echo up > up; while :; do sleep 0.05; done";
+    fs::write(place.path("script"), script).expect("write the script");
+    terminal.tmux(&["new-window", "exec ./reaper run -- sh ./script"]);
+    place.await_said("up", |said| !said.is_empty());
+    terminal.tmux(&["kill-window"]);
+    place.await_said("hung-up", |said| said == "x\n");
+    terminal.await_running("./reaper run -- sh ./script", 0);
+}
+
+fn idle(place: &Place) {
+    let terminal = Terminal::new(place);
+    terminal.say("./reaper run --idle 1s -- sh -c 'tty; exec sleep 60'");
+    terminal.await_screen("it writes to the terminal itself", |screen| {
+        screen.contains("/dev/")
+    });
+    terminal.await_running("sleep 60", 0);
+    terminal.say("echo \"<$?>\"");
+    terminal.await_line("<124>");
+}

@@ -1,0 +1,267 @@
+//! What a command leaves behind.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{NOBODY, Place, Story};
+use crate::cli;
+use crate::proc;
+use crate::world::eventually;
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("hundred-orphans", hundred_orphans),
+    ("leftovers", leftovers),
+    ("actors", actors),
+    ("grace", grace),
+    ("drain", drain),
+    ("leader-first", leader_first),
+    ("two-hundred-runs", two_hundred_runs),
+    ("wrapper-outlives-its-parent", parent_dies),
+];
+
+/// For whom root is needed.
+pub const ROOTS: &[(&str, Story)] = &[
+    ("other-users", other_users),
+    ("namespaces", namespaces),
+    ("not-permitted", not_permitted),
+];
+
+/// Of those who have gone before, none stays a zombie.
+fn hundred_orphans(place: &Place) {
+    let script = "for i in $(seq 100); do (setsid true &); (setsid sleep 60 &); done; echo $$ > pid
+        until [ -e go ]; do sleep 0.02; done; exit 3";
+    let mut run = place.start(&["--report", "report.json", "--", "sh", "-c", script]);
+    let command = place.await_pid("pid");
+    eventually("a hundred orphans and no zombie", || {
+        let all = proc::all().into_iter();
+        let children = all.filter(|one| one.parent == run.pid() && one.id != command);
+        let (living, dead): (Vec<_>, Vec<_>) = children.partition(proc::Stat::lives);
+        (living.len() == 100 && dead.is_empty()).then_some(())
+    });
+    fs::write(place.path("go"), "").expect("let it end");
+    assert_eq!(run.end(), 3);
+    place.assert_alone();
+    assert_eq!(report(place)["ended"], 100);
+}
+
+fn report(place: &Place) -> Value {
+    serde_json::from_str(&place.read("report.json")).expect("a report")
+}
+
+/// A script each, and its status.
+fn leftovers(place: &Place) {
+    for (script, status) in [
+        ("setsid sleep 60 & exec sleep 0.1", 0),
+        ("nohup sleep 60 > /dev/null 2>&1 & disown; exit 4", 4),
+        ("env -i sleep 60 & exit 5", 5),
+        ("sleep 60 & kill -STOP $!; exit 6", 6),
+        (
+            "(cd /; umask 0; exec 0<&- 1>&- 2>&-; setsid sleep 60 &); kill -9 $$",
+            137,
+        ),
+        ("exec -a '(x) Z 1 (' sleep 60 & exit 7", 7),
+        // Whoever is asked to end starts one more.
+        (
+            "bash -c 'trap \"sleep 60 &\" TERM; echo $$ > up; while :; do sleep 0.05; done' & until [ -s up ]; do sleep 0.01; done; exit 8",
+            8,
+        ),
+        ("trap '' TERM INT HUP; sleep 60 & sleep 60 & exit 9", 9),
+    ] {
+        let said = place.run(&["--grace", "300ms", "--", "bash", "-c", script]);
+        assert_eq!(said.code, Some(status), "{script}: {}", said.err);
+        assert!(!said.err.contains("reaper:"), "{script}: {}", said.err);
+    }
+}
+
+/// Those that are hard to come by, beside the command and as the command.
+fn actors(place: &Place) {
+    for (play, cast) in [
+        ("hydra", 1),
+        ("runner", 1),
+        ("hopper", 1),
+        ("leader-first", 1),
+        ("nurse", 2),
+        ("twins", 2),
+        ("negligent", 1),
+        ("thread-exec", 1),
+        ("chain 9 3", 9),
+        ("swarm 60", 61),
+    ] {
+        place.engage();
+        let wait = format!("until [ $(wc -l < report) -ge {cast} ]; do sleep 0.01; done; exit 3");
+        let words = place.actor(play, "actor");
+        let mut all = vec!["--grace", "300ms", "--", "sh", "-c"];
+        let script = format!("\"$@\" & {wait}");
+        all.extend([&script, "sh"]);
+        all.extend(words.iter().map(String::as_str));
+        let said = place.run(&all);
+        assert_eq!(said.code, Some(3), "{play}: {}", said.err);
+        // As the command.
+        place.engage();
+        let mut all = vec!["--grace", "300ms", "--timeout", "700ms", "--"];
+        all.extend(words.iter().map(String::as_str));
+        let said = place.run(&all);
+        assert_eq!(said.code, Some(124), "{play}: {}", said.err);
+    }
+}
+
+/// Killed when it is over, and not before.
+fn grace(place: &Place) {
+    let script = "sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
+        until [ -s pid ]; do sleep 0.01; done";
+    let began = Instant::now();
+    let words = [
+        "--grace",
+        "800ms",
+        "--report",
+        "report.json",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let said = place.run(&words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(began.elapsed() >= Duration::from_millis(800));
+    // With the child that it has at that time.
+    assert!(
+        report(place)["killed"].as_u64() >= Some(1),
+        "{}",
+        report(place)
+    );
+}
+
+/// Whoever needs a while for its end has it, with those that it starts for that.
+fn drain(place: &Place) {
+    let script = "sh -c 'trap \"sleep 1.2 && echo drained > drained; exit\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
+        until [ -s pid ]; do sleep 0.01; done; kill -9 $$";
+    let said = place.run(&["--", "sh", "-c", script]);
+    assert_eq!(said.code, Some(137), "{}", said.err);
+    assert_eq!(place.read("drained"), "drained\n");
+}
+
+/// Its worker is not signalled before it is gone, or the grace is over.
+fn leader_first(place: &Place) {
+    let worker = "sh -c 'trap \"echo x >> asked\" TERM; trap \"echo x > told; exit\" USR1; echo $$ > pid; while :; do sleep 0.02; done' & w=$!
+        until [ -s pid ]; do sleep 0.01; done;";
+    let leader =
+        "trap 'sleep 0.5; kill -USR1 $w; wait $w; exit 0' TERM; while :; do sleep 0.02; done";
+    let words = [
+        "--leader-first",
+        "--grace",
+        "2s",
+        "--timeout",
+        "600ms",
+        "--",
+        "sh",
+        "-c",
+    ];
+    let said = place.run(&[&words[..], &[&format!("{worker}{leader}")]].concat());
+    assert_eq!(said.code, Some(124), "{}", said.err);
+    assert_eq!(
+        (place.read("asked").as_str(), place.read("told").as_str()),
+        ("", "x\n")
+    );
+    // One that does not do its part.
+    let leader = "trap '' TERM; while :; do sleep 0.02; done";
+    let began = Instant::now();
+    let said = place.run(&[&words[..], &[&format!("{worker}{leader}")]].concat());
+    assert_eq!(said.code, Some(124), "{}", said.err);
+    assert!(began.elapsed() >= Duration::from_millis(2600));
+}
+
+fn two_hundred_runs(place: &Place) {
+    let script = "for i in $(seq 200); do {
+            ./reaper run -- sh -c 'setsid sleep 60 & exit $0' $((i % 100))
+            said=$?; [ $said = $((i % 100)) ] || echo $i gives $said
+        } & done; wait";
+    let said = place.bash(script, &[]);
+    assert_eq!(said.out + &said.err, "");
+    place.assert_alone();
+}
+
+/// A bot that crashes amid three turns: these go on, each with its owner, and whoever stops one ends it.
+fn parent_dies(place: &Place) {
+    let script = "for i in 1 2 3; do ./reaper run -- sh -c 'setsid sleep 60 & echo $$ > $0; exec sleep 60' turn$i &
+        echo $! > run$i; done; wait";
+    let mut bot = place.command("bash");
+    let mut bot = place.start_as(bot.args(["-c", script]));
+    let turns = [1, 2, 3].map(|n| place.await_pid(&format!("turn{n}")));
+    let runs = [1, 2, 3].map(|n| place.await_pid(&format!("run{n}")));
+    bot.signal(nix::libc::SIGKILL);
+    assert_eq!(bot.end(), 137);
+    eventually("the turns have lost the bot", || {
+        let mut runs = runs.iter().map(|run| proc::stat(run.pid));
+        runs.all(|run| run.is_some_and(|run| run.parent != bot.pid()))
+            .then_some(())
+    });
+    assert!(turns.iter().chain(&runs).all(|one| one.lives()));
+    for run in runs {
+        assert!(run.signal(nix::sys::signal::Signal::SIGTERM));
+    }
+    eventually("nothing is left of them", || {
+        place.living().is_empty().then_some(())
+    });
+}
+
+/// By another program, as `su` and `sudo` do it.
+fn other_users(place: &Place) {
+    let script = format!(
+        "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups setsid sleep 60 & exec sleep 0.2"
+    );
+    let said = place.run(&["--", "sh", "-c", &script]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}
+
+fn namespaces(place: &Place) {
+    for (script, status) in [
+        // The init of one ignores what it does not handle.
+        (
+            "unshare --pid --fork --kill-child sh -c 'sleep 60 & echo > up; sleep 60; :' & until [ -s up ]; do sleep 0.01; done; exit 3",
+            3,
+        ),
+        (
+            "unshare --pid --fork sh -c 'setsid sleep 60 & echo > up; sleep 60; :' & until [ -s up ]; do sleep 0.01; done; exit 4",
+            4,
+        ),
+    ] {
+        let _ = fs::remove_file(place.path("up"));
+        let said = place.run(&["--grace", "300ms", "--", "sh", "-c", script]);
+        assert_eq!(said.code, Some(status), "{}", said.err);
+    }
+    // As the init of one.
+    let script = "unshare --pid --fork --mount-proc ./reaper run -- sh -c 'setsid sleep 60 & echo $$ > inside; exit 5'; echo $?";
+    let said = place.bash(script, &[]);
+    assert_eq!(
+        (said.out.as_str(), place.read("inside").as_str()),
+        ("5\n", "2\n"),
+        "{}",
+        said.err
+    );
+    place.assert_alone();
+}
+
+/// A user's run in which a program has become root's.
+fn not_permitted(place: &Place) {
+    let raise = place.path("raise");
+    fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
+    chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");
+    fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("let it become root's");
+    let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec sleep 60' &
+        until [ -s pid ]; do sleep 0.01; done; exit 3";
+    let mut command = place.reaper(&["--grace", "200ms", "--json", "--", "sh", "-c", script]);
+    let said = cli::run(place.dir.path(), command.uid(NOBODY).gid(NOBODY));
+    let root = place.await_pid("pid");
+    assert_eq!(said.code, Some(3), "{}", said.err);
+    let told = format!(
+        "left behind: pid {} (sleep): it may not be signalled by this user",
+        root.pid
+    );
+    assert!(said.err.contains(&told), "{}", said.err);
+    assert!(root.lives());
+    assert!(root.signal(nix::sys::signal::Signal::SIGKILL));
+}
