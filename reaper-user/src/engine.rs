@@ -13,10 +13,12 @@
 mod answer;
 mod cgroups;
 mod decide;
+mod fall;
 mod follow;
 mod gaps;
 mod keeps;
 mod mirror;
+mod reconcile;
 pub mod reload;
 mod rest;
 mod restore;
@@ -47,6 +49,7 @@ use crate::source::procfs::{Procfs, ProcfsError};
 use crate::source::{Lost, Source, SourceError, ebpf};
 use crate::sys;
 use cgroups::Cgroups;
+use fall::Fall;
 use follow::{Follow, Tally};
 use gaps::Gap;
 use keeps::Note;
@@ -121,8 +124,7 @@ pub struct Engine {
     gap: Option<Gap>,
     /// More that were missing before those were found.
     next_gap: Option<(&'static str, Lost)>,
-    /// Another source has taken the place of the one there was.
-    fell_back: bool,
+    fall: Fall,
     /// What is known of a process may be out of date.
     lossy: bool,
     /// All that ran already has been taken in.
@@ -177,7 +179,7 @@ impl Engine {
             skipped: 0,
             gap: None,
             next_gap: None,
-            fell_back: false,
+            fall: Fall::default(),
             lossy: false,
             ready: false,
             mirror: Mirror::default(),
@@ -213,7 +215,7 @@ impl Engine {
         let mut rest = Rest::default();
         tokio::pin!(stop);
         let reason = loop {
-            if std::mem::take(&mut self.fell_back) {
+            if self.fall.take_new() {
                 events = sys::readable(&self.source)?;
                 rest.read(1);
             }
@@ -236,11 +238,17 @@ impl Engine {
                 rest.looked(self.settle());
                 self.find_adopters();
                 if rest.says_asleep() {
-                    self.source.set_idle(true)?;
+                    if let Err(error) = self.source.set_idle(true) {
+                        self.give_up(&error);
+                    }
                     self.look_for_loss();
                 }
             }
-            let timers = [self.follow.reaper.next_deadline(), self.undecided.next()];
+            let timers = [
+                self.follow.reaper.next_deadline(),
+                self.undecided.next(),
+                self.fall.next(),
+            ];
             let deadline = timers.into_iter().flatten().min().map(|at| {
                 Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
             });

@@ -3,16 +3,15 @@
 
 use std::time::Duration;
 
-use hashbrown::HashSet;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
+use super::reconcile::Reconciled;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::export::Body;
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
+use crate::model::event::{Event, EventKind, Provenance};
 use crate::source::Lost;
-use crate::source::ladder::{self, Passed};
 use crate::source::procfs::Glance;
 use crate::sys;
 
@@ -90,34 +89,6 @@ impl Engine {
         }
     }
 
-    /// If the source has failed, goes on with a scan of the process table, and looks for what was missed.
-    pub(super) fn fall_back(&mut self) {
-        let Some(failure) = self.source.failure() else {
-            return;
-        };
-        let reason = failure.to_string();
-        let scan = match ladder::last(&self.settings.running.scan) {
-            Ok(scan) => scan,
-            Err(error) => {
-                tracing::error!("{reason}; and the process table cannot be scanned: {error}");
-                return self.miss_one();
-            }
-        };
-        tracing::error!("{reason}: going on by the process table");
-        self.settings.passed_over.push(Passed {
-            source: self.source.name(),
-            reason,
-        });
-        self.source = scan;
-        self.fell_back = true;
-        self.ladders_told = false;
-        self.model.set_moves_unseen(!self.source.tells_moves());
-        (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
-        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
-        // How much has not been told nobody knows.
-        self.open_gap("source_lost", Lost::default());
-    }
-
     /// A record was none: what it would have told is as good as lost.
     pub(super) fn miss_one(&mut self) {
         let total = Lost {
@@ -127,7 +98,7 @@ impl Engine {
         self.open_gap("record_malformed", total);
     }
 
-    fn open_gap(&mut self, reason: &'static str, missing: Lost) {
+    pub(super) fn open_gap(&mut self, reason: &'static str, missing: Lost) {
         self.lossy = true;
         let (total, by_kind) = (missing.total, missing.named());
         if self.gap.is_some() {
@@ -219,8 +190,8 @@ impl Engine {
         self.model.doubt_what_was_read();
         // Where nothing else knows whose they are, what they have from their makers has to say it.
         self.model.set_infers(self.source.probes().is_none());
-        let found = self.take_in(survey.rows);
-        let gone = self.forget_vanished(&survey.pids, survey.began);
+        let unreadable = survey.unreadable;
+        let Reconciled { found, gone, .. } = self.reconcile(survey, |_| ());
         if self.source.filters() {
             self.model.forget_foreign();
         }
@@ -233,92 +204,12 @@ impl Engine {
             duration: sys::boot_time().saturating_sub(gap.opened),
         });
         // What could not be read is asked for again before a signal.
-        self.lossy = self.next_gap.is_some() || survey.unreadable > 0;
+        self.lossy = self.next_gap.is_some() || unreadable > 0;
         self.decide();
         if let Some((reason, missing)) = self.next_gap.take() {
             self.open_gap(reason, missing);
         }
         self.mirror();
-    }
-
-    /// Takes in rows of the process table, parents before their children, so that membership finds its
-    /// way down. Gives how many processes were not known.
-    pub(super) fn take_in(&mut self, rows: Vec<Seen>) -> u64 {
-        let mut found = 0;
-        for row in rows {
-            let key = row.key;
-            let known = self.model.tree.get(key).is_some();
-            // It may have gone since it was looked at, and been told of.
-            if !known && self.is_late(key) {
-                continue;
-            }
-            self.apply(&Event {
-                time: sys::boot_time(),
-                provenance: Provenance::Procfs,
-                kind: EventKind::Seen(row),
-            });
-            found += u64::from(!known && self.model.tree.get(key).is_some());
-        }
-        found
-    }
-
-    /// Whether a process that is not known has gone by now.
-    fn is_late(&self, key: Key) -> bool {
-        self.ready
-            && self
-                .procfs
-                .glance(key)
-                .is_ok_and(|glance| glance == Glance::Gone)
-    }
-
-    /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
-    pub(super) fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
-        let gone: Vec<Key> = self
-            .model
-            .tree
-            .iter()
-            .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
-            .map(|node| node.key)
-            .collect();
-        let mut count = 0;
-        for key in gone {
-            // A row that could not be read is not one that is not there: unknown is never dead.
-            let dead = self
-                .procfs
-                .glance(key)
-                .is_ok_and(|glance| glance == Glance::Gone);
-            if dead && self.model.tree.get(key).is_some() {
-                self.exited_unseen(key);
-                count += 1;
-            }
-        }
-        count
-    }
-
-    /// The end of a process that nobody told of. Of a root's the probe may have left word.
-    pub(super) fn exited_unseen(&mut self, key: Key) {
-        let first_root = self
-            .model
-            .sessions
-            .of_root(key)
-            .map(|session| session.first_root);
-        let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
-        // One that was before the root began was of the one before it.
-        let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
-            Some(exit) => (exit.time_ns, super::restore::ended(exit.status)),
-            None => (sys::boot_time(), Ended::Unknown),
-        };
-        self.apply(&Event {
-            time,
-            provenance: Provenance::Inferred,
-            kind: EventKind::Exit {
-                key,
-                parent: None,
-                ended,
-                peak_rss: 0,
-                mark: None,
-            },
-        });
     }
 
     /// Takes note of the ends that pidfds tell of.
@@ -332,7 +223,7 @@ impl Engine {
                 // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
                 self.drain();
                 if self.model.tree.get(key).is_some() {
-                    self.exited_unseen(key);
+                    self.exited_unseen(key, Provenance::Inferred);
                 }
                 self.follow.reaper.ended_unrecorded(key);
             }

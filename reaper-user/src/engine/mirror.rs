@@ -12,7 +12,7 @@ use reaper_common::{
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
-use crate::model::event::{Ended, Key, Mark};
+use crate::model::event::{Ended, Key, Mark, Provenance};
 use crate::model::session::{Session, SessionId};
 use crate::reap::Stage;
 use crate::source::ebpf::raw_key;
@@ -120,7 +120,7 @@ impl Engine {
                 }
                 self.drain();
                 if self.model.tree.get(*key).is_some() {
-                    self.exited_unseen(*key);
+                    self.exited_unseen(*key, Provenance::Procfs);
                 }
             }
         }
@@ -148,9 +148,7 @@ impl Engine {
             self.set_seeded(false)?;
             // Of those who were marked only now, children may have come that nobody told of.
             let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
-            self.take_in(survey.rows);
-            self.drain();
-            self.forget_vanished(&survey.pids, survey.began);
+            self.reconcile(survey, |_| ());
             if self.source.filters() {
                 self.model.forget_foreign();
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use reaper_common::{ENDED_UNKNOWN, SESSION_TOLD, SessionState};
 
 use super::follow::{Pending, Tally};
+use super::reconcile::Reconciled;
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
@@ -47,40 +48,40 @@ impl Engine {
         self.skipped = self.source.skipped();
         let complete = self.source.is_complete() && self.skipped == 0;
         let survey = Surveyor::new(&self.source, complete)?.survey(Whom::Everybody)?;
-        self.take_in(survey.rows);
-        // Before what has happened since: who was born to the kept is kept.
-        self.keep_again();
         let pinned = self
             .source
             .pinned_at()
             .map(|path| path.display().to_string());
-        self.tell(Body::Ready {
-            mode: self.settings.mode.name(),
-            source: self.source.name(),
-            passed_over: self.settings.passed_over.clone(),
-            processes: self.model.tree.len(),
-            scope: self.settings.scope_names.clone(),
-            resumed: resumed.map(|resumed| Resumed {
-                sessions: states.len(),
-                ..resumed
-            }),
-            pinned,
-            kernel_reap: self.settings.kernel_reap && self.source.kills(),
-            ring_size: self.source.ring().map(Ring::size),
+        let Reconciled { marks, .. } = self.reconcile(survey, |engine| {
+            // Before what has happened since: who was born to the kept is kept.
+            engine.keep_again();
+            engine.tell(Body::Ready {
+                mode: engine.settings.mode.name(),
+                source: engine.source.name(),
+                passed_over: engine.settings.passed_over.clone(),
+                processes: engine.model.tree.len(),
+                scope: engine.settings.scope_names.clone(),
+                resumed: resumed.map(|resumed| Resumed {
+                    sessions: states.len(),
+                    ..resumed
+                }),
+                pinned,
+                kernel_reap: engine.settings.kernel_reap && engine.source.kills(),
+                ring_size: engine.source.ring().map(Ring::size),
+            });
+            let probes = engine.source.probes();
+            if probes.is_some_and(|probes| probes.has_left_behind()) {
+                tracing::warn!(
+                    "a service of another ABI version was at work here: what had left its tree before now is not known"
+                );
+            }
+            engine.drain();
+            engine.follow.out.flush_backlog();
+            // What is read says so only if it was written after the loss.
+            engine.look_for_loss();
         });
-        let probes = self.source.probes();
-        if probes.is_some_and(|probes| probes.has_left_behind()) {
-            tracing::warn!(
-                "a service of another ABI version was at work here: what had left its tree before now is not known"
-            );
-        }
-        self.drain();
-        self.follow.out.flush_backlog();
-        // What is read says so only if it was written after the loss.
-        self.look_for_loss();
-        self.forget_vanished(&survey.pids, survey.began);
         // Whoever is in the map and nowhere else has gone without being told of, or has come so.
-        for key in survey.marks.keys() {
+        for key in marks.keys() {
             let unknown = self.model.tree.get(*key).is_none();
             if unknown
                 && self

@@ -61,7 +61,7 @@ impl Engine {
             }
             let glance = self.procfs.glance(key);
             if glance.is_ok_and(|glance| glance == Glance::Gone) {
-                self.exited_unseen(key);
+                self.exited_unseen(key, Provenance::Procfs);
             } else if let Some(errno) = self.source.starved() {
                 self.follow.reaper.set_aside(key, errno);
             } else {

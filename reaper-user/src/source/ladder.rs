@@ -130,10 +130,8 @@ impl Rung {
         Ok(match self {
             Rung::Ebpf => Source::Ebpf(Box::new(ebpf::Source::open(wanted.probes, wanted.names)?)),
             #[cfg(target_os = "linux")]
-            Rung::ProcConnector => {
-                Source::ProcConnector(Box::new(ProcConnector::open(wanted.probes.ring_size)?))
-            }
-            Rung::Scan => last(&wanted.scan)?,
+            Rung::ProcConnector => connector(wanted.probes.ring_size)?,
+            Rung::Scan => scan(&wanted.scan)?,
         })
     }
 }
@@ -175,11 +173,37 @@ pub fn open(wanted: &Wanted<'_>) -> Result<(Source, Vec<Passed>), SourceError> {
     Ok((last.open(wanted)?, passed))
 }
 
-/// The last rung, for where a better source has failed at work.
+/// Opens the best that can be used of those below one that has failed at work, and tells which could not; where that was
+/// the last, it is tried once more. `room` is for what the kernel tells and is still to be read, in bytes.
 ///
 /// # Errors
-/// Not even that can be used.
-pub fn last(options: &scan::Options) -> Result<Source, SourceError> {
+/// None can, and why the last of them cannot.
+#[cfg_attr(target_os = "macos", expect(unused_variables))]
+pub fn below(
+    failed: Rung,
+    room: u32,
+    options: &scan::Options,
+) -> Result<(Source, Vec<Passed>), SourceError> {
+    let mut passed = Vec::new();
+    #[cfg(target_os = "linux")]
+    if failed == Rung::Ebpf {
+        match connector(room) {
+            Ok(source) => return Ok((source, passed)),
+            Err(error) => passed.push(Passed {
+                source: Rung::ProcConnector.name(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    Ok((scan(options)?, passed))
+}
+
+#[cfg(target_os = "linux")]
+fn connector(room: u32) -> Result<Source, SourceError> {
+    Ok(Source::ProcConnector(Box::new(ProcConnector::open(room)?)))
+}
+
+fn scan(options: &scan::Options) -> Result<Source, SourceError> {
     Ok(Source::Scan(Box::new(Scan::open(options)?)))
 }
 
@@ -219,6 +243,22 @@ mod tests {
         assert_eq!(Choice::of(Rung::Scan).rungs(), [Rung::Scan]);
         let unknown = "bpf".parse::<Choice>();
         assert!(unknown.is_err_and(|known| known.starts_with("known are auto, ")));
+    }
+
+    #[test]
+    fn below_each_there_is_one_that_anybody_can_use() {
+        let options = scan::Options::default();
+        for failed in Rung::ALL {
+            let (source, passed) = below(failed, 1 << 20, &options).expect("a scan");
+            let between = Rung::ALL
+                .into_iter()
+                .skip_while(|rung| *rung != failed)
+                .skip(1)
+                .take_while(|rung| *rung != source.rung())
+                .map(Rung::name);
+            assert!(passed.iter().map(|passed| passed.source).eq(between));
+            assert!(source.rung() != failed || failed == Rung::Scan);
+        }
     }
 
     #[test]

@@ -1,0 +1,92 @@
+//! Another source takes the place of one that tells nothing any more: the best of those below it that can be used.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::source::ladder::{self, Passed};
+use crate::source::{Lost, SourceError};
+use crate::sys;
+
+/// How long after none could be opened it is tried again, at first and at most.
+const DELAY_MIN: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// What became of the source that the service began with.
+#[derive(Default)]
+pub struct Fall {
+    /// Why it is of no use, where it does not know that itself.
+    broken: Option<String>,
+    /// No other could be opened: when the next attempt is, in ns of the monotonic clock, and how long after the last.
+    again: Option<(u64, Duration)>,
+    /// Another has taken its place, and nobody waits for that yet.
+    is_new: bool,
+}
+
+impl Fall {
+    /// When to see to it again, in ns of the monotonic clock.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.again.map(|(at, _)| at)
+    }
+
+    /// Whether there is another source since this was asked last.
+    pub(super) fn take_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+}
+
+impl Engine {
+    /// The source cannot be used any more: without this word it would never wake the service again.
+    pub(super) fn give_up(&mut self, error: &SourceError) {
+        self.fall.broken = Some(error.to_string());
+        self.fall_back();
+    }
+
+    /// If the source has failed, goes on with the next one, and looks for what was missed. Where there is none for
+    /// now, the process table is looked at until there is.
+    pub(super) fn fall_back(&mut self) {
+        let failure = self.source.failure().map(|failure| failure.to_string());
+        let Some(reason) = failure.or_else(|| self.fall.broken.clone()) else {
+            return;
+        };
+        if self.fall.next().is_some_and(|at| at > sys::monotonic()) {
+            return;
+        }
+        let failed = self.source.rung();
+        let config = &self.settings.running;
+        match ladder::below(failed, config.ring_size, &config.scan) {
+            Ok((source, passed)) => {
+                tracing::error!("{reason}: going on by {}", source.name());
+                // What it has pinned would go on by marks that nobody keeps.
+                if let Err(error) = self.source.disarm() {
+                    tracing::error!("{error}");
+                }
+                self.source = source;
+                let source = failed.name();
+                self.settings.passed_over.push(Passed { source, reason });
+                self.settings.passed_over.extend(passed);
+                self.fall = Fall {
+                    is_new: true,
+                    ..Fall::default()
+                };
+                self.ladders_told = false;
+                self.model.set_moves_unseen(!self.source.tells_moves());
+                (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
+                self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+            }
+            Err(error) => {
+                if self.fall.again.is_none() {
+                    tracing::error!(
+                        "{reason}; and no other source can be used: {error}; trying again"
+                    );
+                }
+                let delay = self
+                    .fall
+                    .again
+                    .map_or(DELAY_MIN, |(_, delay)| (2 * delay).min(DELAY_MAX));
+                self.fall.again = Some((sys::monotonic() + delay.as_nanos() as u64, delay));
+            }
+        }
+        // How much has not been told nobody knows.
+        self.open_gap("source_lost", Lost::default());
+    }
+}

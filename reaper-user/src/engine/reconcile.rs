@@ -1,0 +1,124 @@
+//! The process table against what is known: whoever is new is taken in, whoever is gone has ended.
+//!
+//! One way for all who look at the whole table: at the start, after a gap, where another source has taken over, and
+//! where marks were written too late for some.
+
+use std::collections::HashMap;
+
+use hashbrown::HashSet;
+
+use super::Engine;
+use super::survey::Survey;
+use crate::model::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen};
+use crate::source::procfs::Glance;
+use crate::sys;
+
+/// What a look at the table was good for.
+pub struct Reconciled {
+    /// How many were there that nobody had told of.
+    pub found: u64,
+    /// How many had gone without being told of.
+    pub gone: u64,
+    /// See [`Survey::marks`].
+    pub marks: HashMap<Key, Mark>,
+}
+
+impl Engine {
+    /// Tells the model of all differences, births before what has happened since the survey, and that before the ends.
+    /// Between the first two comes what has to be known by then.
+    pub(super) fn reconcile(
+        &mut self,
+        survey: Survey,
+        between: impl FnOnce(&mut Engine),
+    ) -> Reconciled {
+        let found = self.take_in(survey.rows);
+        between(self);
+        self.drain();
+        let gone = self.forget_vanished(&survey.pids, survey.began);
+        Reconciled {
+            found,
+            gone,
+            marks: survey.marks,
+        }
+    }
+
+    /// Takes in rows of the process table, parents before their children, so that membership finds its
+    /// way down. Gives how many processes were not known.
+    fn take_in(&mut self, rows: Vec<Seen>) -> u64 {
+        let mut found = 0;
+        for row in rows {
+            let key = row.key;
+            let known = self.model.tree.get(key).is_some();
+            // It may have gone since it was looked at, and been told of.
+            if !known && self.is_late(key) {
+                continue;
+            }
+            self.apply(&Event {
+                time: sys::boot_time(),
+                provenance: Provenance::Procfs,
+                kind: EventKind::Seen(row),
+            });
+            found += u64::from(!known && self.model.tree.get(key).is_some());
+        }
+        found
+    }
+
+    /// Whether a process that is not known has gone by now.
+    fn is_late(&self, key: Key) -> bool {
+        self.ready
+            && self
+                .procfs
+                .glance(key)
+                .is_ok_and(|glance| glance == Glance::Gone)
+    }
+
+    /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
+    fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
+        let gone: Vec<Key> = self
+            .model
+            .tree
+            .iter()
+            .filter(|node| node.key.start < before && !living.contains(&node.key.pid))
+            .map(|node| node.key)
+            .collect();
+        let mut count = 0;
+        for key in gone {
+            // A row that could not be read is not one that is not there: unknown is never dead.
+            let dead = self
+                .procfs
+                .glance(key)
+                .is_ok_and(|glance| glance == Glance::Gone);
+            if dead && self.model.tree.get(key).is_some() {
+                self.exited_unseen(key, Provenance::Procfs);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// The end of a process that nobody told of, and how that came to be known. Of a root's the probe may have left word.
+    pub(super) fn exited_unseen(&mut self, key: Key, provenance: Provenance) {
+        let first_root = self
+            .model
+            .sessions
+            .of_root(key)
+            .map(|session| session.first_root);
+        let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
+        // One that was before the root began was of the one before it.
+        let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
+            Some(exit) => (exit.time_ns, super::restore::ended(exit.status)),
+            None => (sys::boot_time(), Ended::Unknown),
+        };
+        self.apply(&Event {
+            time,
+            provenance,
+            kind: EventKind::Exit {
+                key,
+                parent: None,
+                ended,
+                peak_rss: 0,
+                mark: None,
+            },
+        });
+    }
+}
