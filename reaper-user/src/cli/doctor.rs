@@ -229,19 +229,32 @@ fn surroundings(host: &Host) -> Vec<Check> {
     let counts = host.version().is_some_and(|v| v < (5, 11));
     let enough =
         !counts || host.memlock == Limit::Unlimited || host.capabilities.has("CAP_SYS_RESOURCE");
+    let wsl = signs.iter().any(|sign| sign.starts_with("wsl"));
+    let (elsewhere, unrefused) = match wsl {
+        true => (
+            "run it in each WSL distribution in which there are agents: each has a namespace of its own",
+            "update the kernel (wsl --update) if something is refused here",
+        ),
+        false => (
+            "run it on the host, or its container with the host's pid namespace (docker run --pid=host)",
+            "run it on the host if something is refused here",
+        ),
+    };
     vec![
         Check::new("lockdown", host.lockdown != "confidentiality", &*host.lockdown).needed().or(
             "the kernel is locked down for confidentiality and shows its memory to no program",
             "boot with lockdown=integrity, or without lockdown",
         ),
-        Check::new("pid namespace", pids.first || pids.inode == 0, place(pids.first, pids.inode)).or(
-            "only processes of this pid namespace are seen",
-            "run it on the host, or its container with the host's pid namespace (docker run --pid=host)",
-        ),
-        Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") }).or(
-            "containers and guests may be refused what root may do on a host",
-            "run it on the host if something is refused here",
-        ),
+        Check::new("/proc", host.own_proc, if host.own_proc { "this pid namespace's" } else { "none, or another pid namespace's" })
+            .needed()
+            .or(
+                "what runs here is not to be had from it, and its pids would be those of others",
+                "mount this pid namespace's own (mount -t proc proc /proc; unshare has --mount-proc for it)",
+            ),
+        Check::new("pid namespace", pids.first || pids.inode == 0, place(pids.first, pids.inode))
+            .or("only processes of this pid namespace are seen", elsewhere),
+        Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") })
+            .or("containers and guests may be refused what root may do on a host", unrefused),
         Check::new("processes of others", host.shows_others, if host.shows_others { "shown in /proc" } else { "hidden" }).or(
             "/proc is mounted with hidepid: without the probes or the proc connector only own processes are seen",
             "run it as root, or in the group that `gid=` of that mount names, or mount -o remount,hidepid=0 /proc",
@@ -301,15 +314,13 @@ fn render(report: &Report) -> String {
     let dim = Style::new().dimmed();
     for source in &report.sources {
         let Candidate { name, reason, .. } = source;
-        match (reason, source.lacks) {
-            (Some(reason), _) => {
-                let _ = writeln!(out, "     {dim}{name} cannot be used: {reason}{dim:#}");
-            }
-            (None, Some(lacks)) if report.source == Some(name) => {
-                let _ = writeln!(out, "     {dim}{name}: {lacks}{dim:#}");
-            }
-            (None, _) => {}
-        }
+        let said = match (reason, source.lacks) {
+            (Some(reason), _) => format!("{name} cannot be used: {reason}"),
+            (None, Some(lacks)) if report.source == Some(name) => format!("{name}: {lacks}"),
+            (None, _) if report.source == Some(name) => continue,
+            (None, _) => format!("{name} could be used, and takes over should a better one fail"),
+        };
+        let _ = writeln!(out, "     {dim}{said}{dim:#}");
     }
     out
 }
@@ -338,7 +349,10 @@ mod tests {
         });
         assert!(report.usable && report.reasons.is_empty());
         assert_eq!(report.source, Some("ebpf"));
-        assert!(render(&report).ends_with("would use: ebpf\u{1b}[0m\n"));
+        let text = render(&report);
+        assert!(text.contains("would use: ebpf\u{1b}[0m\n"), "{text}");
+        let rest = text.matches("could be used, and takes over").count();
+        assert_eq!(rest, 2, "{text}");
     }
 
     #[test]
@@ -364,6 +378,36 @@ mod tests {
             text.contains("procfs cannot be used: the kernel said no"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_to_do_fits_the_place() {
+        let private = crate::sys::host::Namespace {
+            inode: 4,
+            first: false,
+        };
+        let place = |sign: &str| Host {
+            container: vec![sign.into()],
+            pid_namespace: private,
+            own_proc: false,
+            ..host()
+        };
+        for (sign, in_it) in [
+            ("docker (/.dockerenv)", "--pid=host"),
+            ("wsl (kernel release)", "each WSL distribution"),
+        ] {
+            let checks = surroundings(&place(sign));
+            let advice = |name| {
+                checks
+                    .iter()
+                    .find(|check| check.name == name)
+                    .unwrap()
+                    .advice
+                    .as_deref()
+            };
+            assert!(advice("pid namespace").unwrap().contains(in_it));
+            assert!(advice("/proc").unwrap().contains("mount -t proc"));
+        }
     }
 
     /// What is to be done about the probes.

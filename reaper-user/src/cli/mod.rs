@@ -103,7 +103,8 @@ descend from a recognised agent, and whatever a rule keeps or declares a boundar
 the same decisions are made and printed, and no signal is sent.
 
 Without the privilege or the kernel for probes it goes by what else there is: the netlink proc connector
-(root), or the process table, and says so. `reaper doctor` tells what that is here.
+(root's alone before Linux 6.6), or the process table, and says so. So it does if a source fails while it
+is at work. `reaper doctor` tells what there is here.
 
 Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
 the trees, and the next daemon of the same scope takes them up with all that has happened

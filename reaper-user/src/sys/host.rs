@@ -126,6 +126,8 @@ pub struct Host {
     pub container: Vec<String>,
     /// Whether /proc shows the processes of others: pid 1 is there, or it is mounted with `hidepid`.
     pub shows_others: bool,
+    /// Whether /proc is there and numbers processes as this process's own pid namespace does.
+    pub own_proc: bool,
     pub mounts: Mounts,
 }
 
@@ -166,6 +168,7 @@ impl Host {
                 .and_then(|s| s.parse().ok()),
             container: container(root, &release),
             shows_others: root.join("proc/1/stat").exists(),
+            own_proc: true,
             mounts: Mounts::parse(
                 &std::fs::read(root.join("proc/self/mountinfo")).unwrap_or_default(),
             ),

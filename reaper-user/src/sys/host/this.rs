@@ -3,7 +3,11 @@
 use std::path::Path;
 
 use super::Host;
+use crate::sys::proc::pid_namespace_unless_first;
 
 pub(super) fn host() -> Host {
-    Host::read_at(Path::new("/"))
+    Host {
+        own_proc: pid_namespace_unless_first().is_ok(),
+        ..Host::read_at(Path::new("/"))
+    }
 }
