@@ -178,7 +178,10 @@ pub fn open(wanted: &Wanted<'_>) -> Result<(Source, Vec<Passed>), SourceError> {
 ///
 /// # Errors
 /// None can, and why the last of them cannot.
-#[cfg_attr(target_os = "macos", expect(unused_variables))]
+#[cfg_attr(
+    target_os = "macos",
+    expect(unused_variables, unused_mut, reason = "there is but one source")
+)]
 pub fn below(
     failed: Rung,
     room: u32,

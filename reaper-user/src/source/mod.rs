@@ -28,7 +28,7 @@ use reaper_common::{Defect, Kind};
 use crate::model::agent::NameTable;
 use crate::model::event::{Event, Key};
 #[cfg(target_os = "macos")]
-use darwin::scan::{Scan, ScanError};
+use darwin::kernel::{Scan, ScanError};
 use ebpf::{Ring, State};
 use ladder::Rung;
 #[cfg(target_os = "linux")]
@@ -85,7 +85,7 @@ pub enum Flaw {
     #[error("/proc/{0}/stat cannot be understood, and that process is left alone")]
     Stat(u32),
     /// A row of the process table, so that whose it is is not known either.
-    #[cfg(target_os = "macos")]
+    #[cfg(any(target_os = "macos", test))]
     #[error("a row of the process table cannot be understood")]
     Row,
 }

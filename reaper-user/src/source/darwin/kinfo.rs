@@ -24,7 +24,7 @@ const NAME_MAX: usize = 15;
 /// `P_SYSTEM`: it belongs to the kernel.
 const SYSTEM: u32 = 0x200;
 /// `SZOMB`: it has exited and is not waited for.
-const ZOMBIE: u8 = 5;
+pub(super) const ZOMBIE: u8 = 5;
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +41,16 @@ pub struct Process {
     pub terminal: u32,
     /// At most 15 bytes.
     pub comm: Vec<u8>,
-    state: u8,
+    pub(super) state: u8,
     pub is_kernel: bool,
+}
+
+/// What the kernel calls a process: numbers that are never used again before the next boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub unique: u64,
+    /// That of the process it was born to, whoever has adopted it since.
+    pub parent: u64,
 }
 
 impl Process {

@@ -7,10 +7,11 @@
 
 pub mod args;
 pub mod births;
+#[cfg(target_os = "macos")]
+pub mod kernel;
 pub mod kinfo;
 #[cfg(target_os = "macos")]
 pub mod no_probes;
-#[cfg(target_os = "macos")]
 pub mod scan;
 pub mod sockets;
 #[cfg(target_os = "macos")]

@@ -6,44 +6,77 @@
 //! The kernel has for each process whom it was born to, whoever has adopted it since; so one that was left by its maker
 //! before anybody looked still belongs to that, if the maker was ever seen.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
-use nix::errno::Errno;
-use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
 use super::births::{Birth, Births};
-use super::kinfo::Process;
-use super::table::{ProcfsError, all, key, rows, seen};
+use super::kinfo::{Identity, Process};
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
 use crate::source::scan::Options;
 use crate::source::scan::pace::{Found, Pace};
 use crate::source::scan::table::{Glimpse, Print, Table, exit, parents_first};
 use crate::source::{Drained, Flaw};
-use crate::sys;
-use crate::sys::darwin::{self, Identity};
-use crate::sys::pidfd::no_word_of;
 
 /// Of how many that have exited the names are remembered, for children that are found later.
 const PAST_MAX: usize = 4096;
-/// What the timer is called.
-const TIMER: usize = 1;
+/// What there is of the system, so that what is made of it can be tried elsewhere.
+pub trait Kernel {
+    /// Why the table cannot be read.
+    type Error: Display;
 
-/// Why processes cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum ScanError {
-    #[error(transparent)]
-    Table(#[from] ProcfsError),
-    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
-    Wait(#[source] Errno),
+    /// Of the monotonic clock, in ns.
+    fn now(&self) -> u64;
+
+    /// In ns since boot.
+    fn boot_time(&self) -> u64;
+
+    /// All processes, zombies included, and how many rows of the table could not be understood.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    fn rows(&mut self) -> Result<(Vec<Process>, usize), Self::Error>;
+
+    fn key(&self, process: &Process) -> Key;
+
+    /// A living process in full; `None` if it is gone by now.
+    fn seen(&self, process: &Process) -> Option<Seen>;
+
+    /// Who has the pid, if anybody who lives does.
+    fn identity(&self, pid: u32) -> Option<Identity>;
+
+    /// The same, also of one that has exited and is not waited for.
+    fn identity_of_any(&self, pid: u32) -> Option<Identity>;
+
+    /// Asks to be told of whoever has the pid, and not of who had it before; whether that is done.
+    fn watch(&mut self, pid: u32) -> bool;
+
+    /// What has been told since this was asked last.
+    fn told(&mut self) -> Vec<Told>;
+
+    /// Its descriptor is readable after this time, unless another is named before; whether that could be had.
+    fn wake_in(&mut self, time: Duration) -> bool;
+}
+
+/// What is told of one that is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// With its status as wait(2) has it, unless that is kept from this user.
+    Exit { pid: u32, status: Option<u32> },
+    /// It has forked, or run another program.
+    Change { pid: u32, exec: bool },
 }
 
 /// See the module.
-pub struct Scan {
-    queue: Kqueue,
+pub struct Scan<K> {
+    kernel: K,
     table: Table,
     pace: Pace,
     /// By pid.
@@ -74,16 +107,12 @@ struct Watched {
     told: bool,
 }
 
-impl Scan {
+impl<K: Kernel> Scan<K> {
     /// Watches nobody yet; who is there is told by the first [`Scan::drain`].
-    ///
-    /// # Errors
-    /// There is no room for another open file, or the process table cannot be read.
-    pub fn open(options: &Options) -> Result<Scan, ScanError> {
-        all()?;
+    pub(super) fn of(kernel: K, options: &Options) -> Scan<K> {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut scan = Scan {
-            queue: Kqueue::new().map_err(ScanError::Wait)?,
+            kernel,
             table: Table::default(),
             pace: Pace::new(
                 nanoseconds(options.min_interval),
@@ -99,22 +128,23 @@ impl Scan {
             failing: false,
         };
         scan.arm();
-        Ok(scan)
+        scan
     }
 
     /// What the kernel has told, and, if it is time, a pass over the process table.
     pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
+        let time = self.kernel.boot_time();
         let mut tell = |kind| {
             drained.records += 1;
             sink(Event {
-                time: sys::boot_time(),
+                time,
                 provenance: Provenance::Procfs,
                 kind,
             });
         };
         self.listen(&mut tell);
-        if self.pace.due() <= sys::monotonic() {
+        if self.pace.due() <= self.kernel.now() {
             let flawed = self.pass(&mut tell);
             drained.malformed = flawed as u64;
             drained.flaw = (flawed > 0).then_some(Flaw::Row);
@@ -137,11 +167,6 @@ impl Scan {
     /// The kernel tells of the ends of all whom it lets be watched: nothing has to be asked for.
     pub fn follow(&mut self, _: Key, _: bool) {}
 
-    /// Nobody has to be held.
-    pub fn starved(&self) -> Option<Errno> {
-        None
-    }
-
     /// Whether the process is still the one that has been told of under this key, as of a pass that did not fail.
     pub fn vouches(&self, key: Key) -> bool {
         if self.failing || self.unread.contains(&key.pid) {
@@ -154,37 +179,8 @@ impl Scan {
     /// Takes in what the kernel has told.
     fn listen(&mut self, tell: &mut impl FnMut(EventKind)) {
         let mut ended = HashMap::new();
-        let nothing = event(
-            0,
-            EventFilter::EVFILT_USER,
-            EvFlags::empty(),
-            FilterFlag::empty(),
-        );
-        let mut events = [nothing; 64];
-        loop {
-            let none = Some(libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            });
-            let count = match self.queue.kevent(&[], &mut events, none) {
-                Ok(count) => count,
-                Err(Errno::EINTR) => continue,
-                Err(error) => {
-                    tracing::error!("what the kernel tells of processes cannot be read: {error}");
-                    0
-                }
-            };
-            for told in &events[..count.min(events.len())] {
-                if told
-                    .filter()
-                    .is_ok_and(|filter| filter == EventFilter::EVFILT_PROC)
-                {
-                    ended.extend(self.told(told));
-                }
-            }
-            if count < events.len() {
-                break;
-            }
+        for told in self.kernel.told() {
+            ended.extend(self.told(told));
         }
         if ended.is_empty() {
             return;
@@ -201,29 +197,28 @@ impl Scan {
                 ended.get(&key).copied().unwrap_or(Ended::Unknown),
             ));
         }
-        self.pace.hurry(sys::monotonic());
+        self.pace.hurry(self.kernel.now());
     }
 
     /// Takes in what was told of one; gives its end, if that is what it was.
-    fn told(&mut self, told: &KEvent) -> Option<(Key, Ended)> {
-        let pid = u32::try_from(told.ident()).ok()?;
-        let watched = self.watched.get_mut(&pid)?;
-        let what = told.fflags();
-        if what.contains(FilterFlag::NOTE_EXIT) {
-            let status = u32::try_from(told.data()).ok();
-            let told = what.contains(FilterFlag::NOTE_EXITSTATUS);
-            let ended = status.filter(|_| told).map(Ended::from_wait_status);
-            return Some((watched.key, ended.unwrap_or(Ended::Unknown)));
+    fn told(&mut self, told: Told) -> Option<(Key, Ended)> {
+        match told {
+            Told::Exit { pid, status } => {
+                let key = self.watched.get(&pid)?.key;
+                Some((key, status.map_or(Ended::Unknown, Ended::from_wait_status)))
+            }
+            Told::Change { pid, exec } => {
+                self.watched.get_mut(&pid)?.execs += u64::from(exec);
+                self.pace.stir();
+                None
+            }
         }
-        watched.execs += u64::from(what.contains(FilterFlag::NOTE_EXEC));
-        self.pace.stir();
-        None
     }
 
     /// Looks at all processes, and tells what is other than it was. Gives how many more rows than before could not be
     /// understood.
     fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> usize {
-        let (began, before) = (sys::monotonic(), self.flawed);
+        let (began, before) = (self.kernel.now(), self.flawed);
         let unsettled = match self.look_at_all(tell) {
             Ok(unsettled) => {
                 self.failing = false;
@@ -237,7 +232,7 @@ impl Scan {
             }
         };
         // Whoever forks or runs another program from now on, the kernel tells of.
-        self.pace.passed(began, sys::monotonic(), Found::Peace);
+        self.pace.passed(began, self.kernel.now(), Found::Peace);
         if unsettled {
             self.pace.stir();
         }
@@ -245,8 +240,8 @@ impl Scan {
     }
 
     /// Gives whether another pass is to follow soon.
-    fn look_at_all(&mut self, tell: &mut impl FnMut(EventKind)) -> Result<bool, ProcfsError> {
-        let (processes, flawed) = rows()?;
+    fn look_at_all(&mut self, tell: &mut impl FnMut(EventKind)) -> Result<bool, K::Error> {
+        let (processes, flawed) = self.kernel.rows()?;
         self.flawed = self.flawed.max(flawed);
         self.table.begin();
         let mut living = HashMap::with_capacity(processes.len());
@@ -259,7 +254,8 @@ impl Scan {
                 continue;
             }
             unsettled |= self.watch(process);
-            let glimpse = glimpse(process, self.watched.get(&process.pid));
+            let key = self.kernel.key(process);
+            let glimpse = glimpse(key, process, self.watched.get(&process.pid));
             self.table.list(glimpse, false);
             living.insert(process.pid, process);
         }
@@ -278,7 +274,9 @@ impl Scan {
         unsettled |= differences.unsettled || !self.missing.is_empty();
         let wanted = differences.wanted();
         self.unread = wanted.iter().copied().collect();
-        let rows = wanted.into_iter().filter_map(|pid| seen(living.get(&pid)?));
+        let rows = wanted
+            .into_iter()
+            .filter_map(|pid| self.kernel.seen(living.get(&pid)?));
         let rows: Vec<Seen> = rows.collect();
         for row in &rows {
             self.unread.remove(&row.key.pid);
@@ -302,8 +300,8 @@ impl Scan {
 
     /// One that has come and exited since the last pass may have made others, and is not known yet.
     fn find_zombie(&mut self, process: &Process) -> Option<Birth> {
-        let key = key(process);
-        let identity = darwin::identity_of_any(process.pid).ok()?;
+        let key = self.kernel.key(process);
+        let identity = self.kernel.identity_of_any(process.pid)?;
         if self.names.contains_key(&identity.unique) {
             return None;
         }
@@ -321,17 +319,20 @@ impl Scan {
 
     /// Has the kernel tell of a process from now on; whether it did not yet.
     fn watch(&mut self, process: &Process) -> bool {
-        let (key, pid) = (key(process), process.pid);
+        let (key, pid) = (self.kernel.key(process), process.pid);
         if self.watched.get(&pid).is_some_and(|known| known.key == key) {
             return false;
         }
         self.forget(pid);
-        let Ok(identity) = darwin::identity(pid) else {
+        let Some(identity) = self.kernel.identity(pid) else {
             return true;
         };
-        let told = self.ask(pid);
+        let told = self.kernel.watch(pid);
+        if !told {
+            tracing::debug!("pid {pid}: the kernel does not tell of it");
+        }
         // Asked by pid, it may be of another by now: then that one is found by the next pass.
-        if darwin::identity(pid) == Ok(identity) {
+        if self.kernel.identity(pid) == Some(identity) {
             let execs = 0;
             let watched = Watched {
                 key,
@@ -343,24 +344,6 @@ impl Scan {
             self.watched.insert(pid, watched);
         }
         true
-    }
-
-    /// Asks the kernel to tell of whoever has the pid; how it ends it tells only of those whom this user may signal.
-    fn ask(&self, pid: u32) -> bool {
-        // What is still to be told of one that had the pid before would be told as if it were of this one.
-        let _ = self.queue.kevent(&[no_word_of(pid)], &mut [], None);
-        let all = FilterFlag::NOTE_EXIT | FilterFlag::NOTE_FORK | FilterFlag::NOTE_EXEC;
-        let asked = [all | FilterFlag::NOTE_EXITSTATUS, all]
-            .into_iter()
-            .any(|what| {
-                let flags = EvFlags::EV_ADD | EvFlags::EV_CLEAR;
-                let asked = event(pid as usize, EventFilter::EVFILT_PROC, flags, what);
-                self.queue.kevent(&[asked], &mut [], None).is_ok()
-            });
-        if !asked {
-            tracing::debug!("pid {pid}: the kernel does not tell of it");
-        }
-        asked
     }
 
     /// It is gone, or another has its pid. Its name is remembered for a while.
@@ -384,42 +367,28 @@ impl Scan {
         if due == self.armed {
             return;
         }
-        let left = due.saturating_sub(sys::monotonic()).div_ceil(1000).max(1);
-        let mut timer = KEvent::new(
-            TIMER,
-            EventFilter::EVFILT_TIMER,
-            EvFlags::EV_ADD | EvFlags::EV_ONESHOT,
-            FilterFlag::NOTE_USECONDS,
-            isize::try_from(left).unwrap_or(isize::MAX),
-            0,
-        );
-        match self
-            .queue
-            .kevent(std::slice::from_mut(&mut timer), &mut [], None)
-        {
-            Ok(_) => self.armed = due,
-            Err(error) => {
-                tracing::error!("the next look at the processes cannot be timed: {error}")
-            }
+        let left = due.saturating_sub(self.kernel.now());
+        if self.kernel.wake_in(Duration::from_nanos(left)) {
+            self.armed = due;
         }
     }
 }
 
-impl AsFd for Scan {
+impl<K: AsFd> AsFd for Scan<K> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.queue.as_fd()
+        self.kernel.as_fd()
     }
 }
 
 /// A short look at a process.
-fn glimpse(process: &Process, watched: Option<&Watched>) -> Glimpse {
+fn glimpse(key: Key, process: &Process, watched: Option<&Watched>) -> Glimpse {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
     comm[..shown].copy_from_slice(&process.comm[..shown]);
     // Of one that is not watched its name has to tell.
     let watched = watched.filter(|watched| watched.told);
     Glimpse {
-        key: key(process),
+        key,
         parent: process.parent,
         print: Print {
             sid: 0,
@@ -444,8 +413,4 @@ fn born(row: Seen, watched: &HashMap<u32, Watched>, names: &HashMap<u64, Key>) -
         parent: row.parent,
         row: Some(row),
     }
-}
-
-fn event(ident: usize, filter: EventFilter, flags: EvFlags, what: FilterFlag) -> KEvent {
-    KEvent::new(ident, filter, flags, what, 0, 0)
 }

@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 use libc::{c_int, c_void};
 use nix::errno::Errno;
 
+use crate::source::darwin::kinfo::Identity;
+
 /// `PROC_PIDUNIQIDENTIFIERINFO` of bsd/sys/proc_info_private.h.
 const UNIQUE: c_int = 17;
 /// `PROC_PIDFDSOCKETINFO` of bsd/sys/proc_info.h.
@@ -14,14 +16,6 @@ const SOCKET: c_int = 3;
 const SOCKET_MAX: usize = 1024;
 /// Bytes of a `proc_fdinfo`: two numbers.
 const DESCRIPTOR: usize = 8;
-
-/// What the kernel calls a process by, never used again before the next boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    pub unique: u64,
-    /// That of the process it was born to, whoever has adopted it since.
-    pub parent: u64,
-}
 
 /// What a process uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,169 @@
+//! What the kernel tells of processes on macOS, as the scan asks for it: kqueue(2), sysctl(3) and libproc.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
+
+use super::kinfo::{Identity, Process};
+use super::scan::{self, Kernel, Told};
+use super::table::{ProcfsError, all, key, rows, seen};
+use crate::model::event::{Key, Seen};
+use crate::source::scan::Options;
+use crate::sys;
+use crate::sys::darwin;
+use crate::sys::pidfd::no_word_of;
+
+/// What the timer is called.
+const TIMER: usize = 1;
+/// How many events are taken at a time.
+const BATCH: usize = 64;
+
+/// A scan of this system.
+pub type Scan = scan::Scan<Queue>;
+
+/// Why processes cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError {
+    #[error(transparent)]
+    Table(#[from] ProcfsError),
+    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
+    Wait(#[source] Errno),
+}
+
+/// Holds what was asked for, and tells of it.
+pub struct Queue(Kqueue);
+
+impl Scan {
+    /// Watches nobody yet; who is there is told by the first [`scan::Scan::drain`].
+    ///
+    /// # Errors
+    /// There is no room for another open file, or the process table cannot be read.
+    pub fn open(options: &Options) -> Result<Scan, ScanError> {
+        all()?;
+        let queue = Kqueue::new().map_err(ScanError::Wait)?;
+        Ok(Scan::of(Queue(queue), options))
+    }
+
+    /// Nobody has to be held.
+    pub fn starved(&self) -> Option<Errno> {
+        None
+    }
+}
+
+impl Kernel for Queue {
+    type Error = ProcfsError;
+
+    fn now(&self) -> u64 {
+        sys::monotonic()
+    }
+
+    fn boot_time(&self) -> u64 {
+        sys::boot_time()
+    }
+
+    fn rows(&mut self) -> Result<(Vec<Process>, usize), ProcfsError> {
+        rows()
+    }
+
+    fn key(&self, process: &Process) -> Key {
+        key(process)
+    }
+
+    fn seen(&self, process: &Process) -> Option<Seen> {
+        seen(process)
+    }
+
+    fn identity(&self, pid: u32) -> Option<Identity> {
+        darwin::identity(pid).ok()
+    }
+
+    fn identity_of_any(&self, pid: u32) -> Option<Identity> {
+        darwin::identity_of_any(pid).ok()
+    }
+
+    /// How one ends it tells only of those whom this user may signal.
+    fn watch(&mut self, pid: u32) -> bool {
+        // What is still to be told of one that had the pid before would be told as if it were of this one.
+        let _ = self.0.kevent(&[no_word_of(pid)], &mut [], None);
+        let all = FilterFlag::NOTE_EXIT | FilterFlag::NOTE_FORK | FilterFlag::NOTE_EXEC;
+        [all | FilterFlag::NOTE_EXITSTATUS, all]
+            .into_iter()
+            .any(|what| {
+                let flags = EvFlags::EV_ADD | EvFlags::EV_CLEAR;
+                let asked = event(pid as usize, EventFilter::EVFILT_PROC, flags, what);
+                self.0.kevent(&[asked], &mut [], None).is_ok()
+            })
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        let nothing = event(
+            0,
+            EventFilter::EVFILT_USER,
+            EvFlags::empty(),
+            FilterFlag::empty(),
+        );
+        let mut events = [nothing; BATCH];
+        let mut all = Vec::new();
+        loop {
+            let none = Some(libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            });
+            let count = match self.0.kevent(&[], &mut events, none) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(error) => {
+                    tracing::error!("what the kernel tells of processes cannot be read: {error}");
+                    0
+                }
+            };
+            all.extend(events[..count.min(BATCH)].iter().filter_map(told));
+            if count < BATCH {
+                return all;
+            }
+        }
+    }
+
+    fn wake_in(&mut self, time: Duration) -> bool {
+        let micros = time.as_nanos().div_ceil(1000).max(1);
+        let timer = KEvent::new(
+            TIMER,
+            EventFilter::EVFILT_TIMER,
+            EvFlags::EV_ADD | EvFlags::EV_ONESHOT,
+            FilterFlag::NOTE_USECONDS,
+            isize::try_from(micros).unwrap_or(isize::MAX),
+            0,
+        );
+        let set = self.0.kevent(&[timer], &mut [], None);
+        set.inspect_err(|error| {
+            tracing::error!("the next look at the processes cannot be timed: {error}")
+        })
+        .is_ok()
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What an event says, if it is about a process.
+fn told(event: &KEvent) -> Option<Told> {
+    let of_process = event.filter() == Ok(EventFilter::EVFILT_PROC);
+    let pid = u32::try_from(event.ident()).ok().filter(|_| of_process)?;
+    let what = event.fflags();
+    if what.contains(FilterFlag::NOTE_EXIT) {
+        let status = u32::try_from(event.data()).ok();
+        let status = status.filter(|_| what.contains(FilterFlag::NOTE_EXITSTATUS));
+        return Some(Told::Exit { pid, status });
+    }
+    let exec = what.contains(FilterFlag::NOTE_EXEC);
+    Some(Told::Change { pid, exec })
+}
+
+fn event(ident: usize, filter: EventFilter, flags: EvFlags, what: FilterFlag) -> KEvent {
+    KEvent::new(ident, filter, flags, what, 0, 0)
+}

@@ -1,0 +1,504 @@
+//! The scan of macOS on a system of its own making, so that what it makes of the kernel's word is tried anywhere.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Kernel, Scan, Told};
+use crate::model::event::{Ended, Event, EventKind, Image, Key, Seen, Uids};
+use crate::model::tree::Tree;
+use crate::source::darwin::kinfo::{Identity, Process, ZOMBIE};
+use crate::source::scan::Options;
+
+const MS: u64 = 1_000_000;
+
+/// Processes, and a kernel that tells of them as macOS's does.
+#[derive(Default)]
+struct Mac {
+    now: u64,
+    all: BTreeMap<u32, One>,
+    last_unique: u64,
+    /// Of whom it tells, by their unique numbers.
+    watched: HashSet<u64>,
+    told: Vec<Told>,
+    /// Pids of whom it does not tell.
+    refused: HashSet<u32>,
+    /// Pids whose programs cannot be read.
+    hidden: HashSet<u32>,
+    /// The table cannot be read.
+    fails: bool,
+    wakes_in: Duration,
+}
+
+struct One {
+    process: Process,
+    identity: Identity,
+}
+
+impl Mac {
+    fn fork(&mut self, pid: u32, parent: u32) {
+        // The clock has moved on since the last one.
+        self.now += 2 * MS;
+        self.last_unique += 1;
+        let maker = self.all.get(&parent);
+        let identity = Identity {
+            unique: self.last_unique,
+            parent: maker.map_or(0, |maker| maker.identity.unique),
+        };
+        let comm = maker.map_or_else(|| b"launchd".to_vec(), |maker| maker.process.comm.clone());
+        let process = Process {
+            pid,
+            parent,
+            began: self.now / 1000,
+            uids: Uids::default(),
+            saved_uid: 0,
+            group: pid,
+            terminal: 0,
+            comm,
+            state: 2,
+            is_kernel: false,
+        };
+        self.tell(
+            parent,
+            Told::Change {
+                pid: parent,
+                exec: false,
+            },
+        );
+        self.all.insert(pid, One { process, identity });
+    }
+
+    fn exec(&mut self, pid: u32, program: &str) {
+        self.now += MS;
+        if let Some(one) = self.all.get_mut(&pid) {
+            one.process.comm = program.into();
+        }
+        self.tell(pid, Told::Change { pid, exec: true });
+    }
+
+    /// `status` as wait(2) has it. Its children are pid 1's.
+    fn exit(&mut self, pid: u32, status: u32) {
+        self.end(pid, status);
+        self.all.remove(&pid);
+    }
+
+    /// The same, and nobody has waited for it.
+    fn end(&mut self, pid: u32, status: u32) {
+        self.now += MS;
+        let status = Some(status);
+        self.tell(pid, Told::Exit { pid, status });
+        for one in self.all.values_mut() {
+            if one.process.parent == pid {
+                one.process.parent = 1;
+            }
+            if one.process.pid == pid {
+                one.process.state = ZOMBIE;
+                self.watched.remove(&one.identity.unique);
+            }
+        }
+    }
+
+    fn tell(&mut self, pid: u32, what: Told) {
+        let one = self.all.get(&pid);
+        if one.is_some_and(|one| self.watched.contains(&one.identity.unique)) {
+            self.told.push(what);
+        }
+    }
+}
+
+/// As the scan has it.
+struct Shared(Rc<RefCell<Mac>>);
+
+impl Kernel for Shared {
+    type Error = &'static str;
+
+    fn now(&self) -> u64 {
+        self.0.borrow().now
+    }
+
+    fn boot_time(&self) -> u64 {
+        self.0.borrow().now
+    }
+
+    fn rows(&mut self) -> Result<(Vec<Process>, usize), &'static str> {
+        let mac = self.0.borrow();
+        if mac.fails {
+            return Err("no memory");
+        }
+        Ok((mac.all.values().map(|one| one.process.clone()).collect(), 0))
+    }
+
+    fn key(&self, process: &Process) -> Key {
+        Key {
+            pid: process.pid,
+            start: process.began * 1000,
+        }
+    }
+
+    fn seen(&self, process: &Process) -> Option<Seen> {
+        if self.0.borrow().hidden.contains(&process.pid) {
+            return None;
+        }
+        let identity = self.identity(process.pid)?;
+        let image = Image {
+            comm: process.comm.clone(),
+            exe: process.comm.clone(),
+            ..Image::default()
+        };
+        Some(Seen {
+            at: self.now(),
+            exact: true,
+            pidfd_inode: identity.unique,
+            mark: None,
+            key: self.key(process),
+            parent: process.parent,
+            uids: process.uids,
+            image: Arc::new(image),
+            kernel_thread: false,
+            namespace_init: false,
+        })
+    }
+
+    fn identity(&self, pid: u32) -> Option<Identity> {
+        let mac = self.0.borrow();
+        let one = mac.all.get(&pid).filter(|one| !one.process.is_zombie());
+        one.map(|one| one.identity)
+    }
+
+    fn identity_of_any(&self, pid: u32) -> Option<Identity> {
+        Some(self.0.borrow().all.get(&pid)?.identity)
+    }
+
+    fn watch(&mut self, pid: u32) -> bool {
+        let mut mac = self.0.borrow_mut();
+        mac.told.retain(|told| match told {
+            Told::Exit { pid: of, .. } | Told::Change { pid: of, .. } => *of != pid,
+        });
+        let unique = mac.all.get(&pid).map(|one| one.identity.unique);
+        let Some(unique) = unique.filter(|_| !mac.refused.contains(&pid)) else {
+            return false;
+        };
+        mac.watched.insert(unique)
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.0.borrow_mut().told)
+    }
+
+    fn wake_in(&mut self, time: Duration) -> bool {
+        self.0.borrow_mut().wakes_in = time;
+        true
+    }
+}
+
+/// A scan of such a system, and the tree that comes of it.
+struct World {
+    mac: Rc<RefCell<Mac>>,
+    scan: Scan<Shared>,
+    tree: Tree,
+}
+
+impl World {
+    /// With pid 1, a shell 10 and an agent 20.
+    fn new() -> World {
+        // No start is a whole tick, as if it were of a clock that knows no more.
+        let mac = Mac {
+            now: MS / 1000,
+            ..Mac::default()
+        };
+        let mac = Rc::new(RefCell::new(mac));
+        let scan = Scan::of(Shared(Rc::clone(&mac)), &Options::default());
+        let mut w = World {
+            mac,
+            scan,
+            tree: Tree::default(),
+        };
+        w.with(|mac| {
+            mac.fork(1, 0);
+            mac.fork(10, 1);
+            mac.exec(10, "zsh");
+            mac.fork(20, 10);
+            mac.exec(20, "claude");
+        });
+        w.drain();
+        w
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Mac)) {
+        change(&mut self.mac.borrow_mut());
+    }
+
+    /// What is told now.
+    fn drain(&mut self) -> Vec<EventKind> {
+        let mut told = Vec::new();
+        let tree = &mut self.tree;
+        self.scan.drain(|event: Event| {
+            tree.apply(&event, &mut Vec::new());
+            told.push(event.kind);
+        });
+        told
+    }
+
+    /// What is told by when the next pass is over.
+    fn after_a_pass(&mut self) -> Vec<EventKind> {
+        let mut told = self.drain();
+        self.with(|mac| mac.now += mac.wakes_in.as_nanos() as u64);
+        told.extend(self.drain());
+        told
+    }
+
+    fn key(&self, pid: u32) -> Key {
+        let mac = self.mac.borrow();
+        Key {
+            pid,
+            start: mac.all[&pid].process.began * 1000,
+        }
+    }
+
+    fn program(&self, key: Key) -> &[u8] {
+        &self.tree.get(key).expect("a process").image.comm
+    }
+}
+
+fn exits(told: &[EventKind]) -> Vec<(u32, Ended)> {
+    let exit = |kind: &EventKind| match kind {
+        EventKind::Exit { key, ended, .. } => Some((key.pid, *ended)),
+        _ => None,
+    };
+    told.iter().filter_map(exit).collect()
+}
+
+#[test]
+fn who_is_there_is_told_at_first_and_watched() {
+    let mut w = World::new();
+    let (shell, agent) = (w.key(10), w.key(20));
+    assert_eq!(w.tree.get(agent).unwrap().parent, Some(shell));
+    assert_eq!(w.program(agent), b"claude");
+    assert_eq!(w.mac.borrow().watched.len(), 3);
+    assert!(w.scan.vouches(agent));
+    // One more pass for what was forked before the kernel was asked, and then peace.
+    assert!(w.after_a_pass().is_empty() && w.after_a_pass().is_empty());
+    assert_eq!(w.mac.borrow().wakes_in, Options::default().max_interval);
+}
+
+#[test]
+fn word_of_a_fork_and_of_an_exec_brings_the_next_pass_on() {
+    let mut w = World::new();
+    w.after_a_pass();
+    w.with(|mac| mac.fork(30, 20));
+    assert!(w.drain().is_empty(), "the kernel does not say who was born");
+    assert!(w.mac.borrow().wakes_in <= Options::default().min_interval);
+    w.after_a_pass();
+    let child = w.key(30);
+    assert_eq!(w.tree.get(child).unwrap().birth_parent, Some(w.key(20)));
+    assert_eq!(w.program(child), b"claude");
+    w.with(|mac| mac.exec(30, "node"));
+    let told = w.after_a_pass();
+    assert!(
+        told.iter()
+            .any(|kind| matches!(kind, EventKind::Exec { key, .. } if *key == child))
+    );
+    assert_eq!(w.program(child), b"node");
+}
+
+#[test]
+fn ends_are_told_at_once_the_children_s_first_and_the_orphans_after_them() {
+    let mut w = World::new();
+    w.with(|mac| {
+        mac.fork(30, 20);
+        mac.fork(40, 30);
+        mac.fork(50, 20);
+    });
+    w.after_a_pass();
+    let (agent, orphan) = (w.key(20), w.key(50));
+    w.with(|mac| {
+        mac.exit(20, 9);
+        mac.exit(30, 0x300);
+        mac.exit(40, 0);
+    });
+    let killed = Ended::Signalled {
+        signal: 9,
+        core: false,
+    };
+    let told = exits(&w.drain());
+    assert_eq!(
+        told,
+        [(40, Ended::Exited(0)), (30, Ended::Exited(3)), (20, killed)]
+    );
+    assert!(w.mac.borrow().wakes_in <= Duration::from_millis(5));
+    w.after_a_pass();
+    let node = w.tree.get(orphan).unwrap();
+    assert_eq!(node.parent, Some(w.key(1)));
+    assert_eq!(node.orphaned.map(|from| from.old_parent), Some(agent));
+}
+
+#[test]
+fn lineage_outlives_a_maker_that_was_seen_or_is_a_zombie_and_no_other() {
+    for (maker_seen, waited_for, known) in [
+        (true, true, true),
+        (false, false, true),
+        (false, true, false),
+    ] {
+        let mut w = World::new();
+        w.with(|mac| mac.fork(30, 20));
+        if maker_seen {
+            w.after_a_pass();
+        }
+        w.with(|mac| {
+            mac.fork(40, 30);
+            match waited_for {
+                true => mac.exit(30, 0),
+                false => mac.end(30, 0),
+            }
+        });
+        w.after_a_pass();
+        let orphan = w.tree.get(w.key(40)).unwrap();
+        assert_eq!(orphan.parent, Some(w.key(1)));
+        let maker = orphan.birth_parent.map(|maker| maker.pid);
+        assert_eq!(
+            maker,
+            Some(if known { 30 } else { 1 }),
+            "{maker_seen} {waited_for}"
+        );
+        assert_eq!(orphan.orphaned.is_some(), known);
+    }
+}
+
+#[test]
+fn a_pid_that_is_another_s_by_now_is_two_processes() {
+    let mut w = World::new();
+    w.with(|mac| mac.fork(30, 20));
+    w.after_a_pass();
+    let first = w.key(30);
+    w.with(|mac| {
+        mac.exit(30, 0);
+        mac.fork(30, 10);
+    });
+    let second = w.key(30);
+    w.scan.look_now();
+    w.drain();
+    assert!(w.tree.get(first).is_none());
+    assert_eq!(w.tree.get(second).unwrap().parent, Some(w.key(10)));
+    assert!(!w.scan.vouches(first) && w.scan.vouches(second));
+    assert_eq!(
+        exits(&w.after_a_pass()),
+        [],
+        "the first one's end is not the second's"
+    );
+}
+
+#[test]
+fn of_whom_the_kernel_tells_nothing_the_passes_do() {
+    let mut w = World::new();
+    w.with(|mac| {
+        mac.refused.insert(30);
+        mac.fork(30, 20);
+    });
+    w.after_a_pass();
+    let child = w.key(30);
+    w.with(|mac| mac.exec(30, "sudo"));
+    w.scan.look_now();
+    w.drain();
+    assert_eq!(w.program(child), b"sudo");
+    w.with(|mac| mac.exit(30, 0x100));
+    assert!(w.drain().is_empty());
+    w.scan.look_now();
+    assert_eq!(exits(&w.drain()), [(30, Ended::Unknown)]);
+}
+
+#[test]
+fn nobody_is_vouched_for_while_the_table_cannot_be_read() {
+    let mut w = World::new();
+    let agent = w.key(20);
+    w.with(|mac| mac.fails = true);
+    w.scan.look_now();
+    assert!(w.drain().is_empty() && !w.scan.vouches(agent));
+    w.with(|mac| mac.fails = false);
+    w.after_a_pass();
+    assert!(w.scan.vouches(agent));
+}
+
+#[test]
+fn one_that_cannot_be_read_is_looked_for_again() {
+    let mut w = World::new();
+    w.with(|mac| {
+        mac.hidden.insert(30);
+        mac.fork(30, 20);
+    });
+    w.after_a_pass();
+    let child = w.key(30);
+    assert!(w.tree.get(child).is_none() && !w.scan.vouches(child));
+    w.with(|mac| mac.hidden.clear());
+    w.scan.look_now();
+    w.drain();
+    assert_eq!(w.tree.get(child).unwrap().parent, Some(w.key(20)));
+}
+
+#[derive(Clone, Debug)]
+enum Deed {
+    Fork {
+        of: prop::sample::Index,
+    },
+    Exec {
+        of: prop::sample::Index,
+        program: bool,
+    },
+    Exit {
+        of: prop::sample::Index,
+    },
+    Look,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let one = any::<prop::sample::Index>;
+    prop_oneof![
+        3 => one().prop_map(|of| Deed::Fork { of }),
+        2 => (one(), any::<bool>()).prop_map(|(of, program)| Deed::Exec { of, program }),
+        3 => one().prop_map(|of| Deed::Exit { of }),
+        2 => Just(Deed::Look),
+    ]
+}
+
+proptest! {
+    /// Pids are given away again at once, which is the worst that can be.
+    #[test]
+    fn whatever_happened_a_last_look_has_it_right(deeds in prop::collection::vec(deed(), 0..40)) {
+        let mut w = World::new();
+        for deed in deeds {
+            let others: Vec<u32> = w.mac.borrow().all.keys().copied().filter(|pid| *pid > 1).collect();
+            let one = |of: &prop::sample::Index| (!others.is_empty()).then(|| *of.get(&others));
+            match &deed {
+                Deed::Fork { of } => {
+                    let parent = one(of).unwrap_or(1);
+                    let free = (30..).find(|pid| !others.contains(pid)).unwrap();
+                    w.with(|mac| mac.fork(free, parent));
+                }
+                Deed::Exec { of, program } => {
+                    let program = if *program { "node" } else { "sh" };
+                    one(of).into_iter().for_each(|pid| w.with(|mac| mac.exec(pid, program)));
+                }
+                Deed::Exit { of } => one(of).into_iter().for_each(|pid| w.with(|mac| mac.exit(pid, 0))),
+                Deed::Look => drop(w.after_a_pass()),
+            }
+        }
+        // One for what is new, and two for what has to be seen twice.
+        for _ in 0..3 {
+            w.scan.look_now();
+            w.drain();
+        }
+        let mac = w.mac.borrow();
+        for one in mac.all.values() {
+            let Process { pid, parent, comm, began, .. } = &one.process;
+            let node = w.tree.get(Key { pid: *pid, start: began * 1000 });
+            prop_assert!(node.is_some(), "{pid} is not known");
+            let node = node.unwrap();
+            prop_assert_eq!(node.parent.map_or(0, |key| key.pid), *parent, "parent of {}", pid);
+            prop_assert_eq!(&node.image.comm, comm, "program of {}", pid);
+        }
+        prop_assert_eq!(w.tree.len(), mac.all.len());
+    }
+}
