@@ -107,6 +107,9 @@ impl Readers {
         pids.retain(|pid| !self.is_held_by(procfs, *pid));
         let mut left = pids.len();
         let skipped = all - left;
+        if left == 0 {
+            return Ok(skipped);
+        }
         let work = Arc::new(Work {
             procfs: procfs.clone(),
             pids,
