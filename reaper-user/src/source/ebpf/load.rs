@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 
 use aya::maps::MapData;
 use aya::programs::links::FdLink;
-use aya::programs::{BtfTracePoint, Iter};
+use aya::programs::{BtfTracePoint, Iter, Program};
 use aya::{Ebpf, EbpfLoader};
 use object::{Object, ObjectSection};
 use reaper_common::{ABI_SECTION, ABI_VERSION, Settings};
@@ -229,17 +230,32 @@ impl Loaded<'_> {
         }
     }
 
-    /// Has the verifier judge the probes.
+    /// Has the verifier judge the probes, which takes most of the time until events come: all of them at once, each in a
+    /// thread of its own.
     ///
     /// # Errors
     /// It refuses one of them.
     pub fn load_probes(&mut self) -> Result<(), SourceError> {
-        for (program, hook) in self.prepared.probes() {
-            tracepoint(&mut self.ebpf, program)?
-                .load(hook, &self.prepared.btf)
-                .map_err(|e| SourceError::load(e.into()))?;
-        }
-        Ok(())
+        let Loaded { ebpf, prepared } = self;
+        let probes = prepared.probes();
+        let mut programs: Vec<_> = ebpf.programs_mut().collect();
+        let load = |name: &str, hook: &str, program: Option<&mut Program>| {
+            let program = program.and_then(|program| program.try_into().ok());
+            let program: &mut BtfTracePoint = program.ok_or_else(|| SourceError::foreign(name))?;
+            let loaded = program.load(hook, &prepared.btf);
+            loaded.map_err(|e| SourceError::load(e.into()))
+        };
+        thread::scope(|scope| {
+            let begin = |(name, hook)| {
+                let at = programs.iter().position(|(of, _)| *of == name);
+                let program = at.map(|at| programs.swap_remove(at).1);
+                scope.spawn(move || load(name, hook, program))
+            };
+            let loading: Vec<_> = probes.into_iter().map(begin).collect();
+            loading
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     }
 
     /// Attaches the probes that were loaded. Gives each one's hook and link, which detaches it when it is
