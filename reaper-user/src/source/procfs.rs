@@ -21,9 +21,10 @@ use reaper_common::ARGV_MAX;
 
 pub use super::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
 use crate::model::event::{Image, Key, Seen, TICK_NS};
+use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
 pub use descendants::Descendant;
-use parse::{Stat, cgroup2_mount, field, namespace_init, number, set_argv, uids, words};
+use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
 pub(crate) use readers::Readers;
 
 mod descendants;
@@ -64,7 +65,7 @@ pub enum ProcfsError {
 pub struct Procfs {
     root: PathBuf,
     /// Where cgroup v2 is mounted, if processes are told apart by it.
-    cgroups: Option<PathBuf>,
+    cgroups: Mounts,
 }
 
 impl Default for Procfs {
@@ -77,10 +78,11 @@ impl Procfs {
     pub fn new(root: impl Into<PathBuf>) -> Procfs {
         let root = root.into();
         let mounts = std::fs::read(root.join("self/mountinfo")).unwrap_or_default();
-        let cgroups = cgroup2_mount(&mounts).filter(|_| {
-            let own = std::fs::read(root.join("self/cgroup"));
-            !own.is_ok_and(|own| !cgroup::agree(&own))
-        });
+        let own = std::fs::read(root.join("self/cgroup"));
+        let cgroups = match own.is_ok_and(|own| !cgroup::agree(&own)) {
+            true => Mounts::default(),
+            false => Mounts::parse(&mounts).of_kind("cgroup2"),
+        };
         Procfs { root, cgroups }
     }
 
@@ -244,7 +246,7 @@ impl<'a> Reader<'a> {
             stat: Vec::with_capacity(1024),
             buffer: Vec::with_capacity(16 << 10),
             cgroups: Cgroups {
-                mount: proc.cgroups.as_deref(),
+                mounts: &proc.cgroups,
                 known: HashMap::new(),
             },
         }
@@ -322,24 +324,28 @@ impl<'a> Reader<'a> {
 
 /// Ids of the cgroups met in a pass, and no longer: one that is made anew has the old path and another id.
 struct Cgroups<'a> {
-    mount: Option<&'a Path>,
+    mounts: &'a Mounts,
     known: HashMap<Vec<u8>, u64>,
 }
 
 impl Cgroups<'_> {
     /// Id of the cgroup that a `cgroup` file names; 0 if there is no telling.
     fn id(&mut self, file: &[u8]) -> u64 {
-        let (Some(mount), Some(path)) = (self.mount, field(file, b"0::/")) else {
+        let Some(path) = field(file, b"0::") else {
             return 0;
         };
-        // Outside of this program's cgroup namespace, and so of what its mount shows.
-        if path.starts_with(b"..") {
+        // Outside of this program's cgroup namespace, and so of what its mounts show.
+        if path.starts_with(b"/..") {
             return 0;
         }
         if let Some(id) = self.known.get(path) {
             return *id;
         }
-        let id = std::fs::metadata(mount.join(OsStr::from_bytes(path))).map_or(0, |m| m.ino());
+        let directory = self
+            .mounts
+            .find("cgroup2", Path::new(OsStr::from_bytes(path)));
+        let metadata = directory.and_then(|directory| std::fs::metadata(directory).ok());
+        let id = metadata.map_or(0, |m| m.ino());
         self.known.insert(path.to_vec(), id);
         id
     }

@@ -1,9 +1,5 @@
 //! The formats of /proc, as bytes: none of them is trusted to be whole.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
-
 use reaper_common::ARGV_MAX;
 
 use super::{PF_EXITING, PF_KTHREAD};
@@ -129,50 +125,6 @@ pub(crate) fn is_nested(status: &[u8]) -> bool {
     words(field(status, b"NSpid:").unwrap_or_default())
         .nth(1)
         .is_some()
-}
-
-/// Mount point of cgroup v2 in a `mountinfo` file; the mount of the whole hierarchy before others.
-pub(super) fn cgroup2_mount(mountinfo: &[u8]) -> Option<PathBuf> {
-    let mut part = None;
-    for line in mountinfo.split(|&b| b == b'\n') {
-        let mut fields = words(line);
-        let (Some(root), Some(point)) = (fields.nth(3), fields.next()) else {
-            continue;
-        };
-        if fields.skip_while(|f| *f != b"-").nth(1) == Some(b"cgroup2") {
-            let point = PathBuf::from(OsString::from_vec(unescape(point)));
-            if root == b"/" {
-                return Some(point);
-            }
-            part.get_or_insert(point);
-        }
-    }
-    part
-}
-
-/// Blanks and backslashes stand in mountinfo as three octal digits.
-pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        match rest {
-            [
-                b'\\',
-                a @ b'0'..=b'3',
-                b @ b'0'..=b'7',
-                c @ b'0'..=b'7',
-                tail @ ..,
-            ] => {
-                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-                rest = tail;
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
 }
 
 /// What follows `name` on the line that begins with it.

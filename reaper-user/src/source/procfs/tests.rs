@@ -252,17 +252,6 @@ fn cgroups_that_cannot_be_told() {
 }
 
 #[test]
-fn mounts_of_the_whole_hierarchy_come_first() {
-    let mounts = b"1 2 0:1 /part /a rw - cgroup2 c rw\n\nbroken\n1 2 0:1 / /b\\134\\040c rw a:1 b:2 - cgroup2 c rw\n";
-    assert_eq!(cgroup2_mount(mounts), Some(PathBuf::from("/b\\ c")));
-    assert_eq!(
-        cgroup2_mount(b"1 2 0:1 /part /a rw - cgroup2 c rw"),
-        Some(PathBuf::from("/a"))
-    );
-    assert_eq!(cgroup2_mount(b"1 2 0:1 / /a rw - cgroup cgroup2 rw"), None);
-}
-
-#[test]
 fn this_process_in_the_real_table() {
     let procfs = Procfs::default();
     let all = all(&procfs);

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// What of its file system is mounted there.
+    pub root: PathBuf,
     pub point: PathBuf,
     /// Kind of the file system, such as `bpf`.
     pub kind: String,
@@ -19,8 +21,25 @@ pub struct Mounts(Vec<Mount>);
 
 impl Mounts {
     /// Reads the lines of `/proc/self/mountinfo`; what is no such line is left out.
-    pub(super) fn parse(mountinfo: &[u8]) -> Mounts {
+    pub fn parse(mountinfo: &[u8]) -> Mounts {
         Mounts(mountinfo.split(|&b| b == b'\n').filter_map(mount).collect())
+    }
+
+    /// Those of this kind alone.
+    pub fn of_kind(mut self, kind: &str) -> Mounts {
+        self.0.retain(|mount| mount.kind == kind);
+        self
+    }
+
+    /// Where a path of a file system of this kind is to be had, by a mount that shows it.
+    pub fn find(&self, kind: &str, path: &Path) -> Option<PathBuf> {
+        let shown = |mount: &Mount| {
+            let below = path.strip_prefix(&mount.root).ok()?;
+            // With an empty path the name would end in a slash.
+            Some(mount.point.components().chain(below.components()).collect())
+        };
+        let of_kind = self.0.iter().rev().filter(|mount| mount.kind == kind);
+        of_kind.filter_map(shown).next()
     }
 
     /// The mount that a path lies on, whether there is anything at that path or not.
@@ -35,13 +54,14 @@ impl Mounts {
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`, as in proc(5).
 fn mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&b| b == b' ');
-    let point = unescaped(fields.nth(4)?);
+    let (root, point) = (unescaped(fields.nth(3)?), unescaped(fields.next()?));
     let options = fields.next()?;
     let mut fields = fields.skip_while(|field| field != b"-").skip(1);
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
     let of_all = fields.nth(1)?;
     let writable = |options: &[u8]| options.split(|&b| b == b',').any(|option| option == b"rw");
     Some(Mount {
+        root,
         point,
         kind,
         writable: writable(options) && writable(of_all),
@@ -71,6 +91,8 @@ fn unescaped(field: &[u8]) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -86,6 +108,19 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in hostile(b"/a\\040b")) {
+            let escape = |byte: &u8| match byte {
+                b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+                other => vec![*other],
+            };
+            let escaped: Vec<u8> = path.iter().flat_map(escape).collect();
+            prop_assert_eq!(unescaped(&escaped).into_os_string().into_vec(), path);
+            prop_assert!(unescaped(&other).as_os_str().len() <= other.len());
+        }
+    }
+
     const MOUNTINFO: &str = "\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /sys ro,nosuid - sysfs sysfs rw
@@ -93,6 +128,8 @@ mod tests {
 25 22 0:23 / /a\\040b\\134 rw - bpf none ro
 26 22 0:24 / /over rw - tmpfs tmpfs rw
 27 26 0:25 / /over rw - bpf bpf rw
+28 23 0:26 / /cg rw - cgroup2 none rw
+29 23 0:26 /user.slice/1 /sys/fs/cgroup rw - cgroup2 none rw
 nonsense
 ";
 
@@ -115,5 +152,20 @@ nonsense
             );
         }
         assert_eq!(Mounts::default().of(Path::new("/")), None);
+    }
+
+    #[test]
+    fn a_path_of_a_file_system_is_where_a_mount_shows_it() {
+        let mounts = Mounts::parse(MOUNTINFO.as_bytes());
+        for (path, at) in [
+            ("/user.slice/1/a", Some("/sys/fs/cgroup/a")),
+            ("/user.slice/1", Some("/sys/fs/cgroup")),
+            ("/user.slice/10", Some("/cg/user.slice/10")),
+            ("/", Some("/cg")),
+        ] {
+            let found = mounts.find("cgroup2", Path::new(path));
+            assert_eq!(found.as_deref().map(Path::as_os_str), at.map(OsStr::new));
+        }
+        assert_eq!(mounts.find("cgroup", Path::new("/")), None);
     }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::damage::{hostile, real};
-use crate::source::procfs::parse::{is_nested, unescape};
+use crate::source::procfs::parse::is_nested;
 
 /// The number of a field as proc(5) counts them, 0 for what is negative.
 fn numbered(stat: &[u8], field: usize) -> Option<u64> {
@@ -65,24 +65,6 @@ proptest! {
     }
 
     #[test]
-    fn mountinfo(bytes in hostile(real("mountinfo"))) {
-        if cgroup2_mount(&bytes).is_some() {
-            prop_assert!(bytes.windows(7).any(|word| word == b"cgroup2"));
-        }
-    }
-
-    #[test]
-    fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in hostile(b"/a\\040b")) {
-        let escape = |byte: &u8| match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
-            other => vec![*other],
-        };
-        let escaped: Vec<u8> = path.iter().flat_map(escape).collect();
-        prop_assert_eq!(unescape(&escaped), path);
-        prop_assert!(unescape(&other).len() <= other.len());
-    }
-
-    #[test]
     fn numbers(word in prop_oneof!["[0-9]{0,22}", "[-+]?[0-9]{1,3}", ".{0,5}"]) {
         let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
         let expected = word.parse::<u32>().ok().filter(|_| digits);
@@ -92,7 +74,9 @@ proptest! {
     #[test]
     fn cgroup(bytes in hostile(real("cgroup"))) {
         let mount = tempfile::tempdir().unwrap();
-        let mut cgroups = Cgroups { mount: Some(mount.path()), known: HashMap::new() };
+        let line = format!("1 2 0:1 / {} rw - cgroup2 c rw\n", mount.path().display());
+        let mounts = Mounts::parse(line.as_bytes());
+        let mut cgroups = Cgroups { mounts: &mounts, known: HashMap::new() };
         let id = cgroups.id(&bytes);
         prop_assert_eq!(cgroups.id(&bytes), id);
         prop_assert!(cgroups.known.len() <= 1);
