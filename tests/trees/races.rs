@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::judge;
+use super::{Story, View, judge};
 use crate::daemon::Event;
 use crate::world::World;
 
-pub const STORIES: &[(&str, fn())] = &[
+pub const STORIES: &[Story] = &[
     ("handover", handover),
     ("two-threads-give-away", two_threads_give_away),
 ];
@@ -14,29 +14,34 @@ pub const STORIES: &[(&str, fn())] = &[
 /// Long enough that only the limit of births can end a tree in time.
 const PATIENT: &str = "grace = \"5s\"\n";
 
-/// All of the tree is ended, and nobody else.
-fn end(world: &mut World) -> Vec<Event> {
-    const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
-    world.await_event("the session is closed", |e| e.event == "session.close");
-    world.await_alone();
-    world.assert_alive(&SPARED);
-    let events = world.stop();
-    judge::sound(world, &events);
-    events
+/// All of the tree is ended, if it must be, and nobody else.
+fn end(view: &View, world: &mut World) -> Option<Vec<Event>> {
+    view.await_closed(world, 1);
+    if view.ends_all() {
+        world.await_alone();
+    }
+    view.stop(world, &[])
 }
 
 /// A process that ignores SIGTERM and has handed over before any signal can reach it does not get the whole
 /// grace to do so.
-fn handover() {
+fn handover(view: &View) {
     let mut world = World::new(true);
-    world.watch(PATIENT, &[]);
+    view.watch(&mut world, PATIENT);
     world.order("claude", "agent", "agent", &["relay=handover".into()]);
     let agent = world.await_cast("agent", 1)[0];
     let relay = world.await_cast("relay", 1)[0];
+    view.await_seen(&world, &["agent", "relay"]);
     world.open("handover");
-    world.await_event("it has handed over", |e| e.is("exit", relay));
+    if view.ends_all() {
+        world.await_event("it has handed over", |e| e.is("exit", relay));
+    } else {
+        world.await_gone(&["relay"]);
+    }
     world.kill("agent");
-    let events = end(&mut world);
+    let Some(events) = end(view, &mut world) else {
+        return;
+    };
     judge::death(&world, &events, "agent", (None, Some("SIGKILL")));
     let gone = events
         .iter()
@@ -53,19 +58,22 @@ fn handover() {
 
 /// Two threads of a process that give their children away at once: all of these are known for orphans, and nobody
 /// else is told to have gone.
-fn two_threads_give_away() {
+fn two_threads_give_away(view: &View) {
     const ROUNDS: usize = 40;
     const CHILDREN: usize = 100;
     let mut world = World::new(true);
-    world.watch("grace = \"500ms\"\nevents = \"all\"\n", &[]);
+    view.watch(&mut world, "grace = \"500ms\"\nevents = \"all\"\n");
     let givers = format!("givers=givers+{ROUNDS}+{CHILDREN}");
     world.order("claude", "agent", "agent", &[givers]);
     ["agent", "givers"]
         .iter()
         .for_each(|role| drop(world.await_cast(role, 1)));
     assert_eq!(world.cast("giver").len(), ROUNDS, "givers");
+    view.await_seen(&world, &["agent", "givers"]);
     world.open("die-agent");
-    let events = end(&mut world);
+    let Some(events) = end(view, &mut world) else {
+        return;
+    };
     let canary = world.one("canary");
     let givers = world.cast("giver");
     judge::death(&world, &events, "agent", (Some(0), None));
