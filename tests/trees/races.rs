@@ -28,7 +28,10 @@ fn end(view: &View, world: &mut World) -> Option<Vec<Event>> {
 fn handover(view: &View) {
     let mut world = World::new(true);
     view.watch(&mut world, PATIENT);
-    world.order("claude", "agent", "agent", &["relay=handover".into()]);
+    // Where nobody ends it, it goes on for no longer than need be.
+    let births = if view.ends_all() { 5000 } else { 500 };
+    let relay = format!("relay=handover+{births}");
+    world.order("claude", "agent", "agent", &[relay]);
     let agent = world.await_cast("agent", 1)[0];
     let relay = world.await_cast("relay", 1)[0];
     view.await_seen(&world, &["agent", "relay"]);

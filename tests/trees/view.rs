@@ -99,7 +99,7 @@ impl View {
     /// The same, and leaves the world for more to be asked of it.
     pub fn stop(&self, world: &mut World, spared: &[&str]) -> Option<Vec<Event>> {
         let spared = [&["launcher", "canary", "stray"], spared].concat();
-        if self.promise != promise::TOO_FAST {
+        if self.knows_agents() {
             await_outcomes(world);
         }
         world.assert_alive(&spared);
@@ -112,11 +112,11 @@ impl View {
             self.lost.set(true);
             return None;
         }
-        if self.promise == promise::TOO_FAST {
+        if self.knows_agents() {
+            judge::sound(world, &events);
+        } else {
             // The daemon was stopped in the middle of it.
             judge::only_members_signalled(world, &events);
-        } else {
-            judge::sound(world, &events);
         }
         self.is_whole().then_some(events)
     }
