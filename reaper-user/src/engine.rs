@@ -236,8 +236,15 @@ impl Engine {
                 rest.looked(self.settle());
                 self.find_adopters();
                 if rest.says_asleep() {
-                    self.source.set_idle(true)?;
-                    self.look_for_loss();
+                    match self.source.set_idle(true) {
+                        Ok(()) => self.look_for_loss(),
+                        Err(error) if self.source.failure().is_none() => return Err(error.into()),
+                        // Another one takes its place.
+                        Err(_) => {
+                            rest.read(self.settle());
+                            continue;
+                        }
+                    }
                 }
             }
             let timers = [self.follow.reaper.next_deadline(), self.undecided.next()];

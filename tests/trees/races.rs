@@ -62,16 +62,17 @@ fn handover(view: &View) {
 /// Two threads of a process that give their children away at once: all of these are known for orphans, and nobody
 /// else is told to have gone.
 fn two_threads_give_away(view: &View) {
-    const ROUNDS: usize = 40;
     const CHILDREN: usize = 100;
+    // As many as it takes for a probe that hears of the second thread too late.
+    let rounds = if view.is_whole() { 40 } else { 10 };
     let mut world = World::new(true);
     view.watch(&mut world, "grace = \"500ms\"\nevents = \"all\"\n");
-    let givers = format!("givers=givers+{ROUNDS}+{CHILDREN}");
+    let givers = format!("givers=givers+{rounds}+{CHILDREN}");
     world.order("claude", "agent", "agent", &[givers]);
     ["agent", "givers"]
         .iter()
         .for_each(|role| drop(world.await_cast(role, 1)));
-    assert_eq!(world.cast("giver").len(), ROUNDS, "givers");
+    assert_eq!(world.cast("giver").len(), rounds, "givers");
     view.await_seen(&world, &["agent", "givers"]);
     world.open("die-agent");
     let Some(events) = end(view, &mut world) else {
@@ -96,12 +97,12 @@ fn two_threads_give_away(view: &View) {
             .collect()
     };
     let parents = ids(&|e| givers.iter().any(|who| e.is("fork", *who)));
-    assert_eq!(parents.len(), ROUNDS, "givers that were told");
+    assert_eq!(parents.len(), rounds, "givers that were told");
     let children = ids(&|e| {
         let parent = e.birth_parent_id.as_ref();
         e.event == "fork" && parent.is_some_and(|id| parents.contains(id))
     });
-    assert_eq!(children.len(), 2 * ROUNDS * CHILDREN, "their children");
+    assert_eq!(children.len(), 2 * rounds * CHILDREN, "their children");
     // Who adopts it may go untold where the other thread has given it away before; that it is an orphan may not.
     let orphans = ids(&|e| e.event == "orphan");
     let missing = children.difference(&orphans).count();

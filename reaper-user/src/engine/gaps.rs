@@ -108,6 +108,10 @@ impl Engine {
             source: self.source.name(),
             reason,
         });
+        // Nobody hears the probes any more: what is left of them could signal by what nobody can change now.
+        if let Err(error) = self.source.disarm() {
+            tracing::error!("{error}");
+        }
         self.source = scan;
         self.fell_back = true;
         self.ladders_told = false;
