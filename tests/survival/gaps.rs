@@ -7,23 +7,20 @@ use crate::proc::Identity;
 use crate::trees::OWN_RULES;
 
 pub const STORIES: &[Story] = &[
-    ("fork-bomb-with-a-tiny-ring", fork_bomb),
-    ("fork-bomb-with-a-small-socket", small_socket),
+    ("fork-bomb-with-a-tiny-ring", || overrun("ebpf")),
     ("births-lost-with-a-tiny-ring", || births_lost("ebpf")),
-    ("births-lost-with-a-small-socket", || {
-        births_lost("proc-connector")
-    }),
     ("members-full", members_full),
 ];
 
-fn fork_bomb() {
-    overrun("ebpf");
-}
-
 /// The same where the proc connector's socket has no room for more.
-fn small_socket() {
-    overrun("proc-connector");
-}
+pub const CONNECTORS: &[Story] = &[
+    ("fork-bomb-with-a-small-socket", || {
+        overrun("proc-connector")
+    }),
+    ("births-lost-with-a-small-socket", || {
+        births_lost("proc-connector")
+    }),
+];
 
 /// Thousands of records are lost, the agent's end among them.
 fn overrun(source: &str) {

@@ -16,10 +16,9 @@ use crate::proc;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
-    ("probes-out-of-reach", probes_out_of_reach),
-    ("socket-out-of-order", socket_out_of_order),
-];
+pub const STORIES: &[Story] = &[("probes-out-of-reach", probes_out_of_reach)];
+
+pub const CONNECTORS: &[Story] = &[("socket-out-of-order", socket_out_of_order)];
 
 /// Nobody can detach the probes of a service that lives, as the kernel does not let go of such links while somebody has
 /// them open. But whoever may can shut a map of theirs for good, so that they cannot be told anything any more.

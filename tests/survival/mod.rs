@@ -39,6 +39,14 @@ pub fn trials() -> Vec<Trial> {
     trials.chain(kernel::trials()).collect()
 }
 
+/// Those of the proc connector.
+pub fn through_connector() -> Vec<Trial> {
+    let stories = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
+    stories
+        .map(|(name, story)| trial("survival", name, story))
+        .collect()
+}
+
 /// A BPF file system of a test's own, which is gone when this is dropped, with all that is pinned there.
 struct Bpffs(TempDir);
 
