@@ -118,6 +118,7 @@ const PROCFS_STORIES: &[(&str, Promise)] = &[
     ("runaway", TOO_FAST),
     ("handover", TOO_FAST),
     ("real-ssh-agent", UNSEEN),
+    ("cgroup-scope", UNSEEN),
     ("daemon-in-a-pid-namespace", UNSEEN),
     ("run-killed-at-once", TOO_SHORT),
     ("recycled-pid", TOO_SHORT),

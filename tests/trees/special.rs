@@ -192,7 +192,7 @@ fn cgroup_scope(view: &View) {
     ["agent", "leaf", "other"]
         .iter()
         .for_each(|role| drop(world.await_cast(role, 1)));
-    view.await_seen(&world, &["agent", "leaf", "other"]);
+    view.await_seen(&world, &["agent", "leaf"]);
     world.kill("outsider");
     world.kill("agent");
     view.await_gone(&world, &["leaf", "other"]);
