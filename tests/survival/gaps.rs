@@ -57,7 +57,7 @@ fn births_lost(source: &str) {
     let mut life = Lasting::new(&config, &["--source", source]);
     let children = [
         "leaf=sleep",
-        "shell=later+go+bomb+swarm+2000",
+        "shell=later+go+bomb+swarm+1200",
         "keeper=as:test-keeper+sleep",
     ];
     life.agent("agent", &children, &["leaf", "shell", "keeper"]);
@@ -69,7 +69,7 @@ fn births_lost(source: &str) {
     );
     life.world.open("go");
     life.world.await_cast("bomb", 1);
-    life.world.await_cast("brood", 2000);
+    life.world.await_cast("brood", 1200);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
         .await_event("the gap is closed", |e| e.event == "gap.closed");
