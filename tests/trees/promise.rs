@@ -94,6 +94,7 @@ const TWINS: &str = "a child that is made its maker's sibling (`CLONE_PARENT`)";
 const CONNECTORS_WAYS: &[(&[&str], &str, Promise)] = &[(&["twin"], TWINS, NO_CREATOR)];
 
 const CONNECTORS_STORIES: &[(&str, Promise)] = &[
+    ("handover", TOO_FAST),
     ("run-killed-at-once", TOO_SHORT),
     ("recycled-pid", NOT_IN_A_NAMESPACE),
     ("daemon-in-a-pid-namespace", NOT_IN_A_NAMESPACE),
