@@ -62,9 +62,15 @@ impl Event {
         before.rsplit_once('-')?.1.parse().ok()
     }
 
+    /// The process that it is about.
+    pub fn whom(&self) -> Option<Identity> {
+        let (pid, ticks) = (self.pid?, self.start_ns()? / TICK_NS);
+        Some(Identity { pid, ticks })
+    }
+
     /// Whether it is about this process.
     pub fn about(&self, who: Identity) -> bool {
-        self.pid == Some(who.pid) && self.start_ns().is_some_and(|ns| ns / TICK_NS == who.ticks)
+        self.pid == Some(who.pid) && self.whom() == Some(who)
     }
 
     /// Whether it is of this name and about this process.

@@ -1,8 +1,8 @@
-//! Real process trees under the real probes: `reaper` must leave no survivor of an agent's tree and touch nobody
-//! else. One binary, which is also every process of those trees (`actor`).
+//! Real process trees under the real probes, and through each other source: `reaper` must leave no survivor of an
+//! agent's tree and touch nobody else. One binary, which is also every process of those trees (`actor`).
 //!
-//! The trees need root and a kernel that takes the probes. Where `reaper doctor` says that they cannot be used,
-//! they are listed as ignored; with `CI` set that is a failure.
+//! The trees need root. Where `reaper doctor` says that a source cannot be used, what needs that one is listed as
+//! ignored, and the reason is printed; with `CI` set that is a failure.
 //!
 //! `REAPER_TEST_SLOWDOWN=10` is for a machine that is so many times slower: tests wait so much longer before they
 //! give up. What they ask for stays the same.
@@ -41,33 +41,10 @@ fn main() -> ExitCode {
     // Each test has a daemon and a tree of its own; more at once only slow each other down.
     args.test_threads = Some(args.test_threads.unwrap_or(2).min(2));
     let doctor = doctor();
-    let obstacle = usable(&doctor, Source::Ebpf).err();
-    if let Some(why) = &obstacle {
-        eprintln!("no tree can be reaped here, so these tests are left out: {why}");
-        if std::env::var_os("CI").is_some() {
-            return ExitCode::FAILURE;
-        }
-    }
-    let gate = |trial: Trial| match obstacle {
-        Some(_) => trial.with_ignored_flag(true),
-        None => trial,
-    };
     let mut trials = cli::trials();
     trials.extend(run::trials());
     trials.push(corpus::completeness());
-    trials.extend(
-        trees::trials()
-            .into_iter()
-            .chain(trees::observed())
-            .chain(corpus::trials())
-            .chain(cli::privileged())
-            .chain(survival::trials())
-            .map(gate),
-    );
-    for source in [Source::ProcConnector, Source::Procfs] {
-        let all = trees::through(source)
-            .into_iter()
-            .chain(corpus::through(source));
+    for source in Source::ALL {
         let missing = usable(&doctor, source).err();
         if let Some(why) = &missing {
             eprintln!(
@@ -78,7 +55,8 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
-        trials.extend(all.map(|trial| trial.with_ignored_flag(missing.is_some())));
+        let its = of_source(source).into_iter();
+        trials.extend(its.map(|trial| trial.with_ignored_flag(missing.is_some())));
     }
     let conclusion = libtest_mimic::run(&args, trials);
     if let Some(matrix) = trees::promise::matrix() {
@@ -88,6 +66,30 @@ fn main() -> ExitCode {
         println!("{summary}");
     }
     conclusion.exit_code()
+}
+
+/// All that nobody can try without this source.
+fn of_source(source: Source) -> Vec<Trial> {
+    let all: Vec<Vec<Trial>> = match source {
+        Source::Ebpf => vec![
+            trees::trials(),
+            trees::observed(),
+            corpus::trials(),
+            cli::privileged(),
+            survival::trials(),
+        ],
+        Source::ProcConnector => vec![
+            trees::through(source),
+            corpus::through(source),
+            survival::through_connector(),
+        ],
+        Source::Procfs => vec![
+            trees::through(source),
+            corpus::through(source),
+            cli::without_probes(),
+        ],
+    };
+    all.into_iter().flatten().collect()
 }
 
 /// What `reaper doctor` says, or why it says nothing.
@@ -102,6 +104,9 @@ fn doctor() -> Result<serde_json::Value, String> {
 /// Whether a source can be used here by that; else why not.
 fn usable(doctor: &Result<serde_json::Value, String>, source: Source) -> Result<(), String> {
     let report = doctor.as_ref().map_err(String::clone)?;
+    if !nix::unistd::geteuid().is_root() {
+        return Err("the trees need root".to_owned());
+    }
     let mut sources = report["sources"].as_array().into_iter().flatten();
     let its = sources.find(|its| its["name"] == source.name());
     match its.map(|its| (&its["usable"], &its["reason"])) {

@@ -240,6 +240,8 @@ impl Engine {
                 if rest.says_asleep() {
                     if let Err(error) = self.source.set_idle(true) {
                         self.give_up(&error);
+                        rest.read(1 + self.settle());
+                        continue;
                     }
                     self.look_for_loss();
                 }

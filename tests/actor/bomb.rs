@@ -37,7 +37,7 @@ fn heads(births: &'static AtomicU32, end: Instant) -> ! {
 /// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
 pub fn runner(s: &Stage) -> ! {
     await_term(s);
-    relay(Duration::from_millis(2));
+    relay(Duration::from_millis(2), BIRTHS);
     nix::unistd::alarm::set(super::LIFETIME_S);
     rest()
 }
@@ -58,20 +58,21 @@ pub fn hop(s: &Stage) -> ! {
     leave(0)
 }
 
-/// Like `runner` from the moment on that the test opens its gate, faster, and SIGTERM is ignored.
+/// `handover N`: like `runner` from the moment on that the test opens its gate, faster, at most N times, and SIGTERM is
+/// ignored.
 pub fn handover(s: &Stage) -> ! {
     ignore_term();
     nix::unistd::setsid().expect("setsid");
     s.report();
     s.gate("handover");
-    relay(Duration::from_micros(200));
+    relay(Duration::from_micros(200), number(s));
     leave(0)
 }
 
 /// Forks and is gone, and so does its child after a pause. Returns in the last of them.
-fn relay(pause: Duration) {
+fn relay(pause: Duration, births: u32) {
     let end = Instant::now() + TIME;
-    for _ in 0..BIRTHS {
+    for _ in 0..births {
         if Instant::now() > end {
             break;
         }

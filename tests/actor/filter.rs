@@ -18,32 +18,40 @@ pub fn without_pidfds(s: &Stage) -> ! {
 
 /// Has a system call fail, of this thread and what it becomes.
 fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
-    let step = |code: u32, jt, jf, k| libc::sock_filter {
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let failure = libc::SECCOMP_RET_ERRNO | u32::from(errno);
+    let steps = &mut [
+        // The number of the call stands first.
+        step(load, 0, 0, 0),
+        step(equal, 0, 1, call as u32),
+        step(answer, 0, 0, failure),
+        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    install(steps, 0).map(drop)
+}
+
+/// One step of a filter; `jt` and `jf` are the steps that are left out if a comparison holds, and if not.
+pub fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
-    };
-    let answer = libc::SECCOMP_RET_ERRNO | u32::from(errno);
-    let mut steps = [
-        // The number of the call stands first.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            call as u32,
-        ),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, answer),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    }
+}
+
+/// Has these steps judge each system call of this thread and what it becomes. Gives what the call that installs them
+/// gives.
+pub fn install(steps: &mut [libc::sock_filter], flags: libc::c_ulong) -> nix::Result<i32> {
     let program = libc::sock_fprog {
         len: steps.len() as u16,
         filter: steps.as_mut_ptr(),
     };
     nix::sys::prctl::set_no_new_privs()?;
-    let filter = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
+    let install = libc::SECCOMP_SET_MODE_FILTER;
     // SAFETY: the program and its steps outlive the call, which copies them.
-    let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program) };
-    Errno::result(set).map(drop)
+    let set = unsafe { libc::syscall(libc::SYS_seccomp, install, flags, &raw const program) };
+    Errno::result(set).map(|set| set as i32)
 }

@@ -90,7 +90,7 @@ pub fn witness(s: &Stage) -> ! {
     })
 }
 
-/// Runs the test that its argument names as the init of a pid namespace with a /proc of its own.
+/// `capsule STORY SOURCE`: tells the story, through the source, as the init of a pid namespace with a /proc of its own.
 pub fn capsule(s: &Stage) -> ! {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS).expect("unshare");
     let init = fork(|| {
@@ -100,7 +100,8 @@ pub fn capsule(s: &Stage) -> ! {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
             .expect("make mounts private");
         mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("mount /proc");
-        let passed = std::panic::catch_unwind(|| crate::trees::in_capsule(&s.args[0])).is_ok();
+        let passed =
+            std::panic::catch_unwind(|| crate::trees::in_capsule(&s.args[0], &s.args[1])).is_ok();
         leave(i32::from(!passed))
     });
     match waitpid(init, None) {

@@ -6,6 +6,7 @@
 
 mod agent;
 mod bomb;
+mod deaf;
 mod filter;
 mod guest;
 mod launcher;
@@ -56,6 +57,7 @@ const PLAYS: &[(&str, Play)] = &[
     ("namespace", member::namespace),
     ("run", member::run),
     ("host", member::host),
+    ("deafening", deaf::deafening),
     ("listen", guest::listen),
     ("serve", guest::serve),
     ("client", guest::client),

@@ -7,19 +7,20 @@ use crate::proc::Identity;
 use crate::trees::OWN_RULES;
 
 pub const STORIES: &[Story] = &[
-    ("fork-bomb-with-a-tiny-ring", fork_bomb),
-    ("fork-bomb-with-a-small-socket", small_socket),
+    ("fork-bomb-with-a-tiny-ring", || overrun("ebpf")),
+    ("births-lost-with-a-tiny-ring", || births_lost("ebpf")),
     ("members-full", members_full),
 ];
 
-fn fork_bomb() {
-    overrun("ebpf");
-}
-
 /// The same where the proc connector's socket has no room for more.
-fn small_socket() {
-    overrun("proc-connector");
-}
+pub const CONNECTORS: &[Story] = &[
+    ("fork-bomb-with-a-small-socket", || {
+        overrun("proc-connector")
+    }),
+    ("births-lost-with-a-small-socket", || {
+        births_lost("proc-connector")
+    }),
+];
 
 /// Thousands of records are lost, the agent's end among them.
 fn overrun(source: &str) {
@@ -46,6 +47,35 @@ fn overrun(source: &str) {
     life.await_left(&["keeper"]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
+    life.world.stop();
+    assert_gap(&life, "records_lost");
+}
+
+/// Who was born while records were lost is found, and ended when the agent is, however much later.
+fn births_lost(source: &str) {
+    let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
+    let mut life = Lasting::new(&config, &["--source", source]);
+    let children = [
+        "leaf=sleep",
+        "shell=later+go+bomb+swarm+1200",
+        "keeper=as:test-keeper+sleep",
+    ];
+    life.agent("agent", &children, &["leaf", "shell", "keeper"]);
+    life.await_sessions(&["agent"]);
+    let daemon = daemon(&life);
+    assert!(
+        daemon.signal(Signal::SIGSTOP),
+        "the daemon could not be stopped"
+    );
+    life.world.open("go");
+    life.world.await_cast("bomb", 1);
+    life.world.await_cast("brood", 1200);
+    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
+    life.world
+        .await_event("the gap is closed", |e| e.event == "gap.closed");
+    life.world.kill("agent");
+    life.await_left(&["keeper"]);
+    life.await_closed(1);
     life.world.stop();
     assert_gap(&life, "records_lost");
 }

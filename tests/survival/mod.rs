@@ -6,6 +6,7 @@ mod gaps;
 mod keeps;
 mod kernel;
 mod killed;
+mod lost;
 mod pins;
 
 use std::collections::{HashMap, HashSet};
@@ -32,9 +33,18 @@ pub fn trials() -> Vec<Trial> {
         .chain(away::STORIES)
         .chain(gaps::STORIES)
         .chain(keeps::STORIES)
+        .chain(lost::STORIES)
         .chain(pins::STORIES);
     let trials = stories.map(|(name, story)| trial("survival", name, story));
     trials.chain(kernel::trials()).collect()
+}
+
+/// Those of the proc connector.
+pub fn through_connector() -> Vec<Trial> {
+    let stories = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
+    stories
+        .map(|(name, story)| trial("survival", name, story))
+        .collect()
 }
 
 /// A BPF file system of a test's own, which is gone when this is dropped, with all that is pinned there.
@@ -137,6 +147,15 @@ impl Lasting {
             self.world
                 .await_event("a session", |e| e.is("session.open", who));
         }
+    }
+
+    /// Waits until so many sessions are closed.
+    fn await_closed(&self, n: usize) {
+        eventually(&format!("{n} sessions closed"), || {
+            let events = self.world.daemon().events();
+            let closed = events.iter().filter(|e| e.event == "session.close");
+            (closed.count() >= n).then_some(())
+        });
     }
 
     /// All that the daemons have said, one after the other.

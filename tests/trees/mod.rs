@@ -10,6 +10,7 @@ mod races;
 mod special;
 mod story;
 mod table;
+mod view;
 
 use libtest_mimic::{Failed, Trial};
 
@@ -17,42 +18,52 @@ pub use part::{Death, Fate, Part, Said, Starter};
 pub use promise::Source;
 pub use story::{Mode, Scenario, Toll};
 pub use table::OWN_RULES;
+use view::View;
 
 /// The grace that all trees get unless they say otherwise.
 pub const CONFIG: &str = "grace = \"500ms\"\n";
 
-/// Every tree of the table in `enforce`, seen through another source than the probes.
-pub fn through(source: Source) -> Vec<Trial> {
-    table::rows()
-        .into_iter()
-        .map(|row| row.through(source))
-        .map(|row| {
-            trial(source.name(), row.name, move || {
-                row.play(Mode::Enforce, drop)
-            })
-        })
-        .collect()
+/// A story with a play of its own.
+type Story = (&'static str, fn(&View));
+
+fn special() -> impl Iterator<Item = Story> {
+    let all = [
+        special::STORIES,
+        nested::STORIES,
+        pids::STORIES,
+        races::STORIES,
+    ];
+    all.into_iter().flatten().copied()
 }
 
 /// Every tree in `enforce`.
 pub fn trials() -> Vec<Trial> {
-    let rows = table::rows()
-        .into_iter()
-        .map(|row| trial("enforce", row.name, move || row.play(Mode::Enforce, drop)));
-    let special = special::STORIES
-        .iter()
-        .chain(nested::STORIES)
-        .chain(pids::STORIES)
-        .chain(races::STORIES);
-    rows.chain(special.map(|(name, story)| trial("enforce", name, story)))
-        .collect()
+    seen("enforce", Source::Ebpf)
 }
 
 /// Every tree of the table in `observe`.
 pub fn observed() -> Vec<Trial> {
-    table::rows()
-        .into_iter()
-        .map(|row| trial("observe", row.name, move || row.play(Mode::Observe, drop)))
+    of_table("observe", Source::Ebpf, Mode::Observe)
+}
+
+/// All of this, seen through another source than the probes.
+pub fn through(source: Source) -> Vec<Trial> {
+    let observed = format!("{}::observe", source.name());
+    let enforced = seen(source.name(), source).into_iter();
+    enforced
+        .chain(of_table(&observed, source, Mode::Observe))
+        .collect()
+}
+
+fn seen(kind: &str, source: Source) -> Vec<Trial> {
+    let told = |(name, story): Story| trial(kind, name, move || View::tell(source, name, story));
+    let rows = of_table(kind, source, Mode::Enforce).into_iter();
+    rows.chain(special().map(told)).collect()
+}
+
+fn of_table(kind: &str, source: Source, mode: Mode) -> Vec<Trial> {
+    let rows = table::rows().into_iter().map(|row| row.through(source));
+    rows.map(|row| trial(kind, row.name, move || row.play(mode, drop)))
         .collect()
 }
 
@@ -65,9 +76,9 @@ pub fn trial(kind: &str, name: &str, story: impl FnOnce() + Send + 'static) -> T
 }
 
 /// Runs a story as the init of a pid namespace of its own.
-pub fn in_capsule(name: &str) {
+pub fn in_capsule(name: &str, source: &str) {
     let story = pids::INSIDE.iter().find(|(n, _)| *n == name);
-    story
-        .unwrap_or_else(|| panic!("no story is called '{name}'"))
-        .1();
+    let (name, story) = story.unwrap_or_else(|| panic!("no story is called '{name}'"));
+    let source = Source::ALL.into_iter().find(|of| of.name() == source);
+    View::tell(source.expect("a source"), name, *story);
 }

@@ -1,11 +1,9 @@
 //! More than one agent.
 
-use super::{CONFIG, judge};
+use super::{CONFIG, Story, View};
 use crate::cli::told;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
-
-type Story = (&'static str, fn());
 
 pub const STORIES: &[Story] = &[
     ("side-by-side", side_by_side),
@@ -27,48 +25,30 @@ fn play(world: &mut World, via: Option<&str>, args: &[&str], cast: &[&str]) {
     cast.iter().for_each(|role| drop(world.await_cast(role, 1)));
 }
 
-fn await_closed(world: &World, n: usize) {
-    eventually(&format!("{n} sessions closed"), || {
-        let closed = world
-            .daemon()
-            .events()
-            .iter()
-            .filter(|e| e.event == "session.close")
-            .count();
-        (closed >= n).then_some(())
-    });
-}
-
-fn end(mut world: World) -> Vec<Event> {
-    world.assert_alive(&["launcher", "canary", "stray"]);
-    let events = world.stop();
-    judge::sound(&world, &events);
-    events
-}
-
 /// Two agents of one kind: the end of one is none of the other's business.
-fn side_by_side() {
+fn side_by_side(view: &View) {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    view.watch(&mut world, CONFIG);
     play(&mut world, None, &["leaf=sleep"], &["agent", "leaf"]);
     world.order("claude", "agent", "other", &["others-leaf=sleep".into()]);
     ["other", "others-leaf"]
         .iter()
         .for_each(|role| drop(world.await_cast(role, 1)));
+    view.await_seen(&world, &["agent", "leaf", "other", "others-leaf"]);
     world.kill("agent");
-    world.await_gone(&["leaf"]);
-    await_closed(&world, 1);
+    view.await_gone(&world, &["leaf"]);
+    view.await_closed(&world, 1);
     world.assert_alive(&["other", "others-leaf"]);
     world.kill("other");
-    world.await_gone(&["others-leaf"]);
-    await_closed(&world, 2);
-    end(world);
+    view.await_gone(&world, &["others-leaf"]);
+    view.await_closed(&world, 2);
+    view.end(world, &[]);
 }
 
 /// The inner session ends alone.
-fn inner_alone() {
+fn inner_alone(view: &View) {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    view.watch(&mut world, CONFIG);
     let inner = "inner=as:claude+agent+inner-leaf=sleep";
     play(
         &mut world,
@@ -82,20 +62,21 @@ fn inner_alone() {
         open.outer_session_id.is_some(),
         "the inner session has no outer one"
     );
+    view.await_seen(&world, &["agent", "leaf", "inner-leaf"]);
     world.kill("inner");
-    world.await_gone(&["inner-leaf"]);
-    await_closed(&world, 1);
+    view.await_gone(&world, &["inner-leaf"]);
+    view.await_closed(&world, 1);
     world.assert_alive(&["agent", "leaf"]);
     world.kill("agent");
-    world.await_gone(&["leaf"]);
-    await_closed(&world, 2);
-    end(world);
+    view.await_gone(&world, &["leaf"]);
+    view.await_closed(&world, 2);
+    view.end(world, &[]);
 }
 
 /// Below a boundary an agent is on its own again.
-fn below_a_boundary() {
+fn below_a_boundary(view: &View) {
     let mut world = World::new(true);
-    world.watch(WALL, &[]);
+    view.watch(&mut world, WALL);
     let wall = "wall=as:test-wall+parent+second+as:claude+agent+second-leaf=sleep";
     play(
         &mut world,
@@ -109,22 +90,22 @@ fn below_a_boundary() {
         open.outer_session_id, None,
         "the session below the boundary has an outer one"
     );
+    view.await_seen(&world, &["agent", "leaf", "second-leaf"]);
     world.kill("agent");
-    world.await_gone(&["leaf"]);
-    await_closed(&world, 1);
+    view.await_gone(&world, &["leaf"]);
+    view.await_closed(&world, 1);
     world.assert_alive(&["wall", "second", "second-leaf"]);
     world.kill("second");
-    world.await_gone(&["second-leaf"]);
-    await_closed(&world, 2);
-    world.assert_alive(&["wall"]);
-    end(world);
+    view.await_gone(&world, &["second-leaf"]);
+    view.await_closed(&world, 2);
+    view.end(world, &["wall"]);
 }
 
 /// A child of the same kind in the same terminal that has something else to read from was started by the agent for its
 /// own ends, and goes with it when that leaves of its own accord.
-fn sub_agent() {
+fn sub_agent(view: &View) {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    view.watch(&mut world, CONFIG);
     let args = [
         "leaf=sleep",
         "second=no-input+as:claude+agent+second-leaf=sleep",
@@ -136,6 +117,7 @@ fn sub_agent() {
         &args,
         &["terminal", "agent", "leaf", "second", "second-leaf"],
     );
+    view.await_seen(&world, &["agent", "leaf", "second", "second-leaf"]);
     // What they read from is looked for ahead of any need.
     for role in ["agent", "second"] {
         let pid = world.one(role).pid.to_string();
@@ -145,16 +127,20 @@ fn sub_agent() {
         });
     }
     world.open("die-agent");
-    world.await_gone(&["agent", "leaf", "second", "second-leaf"]);
-    world.assert_alive(&["terminal"]);
-    let events = end(world);
-    assert!(!events.iter().any(|e| e.event == "session.relaunch"));
+    view.await_gone(&world, &["agent", "leaf", "second", "second-leaf"]);
+    let relaunched = world
+        .daemon()
+        .events()
+        .iter()
+        .any(|e| e.event == "session.relaunch");
+    assert!(!relaunched, "it was taken for a relaunch");
+    view.end(world, &["terminal"]);
 }
 
 /// A root that leaves of its own accord hands the session to its child of the same kind in the same terminal.
-fn relaunch() {
+fn relaunch(view: &View) {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    view.watch(&mut world, CONFIG);
     let args = [
         "leaf=sleep",
         "second=as:claude+agent+second-leaf=sleep",
@@ -166,18 +152,17 @@ fn relaunch() {
         &args,
         &["terminal", "agent", "leaf", "second", "second-leaf"],
     );
+    view.await_seen(&world, &["agent", "leaf", "second", "second-leaf"]);
     world.open("die-agent");
     let (agent, second) = (world.one("agent"), world.one("second"));
     world.await_event("the agent's exit", |e| e.is("exit", agent));
     world.await_event("a relaunch", |e| e.event == "session.relaunch");
     world.assert_alive(&["second", "second-leaf", "leaf"]);
     world.kill("second");
-    world.await_gone(&["leaf", "second-leaf"]);
-    await_closed(&world, 2);
-    world.assert_alive(&["terminal"]);
-    let events = end(world);
-    let judged = events
-        .iter()
-        .any(|e| e.is("decision", second) && e.decision.as_deref() == Some("reap"));
+    view.await_gone(&world, &["leaf", "second-leaf"]);
+    view.await_closed(&world, 2);
+    let due = |e: &Event| e.is("decision", second) && e.decision.as_deref() == Some("reap");
+    let judged = world.daemon().events().iter().any(due);
     assert!(!judged, "the new root was to be reaped");
+    view.end(world, &["terminal"]);
 }

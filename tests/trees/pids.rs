@@ -3,39 +3,54 @@
 
 use std::process::Command;
 
-use super::{CONFIG, judge};
-use crate::world::{World, eventually};
+use super::promise::Promise;
+use super::{CONFIG, Story, View};
+use crate::world::World;
 
-pub const STORIES: &[(&str, fn())] = &[
-    ("recycled-pid", || capsule("recycled-pid")),
-    ("daemon-in-a-pid-namespace", || capsule("plain")),
+pub const STORIES: &[Story] = &[
+    ("recycled-pid", |view| capsule(view, "recycled-pid")),
+    ("daemon-in-a-pid-namespace", |view| capsule(view, "plain")),
 ];
 
 /// The stories as they run inside.
-pub const INSIDE: &[(&str, fn())] = &[("recycled-pid", recycled), ("plain", plain)];
+pub const INSIDE: &[Story] = &[("recycled-pid", recycled), ("plain", plain)];
 
 /// Successors with pid and tick of a member.
 const WANTED: usize = 30;
 
 /// Runs one of [`INSIDE`] in a pid namespace.
-fn capsule(story: &str) {
+fn capsule(view: &View, story: &str) {
     let this = std::env::current_exe().expect("this program's path");
-    let output = Command::new(this)
-        .args(["actor", "capsule", "capsule", "/", story])
-        .output();
+    let inside = [
+        "actor",
+        "capsule",
+        "capsule",
+        "/",
+        story,
+        view.source.name(),
+    ];
+    let output = Command::new(this).args(inside).output();
     let output = output.expect("run the capsule");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "in the pid namespace, {}:\n{errors}",
-        output.status
-    );
+    let status = output.status;
+    if let Promise::Refused(_) = view.promise {
+        let said = "the daemon ended with exit status: 3";
+        assert!(
+            errors.contains(said),
+            "in the pid namespace, {status}:\n{errors}"
+        );
+    } else {
+        assert!(
+            status.success(),
+            "in the pid namespace, {status}:\n{errors}"
+        );
+    }
 }
 
 /// A process that has got the pid of a member, in the clock tick in which that began, is not signalled.
-fn recycled() {
+fn recycled(view: &View) {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    view.watch(&mut world, CONFIG);
     let daemon = world.daemon().pid().to_string();
     world.order(
         "worker",
@@ -46,23 +61,14 @@ fn recycled() {
     world.await_cast("recycler", 1);
     let rounds = std::fs::read_to_string(world.dir().join("rounds")).expect("the number of rounds");
     let rounds: usize = rounds.parse().expect("a number");
-    eventually("every session is closed", || {
-        let closed = world
-            .daemon()
-            .events()
-            .iter()
-            .filter(|e| e.event == "session.close")
-            .count();
-        (closed >= rounds).then_some(())
-    });
+    view.await_closed(&world, rounds);
     // Each reports itself in its own time.
     world.await_cast("successor", rounds);
-    world.assert_alive(&["successor", "recycler", "canary", "stray"]);
-    let events = world.stop();
-    judge::sound(&world, &events);
+    world.assert_alive(&["successor"]);
+    view.stop(&mut world, &["recycler"]);
     // Pid and tick are those of a member: what tells them apart is who bore them.
     let recycler = world.one("recycler").pid.to_string();
-    for e in events.iter().filter(|e| e.event == "signal") {
+    for e in crate::daemon::signals(world.dir()) {
         let parent = e
             .birth_parent_id
             .as_deref()
@@ -76,7 +82,7 @@ fn recycled() {
 }
 
 /// The common story where the daemon's pids are not the machine's.
-fn plain() {
+fn plain(view: &View) {
     let row = super::Scenario::new(
         "plain",
         &[
@@ -84,5 +90,5 @@ fn plain() {
             super::Part::detached("other", "double setsid"),
         ],
     );
-    row.play(super::Mode::Enforce, drop);
+    row.through(view.source).play(super::Mode::Enforce, drop);
 }

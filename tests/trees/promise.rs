@@ -1,6 +1,7 @@
 //! What each source promises of the stories, and the harness holds it to: no more, and no less.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// Where the daemon's events come from.
@@ -16,10 +17,13 @@ pub enum Source {
 pub enum Promise {
     /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
     Whole,
-    /// Everybody who is due is ended and nobody else is touched; the stream may lack what this says.
+    /// Everybody who is due is ended (in observe: decided to be) and nobody else is touched; the stream may lack what
+    /// this says.
     Ended(&'static str),
     /// Nobody is wronged. Who is due may survive, for this reason.
     Harmless(&'static str),
+    /// It says that it cannot be used there, and does not begin.
+    Refused(&'static str),
 }
 
 impl Source {
@@ -34,7 +38,7 @@ impl Source {
         }
     }
 
-    /// What it promises of a story that has no line of its own below.
+    /// What it promises of a story of which nothing else is said below.
     fn usually(self) -> Promise {
         match self {
             Source::Ebpf | Source::ProcConnector => Promise::Whole,
@@ -42,11 +46,21 @@ impl Source {
         }
     }
 
-    fn but(self) -> &'static [(&'static str, Promise)] {
+    /// What it promises of stories in which somebody is started in one of these ways: the words, what they stand for.
+    fn of_ways(self) -> &'static [(&'static [&'static str], &'static str, Promise)] {
         match self {
             Source::Ebpf => &[],
-            Source::ProcConnector => PROC_CONNECTOR,
-            Source::Procfs => PROCFS,
+            Source::ProcConnector => CONNECTORS_WAYS,
+            Source::Procfs => PROCFS_WAYS,
+        }
+    }
+
+    /// What it promises of single stories.
+    fn of_stories(self) -> &'static [(&'static str, Promise)] {
+        match self {
+            Source::Ebpf => &[],
+            Source::ProcConnector => CONNECTORS_STORIES,
+            Source::Procfs => PROCFS_STORIES,
         }
     }
 
@@ -56,90 +70,138 @@ impl Source {
         story: &str,
         starts: impl Iterator<Item = &'a str> + Clone,
     ) -> Promise {
-        let but = self.but().iter().find(|(name, _)| *name == story);
-        let words = || starts.clone().flat_map(|how| how.split(' '));
-        match but {
-            Some((_, promise)) => *promise,
-            None if self != Source::Procfs => self.usually(),
-            None if words().any(|word| ["double", "hops"].contains(&word)) => UNSEEN,
-            None if words().any(|word| word == "hydra") => TOO_FAST,
-            None => self.usually(),
+        let mut stories = self.of_stories().iter();
+        if let Some((_, promise)) = stories.find(|(name, _)| *name == story) {
+            return *promise;
         }
+        let words = || starts.clone().flat_map(|how| how.split(' '));
+        let mut ways = self.of_ways().iter();
+        let way = ways.find(|(ways, ..)| words().any(|word| ways.contains(&word)));
+        way.map_or(self.usually(), |(_, _, promise)| *promise)
     }
 }
 
-const PROC_CONNECTOR: &[(&str, Promise)] = &[(
-    "clone-parent-of-the-agent",
-    Promise::Harmless("of a child by CLONE_PARENT nobody tells who made it"),
-)];
-
-const UNSEEN_WHY: &str = "its maker was gone before anybody looked";
+const NO_CREATOR: Promise = Promise::Harmless("nobody tells who called the fork");
 /// Nobody has seen who made it.
-const UNSEEN: Promise = Promise::Harmless(UNSEEN_WHY);
-const TOO_FAST_WHY: &str = "it forks faster than anybody can look";
-pub const TOO_FAST: Promise = Promise::Harmless(TOO_FAST_WHY);
+const UNSEEN: Promise = Promise::Harmless("its maker was gone before anybody looked");
+/// Of one that is ended as soon as it has begun nobody knows whether it was an agent.
+pub const TOO_SHORT: Promise =
+    Promise::Harmless("the agent was gone before anybody had looked what it is");
+pub const TOO_FAST: Promise = Promise::Harmless("it forks faster than anybody can look");
 
-const PROCFS: &[(&str, Promise)] = &[
+const TWINS: &str = "a child that is made its maker's sibling (`CLONE_PARENT`)";
+
+const CONNECTORS_WAYS: &[(&[&str], &str, Promise)] = &[(&["twin"], TWINS, NO_CREATOR)];
+
+const CONNECTORS_STORIES: &[(&str, Promise)] = &[
+    ("handover", TOO_FAST),
+    ("run-killed-at-once", TOO_SHORT),
+    ("recycled-pid", NOT_IN_A_NAMESPACE),
+    ("daemon-in-a-pid-namespace", NOT_IN_A_NAMESPACE),
+];
+
+const NOT_IN_A_NAMESPACE: Promise =
+    Promise::Refused("the kernel tells only of the host's own pids");
+
+const PROCFS_WAYS: &[(&[&str], &str, Promise)] = &[
+    (&["twin"], TWINS, NO_CREATOR),
+    (&["double", "hops"], "what is forked twice", UNSEEN),
+    (&["hydra"], "a fork bomb", TOO_FAST),
     (
-        "clone-parent-of-the-agent",
-        Promise::Harmless("its parent is no member"),
-    ),
-    ("chain", UNSEEN),
-    ("runaway", TOO_FAST),
-    ("real-ssh-agent", UNSEEN),
-    (
-        "namespace-init",
-        Promise::Harmless("the init of a pid namespace also has what others have brought there"),
+        &["namespace"],
+        "what is below the init of a pid namespace",
+        Promise::Harmless("it also has what others have brought there"),
     ),
 ];
 
-/// How many stories came out as each source promises, by what it promises.
-static KEPT: Mutex<BTreeMap<(Source, &str), usize>> = Mutex::new(BTreeMap::new());
+const PROCFS_STORIES: &[(&str, Promise)] = &[
+    ("chain", UNSEEN),
+    ("runaway", TOO_FAST),
+    ("handover", TOO_FAST),
+    ("real-ssh-agent", UNSEEN),
+    ("cgroup-scope", UNSEEN),
+    ("daemon-in-a-pid-namespace", UNSEEN),
+    ("run-killed-at-once", TOO_SHORT),
+    ("recycled-pid", TOO_SHORT),
+    ("two-threads-give-away", UNSEEN),
+];
+
+/// The stories that came out as each source promises.
+static KEPT: Mutex<BTreeMap<(&str, Source), Promise>> = Mutex::new(BTreeMap::new());
 
 /// A story has come out as promised.
-pub fn count(source: Source, promise: Promise) {
-    let what = match promise {
-        Promise::Whole => "whole",
-        Promise::Ended(_) => "ended",
-        Promise::Harmless(_) => "harmless",
-    };
+pub fn count(story: &'static str, source: Source, promise: Promise) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    *kept.entry((source, what)).or_default() += 1;
+    kept.insert((story, source), promise);
 }
 
-/// The promises that were kept, as a table; nothing where only one source was tried.
+/// The promises that were kept, as tables; nothing where only one source was tried.
 pub fn matrix() -> Option<String> {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let tried = |source: &Source| kept.keys().any(|(of, _)| of == source);
+    let tried = |source: &Source| kept.keys().any(|(_, of)| of == source);
     let sources: Vec<_> = Source::ALL.into_iter().filter(tried).collect();
     if sources.len() < 2 {
         return None;
     }
     let mut lines = vec![
-        "| source | told whole | ended, not all of it told | harmless, may leave some |".to_owned(),
-        "|---|---|---|---|".to_owned(),
+        "| source | told whole | ended, not all of it told | harmless, may leave some | says that it cannot |".into(),
+        "|---|---|---|---|---|".into(),
     ];
-    for source in sources {
-        let cells = ["whole", "ended", "harmless"];
-        let cells = cells.map(|what| kept.get(&(source, what)).copied().unwrap_or(0).to_string());
-        lines.push(format!("| {} | {} |", source.name(), cells.join(" | ")));
+    for source in &sources {
+        let of_it = || kept.iter().filter(|((_, of), _)| of == source);
+        let cells = [0, 1, 2, 3].map(|column| {
+            let counted = of_it().filter(|(_, promise)| promise.column() == column);
+            counted.count().to_string()
+        });
+        lines.push(format!("| `{}` | {} |", source.name(), cells.join(" | ")));
     }
-    lines.push(String::new());
-    for (what, why) in [
-        ("is forked twice", UNSEEN_WHY),
-        ("forks without end", TOO_FAST_WHY),
-    ] {
-        lines.push(format!("procfs, what {what}: may survive: {why}"));
-    }
-    for source in Source::ALL {
-        for (story, promise) in source.but() {
-            let why = match promise {
-                Promise::Whole => continue,
-                Promise::Ended(why) => format!("not told: {why}"),
-                Promise::Harmless(why) => format!("may survive: {why}"),
-            };
-            lines.push(format!("{}, {story}: {why}", source.name()));
+    lines.extend(
+        [
+            "",
+            "| what | through | promised, and why |",
+            "|---|---|---|",
+        ]
+        .map(String::from),
+    );
+    for source in &sources {
+        let name = source.name();
+        if source.usually() != Promise::Whole {
+            lines.push(format!(
+                "| whatever is not named here | `{name}` | {} |",
+                source.usually()
+            ));
+        }
+        for (_, what, promise) in source.of_ways() {
+            lines.push(format!("| {what} | `{name}` | {promise} |"));
         }
     }
+    for ((story, source), promise) in kept.iter().filter(|((_, of), kept)| **kept != of.usually()) {
+        lines.push(format!(
+            "| story {story} | `{}` | {promise} |",
+            source.name()
+        ));
+    }
     Some(lines.join("\n"))
+}
+
+impl Promise {
+    fn column(self) -> usize {
+        match self {
+            Promise::Whole => 0,
+            Promise::Ended(_) => 1,
+            Promise::Harmless(_) => 2,
+            Promise::Refused(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Promise::Whole => f.write_str("told whole"),
+            Promise::Ended(why) => write!(f, "ended; not told: {why}"),
+            Promise::Harmless(why) => write!(f, "may survive: {why}"),
+            Promise::Refused(why) => write!(f, "says that it cannot be used: {why}"),
+        }
+    }
 }

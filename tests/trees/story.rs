@@ -7,14 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::part::{Death, Fate, Part, Starter, arguments};
 use super::promise::{self, Promise, Source};
+use super::view::{TRIES, await_outcomes, await_seen};
 use super::{CONFIG, judge};
 use crate::cgroup::Cgroup;
 use crate::daemon;
 use crate::proc::Identity;
 use crate::world::{World, eventually};
-
-/// How often a story is told at most where the source can lose messages of a sudden, and says so.
-const TRIES: usize = 3;
 
 /// The outsiders that each tree has.
 const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
@@ -214,7 +212,7 @@ impl Scenario {
         let promise = self.promise();
         let (whole, harmless) = (
             promise == Promise::Whole,
-            matches!(promise, Promise::Harmless(_)),
+            matches!(promise, Promise::Harmless(_) | Promise::Refused(_)),
         );
         self.up_to_the_death(world, mode);
         if self.again {
@@ -232,17 +230,14 @@ impl Scenario {
         }
         if whole {
             self.await_decisions(world);
+            if mode == Mode::Observe {
+                self.await_adopters(world);
+            }
+        } else if !harmless {
+            self.await_due(world);
         }
         if mode == Mode::Enforce && promise != promise::TOO_FAST {
-            // A daemon that is stopped before it has confirmed an end tells of a failure.
-            eventually("each end is told", || {
-                let events = world.daemon().events();
-                let ids = |name: &str| -> BTreeSet<&str> {
-                    let named = events.iter().filter(|e| e.event == name);
-                    named.filter_map(|e| e.entity_id.as_deref()).collect()
-                };
-                ids("signal").is_subset(&ids("outcome")).then_some(())
-            });
+            await_outcomes(world);
         }
         for part in &self.parts {
             if part.lives() || mode == Mode::Observe && part.fate != Fate::First {
@@ -269,7 +264,7 @@ impl Scenario {
         if let Some(rule) = self.agent {
             judge::recognised(world, &events, "agent", rule);
         }
-        promise::count(self.source, promise);
+        promise::count(self.name, self.source, promise);
         if !whole {
             return judge::unsignalled(world, &events, &self.parts);
         }
@@ -374,11 +369,7 @@ impl Scenario {
         let members = parts.filter(|part| !part.decisions().is_empty());
         let roles = members.map(|part| part.role);
         for role in agents.iter().copied().chain(roles) {
-            eventually(&format!("'{role}' is seen"), || {
-                let events = world.daemon().events();
-                let told = |who: &Identity| events.iter().any(|e| e.about(*who));
-                world.cast(role).iter().all(told).then_some(())
-            });
+            await_seen(world, role);
         }
     }
 
@@ -477,6 +468,29 @@ impl Scenario {
             } else {
                 0
             },
+        }
+    }
+
+    /// Waits until it is told who has adopted each who is due. Without the probes that is looked for when there is time.
+    fn await_adopters(&self, world: &World) {
+        let due = |part: &&Part| part.dies() && part.adopter.is_some();
+        for part in self.parts.iter().filter(due) {
+            eventually(&format!("the adopter of '{}'", part.role), || {
+                let told = |who: &Identity| judge::adopter(&world.daemon().events(), *who);
+                let cast = world.cast(part.role);
+                cast.iter().all(|who| told(who).is_some()).then_some(())
+            });
+        }
+    }
+
+    /// Waits until it is decided to reap each who is due, whatever else is told of them.
+    fn await_due(&self, world: &World) {
+        for part in self.parts.iter().filter(|part| part.dies()) {
+            eventually(&format!("it is decided to reap '{}'", part.role), || {
+                let due = judge::due(&world.daemon().events());
+                let cast = world.cast(part.role);
+                cast.iter().all(|who| due.contains(who)).then_some(())
+            });
         }
     }
 

@@ -249,11 +249,13 @@ impl Engine {
                 tally.failed += 1;
                 tally.told = None;
             }
-            // Decided about anew, from what is known now.
+            // Decided about anew, from what is known now: also what comes out as before was not told yet.
             Outcome::Released(Released::NotDue(_)) => {
+                self.follow.decided.remove(&key);
                 self.follow.pending.push(Pending::Process(key))
             }
             Outcome::Released(Released::Unreadable) => {
+                self.follow.decided.remove(&key);
                 let again = self.undecided.again(key);
                 self.wait(key, session, again);
             }

@@ -205,7 +205,8 @@ impl Source {
         match self {
             #[cfg(target_os = "linux")]
             Source::ProcConnector(connector) => connector.failure().map(SourceError::from),
-            Source::Ebpf(_) | Source::Scan(_) => None,
+            Source::Ebpf(probes) => probes.state.failure().map(SourceError::from),
+            Source::Scan(_) => None,
         }
     }
 

@@ -118,6 +118,7 @@ impl State {
     }
 
     uncallable! {
+        failure() -> Option<SourceError>;
         room() -> u32;
         roster() -> Result<Roster, SourceError>;
         set_mark(Key, Option<Mark>, Option<Mark>) -> Result<bool, SourceError>;

@@ -72,6 +72,8 @@ pub struct State {
     first: Array<MapData, u32>,
     control: Array<MapData, u64>,
     counters: Array<MapData, u64>,
+    /// Why a map cannot be written any more, for good.
+    shut: Option<i32>,
 }
 
 impl State {
@@ -96,10 +98,26 @@ impl State {
             first: typed("FIRST")?.try_into().map_err(SourceError::map)?,
             control: typed("CONTROL")?.try_into().map_err(SourceError::map)?,
             counters: typed("DROPS")?.try_into().map_err(SourceError::map)?,
+            shut: None,
             members: Map::from_map_data(members)
                 .and_then(HashMap::try_from)
                 .map_err(SourceError::map)?,
         })
+    }
+
+    /// Why the probes cannot be told anything any more, if that is so: somebody has frozen a map that they go by.
+    pub fn failure(&self) -> Option<SourceError> {
+        let shut = self.shut.map(std::io::Error::from_raw_os_error);
+        shut.map(|error| SourceError::Map(error.into()))
+    }
+
+    /// Takes note of a map that is shut for good. What else fails may go well another time.
+    fn noted(&mut self, error: MapError) -> SourceError {
+        let errno = errno(&error);
+        if matches!(errno, Some(libc::EPERM | libc::EBADF)) {
+            self.shut = errno;
+        }
+        SourceError::map(error)
     }
 
     /// Processes that can be followed at once.
@@ -156,7 +174,7 @@ impl State {
                     self.crowd.add(slot, -1);
                     Ok(true)
                 }
-                Err(error) => absent_or(error),
+                Err(error) => self.absent_or(error),
             };
         };
         let member = Member {
@@ -176,12 +194,12 @@ impl State {
                 Ok(()) => return Ok(true),
                 Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
                 Err(error) if errno(&error) == Some(libc::EEXIST) => {}
-                Err(error) => return Err(SourceError::map(error)),
+                Err(error) => return Err(self.noted(error)),
             }
         }
         match self.members.insert(at, bytes, IF_THERE) {
             Ok(()) => Ok(true),
-            Err(error) => absent_or(error),
+            Err(error) => self.absent_or(error),
         }
     }
 
@@ -192,7 +210,7 @@ impl State {
     pub fn remove(&mut self, of: Key) -> Result<(), SourceError> {
         match self.members.remove(&raw(of).to_bytes()) {
             Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
-            Err(error) => drop(absent_or(error)?),
+            Err(error) => drop(self.absent_or(error)?),
         }
         Ok(())
     }
@@ -224,12 +242,12 @@ impl State {
             Some(state) => self
                 .sessions
                 .insert(at, state.to_bytes(), 0)
-                .map_err(SourceError::map),
+                .map_err(|error| self.noted(error)),
             None => {
                 let removed = [self.sessions.remove(&at), self.exits.remove(&at)];
                 removed.into_iter().try_for_each(|removed| match removed {
                     Ok(()) => Ok(()),
-                    Err(error) => absent_or(error).map(drop),
+                    Err(error) => self.absent_or(error).map(drop),
                 })
             }
         }
@@ -310,7 +328,17 @@ impl State {
     }
 
     fn say(&mut self, slot: u32, value: u64) -> Result<(), SourceError> {
-        self.control.set(slot, value, 0).map_err(SourceError::map)
+        let said = self.control.set(slot, value, 0);
+        said.map_err(|error| self.noted(error))
+    }
+
+    /// What was to be changed has gone meanwhile: as it was meant to.
+    fn absent_or(&mut self, error: MapError) -> Result<bool, SourceError> {
+        if errno(&error) == Some(libc::ENOENT) {
+            Ok(true)
+        } else {
+            Err(self.noted(error))
+        }
     }
 
     /// Records lost so far.
@@ -340,14 +368,5 @@ fn errno(error: &MapError) -> Option<i32> {
     match error {
         MapError::SyscallError(error) => error.io_error.raw_os_error(),
         _ => None,
-    }
-}
-
-/// What was to be changed has gone meanwhile: as it was meant to.
-fn absent_or(error: MapError) -> Result<bool, SourceError> {
-    if errno(&error) == Some(libc::ENOENT) {
-        Ok(true)
-    } else {
-        Err(SourceError::map(error))
     }
 }

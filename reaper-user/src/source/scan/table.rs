@@ -173,7 +173,8 @@ impl Table {
 
     /// Tells of what was found. `rows` are those that could be read of whom [`Differences::wanted`] names.
     ///
-    /// Births come before exits: who has lost its makers by now may have nothing but their ids to be known by, and a
+    /// Other programs come before births: what a process has borne since it became another is that one's, and what is below
+    /// a boundary is nobody's. Births come before exits: who has lost its makers by now may have nothing but their ids to be known by, and a
     /// session is not over while somebody of it is about to be found. Exits come before adoptions, and children's
     /// before those of their parents: nobody is orphaned who is gone.
     pub fn take_in(
@@ -194,6 +195,17 @@ impl Table {
             self.rows.remove(&key.pid);
             tell(exit(*key, Ended::Unknown));
         }
+        for glimpse in found.changed {
+            let known = self.rows.get_mut(&glimpse.key.pid);
+            if let (Some(row), Some(seen)) = (known, rows.remove(&glimpse.key)) {
+                let before = std::mem::replace(&mut row.print, glimpse.print);
+                if glimpse.print.is_exec(&before) {
+                    tell(exec(seen));
+                } else {
+                    tell(EventKind::Seen(seen));
+                }
+            }
+        }
         let known: HashMap<Key, u32> = rows.iter().map(|(key, row)| (*key, row.parent)).collect();
         found.new.sort_by_key(|new| order(&new.key));
         let prints: HashMap<Key, Print> = found.new.iter().map(|g| (g.key, g.print)).collect();
@@ -210,17 +222,6 @@ impl Table {
             unread.remove(&key.pid);
             self.insert(key, row.parent, *print);
             tell(EventKind::Seen(row));
-        }
-        for glimpse in found.changed {
-            let known = self.rows.get_mut(&glimpse.key.pid);
-            if let (Some(row), Some(seen)) = (known, rows.remove(&glimpse.key)) {
-                let before = std::mem::replace(&mut row.print, glimpse.print);
-                if glimpse.print.is_exec(&before) {
-                    tell(exec(seen));
-                } else {
-                    tell(EventKind::Seen(seen));
-                }
-            }
         }
         for key in gone.iter().rev().filter(|key| !taken.contains(&key.pid)) {
             self.rows.remove(&key.pid);

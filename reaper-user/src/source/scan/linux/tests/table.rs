@@ -140,6 +140,19 @@ fn who_runs_another_program_is_told_to_have_and_who_has_another_name_is_seen_ane
 }
 
 #[test]
+fn who_runs_another_program_is_told_to_before_what_it_has_borne() {
+    let (mut table, mut all) = seeded();
+    let (pid, (start, parent, _)) = all.last_key_value().map(|(pid, of)| (*pid, *of)).unwrap();
+    all.insert(pid, (start, parent, "wall"));
+    all.insert(pid + 1, (start + 50, pid, "user"));
+    let said = said(&mut table, &all);
+    assert_eq!(
+        said,
+        [format!("exec {pid}"), format!("seen {} of {pid}", pid + 1)]
+    );
+}
+
+#[test]
 fn exits_come_before_adoptions_and_childrens_before_their_parents() {
     let (mut table, mut all) = seeded();
     all.insert(5, (5, 4, "as"));
@@ -202,7 +215,7 @@ fn what_cannot_be_read_is_found_again_and_is_no_exit() {
     all.insert(5, (5, 4, "as"));
     all.insert(4, (4, 3, "ld"));
     assert!(pass(&mut table, &all, &[4, 5], &[]).is_empty());
-    assert_eq!(said(&mut table, &all), ["seen 5 of 4", "exec 4"]);
+    assert_eq!(said(&mut table, &all), ["exec 4", "seen 5 of 4"]);
     // Nor is anybody told of without its parent.
     all.insert(6, (6, 1, "sh"));
     all.insert(7, (7, 6, "ls"));

@@ -1,0 +1,145 @@
+//! How a story with a play of its own is seen: through a source, and as far as that promises.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+use super::judge;
+use super::promise::{self, Promise, Source};
+use crate::daemon::Event;
+use crate::proc::Identity;
+use crate::world::{World, eventually};
+
+/// How often a story is told at most where the source can lose messages of a sudden, and says so.
+pub const TRIES: usize = 3;
+
+/// See the module.
+pub struct View {
+    pub source: Source,
+    pub promise: Promise,
+    /// The kernel had no room for a message, and that was told.
+    lost: Cell<bool>,
+}
+
+impl View {
+    /// Tells a story through a source. Where that has lost something of a sudden, it is told once more.
+    pub fn tell(source: Source, name: &'static str, story: fn(&View)) {
+        let view = View {
+            source,
+            promise: source.promises(name, std::iter::empty()),
+            lost: Cell::new(false),
+        };
+        for left in (0..TRIES).rev() {
+            story(&view);
+            if !view.lost.replace(false) {
+                return promise::count(name, source, view.promise);
+            }
+            assert!(left > 0, "messages were lost each time");
+            println!("{name}: the kernel had no room for a message, so it is told once more");
+        }
+    }
+
+    /// Whether everything must be told.
+    pub fn is_whole(&self) -> bool {
+        self.promise == Promise::Whole
+    }
+
+    /// Whether everybody who is due must be ended.
+    pub fn ends_all(&self) -> bool {
+        matches!(self.promise, Promise::Whole | Promise::Ended(_))
+    }
+
+    /// Whether the agents must be known for what they are, and their sessions come to an end.
+    fn knows_agents(&self) -> bool {
+        let unknown = [promise::TOO_FAST, promise::TOO_SHORT];
+        !unknown.contains(&self.promise)
+    }
+
+    /// What the daemon is asked for.
+    pub fn asked(&self) -> [&'static str; 2] {
+        ["--source", self.source.name()]
+    }
+
+    /// Starts the daemon on the launcher and what is below it.
+    pub fn watch(&self, world: &mut World, config: &str) {
+        world.watch(config, &self.asked());
+    }
+
+    /// What looks has to have found these: none but the probes know what was gone before.
+    pub fn await_seen(&self, world: &World, roles: &[&str]) {
+        if self.source != Source::Ebpf && self.knows_agents() {
+            roles.iter().for_each(|role| await_seen(world, role));
+        }
+    }
+
+    /// Waits until these are gone, if they must be.
+    pub fn await_gone(&self, world: &World, roles: &[&str]) {
+        if self.ends_all() {
+            world.await_gone(roles);
+        }
+    }
+
+    /// Waits until so many sessions are closed, if they must be.
+    pub fn await_closed(&self, world: &World, n: usize) {
+        if !self.knows_agents() {
+            return;
+        }
+        eventually(&format!("{n} sessions closed"), || {
+            let events = world.daemon().events();
+            let closed = events.iter().filter(|e| e.event == "session.close");
+            (closed.count() >= n).then_some(())
+        });
+    }
+
+    /// Ends the daemon. Nobody of these, whom nobody may end, was touched, nor was an outsider, and what was said is
+    /// sound. Gives what was said if it must be everything.
+    pub fn end(&self, mut world: World, spared: &[&str]) -> Option<Vec<Event>> {
+        self.stop(&mut world, spared)
+    }
+
+    /// The same, and leaves the world for more to be asked of it.
+    pub fn stop(&self, world: &mut World, spared: &[&str]) -> Option<Vec<Event>> {
+        let spared = [&["launcher", "canary", "stray"], spared].concat();
+        if self.knows_agents() {
+            await_outcomes(world);
+        }
+        world.assert_alive(&spared);
+        let events = world.stop();
+        let spared: Vec<Identity> = spared.iter().flat_map(|role| world.cast(role)).collect();
+        judge::untouched(&events, &spared);
+        let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
+        if self.source == Source::ProcConnector && events.iter().any(lost) {
+            judge::only_members_signalled(world, &events);
+            self.lost.set(true);
+            return None;
+        }
+        if self.knows_agents() {
+            judge::sound(world, &events);
+        } else {
+            // The daemon was stopped in the middle of it.
+            judge::only_members_signalled(world, &events);
+        }
+        self.is_whole().then_some(events)
+    }
+}
+
+/// Waits until something was told of each process of this role.
+pub fn await_seen(world: &World, role: &str) {
+    eventually(&format!("'{role}' is seen"), || {
+        let events = world.daemon().events();
+        let told = |who: &Identity| events.iter().any(|e| e.about(*who));
+        world.cast(role).iter().all(told).then_some(())
+    });
+}
+
+/// Waits until it is told what became of each who was signalled: a daemon that is stopped before that tells of a
+/// failure.
+pub fn await_outcomes(world: &World) {
+    eventually("each end is told", || {
+        let events = world.daemon().events();
+        let ids = |name: &str| -> BTreeSet<&str> {
+            let named = events.iter().filter(|e| e.event == name);
+            named.filter_map(|e| e.entity_id.as_deref()).collect()
+        };
+        ids("signal").is_subset(&ids("outcome")).then_some(())
+    });
+}
