@@ -22,6 +22,7 @@ mod rest;
 mod restore;
 mod signal;
 mod survey;
+mod suspects;
 mod undecided;
 
 use std::collections::VecDeque;
@@ -320,6 +321,7 @@ impl Engine {
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         self.learn();
+        self.conclude();
         // A tree that forks without end must not keep the timers waiting.
         for _ in 0..ROUNDS_MAX {
             self.decide();
@@ -344,6 +346,7 @@ impl Engine {
                 break;
             }
         }
+        self.conclude();
         self.look_ahead();
         self.mirror();
         self.give_back();

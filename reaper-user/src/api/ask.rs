@@ -14,6 +14,7 @@ use crate::model::Scope;
 use crate::model::agent::{Action, Ruleset};
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Facts, Needs};
+use crate::model::session::Grounds;
 use crate::reap::Times;
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
@@ -126,6 +127,8 @@ pub struct Row {
     pub boundary: Option<Arc<str>>,
     /// Of members.
     pub judged: Option<Judged>,
+    /// What makes it one, where that is concluded.
+    pub evidence: Option<Grounds>,
 }
 
 /// A decision in the words of the stream.

@@ -5,6 +5,7 @@ mod sentence;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -14,7 +15,8 @@ use super::{
     ScanReport, Session, Status, Tree,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
-use crate::model::facts::{Facts, Known};
+use crate::model::facts::{Facts, Inherited, Known};
+use crate::model::session::Grounds;
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
 
@@ -146,6 +148,7 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         cpu,
         session,
         input,
+        inherited,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {
@@ -167,6 +170,16 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
     };
     put("terminal", Known::Is((tty != 0).into()));
     put("terminal_input", map(input, |is| (*is).into()));
+    let place = |all: &Arc<Inherited>| match &all.directory {
+        Some(directory) => directory.to_string_lossy().into(),
+        None => Value::Null,
+    };
+    put("cwd", map(inherited, place));
+    let variables = |all: &Arc<Inherited>| {
+        let marks = all.trace.marks.iter();
+        marks.map(|mark| Value::from(mark.variable)).collect()
+    };
+    put("agent_marks", map(inherited, variables));
     facts
 }
 
@@ -248,6 +261,9 @@ fn finding(row: &Row, session: &SessionRef, procfs: &Procfs) -> Finding {
         verdict: judged.verdict,
         reason: judged.reason,
         rule: judged.rule,
+        evidence: process.evidence,
+        variable: process.variable,
+        directory: process.directory,
         age_s: process.age_s,
         rss: process.rss,
         ..Finding::default()
@@ -277,6 +293,13 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
         due: row.due,
         zombie: false,
         boundary: row.boundary.as_deref().map(str::to_owned),
+        evidence: row.evidence.as_ref().map(|by| by.name().to_owned()),
+        variable: row
+            .evidence
+            .as_ref()
+            .and_then(|by| by.variable())
+            .map(str::to_owned),
+        directory: row.evidence.as_ref().and_then(Grounds::directory),
         decision: judged,
     }
 }

@@ -7,7 +7,7 @@ use reaper_common::MEMBER_KILL;
 
 use crate::config::EventScope;
 use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
-use crate::model::event::{Ended, Event, Key, Provenance};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
 use crate::model::policy::{Reason, Verdict};
 use crate::model::session::{Session, SessionId, Turn};
 use crate::model::tree::{Change, Node};
@@ -54,6 +54,8 @@ pub struct Follow {
     pub parentless: Vec<Key>,
     /// Members that run another program, or have only now been found to be members.
     pub fresh: Vec<Key>,
+    /// Of whom what they have from their makers may tell whose they are.
+    pub suspects: Vec<Key>,
     /// Of whom the kernel's map may have to say something else than it does.
     pub touched: Vec<Key>,
     /// Sessions that are not any more what was left of them in the kernel.
@@ -82,6 +84,7 @@ impl Follow {
             decided: HashMap::new(),
             parentless: Vec::new(),
             fresh: Vec::new(),
+            suspects: Vec::new(),
             touched: Vec::new(),
             changed: Vec::new(),
             closed: Vec::new(),
@@ -113,20 +116,18 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                if node.session.is_some_and(|id| {
-                    model.rules.judges_living(false) || model.sessions.due(id).is_some()
-                }) {
-                    self.pending.push(Pending::Process(key));
-                }
+                self.joined(model, node);
                 if provenance == Provenance::Procfs && node.session.is_some() {
                     self.fresh.push(key);
                 }
-                self.touch(node);
+                if matches!(event.kind, EventKind::Seen(_)) && model.is_suspect(key) {
+                    self.suspects.push(key);
+                }
                 // The process table is no news, nor is what was known before.
                 if provenance != Provenance::Procfs || self.finds_news {
                     let how = match node.inferred {
-                        true => Provenance::Inferred,
-                        false => provenance,
+                        Some(_) => Provenance::Inferred,
+                        None => provenance,
                     };
                     self.lifecycle(model, node, time, Lifecycle::Fork, how);
                 }
@@ -232,6 +233,27 @@ impl Follow {
                 self.tell(time, body);
             }
         }
+    }
+
+    /// It may be a member from now on.
+    fn joined(&mut self, model: &Model, node: &Node) {
+        if node
+            .session
+            .is_some_and(|id| model.rules.judges_living(false) || model.sessions.due(id).is_some())
+        {
+            self.pending.push(Pending::Process(node.key));
+        }
+        self.touch(node);
+    }
+
+    /// One that was found before is concluded to be a member.
+    pub fn concluded(&mut self, model: &Model, key: Key, time: u64) {
+        let Some(node) = model.tree.get(key) else {
+            return;
+        };
+        self.joined(model, node);
+        self.fresh.push(key);
+        self.lifecycle(model, node, time, Lifecycle::Fork, Provenance::Inferred);
     }
 
     fn orphaned(&mut self, model: &Model, parent: &Node, orphan: Key, time: u64) {

@@ -15,7 +15,7 @@ mod tests;
 mod text;
 
 pub use json::{to_json, write_object};
-pub use names::{SessionId, in_words};
+pub use names::{SessionId, evidence_in_words, grounds_in_words, in_words};
 pub use record::{
     Body, Count, GivenBack, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::model::Model;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::Session;
+use crate::model::session::{Grounds, Session};
 use crate::model::stray::Stray;
 use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};
@@ -55,6 +55,8 @@ pub struct Who {
     pub uids: Uids,
     pub session: Option<SessionRef>,
     pub provenance: Provenance,
+    /// What makes it a member, where that is concluded.
+    pub evidence: Option<Grounds>,
 }
 
 impl Who {
@@ -71,6 +73,7 @@ impl Who {
             uids: node.uids,
             session,
             provenance: node.provenance,
+            evidence: model.sessions.grounds(node),
         }
     }
 }

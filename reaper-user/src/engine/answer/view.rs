@@ -165,6 +165,7 @@ impl<'a> View<'a> {
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.boundary.clone(),
             judged,
+            evidence: self.model.sessions.grounds(node),
         }
     }
 
