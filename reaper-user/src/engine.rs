@@ -128,6 +128,8 @@ pub struct Engine {
     lossy: bool,
     /// All that ran already has been taken in.
     ready: bool,
+    /// Nothing is waited for any more.
+    stopping: bool,
     mirror: Mirror,
     cgroups: Cgroups,
     undecided: Undecided,
@@ -181,6 +183,7 @@ impl Engine {
             fell_back: false,
             lossy: false,
             ready: false,
+            stopping: false,
             mirror: Mirror::default(),
             cgroups,
             undecided,
@@ -277,6 +280,7 @@ impl Engine {
                 }
             }
         };
+        self.stopping = true;
         self.settle();
         let armed = self.leave();
         self.report();
@@ -433,11 +437,12 @@ impl Engine {
         }
         // What has become of its members comes before its end.
         self.report();
-        for (id, session) in std::mem::take(&mut self.follow.closed) {
-            self.sessions.entry(id).or_default().closed = Some(session);
+        for (id, session, last_end) in std::mem::take(&mut self.follow.closed) {
+            let tally = self.sessions.entry(id).or_default();
+            (tally.closed, tally.last_end) = (Some(session), last_end);
             // Told once the ends are confirmed, which comes after the exit records.
             if !self.follow.reaper.has_members_of(id) {
-                self.close(id);
+                self.close_decided(id);
             }
         }
     }

@@ -30,8 +30,10 @@ pub struct Tally {
     pub memory: GivenBack,
     /// Records that were lost while it was open.
     pub lost: u64,
-    /// Nothing of it lives any more, but not all ends are confirmed.
+    /// Nothing of it lives any more, but not all ends are confirmed, or who has escaped from it is still looked for.
     pub closed: Option<SessionRef>,
+    /// Then: when the last of its members had ended, in ns since boot.
+    pub last_end: u64,
     /// Its members were decided about as those of one whose root is gone.
     pub judged: bool,
     /// That it is over has been told, when so many were kept; what has become of its members since is news.
@@ -60,8 +62,8 @@ pub struct Follow {
     pub touched: Vec<Key>,
     /// Sessions that are not any more what was left of them in the kernel.
     pub changed: Vec<SessionId>,
-    /// Sessions of which nothing lives.
-    pub closed: Vec<(SessionId, SessionRef)>,
+    /// Sessions of which nothing lives, and when the last of each had ended.
+    pub closed: Vec<(SessionId, SessionRef, u64)>,
     /// Sessions opened.
     pub opened: u64,
     /// Signals that probes have sent.
@@ -435,7 +437,8 @@ impl Follow {
             // Told, and decided about, when all is taken in.
             Turn::Restored { .. } => {}
             Turn::Closed { session } => {
-                self.closed.push((session.id, SessionRef::from(&**session)))
+                let name = SessionRef::from(&**session);
+                self.closed.push((session.id, name, session.last_end))
             }
         }
     }

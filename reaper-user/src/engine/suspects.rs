@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::model::event::Key;
+use crate::model::session::SessionId;
 use crate::sys;
 
 impl Engine {
@@ -30,6 +31,18 @@ impl Engine {
                 self.suspect_orphans_of(key);
             }
         }
+    }
+
+    /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
+    /// that are known had ended, and by what is being read since.
+    pub(super) fn may_have_more(&self, id: SessionId) -> bool {
+        let Some(looked) = self.source.looked().filter(|_| !self.stopping) else {
+            return false;
+        };
+        let known = self.model.sessions.get(id).map(|session| session.last_end);
+        let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
+        let last_end = known.or_else(closed).unwrap_or(0);
+        looked <= last_end || !self.follow.suspects.is_empty()
     }
 
     fn concluded(&mut self, key: Key) {

@@ -87,6 +87,8 @@ pub struct Session {
     /// The root was found below tmux, screen or zellij.
     pub multiplexed: bool,
     pub root_gone: Option<RootGone>,
+    /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
+    pub last_end: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
@@ -356,6 +358,7 @@ impl Sessions {
                 inherited: Known::Unasked,
                 multiplexed,
                 root_gone: None,
+                last_end: 0,
                 found: ran == Ran::Found,
                 members: HashSet::default(),
             },
@@ -380,6 +383,7 @@ impl Sessions {
     ) {
         if let Some(session) = node.session.and_then(|id| self.by_id.get_mut(&id)) {
             session.members.remove(&node.key.pid);
+            session.last_end = now;
         }
         self.left.extend(node.session);
         // Two, if it had become the root of another's session: of its own and of that.

@@ -53,6 +53,7 @@ impl Sessions {
             inherited: Known::Unasked,
             multiplexed: false,
             root_gone: gone.or(root.is_none().then_some(unseen)),
+            last_end: 0,
             found: false,
             members: HashSet::default(),
         };

@@ -62,6 +62,8 @@ pub struct Scan {
     flawed: usize,
     /// It has been said that passes fail.
     failing: bool,
+    /// Who was born by then has been told of, in ns since boot.
+    looked: u64,
 }
 
 /// One of whom the kernel tells.
@@ -97,6 +99,7 @@ impl Scan {
             unread: HashSet::new(),
             flawed: 0,
             failing: false,
+            looked: 0,
         };
         scan.arm();
         Ok(scan)
@@ -121,6 +124,17 @@ impl Scan {
         }
         self.arm();
         drained
+    }
+
+    /// Who was born by then and lives has been told of, in ns since boot; 0: no pass has come to an end.
+    pub fn looked(&self) -> u64 {
+        self.looked
+    }
+
+    /// The next pass comes after the shortest interval.
+    pub fn look_soon(&mut self) {
+        self.pace.stir();
+        self.arm();
     }
 
     /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
@@ -224,9 +238,10 @@ impl Scan {
     /// understood.
     fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> usize {
         let (began, before) = (sys::monotonic(), self.flawed);
+        let now = sys::boot_time();
         let unsettled = match self.look_at_all(tell) {
             Ok(unsettled) => {
-                self.failing = false;
+                (self.failing, self.looked) = (false, now);
                 unsettled
             }
             Err(error) => {
