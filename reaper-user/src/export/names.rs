@@ -130,7 +130,7 @@ pub fn evidence_in_words(
 ) -> String {
     let variable =
         variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
-    let directory = directory.map(|path| format!("its cwd, in {}", printable(path, 128)));
+    let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
     let what = match evidence {
         "group" => "its process group",
         "session" => "its session in the kernel",
