@@ -86,6 +86,8 @@ fn known(fact: &str, value: &Value) -> String {
         "cpu_percent" => "use of a processor in percent",
         "sid" => "session id",
         "terminal_input" => "reads from a terminal",
+        "agent_marks" => "agents' marks",
+        "cwd" => "works in",
         other => other,
     };
     let value = match value {
@@ -93,6 +95,12 @@ fn known(fact: &str, value: &Value) -> String {
         Value::Bool(false) => "no".into(),
         Value::String(text) if text.is_empty() => "none".into(),
         Value::String(text) => text.clone(),
+        Value::Null => "one that tells nothing".into(),
+        Value::Array(all) if all.is_empty() => "none".into(),
+        Value::Array(all) => {
+            let all: Vec<_> = all.iter().filter_map(Value::as_str).collect();
+            all.join(" ")
+        }
         other => other.to_string(),
     };
     printable(&format!("{name}: {value}"), LONG)

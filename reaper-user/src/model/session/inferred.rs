@@ -140,7 +140,8 @@ impl Sessions {
 
     fn belong_by(&mut self, tree: &mut Tree, key: Key, lineage: Lineage, evidence: Evidence) {
         let lineage = Lineage {
-            inferred: Some(evidence),
+            // By what its leader is one, if that is concluded too.
+            inferred: lineage.inferred.or(Some(evidence)),
             ..lineage
         };
         self.belong(tree, key, Descent::doubtful(lineage));

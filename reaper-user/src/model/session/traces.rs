@@ -3,7 +3,7 @@
 //! Both can be had otherwise, so all that speaks against it counts:
 //! - It began after the session's first root, under the same user, in no systemd unit that is not the root's too.
 //! - It is the child of one that adopts, it is no terminal, and nobody else has begun its process group or its session
-//!   in the kernel.
+//!   in the kernel; but for marks that may be the session that the root is in too.
 //! - *Marks* have to name this session, all of them, but for those that its root has from elsewhere or that name a session around it. A
 //!   pid names one session, and needs another mark of the agent beside it; a mark without a pid names those of its agent that ran when
 //!   the process began. Below a multiplexer or a terminal that may have handed them on they are worth nothing, unless
@@ -79,10 +79,11 @@ impl Sessions {
         let mut above = tree.ancestors(node.key);
         let nested = above.any(|above| above.namespace_init && above.key.pid > 1);
         let named = possible.iter().copied().filter(|session| {
+            // With the shell that the agent was typed in.
             let at_home = session.sid == node.image.sid && session.sid != 0;
             self.is_named_by_all(session, (node, own, nested), &possible)
                 && !may_be_handed_on(own, session)
-                && !is_of_others(tree, node, at_home)
+                && (at_home || !is_of_others(tree, node))
         });
         let named: Vec<&Session> = named.collect();
         if let Some(session) = self.only(&named) {
@@ -150,7 +151,7 @@ impl Sessions {
         let place = own.directory.as_deref()?;
         let seen = parent(tree, node).is_some();
         let elsewhere = !own.trace.multiplexers.is_empty() || node.image.tty != 0;
-        if !seen || elsewhere || is_of_others(tree, node, false) {
+        if !seen || elsewhere || is_of_others(tree, node) {
             return None;
         }
         let mut works_here = Vec::new();
@@ -200,12 +201,9 @@ fn may_be_handed_on(own: &Inherited, session: &Session) -> bool {
     all.any(|one| one.server.is_none() || !with_root(one))
 }
 
-/// Whether a stranger has begun its process group, or its session in the kernel: but for that which the root is in,
-/// if it is `at_home` there.
-fn is_of_others(tree: &Tree, node: &Node, at_home: bool) -> bool {
-    let sid = (!at_home).then_some(node.image.sid);
-    let mut ids = [Some(node.image.pgid), sid].into_iter().flatten();
-    ids.any(|id| {
+/// Whether a stranger has begun its process group, or its session in the kernel.
+fn is_of_others(tree: &Tree, node: &Node) -> bool {
+    [node.image.pgid, node.image.sid].into_iter().any(|id| {
         let begun = match tree.by_pid(id) {
             Some(leader) => Some(leader.lineage()).filter(|_| !is_later(leader.key, node.key)),
             None => tree.left_lately(id, node.key.start),

@@ -284,6 +284,19 @@ fn look_alikes_are_nobodys() {
         Some((one, BY_PID)),
         "so is its agent"
     );
+    // In the terminal that its agent was typed in too, by way of a wrapper.
+    let codex = found(&mut w, shell.pid, "codex", |image| image.sid = shell.pid);
+    know(&mut w, codex, "", "/srv/codex", "");
+    let beside = found(&mut w, INIT, "server", |image| {
+        (image.sid, image.pgid) = (shell.pid, stranger.pid)
+    });
+    know(&mut w, beside, "A=1;", "/srv/codex", "");
+    assert_eq!(concluded(&mut w, beside), None);
+    know(&mut w, beside, "CODEX_CI=1;", "", "");
+    let mark = Evidence::Mark("CODEX_CI");
+    assert_eq!(concluded(&mut w, beside), Some((codex, mark)));
+    let of_group = found(&mut w, INIT, "server", |image| image.pgid = beside.pid);
+    assert_eq!(w.model.tree.get(of_group).unwrap().inferred, Some(mark));
     w.dies_by_signal(one);
     assert_eq!(whose(&mut w, "A=1;", "/srv/app"), None);
     assert_eq!(whose(&mut w, &marked, "/srv/app"), Some((one, BY_PID)));
