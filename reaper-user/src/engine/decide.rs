@@ -62,7 +62,10 @@ impl Engine {
             let claims = reaper.is_open(id) || reaper.has_members_of(id);
             let tally = self.sessions.get(&id);
             let closed = tally.is_some_and(|tally| tally.closed.is_some());
-            if (closed || self.model.sessions.get(id).is_some()) && !claims {
+            let open = self.model.sessions.get(id).is_some();
+            // A member was found meanwhile, and in observe a session goes on for as long as its members live.
+            let goes_on = closed && open && self.settings.mode == Mode::Observe;
+            if (closed || open) && !goes_on && !claims {
                 self.close_decided(id);
             }
         }

@@ -42,7 +42,8 @@ impl Engine {
         let known = self.model.sessions.get(id).map(|session| session.last_end);
         let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
         let last_end = known.or_else(closed).unwrap_or(0);
-        looked <= last_end || !self.follow.suspects.is_empty()
+        let mut suspects = self.follow.suspects.iter();
+        looked <= last_end || suspects.any(|key| key.start <= last_end)
     }
 
     fn concluded(&mut self, key: Key) {

@@ -131,10 +131,12 @@ impl Scan {
         self.looked
     }
 
-    /// The next pass comes after the shortest interval.
+    /// The next pass comes after the shortest interval, unless they fail.
     pub fn look_soon(&mut self) {
-        self.pace.stir();
-        self.arm();
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
     }
 
     /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.

@@ -215,10 +215,12 @@ impl Scan {
         self.looked
     }
 
-    /// The next pass comes after the shortest interval.
+    /// The next pass comes after the shortest interval, unless they fail.
     pub fn look_soon(&mut self) {
-        self.pace.stir();
-        self.arm();
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
     }
 
     /// Everything matters now (a ladder is open): passes come as fast as they may.
