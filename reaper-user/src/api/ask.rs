@@ -9,12 +9,11 @@ use tokio::sync::oneshot;
 
 use super::peer::{Peer, Target};
 use super::{KeepDone, Refusal, Status};
-use crate::export::{Record, SessionRef};
+use crate::export::{Grounds, Record, SessionRef};
 use crate::model::Scope;
 use crate::model::agent::{Action, Ruleset};
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Facts, Needs};
-use crate::model::session::Grounds;
 use crate::reap::Times;
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.

@@ -16,7 +16,6 @@ use super::{
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
 use crate::model::facts::{Facts, Inherited, Known};
-use crate::model::session::Grounds;
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
 
@@ -277,7 +276,7 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
         rule: judged.rule.as_deref().map(str::to_owned),
         for_s: judged.until.map(seconds_until),
     });
-    let session = row.session.as_ref();
+    let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
     Process {
         pid: row.key.pid,
         start_ns: row.key.start,
@@ -293,13 +292,9 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
         due: row.due,
         zombie: false,
         boundary: row.boundary.as_deref().map(str::to_owned),
-        evidence: row.evidence.as_ref().map(|by| by.name().to_owned()),
-        variable: row
-            .evidence
-            .as_ref()
-            .and_then(|by| by.variable())
-            .map(str::to_owned),
-        directory: row.evidence.as_ref().and_then(Grounds::directory),
+        evidence: by.map(|by| by.evidence.to_owned()),
+        variable: by.and_then(|by| by.variable).map(str::to_owned),
+        directory: by.and_then(|by| by.directory.clone()),
         decision: judged,
     }
 }

@@ -448,11 +448,11 @@ impl<W: Write> Line<'_, '_, W> {
         let Some(by) = &who.evidence else {
             return Ok(());
         };
-        self.put("evidence", by.name())?;
-        if let Some(variable) = by.variable() {
+        self.put("evidence", by.evidence)?;
+        if let Some(variable) = by.variable {
             self.put("variable", variable)?;
         }
-        match by.directory() {
+        match &by.directory {
             Some(directory) => self.put("directory", directory),
             None => Ok(()),
         }

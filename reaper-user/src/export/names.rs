@@ -5,9 +5,8 @@ use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use super::record::{Body, Lifecycle, SessionRef};
+use super::record::{Body, Grounds, Lifecycle, SessionRef};
 use super::text::printable;
-use crate::model::session::Grounds;
 use crate::reap::{Failure, Outcome, Released, Signaller};
 
 /// Name of what happened, as it stands under `event`.
@@ -145,7 +144,7 @@ pub fn evidence_in_words(
 
 /// The same, of one.
 pub fn grounds_in_words(by: &Grounds) -> String {
-    evidence_in_words(by.name(), by.variable(), by.directory().as_deref())
+    evidence_in_words(by.evidence, by.variable, by.directory.as_deref())
 }
 
 /// A decision's reason, by its name in the stream, in a few words for people.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::model::Model;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::{Grounds, Session};
+use crate::model::session::Session;
 use crate::model::stray::Stray;
 use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};
@@ -73,8 +73,30 @@ impl Who {
             uids: node.uids,
             session,
             provenance: node.provenance,
-            evidence: model.sessions.grounds(node),
+            evidence: Grounds::of(model, node),
         }
+    }
+}
+
+/// What makes a process a member, where that is concluded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grounds {
+    /// `group`, `session`, `cgroup`, `mark` or `cwd`.
+    pub evidence: &'static str,
+    /// The variable of its environment that says so.
+    pub variable: Option<&'static str>,
+    /// The agent's directory, in which or below which it works.
+    pub directory: Option<String>,
+}
+
+impl Grounds {
+    pub fn of(model: &Model, node: &Node) -> Option<Grounds> {
+        let (evidence, directory) = model.sessions.grounds(node)?;
+        Some(Grounds {
+            evidence: evidence.name(),
+            variable: evidence.variable(),
+            directory: directory.map(|path| path.to_string_lossy().into_owned()),
+        })
     }
 }
 

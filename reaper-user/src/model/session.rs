@@ -22,7 +22,7 @@ use super::event::{Ended, Image, Key, TICK_NS, Uids};
 use super::facts::{Inherited, Known};
 use super::tree::{Node, Tree};
 pub(super) use descent::Origin;
-pub use inferred::{Evidence, Grounds};
+pub use inferred::Evidence;
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 const CLOSED_MAX: usize = 64;

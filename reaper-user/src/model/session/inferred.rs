@@ -5,7 +5,6 @@
 //! and what has to be read (see [`super::traces`]).
 
 use std::path::Path;
-use std::sync::Arc;
 
 use super::descent::Descent;
 use super::{Session, Sessions};
@@ -49,43 +48,20 @@ impl Evidence {
     }
 }
 
-/// The same with the directory that it is about, as it is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grounds {
-    evidence: Evidence,
-    directory: Option<Arc<Path>>,
-}
-
-impl Grounds {
-    pub fn name(&self) -> &'static str {
-        self.evidence.name()
-    }
-
-    pub fn variable(&self) -> Option<&'static str> {
-        self.evidence.variable()
-    }
-
-    /// That of the agent; of a process that works in it or below.
-    pub fn directory(&self) -> Option<String> {
-        let directory = self.directory.as_ref();
-        directory.map(|directory| directory.to_string_lossy().into_owned())
-    }
-}
-
 impl Sessions {
-    /// What says that a process is a member whose birth nobody saw; `None` if that is known by its descent.
-    pub fn grounds(&self, node: &Node) -> Option<Grounds> {
+    /// What says that a process is a member whose birth nobody saw, and of one that works where its agent does the directory
+    /// of that; `None` if it is known by its descent.
+    pub fn grounds(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
         let evidence = node.inferred?;
         let session = node.session.and_then(|id| self.get(id));
         let directory = session.and_then(|session| match &session.inherited {
-            Known::Is(root) => root.directory.clone(),
+            Known::Is(root) => root.directory.as_deref(),
             Known::Unasked | Known::Unreadable => None,
         });
-        let directory = directory.filter(|_| evidence == Evidence::Directory);
-        Some(Grounds {
+        Some((
             evidence,
-            directory,
-        })
+            directory.filter(|_| evidence == Evidence::Directory),
+        ))
     }
 
     /// A process was found that no known maker makes a member: it is one of the session that its ids point to, if they

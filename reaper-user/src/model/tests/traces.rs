@@ -384,8 +384,8 @@ fn what_it_has_begotten_meanwhile_is_a_member_too() {
     for member in [key, worker, below] {
         let node = w.model.tree.get(member).unwrap();
         assert_eq!(node.inferred, Some(Evidence::Directory));
-        let grounds = w.model.sessions.grounds(node).unwrap();
-        assert_eq!(grounds.directory().as_deref(), Some("/srv/app"));
+        let (_, directory) = w.model.sessions.grounds(node).unwrap();
+        assert_eq!(directory, Some(Path::new("/srv/app")));
         assert_eq!(w.root_of(member), Some(one));
     }
     assert!(!w.is_member(tmux) && !w.is_member(pane));
