@@ -2,6 +2,7 @@
 
 mod config;
 mod detach;
+mod escaped;
 mod face;
 mod scan;
 mod socket;
@@ -54,6 +55,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "demo", demo),
     ];
     trials.extend(detach::privileged());
+    trials.extend(escaped::privileged());
     trials.extend(face::privileged());
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());

@@ -24,6 +24,7 @@ mod rest;
 mod restore;
 mod signal;
 mod survey;
+mod suspects;
 mod undecided;
 
 use std::collections::VecDeque;
@@ -129,6 +130,8 @@ pub struct Engine {
     lossy: bool,
     /// All that ran already has been taken in.
     ready: bool,
+    /// Nothing is waited for any more.
+    stopping: bool,
     mirror: Mirror,
     cgroups: Cgroups,
     undecided: Undecided,
@@ -182,6 +185,7 @@ impl Engine {
             fall: Fall::default(),
             lossy: false,
             ready: false,
+            stopping: false,
             mirror: Mirror::default(),
             cgroups,
             undecided,
@@ -286,6 +290,7 @@ impl Engine {
                 }
             }
         };
+        self.stopping = true;
         self.settle();
         let armed = self.leave();
         self.report();
@@ -330,6 +335,7 @@ impl Engine {
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         self.learn();
+        self.conclude();
         // A tree that forks without end must not keep the timers waiting.
         for _ in 0..ROUNDS_MAX {
             self.decide();
@@ -354,6 +360,7 @@ impl Engine {
                 break;
             }
         }
+        self.conclude();
         self.look_ahead();
         self.mirror();
         self.give_back();
@@ -440,11 +447,12 @@ impl Engine {
         }
         // What has become of its members comes before its end.
         self.report();
-        for (id, session) in std::mem::take(&mut self.follow.closed) {
-            self.sessions.entry(id).or_default().closed = Some(session);
+        for (id, session, last_end) in std::mem::take(&mut self.follow.closed) {
+            let tally = self.sessions.entry(id).or_default();
+            (tally.closed, tally.last_end) = (Some(session), last_end);
             // Told once the ends are confirmed, which comes after the exit records.
             if !self.follow.reaper.has_members_of(id) {
-                self.close(id);
+                self.close_decided(id);
             }
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::peer::{Peer, Target};
 use super::{KeepDone, Refusal, Status};
-use crate::export::{Record, SessionRef};
+use crate::export::{Grounds, Record, SessionRef};
 use crate::model::Scope;
 use crate::model::agent::{Action, Ruleset};
 use crate::model::event::{Ended, Image, Key, Uids};
@@ -126,6 +126,8 @@ pub struct Row {
     pub boundary: Option<Arc<str>>,
     /// Of members.
     pub judged: Option<Judged>,
+    /// What makes it one, where that is concluded.
+    pub evidence: Option<Grounds>,
 }
 
 /// A decision in the words of the stream.

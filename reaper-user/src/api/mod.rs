@@ -96,6 +96,15 @@ pub struct Process {
     /// Membership stops here, by the rule of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
+    /// What makes it a member though nobody saw its birth: `group`, `session`, `cgroup`, `mark` or `cwd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<String>,
+    /// The variable of its environment that says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variable: Option<String>,
+    /// The agent's directory, in which or below which it works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
     /// Of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<Judged>,
@@ -358,12 +367,15 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// What speaks for its being a leftover, where nobody watched: `dead_owner`, `tool_shell`,
-    /// `recorded_session` or `mark`.
+    /// `recorded_session` or `mark`. Of a member as in [`Process`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// The variable of the environment that says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variable: Option<String>,
+    /// As in [`Process`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
     /// The agent that it names, or that was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_pid: Option<u32>,

@@ -5,6 +5,7 @@ mod sentence;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ use super::{
     ScanReport, Session, Status, Tree,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
-use crate::model::facts::{Facts, Known};
+use crate::model::facts::{Facts, Inherited, Known};
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
 
@@ -146,6 +147,7 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         cpu,
         session,
         input,
+        inherited,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {
@@ -167,6 +169,16 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
     };
     put("terminal", Known::Is((tty != 0).into()));
     put("terminal_input", map(input, |is| (*is).into()));
+    let place = |all: &Arc<Inherited>| match &all.directory {
+        Some(directory) => directory.to_string_lossy().into(),
+        None => Value::Null,
+    };
+    put("cwd", map(inherited, place));
+    let variables = |all: &Arc<Inherited>| {
+        let marks = all.trace.marks.iter();
+        marks.map(|mark| Value::from(mark.variable)).collect()
+    };
+    put("agent_marks", map(inherited, variables));
     facts
 }
 
@@ -248,6 +260,9 @@ fn finding(row: &Row, session: &SessionRef, procfs: &Procfs) -> Finding {
         verdict: judged.verdict,
         reason: judged.reason,
         rule: judged.rule,
+        evidence: process.evidence,
+        variable: process.variable,
+        directory: process.directory,
         age_s: process.age_s,
         rss: process.rss,
         ..Finding::default()
@@ -261,7 +276,7 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
         rule: judged.rule.as_deref().map(str::to_owned),
         for_s: judged.until.map(seconds_until),
     });
-    let session = row.session.as_ref();
+    let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
     Process {
         pid: row.key.pid,
         start_ns: row.key.start,
@@ -277,6 +292,9 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
         due: row.due,
         zombie: false,
         boundary: row.boundary.as_deref().map(str::to_owned),
+        evidence: by.map(|by| by.evidence.to_owned()),
+        variable: by.and_then(|by| by.variable).map(str::to_owned),
+        directory: by.and_then(|by| by.directory.clone()),
         decision: judged,
     }
 }

@@ -8,7 +8,7 @@ use super::client::{BOLD, DIM, client, memory, print, span};
 use super::show::{Marks, NAME_MAX, fit, user, width, wrap};
 use super::{Asking, Failure};
 use crate::api::{Explanation, Forebear, Named};
-use crate::export::printable;
+use crate::export::{evidence_in_words, printable};
 
 /// Characters of the command line that is asked about, and of one above it.
 const LONG: usize = 400;
@@ -43,6 +43,11 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
     if let Some(session) = &told.session {
         rows.push(("agent", agent(session)));
         rows.push(("session", printable(&session.id, LONG)));
+    }
+    if let Some(evidence) = &process.evidence {
+        let by = (process.variable.as_deref(), process.directory.as_deref());
+        let words = evidence_in_words(evidence, by.0, by.1);
+        rows.push(("evidence", format!("{words}: nobody saw its birth")));
     }
     if let Some(adopter) = &told.adopter {
         rows.push(("adopted", format!("by {}", named(adopter))));
@@ -81,6 +86,8 @@ fn known(fact: &str, value: &Value) -> String {
         "cpu_percent" => "use of a processor in percent",
         "sid" => "session id",
         "terminal_input" => "reads from a terminal",
+        "agent_marks" => "agents' marks",
+        "cwd" => "works in",
         other => other,
     };
     let value = match value {
@@ -88,6 +95,12 @@ fn known(fact: &str, value: &Value) -> String {
         Value::Bool(false) => "no".into(),
         Value::String(text) if text.is_empty() => "none".into(),
         Value::String(text) => text.clone(),
+        Value::Null => "one that tells nothing".into(),
+        Value::Array(all) if all.is_empty() => "none".into(),
+        Value::Array(all) => {
+            let all: Vec<_> = all.iter().filter_map(Value::as_str).collect();
+            all.join(" ")
+        }
         other => other.to_string(),
     };
     printable(&format!("{name}: {value}"), LONG)

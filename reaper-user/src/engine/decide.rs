@@ -60,15 +60,25 @@ impl Engine {
             // Nothing to be reaped: it is over but for what is kept.
             let reaper = &self.follow.reaper;
             let claims = reaper.is_open(id) || reaper.has_members_of(id);
-            if self.model.sessions.get(id).is_some() && !claims {
+            let tally = self.sessions.get(&id);
+            let closed = tally.is_some_and(|tally| tally.closed.is_some());
+            let open = self.model.sessions.get(id).is_some();
+            // A member was found meanwhile, and in observe a session goes on for as long as its members live.
+            let goes_on = closed && open && self.settings.mode == Mode::Observe;
+            if (closed || open) && !goes_on && !claims {
                 self.close_decided(id);
             }
         }
     }
 
-    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided.
-    fn close_decided(&mut self, id: SessionId) {
-        if self.undecided.has_members_of(id, &self.model) {
+    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, and whoever may
+    /// have escaped from it has been looked for.
+    pub(super) fn close_decided(&mut self, id: SessionId) {
+        let escaped = self.may_have_more(id);
+        if escaped {
+            self.source.look_soon();
+        }
+        if escaped || self.undecided.has_members_of(id, &self.model) {
             self.undecided.ending.insert(id);
         } else {
             self.close(id);

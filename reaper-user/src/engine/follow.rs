@@ -7,7 +7,7 @@ use reaper_common::MEMBER_KILL;
 
 use crate::config::EventScope;
 use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
-use crate::model::event::{Ended, Event, Key, Provenance};
+use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
 use crate::model::policy::{Reason, Verdict};
 use crate::model::session::{Session, SessionId, Turn};
 use crate::model::tree::{Change, Node};
@@ -30,8 +30,10 @@ pub struct Tally {
     pub memory: GivenBack,
     /// Records that were lost while it was open.
     pub lost: u64,
-    /// Nothing of it lives any more, but not all ends are confirmed.
+    /// Nothing of it lives any more, but not all ends are confirmed, or who has escaped from it is still looked for.
     pub closed: Option<SessionRef>,
+    /// Then: when the last of its members had ended, in ns since boot.
+    pub last_end: u64,
     /// Its members were decided about as those of one whose root is gone.
     pub judged: bool,
     /// That it is over has been told, when so many were kept; what has become of its members since is news.
@@ -54,12 +56,14 @@ pub struct Follow {
     pub parentless: Vec<Key>,
     /// Members that run another program, or have only now been found to be members.
     pub fresh: Vec<Key>,
+    /// Of whom what they have from their makers may tell whose they are.
+    pub suspects: Vec<Key>,
     /// Of whom the kernel's map may have to say something else than it does.
     pub touched: Vec<Key>,
     /// Sessions that are not any more what was left of them in the kernel.
     pub changed: Vec<SessionId>,
-    /// Sessions of which nothing lives.
-    pub closed: Vec<(SessionId, SessionRef)>,
+    /// Sessions of which nothing lives, and when the last of each had ended.
+    pub closed: Vec<(SessionId, SessionRef, u64)>,
     /// Sessions opened.
     pub opened: u64,
     /// Signals that probes have sent.
@@ -82,6 +86,7 @@ impl Follow {
             decided: HashMap::new(),
             parentless: Vec::new(),
             fresh: Vec::new(),
+            suspects: Vec::new(),
             touched: Vec::new(),
             changed: Vec::new(),
             closed: Vec::new(),
@@ -113,20 +118,18 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                if node.session.is_some_and(|id| {
-                    model.rules.judges_living(false) || model.sessions.due(id).is_some()
-                }) {
-                    self.pending.push(Pending::Process(key));
-                }
+                self.joined(model, node);
                 if provenance == Provenance::Procfs && node.session.is_some() {
                     self.fresh.push(key);
                 }
-                self.touch(node);
+                if matches!(event.kind, EventKind::Seen(_)) && model.is_suspect(key) {
+                    self.suspects.push(key);
+                }
                 // The process table is no news, nor is what was known before.
                 if provenance != Provenance::Procfs || self.finds_news {
                     let how = match node.inferred {
-                        true => Provenance::Inferred,
-                        false => provenance,
+                        Some(_) => Provenance::Inferred,
+                        None => provenance,
                     };
                     self.lifecycle(model, node, time, Lifecycle::Fork, how);
                 }
@@ -232,6 +235,27 @@ impl Follow {
                 self.tell(time, body);
             }
         }
+    }
+
+    /// It may be a member from now on.
+    fn joined(&mut self, model: &Model, node: &Node) {
+        if node
+            .session
+            .is_some_and(|id| model.rules.judges_living(false) || model.sessions.due(id).is_some())
+        {
+            self.pending.push(Pending::Process(node.key));
+        }
+        self.touch(node);
+    }
+
+    /// One that was found before is concluded to be a member.
+    pub fn concluded(&mut self, model: &Model, key: Key, time: u64) {
+        let Some(node) = model.tree.get(key) else {
+            return;
+        };
+        self.joined(model, node);
+        self.fresh.push(key);
+        self.lifecycle(model, node, time, Lifecycle::Fork, Provenance::Inferred);
     }
 
     fn orphaned(&mut self, model: &Model, parent: &Node, orphan: Key, time: u64) {
@@ -413,7 +437,8 @@ impl Follow {
             // Told, and decided about, when all is taken in.
             Turn::Restored { .. } => {}
             Turn::Closed { session } => {
-                self.closed.push((session.id, SessionRef::from(&**session)))
+                let name = SessionRef::from(&**session);
+                self.closed.push((session.id, name, session.last_end))
             }
         }
     }

@@ -178,6 +178,10 @@ impl Engine {
             if is_root && node.image.tty != 0 {
                 needs |= node.lacks(Needs::INPUT);
             }
+            // When it has ended, nobody can ask it any more.
+            if is_root && self.source.looks() {
+                needs |= node.lacks(Needs::INHERITED | Needs::UNIT);
+            }
             if !needs.is_none() {
                 self.undecided.facts.ask(key, needs, false);
             }

@@ -442,8 +442,18 @@ impl<W: Write> Line<'_, '_, W> {
         }
         self.put("process.user.id", who.uids.effective)?;
         self.put("process.real_user.id", who.uids.real)?;
-        match &who.session {
-            Some(session) => self.session(session),
+        if let Some(session) = &who.session {
+            self.session(session)?;
+        }
+        let Some(by) = &who.evidence else {
+            return Ok(());
+        };
+        self.put("evidence", by.evidence)?;
+        if let Some(variable) = by.variable {
+            self.put("variable", variable)?;
+        }
+        match &by.directory {
+            Some(directory) => self.put("directory", directory),
             None => Ok(()),
         }
     }

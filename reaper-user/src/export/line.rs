@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
-use super::names::{FailureName, in_words};
+use super::names::{FailureName, grounds_in_words, in_words};
 use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, Who};
 use super::sink::Clock;
 use super::text::{by, command, duration, ended, given_back, more, printable, process};
@@ -108,7 +108,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             (GOOD, "ready", Nobody, detail)
         }
         Body::Lifecycle { what, who, .. } => match what {
-            Lifecycle::Fork => (DIM, "fork", Process(who), by(who.parent)),
+            Lifecycle::Fork => match &who.evidence {
+                Some(grounds) => {
+                    let by = format!("inferred by {}", grounds_in_words(grounds));
+                    (DIM, "fork", Process(who), by)
+                }
+                None => (DIM, "fork", Process(who), by(who.parent)),
+            },
             Lifecycle::Exec => (DIM, "exec", Process(who), String::new()),
             Lifecycle::Move => {
                 let unit = "in another cgroup".to_owned();
@@ -219,11 +225,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 .as_ref()
                 .map(|rule| format!(" ({rule})"))
                 .unwrap_or_default();
+            let by = who.evidence.as_ref().map(grounds_in_words);
+            let by = by.map(|by| format!(", by {by}")).unwrap_or_default();
             (
                 style,
                 names.verdict,
                 Process(who),
-                format!("{}{rule}", in_words(names.reason)),
+                format!("{}{rule}{by}", in_words(names.reason)),
             )
         }
         Body::Stray { who, stray } => {

@@ -15,9 +15,9 @@ mod tests;
 mod text;
 
 pub use json::{to_json, write_object};
-pub use names::{SessionId, in_words};
+pub use names::{SessionId, evidence_in_words, grounds_in_words, in_words};
 pub use record::{
-    Body, Count, GivenBack, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
+    Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
 };
 pub use sink::{Clock, Format, Output, Sink, Writer};
 pub use text::{command_line, duration, ended, printable};

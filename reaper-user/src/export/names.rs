@@ -5,7 +5,8 @@ use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use super::record::{Body, Lifecycle, SessionRef};
+use super::record::{Body, Grounds, Lifecycle, SessionRef};
+use super::text::printable;
 use crate::reap::{Failure, Outcome, Released, Signaller};
 
 /// Name of what happened, as it stands under `event`.
@@ -118,6 +119,32 @@ impl Display for FailureName<'_> {
             Failure::Stuck(state) => write!(f, "stuck in state {state}"),
         }
     }
+}
+
+/// What makes a process a member, where that is concluded, in a few words for people.
+pub fn evidence_in_words(
+    evidence: &str,
+    variable: Option<&str>,
+    directory: Option<&str>,
+) -> String {
+    let variable =
+        variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
+    let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
+    let what = match evidence {
+        "group" => "its process group",
+        "session" => "its session in the kernel",
+        "cgroup" => "its cgroup",
+        "cwd" => "its cwd",
+        other => other,
+    };
+    variable
+        .or(directory)
+        .unwrap_or_else(|| printable(what, 64))
+}
+
+/// The same, of one.
+pub fn grounds_in_words(by: &Grounds) -> String {
+    evidence_in_words(by.evidence, by.variable, by.directory.as_deref())
 }
 
 /// A decision's reason, by its name in the stream, in a few words for people.

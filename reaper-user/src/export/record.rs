@@ -55,6 +55,8 @@ pub struct Who {
     pub uids: Uids,
     pub session: Option<SessionRef>,
     pub provenance: Provenance,
+    /// What makes it a member, where that is concluded.
+    pub evidence: Option<Grounds>,
 }
 
 impl Who {
@@ -71,7 +73,30 @@ impl Who {
             uids: node.uids,
             session,
             provenance: node.provenance,
+            evidence: Grounds::of(model, node),
         }
+    }
+}
+
+/// What makes a process a member, where that is concluded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grounds {
+    /// `group`, `session`, `cgroup`, `mark` or `cwd`.
+    pub evidence: &'static str,
+    /// The variable of its environment that says so.
+    pub variable: Option<&'static str>,
+    /// The agent's directory, in which or below which it works.
+    pub directory: Option<String>,
+}
+
+impl Grounds {
+    pub fn of(model: &Model, node: &Node) -> Option<Grounds> {
+        let (evidence, directory) = model.sessions.grounds(node)?;
+        Some(Grounds {
+            evidence: evidence.name(),
+            variable: evidence.variable(),
+            directory: directory.map(|path| path.to_string_lossy().into_owned()),
+        })
     }
 }
 

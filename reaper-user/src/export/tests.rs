@@ -31,6 +31,7 @@ fn who() -> Who {
         uids: Uids::default(),
         session: Some(session()),
         provenance: Provenance::Kernel,
+        evidence: None,
     }
 }
 

@@ -3,7 +3,9 @@
 #[cfg_attr(target_os = "macos", path = "look/darwin.rs")]
 mod subject;
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use crate::model::agent::Pattern;
 use crate::model::event::Key;
@@ -57,6 +59,11 @@ pub(super) fn look(root: &Path, key: Key, needs: Needs, patterns: &[Pattern]) ->
     if needs.has(Needs::INPUT) {
         facts.input = subject.input();
     }
+    if needs.has(Needs::INHERITED) {
+        facts.inherited = subject
+            .inherited()
+            .map_or(Known::Unreadable, |all| Known::Is(all.into()));
+    }
     if needs.has(Needs::LISTENING) {
         let listening = subject.listening().ok().flatten();
         facts.listening = listening.map_or(Known::Unreadable, Known::Is);
@@ -89,6 +96,13 @@ fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Known<u64> {
     } else {
         Known::Unreadable
     }
+}
+
+/// The user's home, by an environment.
+fn home(environ: &[u8]) -> Option<PathBuf> {
+    let mut variables = environ.split(|b| *b == 0);
+    let home = variables.find_map(|variable| variable.strip_prefix(b"HOME="))?;
+    Some(OsStr::from_bytes(home).into())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +12,12 @@ use std::time::Instant;
 use nix::sys::stat::Mode;
 
 use super::*;
-use crate::model::facts::SessionNow;
+use crate::model::facts::{Inherited, SessionNow};
+use crate::model::stray::Trace;
 use crate::source::procfs::Procfs;
 
-const ALL_BUT_CPU: [Needs; 5] = [
+const ALL_BUT_CPU: [Needs; 6] = [
+    Needs::INHERITED,
     Needs::INPUT,
     Needs::MARKS,
     Needs::UNIT,
@@ -49,12 +51,18 @@ impl Fake {
              \x20  1: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 778 1 0 100 0 0 10 0\n";
         self.file(format!("{pid}/net/tcp"), rows);
         fs::create_dir_all(self.root().join(format!("{pid}/fd"))).unwrap();
+        fs::create_dir_all(self.work()).unwrap();
+        symlink(self.work(), self.root().join(format!("{pid}/cwd"))).unwrap();
         self.file_of(pid, 0, "/dev/pts/3");
         self.file_of(pid, 4, "socket:[777]");
         Key {
             pid,
             start: u64::from(pid) * TICK_NS + 17,
         }
+    }
+    /// Where processes work.
+    fn work(&self) -> PathBuf {
+        self.root().join("work/app")
     }
     fn file_of(&self, pid: u32, fd: u32, link: &str) {
         symlink(link, self.root().join(format!("{pid}/fd/{fd}"))).unwrap();
@@ -116,6 +124,7 @@ fn all_facts_of_a_process() {
         cpu: Known::Unasked,
         session: Known::Is(SessionNow { sid: 8, tty: 34816 }),
         input: Known::Is(true),
+        inherited: inherited("REAPER_KEEP=1\0", Some(&fake.work())),
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -139,6 +148,53 @@ fn all_facts_of_a_process() {
     }
     fs::remove_file(fake.root().join("40/fd/0")).unwrap();
     assert_eq!(ask(&mut reader, key, Needs::INPUT).input, Known::Is(false));
+}
+
+fn inherited(environ: &str, directory: Option<&Path>) -> Known<Arc<Inherited>> {
+    let trace = Trace::of(environ.as_bytes(), true);
+    let directory = directory.map(Arc::from);
+    Known::Is(Arc::new(Inherited { trace, directory }))
+}
+
+#[test]
+fn what_a_process_has_from_its_makers() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let (work, place) = (fake.work(), fake.root().join("45/cwd"));
+    let key = fake.process(45);
+    let mut has = |environ: &str| {
+        fake.file("45/environ".into(), environ);
+        ask(&mut reader, key, Needs::INHERITED).inherited
+    };
+    let marks = "CLAUDECODE=1\0CLAUDE_PID=12\0TMUX=/tmp/t,7,0\0";
+    assert_eq!(has(marks), inherited(marks, Some(&work)));
+    // A home, and what is above it, is everybody's; what is in it is not.
+    for (home, tells) in [
+        (work.clone(), false),
+        (work.join("me"), false),
+        (fake.root().join("work/me"), true),
+    ] {
+        let environ = format!("HOME={}\0", home.display());
+        assert_eq!(
+            has(&environ),
+            inherited("", tells.then_some(&*work)),
+            "{environ}"
+        );
+    }
+    fs::set_permissions(&work, fs::Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(
+        has("A=1\0"),
+        inherited("", None),
+        "everybody may write there"
+    );
+    fs::remove_file(&place).unwrap();
+    symlink("/", &place).unwrap();
+    assert_eq!(has("A=1\0"), inherited("", None));
+    // Not known is neither here nor there.
+    fs::remove_file(&place).unwrap();
+    assert_eq!(has("A=1\0"), Known::Unreadable);
+    symlink("/nowhere/at/all", &place).unwrap();
+    assert_eq!(has("A=1\0"), Known::Unreadable);
 }
 
 #[test]

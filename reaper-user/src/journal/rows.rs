@@ -98,6 +98,12 @@ impl Rows<'_> {
                     ],
                 )
             }
+            // That it is kept while its agent lives would tell the next service that it is a member, beyond doubt.
+            Body::Decision { who, names }
+                if who.evidence.is_some() && matches!(names.reason, "detached" | "root_alive") =>
+            {
+                self.member(who, time).map(drop)
+            }
             Body::Decision { who, names } => {
                 let process = self.member(who, time)?;
                 let rule = names.rule.as_deref();

@@ -8,8 +8,8 @@ use super::facts::{Facts, Known, Needs};
 use super::session::{Session, Turn};
 use super::tree::Node;
 
-/// What stays as it is for as long as a process runs the same program, and is handed on at fork.
-const LASTING: Needs = Needs::MARKS.and(Needs::UNIT);
+/// What was of the program before, where a process has run another since it was looked at.
+const LASTING: Needs = Needs::MARKS.and(Needs::UNIT).and(Needs::INHERITED);
 
 /// What has been read of one process.
 #[derive(Clone, Debug, Default)]
@@ -84,10 +84,7 @@ impl Model {
     /// What was read before the program that a process runs by now says nothing of that.
     pub fn set_facts(&mut self, key: Key, asked: Needs, found: Facts, at: u64) {
         let Some(node) = self.tree.get_mut(key) else {
-            if asked.has(Needs::UNIT) {
-                self.sessions.learn_unit_of_root(key, &found.unit);
-            }
-            return;
+            return self.sessions.learn_of_gone_root(key, asked, &found);
         };
         let asked = if node.is_news(at) {
             asked
@@ -104,7 +101,10 @@ impl Model {
         if asked.has_any(LASTING) {
             read.at = read.at.max(at);
         }
-        let unit = read.facts.unit.clone();
+        let (unit, inherited) = (read.facts.unit.clone(), read.facts.inherited.clone());
+        if asked.has(Needs::INHERITED) {
+            self.sessions.learn_inherited(key, &inherited);
+        }
         if asked.has(Needs::UNIT)
             && let Some(node) = self.tree.get(key)
         {

@@ -2,7 +2,11 @@
 //! model like all else.
 
 use std::ops::{BitOr, BitOrAssign};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
 use std::sync::Arc;
+
+use super::stray::Trace;
 
 /// A fact, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +37,8 @@ impl Needs {
     pub const SESSION: Needs = Needs(16);
     /// [`Facts::input`].
     pub const INPUT: Needs = Needs(32);
+    /// [`Facts::inherited`].
+    pub const INHERITED: Needs = Needs(64);
 
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -96,6 +102,31 @@ pub struct Facts {
     pub session: Known<SessionNow>,
     /// Whether its standard input is a terminal: who hands over to another hands that on.
     pub input: Known<bool>,
+    /// What it has from its makers and may tell whose it is.
+    pub inherited: Known<Arc<Inherited>>,
+}
+
+/// What a process has from its makers, where it has not changed that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inherited {
+    /// The agents' marks in the environment that it was started with.
+    pub trace: Trace,
+    /// Where it works; `None`: in a place that says nothing of whose it is (see [`says_something`]).
+    pub directory: Option<Arc<Path>>,
+}
+
+/// Whether to work in a directory says anything of whose a process is: not in one where anything may have been started,
+/// such as `/`, `/srv`, a user's home or what is above that, and not below those that are the kernel's or a login's.
+pub fn says_something(directory: &Path, home: Option<&Path>) -> bool {
+    let parts: Vec<Component<'_>> = directory.components().collect();
+    let of = |at: usize| match parts.get(at) {
+        Some(Component::Normal(name)) => name.as_bytes(),
+        _ => b"",
+    };
+    let is_home = matches!((of(1), parts.len()), (b"home" | b"Users", 3))
+        || home.is_some_and(|home| home.starts_with(directory));
+    let is_nobodys = matches!(of(1), b"proc" | b"sys" | b"dev" | b"run");
+    directory.has_root() && parts.len() > 2 && !is_home && !is_nobodys
 }
 
 impl Facts {
@@ -107,6 +138,7 @@ impl Facts {
         cpu: Known::Unasked,
         session: Known::Unasked,
         input: Known::Unasked,
+        inherited: Known::Unasked,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
@@ -129,6 +161,9 @@ impl Facts {
         if asked.has(Needs::INPUT) {
             self.input = found.input;
         }
+        if asked.has(Needs::INHERITED) {
+            self.inherited = found.inherited;
+        }
     }
 
     /// Those that somebody has looked for.
@@ -140,6 +175,7 @@ impl Facts {
             (Needs::CPU, self.cpu != Known::Unasked),
             (Needs::SESSION, self.session != Known::Unasked),
             (Needs::INPUT, self.input != Known::Unasked),
+            (Needs::INHERITED, self.inherited != Known::Unasked),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
         known.fold(Needs::NONE, |all, (needs, _)| all | needs)
@@ -160,6 +196,7 @@ impl Facts {
             cpu: again(self.cpu),
             session: again(self.session),
             input: again(self.input),
+            inherited: again(self.inherited.clone()),
         }
     }
 
@@ -172,6 +209,48 @@ impl Facts {
             cpu: Known::Unreadable,
             session: Known::Unreadable,
             input: Known::Unreadable,
+            inherited: Known::Unreadable,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_says_something_where_not_everything_begins() {
+        let home = Path::new("/home/ann");
+        for (directory, expected) in [
+            ("/", false),
+            ("/srv", false),
+            ("/workspace", false),
+            ("/home/ann", false),
+            ("/home/bob", false),
+            ("/Users/bob", false),
+            ("/home", false),
+            ("/proc/7", false),
+            ("/run/user/1000/x", false),
+            ("/dev/shm/x", false),
+            ("", false),
+            ("work/app", false),
+            ("/home/ann/app", true),
+            ("/home/ann/app/web", true),
+            ("/srv/app", true),
+            ("/tmp/x", true),
+            ("/var/lib/ci/work", true),
+        ] {
+            let says = says_something(Path::new(directory), Some(home));
+            assert_eq!(says, expected, "{directory}");
+        }
+        assert!(says_something(Path::new("/root/app"), None));
+        assert!(!says_something(
+            Path::new("/srv/ci"),
+            Some(Path::new("/srv/ci"))
+        ));
+        assert!(!says_something(
+            Path::new("/srv/ci"),
+            Some(Path::new("/srv/ci/home"))
+        ));
     }
 }

@@ -25,6 +25,7 @@ use reaper_common::MEMBER_NAMED;
 use agent::{Class, Ruleset};
 use clock::Clock;
 use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, Uids};
+use facts::Needs;
 use policy::{Decision, Round, Weighed};
 use session::{Origin, Ran, RootGone, Sessions, Turn};
 use tree::{Change, Node, Tree};
@@ -307,6 +308,30 @@ impl Model {
             }
             Change::Signalled { .. } => {}
         }
+    }
+
+    /// Whether a process that was found may be a member by what it has from its makers, which has to be read to tell.
+    pub fn is_suspect(&self, key: Key) -> bool {
+        let node = self.tree.get(key);
+        self.infers && node.is_some_and(|node| self.sessions.is_suspect(&self.tree, node))
+    }
+
+    /// What has to be read of whom before [`Model::conclude`] can tell whose a suspect is; nothing of one that is none
+    /// any more.
+    pub fn wanted_of(&self, key: Key) -> Vec<(Key, Needs)> {
+        let node = self.tree.get(key);
+        let suspect = node.filter(|node| self.sessions.is_suspect(&self.tree, node));
+        suspect.map_or_else(Vec::new, |node| self.sessions.wanted_of(&self.tree, node))
+    }
+
+    /// Tells whose a suspect is from what was read. Gives who is a member by that, parents before their children.
+    pub fn conclude(&mut self, key: Key) -> Vec<Key> {
+        let joined = self.sessions.conclude(&mut self.tree, key);
+        for key in &joined {
+            self.inherit_keep(*key, None);
+            self.weigh(*key);
+        }
+        joined
     }
 
     /// Whether a member's child still is the program of its parent: it has forked and not run another

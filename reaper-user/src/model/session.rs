@@ -8,7 +8,9 @@
 
 mod descent;
 mod inferred;
+mod learned;
 mod restore;
+mod traces;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,9 +19,10 @@ use hashbrown::HashSet;
 
 use super::agent::{Class, RuleId, Ruleset};
 use super::event::{Ended, Image, Key, TICK_NS, Uids};
-use super::facts::Known;
+use super::facts::{Inherited, Known};
 use super::tree::{Node, Tree};
 pub(super) use descent::Origin;
+pub use inferred::Evidence;
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 const CLOSED_MAX: usize = 64;
@@ -79,9 +82,13 @@ pub struct Session {
     pub sid: u32,
     /// The innermost systemd unit of the root's cgroup.
     pub unit: Known<Arc<str>>,
+    /// What its root has from its makers, as far as anybody has asked.
+    pub inherited: Known<Arc<Inherited>>,
     /// The root was found below tmux, screen or zellij.
     pub multiplexed: bool,
     pub root_gone: Option<RootGone>,
+    /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
+    pub last_end: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
@@ -114,12 +121,7 @@ impl Session {
         }
         if let Some(facts) = root.facts() {
             self.learn_unit(&facts.unit);
-        }
-    }
-
-    fn learn_unit(&mut self, unit: &Known<Arc<str>>) {
-        if matches!(unit, Known::Is(_)) || self.unit == Known::Unasked {
-            self.unit = unit.clone();
+            self.learn_inherited(&facts.inherited);
         }
     }
 
@@ -274,7 +276,7 @@ impl Sessions {
         };
         node.boundary = Some(Arc::clone(rule));
         node.watched = true;
-        (node.unsure, node.inferred) = (false, false);
+        (node.unsure, node.inferred) = (false, None);
         let Some(id) = node.session.take() else {
             return;
         };
@@ -329,7 +331,7 @@ impl Sessions {
         node.boundary = None;
         node.root = true;
         // An end that it only perhaps has to do with is none of its business.
-        let sure = !node.unsure && !node.inferred;
+        let sure = !node.unsure && node.inferred.is_none();
         let (outer, parent) = (node.session.filter(|_| sure), node.parent);
         let begetter = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
@@ -353,8 +355,10 @@ impl Sessions {
                 cgroup_id,
                 sid,
                 unit,
+                inherited: Known::Unasked,
                 multiplexed,
                 root_gone: None,
+                last_end: 0,
                 found: ran == Ran::Found,
                 members: HashSet::default(),
             },
@@ -379,6 +383,7 @@ impl Sessions {
     ) {
         if let Some(session) = node.session.and_then(|id| self.by_id.get_mut(&id)) {
             session.members.remove(&node.key.pid);
+            session.last_end = now;
         }
         self.left.extend(node.session);
         // Two, if it had become the root of another's session: of its own and of that.
@@ -451,27 +456,6 @@ impl Sessions {
             })
         };
         orphans.iter().find(is_heir).copied()
-    }
-
-    /// The unit of a process has been read: it is also that of the sessions whose root it is, or that have
-    /// their root in the same cgroup.
-    pub(super) fn learn_unit(&mut self, node: &Node, unit: &Known<Arc<str>>) {
-        let cgroup_id = node.image.cgroup_id;
-        for session in self.by_id.values_mut() {
-            let is_root = session.root == node.key && session.root_gone.is_none();
-            let unknown = !matches!(session.unit, Known::Is(_));
-            if is_root || unknown && cgroup_id != 0 && session.cgroup_id == cgroup_id {
-                session.learn_unit(unit);
-            }
-        }
-    }
-
-    /// The unit has been read of a process that is gone by now: its session is compared with it still.
-    pub(super) fn learn_unit_of_root(&mut self, root: Key, unit: &Known<Arc<str>>) {
-        let of_root = |session: &&mut Session| session.root == root && session.root_gone.is_some();
-        for session in self.by_id.values_mut().filter(of_root) {
-            session.learn_unit(unit);
-        }
     }
 
     /// There are other rules now.

@@ -54,6 +54,7 @@ use super::Scope;
 use super::agent::Ruleset;
 use super::event::{Key, Seen};
 use super::facts::Known;
+pub(in crate::model) use judge::is_terminal;
 pub use trace::{EnvMark, Multiplexer, Trace};
 
 /// A process, and what was read of it for this.

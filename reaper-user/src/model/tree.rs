@@ -345,7 +345,7 @@ impl Tree {
                 watched: false,
                 session: None,
                 unsure: false,
-                inferred: false,
+                inferred: None,
                 boundary: None,
                 orphaned: None,
                 weighed: None,

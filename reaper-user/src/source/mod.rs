@@ -273,10 +273,27 @@ impl Source {
         }
     }
 
+    /// Where processes are found by looking: the next look comes soon.
+    pub fn look_soon(&mut self) {
+        if let Source::Scan(scan) = self {
+            scan.look_soon();
+        }
+    }
+
     /// Whether it finds who is born by looking, so that what comes and goes between two looks is only concluded. On macOS
     /// too, where the kernel tells of forks and exits, but not of who was born.
     pub fn looks(&self) -> bool {
         matches!(self, Source::Scan(_))
+    }
+
+    /// Where processes are found by looking: until when, in ns since boot, whoever was born and lives has been told of.
+    pub fn looked(&self) -> Option<u64> {
+        match self {
+            Source::Scan(scan) => Some(scan.looked()),
+            Source::Ebpf(_) => None,
+            #[cfg(target_os = "linux")]
+            Source::ProcConnector(_) => None,
+        }
     }
 
     /// Whether the process is still the one that has been told of under this key. The probes tell of an exit before

@@ -416,6 +416,7 @@ impl<'a> Names<'a> {
             uids: seen.uids,
             session: None,
             provenance: Provenance::Procfs,
+            evidence: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{seconds_since, seconds_until};
 use crate::api::ask::{Group, Judged, Story, Stranger};
-use crate::export::ended;
+use crate::export::{ended, grounds_in_words};
 use crate::model::agent::Action;
 use crate::model::event::Ended;
 use crate::model::facts::Needs;
@@ -73,7 +73,11 @@ fn reason(story: &Story, judged: &Judged) -> String {
             "it may come from a boundary: what was told of its makers was lost".into()
         }
         "inferred" => {
-            "nobody saw its birth, and only its ids say that it comes from the agent; no rule says that this is enough".into()
+            let by = story.row.evidence.as_ref().map(grounds_in_words);
+            let by = by.unwrap_or_else(|| "evidence".into());
+            format!(
+                "nobody saw its birth, and only {by} says that it comes from the agent; no rule says that this is enough"
+            )
         }
         "keep_mark" => "REAPER_KEEP=1 is in its environment".into(),
         "kept_by_user" => "a user has asked for that with `reaper keep`".into(),

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use crate::export::SessionRef;
 use crate::model::agent::Action;
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Needs, SessionNow};
+use crate::model::stray::Trace;
 
 /// Pids that no process has.
 const BASE: u32 = 1 << 30;
@@ -35,6 +37,7 @@ fn row(n: u32, parent: Option<u32>) -> Row {
         orphan: false,
         due: false,
         boundary: None,
+        evidence: None,
         judged: None,
     }
 }
@@ -102,6 +105,7 @@ fn a_scan_tells_apart_what_is_found() {
     };
     let judged = |n, verdict, reason| Row {
         session: Some(session.clone()),
+        evidence: None,
         judged: Some(ask::Judged {
             verdict,
             reason,
@@ -150,6 +154,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
     Story {
         row: Row {
             session: Some(name),
+            evidence: None,
             judged: Some(judged),
             ..row(2, Some(1))
         },
@@ -325,11 +330,15 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
         cpu: Known::Unasked,
         session: Known::Is(SessionNow { sid: 9, tty: 0 }),
         input: Known::Is(false),
+        inherited: Known::Is(Arc::new(Inherited {
+            trace: Trace::of(b"CLAUDECODE=1\0", true),
+            directory: Some(Path::new("/w/app").into()),
+        })),
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({
         "keep_mark": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
-        "terminal_input": false,
+        "terminal_input": false, "cwd": "/w/app", "agent_marks": ["CLAUDECODE"],
     });
     assert_eq!(facts, expected);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::api::Refusal;
 use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
-use crate::export::SessionRef;
+use crate::export::{Grounds, SessionRef};
 use crate::model::Model;
 use crate::model::agent::{Action, Rule};
 use crate::model::policy::{Decision, Round, Verdict};
@@ -165,6 +165,7 @@ impl<'a> View<'a> {
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.boundary.clone(),
             judged,
+            evidence: Grounds::of(self.model, node),
         }
     }
 

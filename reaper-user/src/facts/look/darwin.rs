@@ -1,13 +1,15 @@
 //! A process as sysctl(3) and libproc show it.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Used, marks};
+use super::{Used, home, marks};
 use crate::model::agent::Pattern;
 use crate::model::event::{Key, TICK_NS};
-use crate::model::facts::{Known, SessionNow};
+use crate::model::facts::{Inherited, Known, SessionNow, says_something};
+use crate::model::stray::Trace;
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::{sockets, table};
 use crate::sys::{self, darwin};
@@ -53,6 +55,18 @@ impl Subject {
             Some((environ, whole)) => marks(environ, whole, patterns),
             None => Known::Unreadable,
         }
+    }
+
+    /// `None` if that cannot be read.
+    pub(super) fn inherited(&mut self) -> Option<Inherited> {
+        let directory = darwin::directory(self.key.pid)?;
+        let (environ, whole) = self.environ()?;
+        let (trace, home) = (Trace::of(environ, whole), home(environ));
+        // Where everybody may write, as in /tmp, anybody works.
+        let shared = std::fs::metadata(&directory).ok()?.mode() & 0o002 != 0;
+        let tells = !shared && says_something(&directory, home.as_deref());
+        let directory = tells.then(|| directory.into());
+        Some(Inherited { trace, directory })
     }
 
     /// There are no units: nothing is in one.

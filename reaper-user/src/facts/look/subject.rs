@@ -4,12 +4,14 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Used, marks};
+use super::{Used, home, marks};
 use crate::model::agent::Pattern;
 use crate::model::event::{Key, TICK_NS};
-use crate::model::facts::{Known, SessionNow};
+use crate::model::facts::{Inherited, Known, SessionNow, says_something};
+use crate::model::stray::Trace;
 use crate::source::procfs::parse::{Stat, field, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
 use crate::sys;
@@ -89,14 +91,32 @@ impl Subject {
                 .is_some_and(|(environ, _)| environ.is_empty())
     }
 
-    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+    /// The same, but of one that is in the midst of an exec, of which nothing is known.
+    fn settled_environ(&mut self) -> Option<(&[u8], bool)> {
         if matches!(self.environ(), Some(([], _))) && !self.is_set_up() {
-            return Known::Unreadable;
+            return None;
         }
-        match self.environ() {
+        self.environ()
+    }
+
+    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+        match self.settled_environ() {
             Some((environ, whole)) => marks(environ, whole, patterns),
             None => Known::Unreadable,
         }
+    }
+
+    /// `None` if that cannot be read.
+    pub(super) fn inherited(&mut self) -> Option<Inherited> {
+        let (environ, whole) = self.settled_environ()?;
+        let (trace, home) = (Trace::of(environ, whole), home(environ));
+        let place = self.path.join("cwd");
+        let directory = std::fs::read_link(&place).ok()?;
+        // Where everybody may write, as in /tmp, anybody works.
+        let shared = std::fs::metadata(&place).ok()?.mode() & 0o002 != 0;
+        let tells = !shared && says_something(&directory, home.as_deref());
+        let directory = tells.then(|| directory.into());
+        Some(Inherited { trace, directory })
     }
 
     /// Whether its pid is another in a namespace of its own; `None` if that cannot be told.

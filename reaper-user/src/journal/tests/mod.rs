@@ -120,6 +120,7 @@ fn who(pid: u32, root: u32, uid: u32) -> Who {
         uids,
         session: Some(session(root)),
         provenance: Provenance::Kernel,
+        evidence: None,
     }
 }
 

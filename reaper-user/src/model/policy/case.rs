@@ -125,7 +125,7 @@ impl<'a> Case<'a> {
 
     fn default(&self) -> Said {
         match self.due {
-            Some(_) if self.node.inferred => Said::new(Verdict::Report, Reason::Inferred),
+            Some(_) if self.node.inferred.is_some() => Said::new(Verdict::Report, Reason::Inferred),
             Some(_) => self.reaped(),
             None if self.node.orphaned.is_some() => Said::new(Verdict::Keep, Reason::Detached),
             None => Said::new(Verdict::Keep, Reason::RootAlive),
@@ -250,7 +250,7 @@ impl<'a> Case<'a> {
     /// Whether some rule may come to spare it, now or when something becomes known or changes.
     pub fn may_be_spared(&self) -> bool {
         // Where no rule reaps it, that does.
-        if self.node.inferred {
+        if self.node.inferred.is_some() {
             return true;
         }
         let mut rules = self
@@ -273,7 +273,9 @@ impl<'a> Case<'a> {
     /// Whether what makes it a member suffices for what a rule does: where that is evidence, only one that says so
     /// reaps.
     fn is_enough_for(&self, rule: &Rule) -> bool {
-        !self.node.inferred || rule.action != Action::Reap || rule.when.inferred == Some(true)
+        self.node.inferred.is_none()
+            || rule.action != Action::Reap
+            || rule.when.inferred == Some(true)
     }
 
     /// What can be told from what is known anyway.
@@ -283,7 +285,7 @@ impl<'a> Case<'a> {
             && self.is_agent(when)
             && self.has_uids(when.uid)
             && is(when.orphan, self.node.orphaned.is_some())
-            && is(when.inferred, self.node.inferred)
+            && is(when.inferred, self.node.inferred.is_some())
             && is(when.children, !self.node.children().is_empty())
     }
 

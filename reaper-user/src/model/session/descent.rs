@@ -3,7 +3,7 @@
 
 use reaper_common::MEMBER_UNSURE;
 
-use super::{Session, SessionId, Sessions};
+use super::{Evidence, Session, SessionId, Sessions};
 use crate::model::event::{Key, Mark, Provenance};
 use crate::model::tree::{Lineage, Node, Tree};
 
@@ -110,7 +110,7 @@ impl Sessions {
         Lineage {
             session: session.and_then(|name| self.named(name)),
             unsure: true,
-            inferred: false,
+            inferred: None,
         }
     }
 
@@ -258,7 +258,7 @@ impl Sessions {
             (Some(own), outer) if is_root => {
                 let can = descent.sure
                     && !unsure
-                    && !inferred
+                    && inferred.is_none()
                     && outer.is_none_or(|outer| self.may_nest(own, outer));
                 let own = self.by_id.get_mut(&own);
                 if let Some(own) = own.filter(|own| own.found && can) {
@@ -278,9 +278,9 @@ impl Sessions {
     }
 
     /// That a process is a member is only concluded.
-    fn doubt(&self, tree: &mut Tree, key: Key, inferred: bool) {
-        if let Some(node) = tree.get_mut(key).filter(|_| inferred) {
-            node.inferred = node.session.is_some();
+    fn doubt(&self, tree: &mut Tree, key: Key, inferred: Option<Evidence>) {
+        if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
+            node.inferred = inferred.filter(|_| node.session.is_some());
             node.provenance = Provenance::Inferred;
         }
     }
@@ -308,7 +308,7 @@ impl Sessions {
 
     /// It is a member of nothing any more.
     fn part(&mut self, node: &mut Node) {
-        (node.unsure, node.inferred) = (false, false);
+        (node.unsure, node.inferred) = (false, None);
         let Some(old) = node.session.take() else {
             return;
         };

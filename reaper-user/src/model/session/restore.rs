@@ -50,8 +50,10 @@ impl Sessions {
             cgroup_id: restored.cgroup_id,
             sid: 0,
             unit: Known::Unasked,
+            inherited: Known::Unasked,
             multiplexed: false,
             root_gone: gone.or(root.is_none().then_some(unseen)),
+            last_end: 0,
             found: false,
             members: HashSet::default(),
         };

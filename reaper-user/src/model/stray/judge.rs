@@ -15,6 +15,7 @@ use crate::model::agent::Class;
 use crate::model::event::{Key, TICK_NS, Uids};
 use evidence::{Agents, Claim, resembles_agent};
 use host::Hosts;
+pub(in crate::model) use spare::is_terminal;
 use spare::{Spared, Waiting};
 
 pub(super) struct Judge<'a> {

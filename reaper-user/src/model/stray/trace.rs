@@ -73,7 +73,7 @@ const MARKS: &[(&str, Value, &str)] = &[
     ("QWEN_CODE_NO_RELAUNCH", Value::Any, "qwen-code"),
     ("AMP_CURRENT_THREAD_ID", Value::Any, "amp"),
     ("AGENT", Value::Begins("amp"), "amp"),
-    ("CURSOR_AGENT", Value::Any, "cursor"),
+    ("CURSOR_AGENT", Value::Any, "cursor-agent"),
     ("CRUSH", Value::Any, "crush"),
     ("AGENT", Value::Begins("crush"), "crush"),
     ("GOOSE_TERMINAL", Value::Any, "goose"),

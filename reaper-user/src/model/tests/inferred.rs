@@ -18,12 +18,17 @@ fn with_rules(rules: &str) -> (World, Key, Key) {
     let shell = found(&mut w, 1, "bash", |_| {});
     let agent = found(&mut w, shell.pid, "claude", |_| {});
     let tool = found(&mut w, agent.pid, "npm", |_| {});
-    assert!(w.is_member(tool) && !w.model.tree.get(tool).unwrap().inferred);
+    assert!(w.is_member(tool) && w.model.tree.get(tool).unwrap().inferred.is_none());
     (w, agent, tool)
 }
 
 /// Somebody is found, in a session of the kernel of his own unless `change` says otherwise.
-fn found(w: &mut World, parent: u32, program: &str, change: impl FnOnce(&mut Image)) -> Key {
+pub(super) fn found(
+    w: &mut World,
+    parent: u32,
+    program: &str,
+    change: impl FnOnce(&mut Image),
+) -> Key {
     w.now += TICK_NS;
     let key = w.new_key();
     w.row_with(key, parent, program, |seen: &mut Seen| {
@@ -35,7 +40,7 @@ fn found(w: &mut World, parent: u32, program: &str, change: impl FnOnce(&mut Ima
 }
 
 fn is_inferred(w: &World, key: Key) -> bool {
-    w.model.tree.get(key).unwrap().inferred
+    w.model.tree.get(key).unwrap().inferred.is_some()
 }
 
 #[test]

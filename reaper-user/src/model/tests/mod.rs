@@ -14,5 +14,6 @@ mod rule_properties;
 mod rules;
 mod sessions;
 mod survival;
+mod traces;
 mod truth;
 mod world;

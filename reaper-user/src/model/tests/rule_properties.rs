@@ -44,6 +44,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             cpu,
             session,
             input,
+            inherited: Known::Unasked,
         },
     )
 }
@@ -122,7 +123,7 @@ fn told(story: &[Told], time: u64) -> (World, Vec<Key>, Vec<Key>, Key) {
             ..Image::clone(&seen.image)
         });
     });
-    assert!(w.model.tree.get(escaped).unwrap().inferred);
+    assert!(w.model.tree.get(escaped).unwrap().inferred.is_some());
     let members = vec![below, detached, last, member];
     let others = vec![INIT, shell, beside, tmux, pane];
     for told in story {

@@ -10,7 +10,7 @@ use crate::model::asked::Read;
 use crate::model::event::{Ended, Image, Key, Mark, Provenance, Seen, Uids};
 use crate::model::facts::Known;
 use crate::model::policy::Weighed;
-use crate::model::session::SessionId;
+use crate::model::session::{Evidence, SessionId};
 use crate::model::user_keep::UserKeep;
 
 /// When and from whom a process was orphaned.
@@ -53,9 +53,9 @@ pub struct Node {
     /// It may be below a boundary for all that is known: its makers are gone, and nobody told of them. It
     /// is kept.
     pub unsure: bool,
-    /// That it is a member is concluded from its ids, or its makers' was: see `Sessions::infer`. It is reported, and
-    /// reaped only where a rule says that this is enough.
-    pub inferred: bool,
+    /// That it is a member is concluded from this, or its makers' was: see `Sessions::infer`. It is reported, and reaped
+    /// only where a rule says that this is enough.
+    pub inferred: Option<Evidence>,
     /// Membership stopped here, by the rule of this name.
     pub boundary: Option<Arc<str>>,
     pub orphaned: Option<Orphaned>,
@@ -214,7 +214,7 @@ pub(in crate::model) struct Lineage {
     /// See [`Node::unsure`].
     pub(in crate::model) unsure: bool,
     /// See [`Node::inferred`].
-    pub(in crate::model) inferred: bool,
+    pub(in crate::model) inferred: Option<Evidence>,
 }
 
 /// What is kept of a process that has exited.

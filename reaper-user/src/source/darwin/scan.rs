@@ -95,6 +95,8 @@ pub struct Scan<K> {
     flawed: usize,
     /// It has been said that passes fail.
     failing: bool,
+    /// Who was born by then has been told of, in ns since boot.
+    looked: u64,
 }
 
 /// One of whom the kernel tells.
@@ -126,6 +128,7 @@ impl<K: Kernel> Scan<K> {
             unread: HashSet::new(),
             flawed: 0,
             failing: false,
+            looked: 0,
         };
         scan.arm();
         scan
@@ -151,6 +154,19 @@ impl<K: Kernel> Scan<K> {
         }
         self.arm();
         drained
+    }
+
+    /// Who was born by then and lives has been told of, in ns since boot; 0: no pass has come to an end.
+    pub fn looked(&self) -> u64 {
+        self.looked
+    }
+
+    /// The next pass comes after the shortest interval, unless they fail.
+    pub fn look_soon(&mut self) {
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
     }
 
     /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
@@ -219,9 +235,10 @@ impl<K: Kernel> Scan<K> {
     /// understood.
     fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> usize {
         let (began, before) = (self.kernel.now(), self.flawed);
+        let now = self.kernel.boot_time();
         let unsettled = match self.look_at_all(tell) {
             Ok(unsettled) => {
-                self.failing = false;
+                (self.failing, self.looked) = (false, now);
                 unsettled
             }
             Err(error) => {

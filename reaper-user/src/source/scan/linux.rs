@@ -74,6 +74,8 @@ pub struct Scan {
     flawed: HashSet<u32>,
     /// It has been said that passes fail.
     failing: bool,
+    /// Who was born by then has been told of, in ns since boot.
+    looked: u64,
     /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
     refused: Option<Errno>,
     starved: Option<Errno>,
@@ -132,6 +134,7 @@ impl Scan {
             unread: HashSet::new(),
             flawed: HashSet::new(),
             failing: false,
+            looked: 0,
             refused: pidfd::probe().err().map(|refused| refused.0),
             starved: None,
         };
@@ -205,6 +208,19 @@ impl Scan {
     /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
     pub fn look_now(&mut self) {
         self.pace.at_once();
+    }
+
+    /// Who was born by then and lives has been told of, in ns since boot; 0: no pass has come to an end.
+    pub fn looked(&self) -> u64 {
+        self.looked
+    }
+
+    /// The next pass comes after the shortest interval, unless they fail.
+    pub fn look_soon(&mut self) {
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
     }
 
     /// Everything matters now (a ladder is open): passes come as fast as they may.
@@ -309,7 +325,7 @@ impl Scan {
         let mut flawed = Vec::new();
         let found = match self.look_at_all(now, &mut flawed, tell) {
             Ok(found) => {
-                self.failing = false;
+                (self.failing, self.looked) = (false, now.saturating_sub(TICK_NS));
                 found
             }
             Err(error) => {

@@ -1,6 +1,9 @@
 //! What macOS tells of its processes, through sysctl(3) and libproc, as bytes: `source::darwin` knows what they mean.
 
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libc::{c_int, c_void};
@@ -156,6 +159,32 @@ pub fn executable(pid: u32) -> Vec<u8> {
         unsafe { libc::proc_pidpath(signed(pid), bytes.as_mut_ptr().cast(), bytes.len() as u32) };
     let length = usize::try_from(length).unwrap_or(0).min(bytes.len());
     bytes[..length].to_vec()
+}
+
+/// Where a process works; `None` if it is gone, another user's, or in a directory that has no path.
+pub fn directory(pid: u32) -> Option<PathBuf> {
+    // SAFETY: all its fields are numbers, for which zeroes stand for something.
+    let mut info: libc::proc_vnodepathinfo = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::proc_vnodepathinfo>();
+    // SAFETY: the structure is the one of the flavor, and no more is written than its size.
+    let read = unsafe {
+        libc::proc_pidinfo(
+            signed(pid),
+            libc::PROC_PIDVNODEPATHINFO,
+            0,
+            (&raw mut info).cast(),
+            i32::try_from(size).ok()?,
+        )
+    };
+    if usize::try_from(read) != Ok(size) {
+        return None;
+    }
+    let path = info.pvi_cdir.vip_path.as_flattened().iter();
+    let path: Vec<u8> = path
+        .map(|byte| byte.cast_unsigned())
+        .take_while(|byte| *byte != 0)
+        .collect();
+    (!path.is_empty()).then(|| OsString::from_vec(path).into())
 }
 
 /// What a process uses now; `None` if it is gone or another user's.

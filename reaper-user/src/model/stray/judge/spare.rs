@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Judge, file_name, tick};
 use crate::model::agent::{Action, Rule, UidIs};
+use crate::model::event::Image;
 use crate::model::facts::Known;
 use crate::model::stray::{Row, Spare};
 
@@ -97,6 +98,12 @@ impl Spared {
             ..self
         }
     }
+}
+
+/// Whether it runs terminals for people.
+pub(in crate::model) fn is_terminal(image: &Image) -> bool {
+    let names = [file_name(&image.exe), &image.comm];
+    names.iter().any(|name| TERMINALS.contains(name))
 }
 
 impl<'a> Judge<'a> {
@@ -199,9 +206,7 @@ impl<'a> Judge<'a> {
             let name = self.question.rules.name(rule);
             return Some(Spared::new(row, Spare::Boundary).by(name));
         }
-        let names = [file_name(&image.exe), &image.comm];
-        let terminal = names.iter().any(|name| TERMINALS.contains(name));
-        terminal.then(|| Spared::new(row, Spare::Terminal))
+        is_terminal(image).then(|| Spared::new(row, Spare::Terminal))
     }
 
     /// Whether a person, or what a rule keeps, may start processes from it, and they get its environment. An

@@ -1,0 +1,63 @@
+//! Those who may be members by what they have from their makers, which has to be read first.
+
+use super::Engine;
+use crate::model::event::Key;
+use crate::model::session::SessionId;
+use crate::sys;
+
+impl Engine {
+    /// Asks what has to be read of those who have been found and whose makers are gone, and concludes whose they are
+    /// once it is there: in the order of their births, since one may say whose the next is. Nobody waits for it.
+    pub(super) fn conclude(&mut self) {
+        let mut suspects = std::mem::take(&mut self.follow.suspects);
+        if suspects.is_empty() {
+            return;
+        }
+        suspects.sort_unstable_by_key(|key| (key.start, key.pid));
+        suspects.dedup();
+        let mut told = true;
+        for key in suspects {
+            let wanted = self.model.wanted_of(key);
+            let facts = &mut self.undecided.facts;
+            wanted
+                .iter()
+                .for_each(|(of, needs)| facts.ask(*of, *needs, true));
+            told &= wanted.is_empty();
+            if !told {
+                self.follow.suspects.push(key);
+            } else if self.model.tree.get(key).is_some() {
+                self.concluded(key);
+            } else {
+                self.suspect_orphans_of(key);
+            }
+        }
+    }
+
+    /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
+    /// that are known had ended, and by what is being read since.
+    pub(super) fn may_have_more(&self, id: SessionId) -> bool {
+        let Some(looked) = self.source.looked().filter(|_| !self.stopping) else {
+            return false;
+        };
+        let known = self.model.sessions.get(id).map(|session| session.last_end);
+        let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
+        let last_end = known.or_else(closed).unwrap_or(0);
+        let mut suspects = self.follow.suspects.iter();
+        looked <= last_end || suspects.any(|key| key.start <= last_end)
+    }
+
+    fn concluded(&mut self, key: Key) {
+        let now = sys::boot_time();
+        for key in self.model.conclude(key) {
+            self.follow.concluded(&self.model, key, now);
+        }
+    }
+
+    /// One is gone before it was known whose it was: those whom it has left are asked instead.
+    fn suspect_orphans_of(&mut self, key: Key) {
+        let nodes = self.model.tree.iter();
+        let orphans = nodes.filter(|node| node.birth_parent == Some(key));
+        let orphans = orphans.map(|node| node.key);
+        self.follow.suspects.extend(orphans);
+    }
+}
