@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 
 use crate::facts::{census, listening};
 use crate::model::Scope;
@@ -169,7 +170,7 @@ pub fn end<E>(
         }
         Ok(due)
     };
-    let ended = end_all(find, times)?;
+    let ended = end_all(find, times, Signal::SIGTERM)?;
     // Who was gone again before its turn came is nobody's concern.
     let mut late: Vec<_> = ended
         .iter()

@@ -78,6 +78,10 @@ impl Attended<'_> {
         let command = command.chain(self.run.command.get_args());
         Report {
             schema: 1,
+            run: self.run.recording.as_ref().map(|own| own.id().to_owned()),
+            name: self.run.name.clone(),
+            session: self.run.session.clone(),
+            agent: self.run.agent.clone(),
             command: command
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
