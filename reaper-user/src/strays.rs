@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
 
 use crate::facts::{census, listening};
 use crate::model::Scope;
@@ -170,7 +169,7 @@ pub fn end<E>(
         }
         Ok(due)
     };
-    let ended = end_all(find, times, Signal::SIGTERM)?;
+    let ended = end_all(find, times)?;
     // Who was gone again before its turn came is nobody's concern.
     let mut late: Vec<_> = ended
         .iter()

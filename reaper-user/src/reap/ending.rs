@@ -48,17 +48,16 @@ struct Target {
     done: Option<(Outcome, u64)>,
 }
 
-/// Ends all that `find` says is to be ended, by `gentle` first, up to where it finds nobody new. It is given those who are
-/// being ended, who may have lost by that what they were known by, and is to say of each whether it still is to be.
+/// Ends all that `find` says is to be ended, up to where it finds nobody new. It is given those who are being
+/// ended, who may have lost by that what they were known by, and is to say of each whether it still is to be.
 ///
 /// # Errors
 /// Those of `find`; what has been signalled by then stays so.
 pub fn end_all<E>(
     mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
     times: Times,
-    gentle: Signal,
 ) -> Result<Vec<Ending>, E> {
-    let mut endings = Endings::new(times, gentle);
+    let mut endings = Endings::new(times, Signal::SIGTERM);
     while !endings.is_over() {
         endings.round(&mut find)?;
         if endings.wait(None) == 0 && endings.holds_all(&find(&endings.held())?) {

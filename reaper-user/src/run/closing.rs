@@ -14,7 +14,7 @@ use super::recording::{boot_id, claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
 use crate::model::event::Key;
-use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_all, end_own};
+use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
@@ -135,16 +135,25 @@ impl Family<'_> {
     fn end(&mut self, record: &Record) -> Result<Vec<Ending>, ProcfsError> {
         let start = &record.start;
         let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
-        let mut times = Times {
-            grace: Duration::from_millis(start.grace_ms),
-            ..Times::default()
-        };
+        let mut grace = Duration::from_millis(start.grace_ms);
         if !start.leader_first {
             self.hold()?;
-        } else if !self.end_leader(record, times, signal)? {
-            times.grace = Duration::ZERO;
+        } else if !self.end_leader(record, grace, signal)? {
+            grace = Duration::ZERO;
         }
-        end_all(|_: &HashSet<Key>| self.look(), times, signal)
+        let mut endings = patient(grace, signal);
+        let until = after(grace);
+        while !endings.is_over() {
+            if endings.is_gentle() && sys::monotonic() >= until {
+                self.hold()?;
+                endings.hasten();
+            }
+            endings.round(|_: &HashSet<Key>| self.look())?;
+            if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
+                break;
+            }
+        }
+        Ok(endings.told())
     }
 
     /// Stops all of it, so that none ends and leaves a child that was born after the last look: nobody could tell whose
@@ -186,21 +195,36 @@ impl Family<'_> {
     fn end_leader(
         &mut self,
         record: &Record,
-        times: Times,
+        grace: Duration,
         signal: Signal,
     ) -> Result<bool, ProcfsError> {
         let leader = record.commands.first().map(|one| one.who.key());
-        let mut endings = Endings::new(times, signal);
-        loop {
+        let mut endings = patient(grace, signal);
+        let until = after(grace);
+        while sys::monotonic() < until {
             endings.round(|_: &HashSet<Key>| {
                 let mut found = self.look()?;
                 found.retain(|key, _| leader.is_some_and(|leader| leader.same_tick(*key)));
                 Ok::<Due, ProcfsError>(found)
             })?;
-            let gentle = endings.is_gentle();
-            if endings.wait(None) == 0 || !gentle {
-                return Ok(gentle);
+            if endings.wait(None) == 0 {
+                return Ok(true);
             }
         }
+        Ok(false)
     }
+}
+
+/// Endings whose grace is over when it is said so, or a while later.
+fn patient(grace: Duration, signal: Signal) -> Endings {
+    let times = Times {
+        grace: grace.saturating_add(2 * HOLD_MAX),
+        ..Times::default()
+    };
+    Endings::new(times, signal)
+}
+
+/// So long from now, in ns on the monotonic clock.
+fn after(time: Duration) -> u64 {
+    sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -98,10 +98,13 @@ pub struct Run {
     /// Whoever has started this process has let go of it.
     pub detached: bool,
     /// Told how far it is.
-    pub progress: Option<Box<dyn FnMut(Progress<'_>)>>,
+    pub progress: Option<Listener>,
     /// As what it is written down by now.
     recording: Option<Recording>,
 }
+
+/// Who is told how far a run is.
+pub type Listener = Box<dyn FnMut(Progress<'_>)>;
 
 /// How far a run is.
 #[derive(Debug)]
