@@ -21,7 +21,8 @@
 //!   and leaves at once; and a `--done-when` that was being asked, which has 30 s in any case.
 //! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
 //!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
-//! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again.
+//! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to
+//!   stand still by one that was killed in turn does so until then.
 //! - *Between the last line and the new name*: the run is over, and somebody else gives the name.
 //! - *The machine*: a run is on the disk before its command begins. Its last line is not waited for: if the power
 //!   fails within seconds of the end, the run may be found open, or without that line. Of another boot nobody is looked for, and nothing
