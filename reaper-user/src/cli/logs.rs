@@ -6,8 +6,8 @@ use super::Failure;
 use super::runs::open;
 
 pub(super) const HELP: &str = "\
-It is kept as long as the run is: the last 100 that are over, for 30 days. What grows without end fills the disk: a run
-that says much had better write to a file that somebody turns over.
+It is kept as long as the run is: the last 100 that are over, for 30 days. What grows without end
+fills the disk: a run that says much had better write to a file of its own.
 
 Examples:
   reaper logs web

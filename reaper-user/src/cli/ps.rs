@@ -16,9 +16,10 @@ use crate::run::{Known, Over, Record, Start};
 use crate::sys;
 
 pub(super) const HELP: &str = "\
-Needs no service. A run of this list is one of `reaper run`, of this user; runs whose owner was killed are closed first,
-and what is left of them is ended: the command, if the process with its pid is still that one, and what descends from it.
-Those of another boot are only closed. `left` is what there is of --timeout.
+Needs no service. A run of this list is one of `reaper run`, of this user. Those whose owner was
+killed are closed first, and what is left of them is ended: the command, if the process with its pid
+is still that one, and what descends from it. Those of another boot are only closed. `left` is what
+there is of --timeout.
 
 Examples:
   reaper ps

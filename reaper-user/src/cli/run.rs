@@ -27,11 +27,12 @@ killed by SIGKILL, a service that runs ends the rest; without one, see below.
 Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
 Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
 
-A run is written down where `reaper ps` finds it ($XDG_STATE_HOME/reaper/runs, by default ~/.local/state/reaper/runs;
-root's are in /var/lib/reaper/runs): `reaper stop`, `wait` and `logs` take its id or --name. If this program is killed by
-SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs` of the same user ends what of the run can still be told from
-strangers: the command and what descends from it. Where that directory cannot be used, a run goes on without; one
-with --name, --limit or --detach is refused.
+A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
+~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
+id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
+of the same user ends what of the run can still be told from strangers: the command, and what descends
+from it. Where that directory cannot be used, a run goes on without; one with --name, --limit or
+--detach is refused.
 
 Examples:
   reaper run -- npm test

@@ -7,18 +7,21 @@ use super::runs::{called, open, tell_left};
 use crate::run::{Known, Outcome};
 
 pub(super) const HELP: &str = "\
-It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was started with; a second `stop`
-cuts that short. Recorded it is as cancelled, which is neither a success nor a failure, and its hooks are not run. One
-that has come to its own end by then keeps that; all who stop it at once are told the same. Waits until nothing is left.
+It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was
+started with; a second `stop` cuts that short. Recorded it is as cancelled, which is neither a
+success nor a failure, and its hooks are not run. One that has come to its own end by then keeps
+that; all who stop it at once are told the same. Waits until nothing is left.
 
-Only what `reaper run` has started is ever touched, and only where the process that has the pid is still that one.
+Only what `reaper run` has started is ever touched, and only where the process that has the pid is
+still that one.
 
 Examples:
   reaper stop web              by name
   reaper stop k4               by the beginning of an id
 
 Exit status:
-  0  it is over    1  there is no such run, or something of it could not be ended, which is named    2  wrong usage";
+  0  it is over    2  wrong usage
+  1  there is no such run, or something of it could not be ended, which is named";
 
 /// Gives the exit status.
 pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
