@@ -13,8 +13,6 @@ use nix::fcntl::{Flock, FlockArg};
 use super::record::{Claim, Line, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
 use super::{Outcome, Run};
-use crate::model::event::TICK_NS;
-use crate::source::procfs::Procfs;
 use crate::sys::{self, child};
 
 /// Letters that are not taken for another, in an id.
@@ -187,8 +185,9 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
     let program = std::iter::once(run.command.get_program());
     let (command, truncated) = preview(program.chain(run.command.get_args()));
     let own = std::process::id();
-    let ticks = Procfs::default().start_ticks(own);
-    let ticks = ticks.ok_or_else(|| io::Error::other("/proc does not tell of this process"))?;
+    let start_ns = child::own_start(&mut [0; 1024]);
+    let start_ns =
+        start_ns.ok_or_else(|| io::Error::other("/proc does not tell of this process"))?;
     let cwd = match run.command.get_current_dir() {
         Some(cwd) => cwd.to_owned(),
         None => std::env::current_dir().unwrap_or_default(),
@@ -201,10 +200,7 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         agent: run.agent.clone(),
         boot_id: boot_id(),
         pid_namespace: sys::pid_namespace_unless_first()?,
-        wrapper: Who {
-            pid: own,
-            start_ns: ticks.saturating_mul(TICK_NS),
-        },
+        wrapper: Who { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
         command,
         truncated,

@@ -211,8 +211,8 @@ pub fn note_start(command: &mut Command, file: File) {
     unsafe { command.pre_exec(note) };
 }
 
-/// When this process began, in ns since boot. Allocates nothing.
-fn own_start(buffer: &mut [u8]) -> Option<u64> {
+/// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.
+pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     let stat = open(
         c"/proc/self/stat",
         OFlag::O_RDONLY | OFlag::O_CLOEXEC,
