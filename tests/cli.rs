@@ -118,7 +118,7 @@ fn help() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     for word in [
         "daemon", "demo", "doctor", "config", "detach", "status", "tree", "explain", "agents",
-        "keep", "unkeep", "history", "scan", "run",
+        "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
     ] {
         assert!(said.out.contains(word), "no word of '{word}' in the help");
         let said = reaper(dir.path(), &[word, "--help"]);

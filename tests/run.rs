@@ -2,8 +2,10 @@
 //! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
 //! without any privilege.
 
+mod lost;
 mod owner;
 mod passes;
+mod records;
 mod signals;
 mod status;
 mod terminal;
@@ -40,6 +42,8 @@ pub fn trials() -> Vec<Trial> {
         terminal::STORIES,
         trees::STORIES,
         owner::STORIES,
+        records::STORIES,
+        lost::STORIES,
     ]
     .concat();
     let root = nix::unistd::geteuid().is_root();
@@ -50,7 +54,8 @@ pub fn trials() -> Vec<Trial> {
         }
         trials.push(play("as-nobody", name, NOBODY, story));
     }
-    let roots = trees::ROOTS.iter().filter(|_| root);
+    let roots = [trees::ROOTS, lost::ROOTS].concat();
+    let roots = roots.iter().filter(|_| root);
     trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
     trials
 }
@@ -115,6 +120,7 @@ impl Place {
             .current_dir(self.dir.path())
             .env(MARK, self.dir.path())
             .env("HOME", self.dir.path())
+            .env("XDG_STATE_HOME", self.path("state"))
             // Not all that root has there may be looked into by others.
             .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
             .uid(self.uid)
@@ -148,6 +154,31 @@ impl Place {
         let said = cli::run(self.dir.path(), &mut self.reaper(words));
         self.assert_alone();
         said
+    }
+
+    /// `reaper` with these words, to its end.
+    fn ask(&self, words: &[&str]) -> Said {
+        // Beside what a run that goes on writes to its own files.
+        let dir = self.path("asked");
+        let _ = fs::create_dir(&dir);
+        let mut command = self.command("./reaper");
+        cli::run(&dir, command.args(words))
+    }
+
+    /// The runs that there are, as `reaper ps` tells.
+    fn ps(&self, words: &[&str]) -> Vec<serde_json::Value> {
+        let said = self.ask(&[&["ps", "--json"], words].concat());
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let mut said: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        match said["runs"].take() {
+            serde_json::Value::Array(runs) => runs,
+            other => panic!("no list of runs: {other}"),
+        }
+    }
+
+    /// Where the records are.
+    fn records(&self) -> std::path::PathBuf {
+        self.path("state/reaper/runs")
     }
 
     /// Runs a script of the place's user to its end, with arguments.
@@ -227,6 +258,11 @@ impl Place {
             "left behind: {:?}",
             told().collect::<Vec<_>>()
         );
+    }
+
+    /// The same where who owned it may not have left yet.
+    fn await_alone(&self) {
+        eventually("nothing is left", || self.living().is_empty().then_some(()));
     }
 
     fn assert_spared(&mut self) {

@@ -133,7 +133,9 @@ impl World {
             .stderr(errors)
             .current_dir(dir)
             // Rules may ask for what a continuous integration, a multiplexer or an agent around the tests has set.
-            .env_clear();
+            .env_clear()
+            // Whoever runs there is not to write down anything elsewhere.
+            .env("XDG_STATE_HOME", dir.join("state"));
         for (name, value) in ["PATH", "TMPDIR", "RUST_BACKTRACE"]
             .into_iter()
             .filter_map(|name| Some((name, std::env::var_os(name)?)))

@@ -41,6 +41,7 @@ fn foreign_proc() {
     let refused = |status: i32, arguments: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", REAPER]).args(arguments);
+        command.env("XDG_STATE_HOME", dir.path().join("state"));
         let said = run(dir.path(), &mut command);
         assert_eq!(
             said.code,

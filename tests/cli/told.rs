@@ -351,6 +351,7 @@ fn closed_again() {
     let words = ["wanted=parent+worker+sleep", "leaf=sleep"];
     world.order("claude", "agent", "agent", &words.map(String::from));
     world.await_cast("agent", 1);
+    world.await_cast("wanted", 1);
     world.await_cast("leaf", 1);
     world.await_cast("worker", 1);
     let wanted = world.one("wanted");

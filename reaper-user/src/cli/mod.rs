@@ -15,13 +15,23 @@ mod history;
 mod keep;
 mod lock;
 #[cfg(target_os = "linux")]
+mod logs;
+#[cfg(target_os = "linux")]
+mod ps;
+#[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+mod runs;
 mod scan;
 mod scope;
 mod show;
 mod status;
+#[cfg(target_os = "linux")]
+mod stop;
 mod tree;
 mod user;
+#[cfg(target_os = "linux")]
+mod wait;
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -59,6 +69,7 @@ Examples:
   sudo reaper daemon --scope 4242 --json
                                     only what descends from process 4242, as JSON lines
   reaper run -- npm test            a command of which nothing is left behind, without root or a service
+  reaper ps                         your runs; `reaper stop`, `wait` and `logs` take their id or name
   reaper tree                       the agents that run now, with all that descends from them
   reaper explain 4250               why a process is kept or reaped, and what comes next
   reaper keep 4250 --for 2h         do not reap it when its agent ends
@@ -123,6 +134,35 @@ Examples:
     #[cfg(target_os = "linux")]
     #[command(after_help = run::HELP)]
     Run(run::RunArgs),
+    /// List your runs: how far they are, what they may still take, and what has become of them.
+    #[cfg(target_os = "linux")]
+    #[command(after_help = ps::HELP)]
+    Ps(ps::PsArgs),
+    /// End a run of yours, with all that belongs to it.
+    #[cfg(target_os = "linux")]
+    #[command(after_help = stop::HELP)]
+    Stop {
+        /// Its id, the beginning of that, or its name.
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<String>,
+    },
+    /// Wait until a run of yours is over, and leave with its status.
+    #[cfg(target_os = "linux")]
+    #[command(after_help = wait::HELP)]
+    Wait {
+        /// Its id, the beginning of that, or its name.
+        run: String,
+    },
+    /// Show what a run that was detached has said.
+    #[cfg(target_os = "linux")]
+    #[command(after_help = logs::HELP)]
+    Logs {
+        /// Its id, the beginning of that, or its name.
+        run: String,
+        /// And what it says from now on, until it is over.
+        #[arg(short, long)]
+        follow: bool,
+    },
     /// Ask the service what it watches, what it has done, and what it has missed.
     #[command(after_help = "\
 Examples:
@@ -456,6 +496,14 @@ pub fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         #[cfg(target_os = "linux")]
         Command::Run(args) => Ok(run::run(args)),
+        #[cfg(target_os = "linux")]
+        Command::Ps(args) => ps::run(&args).map(|()| 0),
+        #[cfg(target_os = "linux")]
+        Command::Stop { runs } => stop::run(&runs),
+        #[cfg(target_os = "linux")]
+        Command::Wait { run } => Ok(wait::run(&run)),
+        #[cfg(target_os = "linux")]
+        Command::Logs { run, follow } => logs::run(&run, follow).map(|()| 0),
         Command::Demo => demo::run(),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
         Command::Detach(args) => detach::run(args).map(|()| 0),
@@ -491,7 +539,8 @@ pub fn main() -> ExitCode {
 fn misused(error: &clap::Error) -> ExitCode {
     // There is nobody to tell that to.
     let _ = error.print();
-    let runs = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    let word = std::env::args_os().nth(1);
+    let runs = word.is_some_and(|word| word == "run" || word == "wait");
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
         _ if runs => ExitCode::from(OWN_FAILURE),

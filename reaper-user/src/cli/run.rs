@@ -1,7 +1,9 @@
 //! `reaper run`: a command of which nothing is left behind.
 
+mod detach;
+
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,17 +14,25 @@ use nix::sys::signal::{Signal, raise};
 
 use super::OWN_FAILURE;
 use crate::export::to_json;
-use crate::run::{DoneWhen, End, Outcome, Report, Run};
+use crate::run::{DoneWhen, End, Limit, Outcome, Progress, Report, Run, Runs};
+use detach::{Side, Tell};
 
 pub(super) const HELP: &str = "\
 The command has the terminal, stdin, signals and exit status as if it had been started without this; and
 when it ends, all that descends from it is ended: SIGTERM, and SIGKILL after the grace. That holds whatever
 it does with setsid, nohup, double forks or user ids, and needs neither root nor a service. Not followed is what another
 program starts for it: docker, systemd-run, cron, a tmux server that is there already. If this program itself is
-killed by SIGKILL, a service that runs ends the rest; without one it stays.
+killed by SIGKILL, a service that runs ends the rest; without one, see below.
 
 Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
 Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
+
+A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
+~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
+id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
+of the same user ends what of the run can still be told from strangers: the command, and what descends
+from it. Where that directory cannot be used, a run goes on without; one with --name, --limit or
+--detach is refused.
 
 Examples:
   reaper run -- npm test
@@ -31,6 +41,8 @@ Examples:
   reaper run --done-when 'test -e done' --every 5s -- ./agent-that-never-exits.sh
   reaper run --clean-on-success ./worktree --on-failure 'echo \"kept: $REAPER_OUTCOME\"' -- make -C worktree
   reaper run --report run.json -- cargo test; jq .outcome run.json
+  reaper run --detach --name web -- npm run dev; reaper logs -f web; reaper stop web
+  reaper run --limit gpu=2 --agent codex --session turn-17 -- codex exec 'train it'
 
 Exit status:
   the command's own; 128 + N if signal N has ended it
@@ -73,6 +85,21 @@ pub(super) struct RunArgs {
     /// Remove this file or directory after a success. May be given several times.
     #[arg(long, value_name = "PATH", value_parser = removable)]
     clean_on_success: Vec<PathBuf>,
+    /// What it is found by: letters, digits, `.`, `_` and `-`. Refused while another run of that name lives.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    name: Option<String>,
+    /// Of what it is part: shown by `ps`, and in the report.
+    #[arg(long, value_name = "ID", value_parser = label)]
+    session: Option<String>,
+    /// Of whom it is: the same.
+    #[arg(long, value_name = "NAME", value_parser = label)]
+    agent: Option<String>,
+    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served.
+    #[arg(long, value_name = "GROUP=N", value_parser = group)]
+    limit: Option<Limit>,
+    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
+    #[arg(long)]
+    detach: bool,
     /// Write what has become of it to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -86,10 +113,33 @@ pub(super) struct RunArgs {
 
 /// Gives the exit status.
 pub(super) fn run(args: RunArgs) -> u8 {
-    let (report, json) = (args.report.clone(), args.json);
-    let told = match owned(args).attend() {
+    let (report, json, detach) = (args.report.clone(), args.json, args.detach);
+    let mut run = owned(args);
+    match Runs::of_user() {
+        Ok(runs) => {
+            super::runs::close_dead(&runs, false);
+            run.records = Some(runs);
+        }
+        Err(error) if detach || run.name.is_some() || run.limit.is_some() => {
+            anstream::eprintln!("reaper: {error}");
+            return OWN_FAILURE;
+        }
+        Err(error) => tracing::debug!("{error}"),
+    }
+    let tell = match detach.then(detach::part) {
+        None => Tell::default(),
+        Some(Ok(Side::Caller(status))) => return status,
+        Some(Ok(Side::Run(tell))) => tell,
+        Some(Err(error)) => {
+            anstream::eprintln!("reaper: --detach: {error}");
+            return OWN_FAILURE;
+        }
+    };
+    run.progress = Some(Box::new(show(&run, tell.clone())));
+    let told = match run.attend() {
         Ok(told) => told,
         Err(error) => {
+            tell.failed(error.status(), &error.to_string());
             anstream::eprintln!("reaper: {error}");
             return error.status();
         }
@@ -129,7 +179,34 @@ fn owned(args: RunArgs) -> Run {
     run.on_success = args.on_success;
     run.on_failure = args.on_failure;
     run.clean_on_success = args.clean_on_success;
+    run.name = args.name;
+    run.session = args.session;
+    run.agent = args.agent;
+    run.limit = args.limit;
+    run.detached = args.detach;
     run
+}
+
+/// What a user is told while it goes on.
+fn show(run: &Run, tell: Tell) -> impl FnMut(Progress<'_>) + use<> {
+    let group = run.limit.as_ref().map(|limit| limit.group.clone());
+    let group = group.filter(|_| std::io::stderr().is_terminal() && !run.detached);
+    let mut id = String::new();
+    move |progress| match progress {
+        Progress::Recorded(recording) => {
+            recording.id().clone_into(&mut id);
+            if let Some(log) = recording.log() {
+                tell.write_to(log);
+            }
+        }
+        Progress::Waiting(before) => {
+            if let Some(group) = &group {
+                anstream::eprintln!("reaper: waits for a place in {group}: {before} before it");
+            }
+            tell.begun(&id);
+        }
+        Progress::Started(_) => tell.begun(&id),
+    }
 }
 
 fn hand_over(told: &Report, file: Option<&Path>, json: bool) -> anyhow::Result<()> {
@@ -169,6 +246,35 @@ fn limit(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         Duration::ZERO => Err("0 is no time: leave the option out".to_owned()),
         time => Ok(time),
+    }
+}
+
+/// What can be typed, and be the name of a file.
+fn name(typed: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let begins = typed.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !begins || typed.len() > 64 || !typed.chars().all(fine) {
+        return Err(
+            "a name is of up to 64 letters, digits, `.`, `_` and `-`, and begins with one of the first two".to_owned(),
+        );
+    }
+    Ok(typed.to_owned())
+}
+
+/// A line that is not too long.
+fn label(typed: &str) -> Result<String, String> {
+    if typed.is_empty() || typed.len() > 256 || typed.chars().any(char::is_control) {
+        return Err("it is to be one line of up to 256 characters".to_owned());
+    }
+    Ok(typed.to_owned())
+}
+
+fn group(typed: &str) -> Result<Limit, String> {
+    let (group, runs) = typed.rsplit_once('=').ok_or("such as `gpu=2`")?;
+    let group = name(group)?;
+    match runs.parse() {
+        Ok(runs @ 1..) => Ok(Limit { group, runs }),
+        _ => Err(format!("{runs:?} is no number of runs: it takes 1 or more")),
     }
 }
 

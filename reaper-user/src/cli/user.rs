@@ -1,11 +1,11 @@
 //! Where a user's own service has its files, by the XDG Base Directory Specification.
 
-use std::env;
 use std::path::PathBuf;
 
 use super::Failure;
 use crate::config::Config;
 use crate::sys::places::USER_RUNTIME;
+use crate::sys::xdg::{absolute, state_home};
 
 /// Where its lock and its socket are: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`); `None` where there is no such directory.
 pub(super) fn runtime_dir() -> Option<PathBuf> {
@@ -14,14 +14,7 @@ pub(super) fn runtime_dir() -> Option<PathBuf> {
 
 /// Where its journal is: `$XDG_STATE_HOME/reaper`, by default `~/.local/state/reaper`.
 pub(super) fn state_dir() -> Option<PathBuf> {
-    let home = || Some(absolute("HOME")?.join(".local/state"));
-    Some(absolute("XDG_STATE_HOME").or_else(home)?.join("reaper"))
-}
-
-/// What a variable says, if that is of any use.
-fn absolute(variable: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(env::var_os(variable)?);
-    path.is_absolute().then_some(path)
+    Some(state_home()?.join("reaper"))
 }
 
 /// Puts the files of a service where a user's are, unless the config says where they are.

@@ -42,6 +42,11 @@ fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<
         .arg("-c")
         .arg(hook)
         .env("REAPER_OUTCOME", report.outcome.as_str());
+    if let Some(recording) = &run.recording {
+        recording
+            .note(&mut command)
+            .map_err(|error| error.to_string())?;
+    }
     let mut hook = Run {
         times: run.times,
         signal: run.signal,

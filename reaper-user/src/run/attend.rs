@@ -1,5 +1,6 @@
 //! Standing in for a command until it is over: what it is sent reaches it, and what becomes of it reaches the caller.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -10,8 +11,9 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
 
 use super::probe::Probe;
+use super::recording::Recording;
 use super::silence::Silence;
-use super::{End, Facts, Outcome, Report, Run, RunError, outcome};
+use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
 use crate::reap;
 use crate::sys;
 use crate::sys::child::{self, Change, Held};
@@ -32,6 +34,8 @@ pub(super) struct Attended<'a> {
     ended: u64,
     /// Numbers of the signals that have come by which somebody asks for an end, and when each came last.
     asked: Vec<(i32, u64)>,
+    /// Whoever has claimed the run for a stop has said so.
+    stopped: Cell<bool>,
     probe: Option<Probe<'a>>,
     silence: Option<Silence>,
     began: u64,
@@ -55,6 +59,7 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
         Silence::let_go(&mut run.command);
     }
     let pid = started.id();
+    run.tell(Progress::Started(pid));
     // It has not been waited for, so the pid is its own.
     let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_HANDLE))?;
     let done_when = run.done_when.as_ref();
@@ -65,12 +70,17 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
         end: None,
         ended: 0,
         asked: Vec::new(),
+        stopped: Cell::new(false),
         probe: done_when.map(|done_when| Probe::new(done_when, held.inherited)),
         silence,
         began,
         run,
     };
     let outcome = attended.await_outcome();
+    let outcome = match &attended.run.recording {
+        Some(recording) => recording.claim(outcome),
+        None => outcome,
+    };
     let endings = attended.end_tree();
     if let Some(silence) = attended.silence.take() {
         silence.finish(|| attended.pending().iter().any(Came::asks_for_an_end));
@@ -133,6 +143,9 @@ impl Attended<'_> {
     /// after SIGTERM that is what it was asked for, the others are also used for something else, and count for as long
     /// as the grace.
     fn stopped_by(&self) -> Option<i32> {
+        if self.stopped.get() {
+            return Some(Signal::SIGTERM as i32);
+        }
         let end = self.end?;
         let grace = u64::try_from(self.run.times.grace.as_nanos()).unwrap_or(u64::MAX);
         let explains = |(number, at): &&(i32, u64)| {
@@ -186,7 +199,8 @@ impl Attended<'_> {
         while let Ok(Some(info)) = self.held.signals.read_signal() {
             // What it writes where nobody reads is its own affair.
             let own = info.ssi_code == libc::SI_USER && info.ssi_pid == std::process::id();
-            if info.ssi_signo != Signal::SIGCHLD as u32 && !own {
+            let told = info.ssi_signo == Signal::SIGCHLD as u32 || self.is_stop(info.ssi_signo);
+            if !told && !own {
                 pending.push(Came {
                     number: info.ssi_signo.cast_signed(),
                     by_kernel: info.ssi_code == BY_KERNEL,
@@ -194,6 +208,15 @@ impl Attended<'_> {
             }
         }
         pending
+    }
+
+    /// Whether that is the word of who has claimed the run to stop it. It is heard once: a second one cuts the grace short.
+    fn is_stop(&self, number: u32) -> bool {
+        let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
+        let recording = self.run.recording.as_ref().filter(|_| first);
+        let stop = recording.is_some_and(Recording::is_stopped);
+        self.stopped.set(self.stopped.get() || stop);
+        stop
     }
 
     /// Waits for all who have exited; whether there are children left.

@@ -65,11 +65,12 @@ impl Attended<'_> {
             killed += usize::from(ending.signal == Some(Signal::SIGKILL));
             memory_rss += ending.memory.map_or(0, |memory| memory.rss);
         }
-        let procfs = Procfs::default();
-        let mut left: Vec<Left> = endings
-            .iter()
-            .filter_map(|one| Left::of(one, &procfs))
-            .collect();
+        let mut left = Vec::new();
+        // Most leave nothing, and it takes a while to begin with /proc.
+        if !endings.is_empty() {
+            let procfs = Procfs::default();
+            left.extend(endings.iter().filter_map(|one| Left::of(one, &procfs)));
+        }
         if self.meet_children() {
             let told: Vec<u32> = left.iter().map(|left| left.pid).collect();
             left.extend(Left::unseen(&told));
@@ -78,6 +79,10 @@ impl Attended<'_> {
         let command = command.chain(self.run.command.get_args());
         Report {
             schema: 1,
+            run: self.run.recording.as_ref().map(|own| own.id().to_owned()),
+            name: self.run.name.clone(),
+            session: self.run.session.clone(),
+            agent: self.run.agent.clone(),
             command: command
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),

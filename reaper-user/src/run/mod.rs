@@ -5,26 +5,43 @@
 //! double fork, environment or user id; only who lets *another* program start something (a container engine, a service manager, a
 //! tmux server that is there already) is not followed. Neither a privilege nor a service is needed.
 //!
-//! ```no_run
-//! use std::process::Command;
-//! use std::time::Duration;
+//! A run can be written down ([`Runs`]): then it is found, stopped and waited for by others, and if this process is killed, the next
+//! one ends what is left.
 //!
-//! use reaper::run::Run;
+//! ```
+//! use std::{process::Command, time::Duration};
+//! use reaper::run::{Run, Runs};
 //!
-//! let mut run = Run::new(Command::new("make"));
-//! run.timeout = Some(Duration::from_secs(600));
+//! # let dir = std::env::temp_dir().join(format!("reaper-doc-{}", std::process::id()));
+//! # let own = dir.join("runs");
+//! let runs = Runs::open(&own)?; // or Runs::of_user()?, where `reaper ps` looks
+//! runs.close_dead()?; // what others have left who were killed
+//! let mut run = Run::new(Command::new("sh"));
+//! run.command.args(["-c", "setsid sleep 600 & exit 3"]);
+//! run.timeout = Some(Duration::from_secs(60));
+//! run.session = Some("turn 17".to_owned());
+//! run.records = Some(runs);
 //! let report = run.attend()?;
 //! println!("{}: {} left behind were ended", report.outcome.as_str(), report.ended);
-//! # Ok::<(), reaper::run::RunError>(())
+//! # assert_eq!((report.outcome, report.ended, report.left.len()), (reaper::run::Outcome::Failed, 1, 0));
+//! # assert_eq!(Runs::open(&own)?.find(&report.run.unwrap())?.record.start.session.as_deref(), Some("turn 17"));
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod afterwards;
 mod attend;
+mod closing;
 mod end;
+mod limit;
 mod outcome;
 mod probe;
+mod record;
+mod recording;
 mod report;
+mod runs;
 mod silence;
+mod stop;
 
 use std::io;
 use std::path::PathBuf;
@@ -36,8 +53,13 @@ use nix::sys::signal::Signal;
 use crate::reap::Times;
 use crate::sys;
 use crate::sys::child::{self, Held};
+pub use limit::Limit;
 pub use outcome::{End, Facts, Outcome, outcome};
+pub use record::{Begun, Claim, Over, Record, Start, Who};
+pub use recording::Recording;
 pub use report::{Left, Report};
+pub use runs::{CLOSED_AGE, CLOSED_MAX, Known, RecordError, Runs};
+pub use stop::StopError;
 
 /// A command, and what is to become of it.
 pub struct Run {
@@ -63,6 +85,36 @@ pub struct Run {
     pub on_failure: Option<String>,
     /// Removed, with all that is in them, after a success; a link is, and not what it leads to.
     pub clean_on_success: Vec<PathBuf>,
+    /// Where it is written down, so that it can be found and stopped, and what is left of it is ended even where this process
+    /// is killed. Where that cannot be done it is run all the same, unless it has a name, a limit, or is detached.
+    pub records: Option<Runs>,
+    /// What it is found by, of which there is one at a time.
+    pub name: Option<String>,
+    /// Of whom it is part, in the words of the caller.
+    pub session: Option<String>,
+    pub agent: Option<String>,
+    /// How many of its kind there may be at a time.
+    pub limit: Option<Limit>,
+    /// Whoever has started this process has let go of it.
+    pub detached: bool,
+    /// Told how far it is.
+    pub progress: Option<Listener>,
+    /// As what it is written down by now.
+    recording: Option<Recording>,
+}
+
+/// Who is told how far a run is.
+pub type Listener = Box<dyn FnMut(Progress<'_>)>;
+
+/// How far a run is.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// It is written down.
+    Recorded(&'a Recording),
+    /// It has to wait until fewer run; so many do, or come before it.
+    Waiting(usize),
+    /// The command has been started, with this pid.
+    Started(u32),
 }
 
 /// A command that leaves with status 0 once a run is done.
@@ -89,6 +141,14 @@ impl Run {
             on_success: None,
             on_failure: None,
             clean_on_success: Vec::new(),
+            records: None,
+            name: None,
+            session: None,
+            agent: None,
+            limit: None,
+            detached: false,
+            progress: None,
+            recording: None,
         }
     }
 
@@ -103,11 +163,75 @@ impl Run {
     /// and so is what could not be done afterwards.
     pub fn attend(mut self) -> Result<Report, RunError> {
         sys::pid_namespace_unless_first().map_err(RunError::Proc)?;
+        self.write_down()?;
+        let done = self.attend_recorded();
+        if let Some(recording) = self.recording.take() {
+            let over = match &done {
+                Ok(report) => Over::of(report),
+                Err(error) => Over {
+                    status: error.status(),
+                    ..Over::unseen(recording.claim(Outcome::Failed), &error.to_string())
+                },
+            };
+            if let Err(error) = recording.close(over) {
+                // Whoever comes next closes it, by what was claimed.
+                tracing::debug!("what has come of the run cannot be recorded: {error}");
+            }
+        }
+        done
+    }
+
+    fn attend_recorded(&mut self) -> Result<Report, RunError> {
+        let _place = self.take_place()?;
         child::adopt_orphans().map_err(RunError::system("orphans cannot be adopted"))?;
+        if let Some(recording) = &self.recording {
+            let noted = recording.note(&mut self.command);
+            noted.map_err(|source| RunError::System {
+                what: "the command cannot be recorded",
+                source,
+            })?;
+        }
         let held = Held::begin().map_err(RunError::system("signals cannot be held"))?;
-        let mut report = attend::attend(&mut self, &held)?;
-        afterwards::see_to(&self, &held, &mut report);
+        if self.recording.as_ref().is_some_and(Recording::is_stopped) {
+            return Err(RunError::Stopped);
+        }
+        let mut report = attend::attend(self, &held)?;
+        afterwards::see_to(self, &held, &mut report);
         Ok(report)
+    }
+
+    fn write_down(&mut self) -> Result<(), RunError> {
+        let needed = self.name.is_some() || self.limit.is_some() || self.detached;
+        let begun = match &self.records {
+            Some(runs) => runs.begin(self),
+            None if needed => Err(RecordError::NoPlace),
+            None => return Ok(()),
+        };
+        match begun {
+            Ok(recording) => {
+                let recording = self.recording.insert(recording);
+                if let Some(tell) = &mut self.progress {
+                    tell(Progress::Recorded(recording));
+                }
+            }
+            Err(error) if needed => return Err(RunError::Record(error)),
+            Err(error) => tracing::debug!("{error}"),
+        }
+        Ok(())
+    }
+
+    fn take_place(&mut self) -> Result<Option<limit::Place>, RunError> {
+        let (Some(limit), Some(runs)) = (self.limit.clone(), self.records.clone()) else {
+            return Ok(None);
+        };
+        let place = runs.place(&limit, |before| self.tell(Progress::Waiting(before)));
+        place.map(Some).map_err(RunError::Record)
+    }
+
+    fn tell(&mut self, progress: Progress<'_>) {
+        if let Some(tell) = &mut self.progress {
+            tell(progress);
+        }
     }
 }
 
@@ -125,7 +249,14 @@ pub enum RunError {
         what: &'static str,
         source: io::Error,
     },
+    #[error(transparent)]
+    Record(RecordError),
+    #[error("it was stopped before its command was started")]
+    Stopped,
 }
+
+/// Status of a run that has been stopped, and whose command has none: as if SIGTERM had ended it.
+const STOPPED: u8 = 128 + 15;
 
 impl RunError {
     fn system(what: &'static str) -> impl Fn(nix::Error) -> RunError {
@@ -140,7 +271,8 @@ impl RunError {
         match self {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             RunError::Start { .. } => 126,
-            RunError::System { .. } | RunError::Proc(_) => 125,
+            RunError::Stopped => STOPPED,
+            RunError::System { .. } | RunError::Proc(_) | RunError::Record(_) => 125,
         }
     }
 }

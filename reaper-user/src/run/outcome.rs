@@ -39,7 +39,7 @@ pub struct Facts {
 }
 
 /// How a run has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The done-probe says so, or without one, the command has left with status 0.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{End, Outcome};
 use crate::reap::{Ending, Failure, Outcome as Reaped};
@@ -12,6 +12,15 @@ use crate::source::procfs::Procfs;
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub schema: u32,
+    /// As which it is recorded, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Of the command, as this process has started it.
@@ -52,7 +61,7 @@ impl Report {
 }
 
 /// A process that could not be ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     pub pid: u32,
     pub command: String,

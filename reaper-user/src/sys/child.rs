@@ -1,12 +1,20 @@
 //! Starting a command and standing in for it: signals, terminal, and whoever is left to this process to wait for.
 
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
+use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, read, setsid, write};
+
+use crate::model::event::TICK_NS;
 
 /// Those that a process has by its own doing, and that must not wait.
 const FAULTS: [Signal; 6] = [
@@ -176,4 +184,96 @@ pub fn next_change() -> nix::Result<Option<(u32, Change)>> {
         _ => Change::Killed(status),
     };
     Ok(Some((pid, change)))
+}
+
+/// Has the command append a line to a file before it becomes the program: who it is, when it began by the kernel's word, and the
+/// time on the monotonic clock. Where that cannot be written it begins all the same.
+pub fn note_start(command: &mut Command, file: File) {
+    let note = move || {
+        let mut stat = [0; 1024];
+        let mut line = [0; 160];
+        if let Some(start) = own_start(&mut stat) {
+            let room = line.len();
+            let mut rest = &mut line[..];
+            let (pid, at) = (std::process::id(), super::monotonic());
+            let whole = writeln!(
+                rest,
+                "\n{{\"command\":{{\"pid\":{pid},\"start_ns\":{start},\"at\":{at}}}}}"
+            );
+            let length = room - rest.len();
+            if whole.is_ok() {
+                let _ = write(&file, &line[..length]);
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    unsafe { command.pre_exec(note) };
+}
+
+/// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.
+pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
+    let stat = open(
+        c"/proc/self/stat",
+        OFlag::O_RDONLY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    let length = read(&stat, buffer).ok()?;
+    started(&buffer[..length])
+}
+
+/// What a stat file says of that, behind the name in brackets, which may hold anything.
+fn started(stat: &[u8]) -> Option<u64> {
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = stat.get(close + 2..)?.split(|byte| *byte == b' ');
+    let ticks: u64 = std::str::from_utf8(fields.nth(19)?).ok()?.parse().ok()?;
+    ticks.checked_mul(TICK_NS)
+}
+
+/// Goes on in a child that has a session of its own, and nothing to read; in this process gives its pid.
+///
+/// # Errors
+/// As `fork(2)`.
+pub fn part() -> nix::Result<Option<Pid>> {
+    // SAFETY: this program has no other threads yet, as the caller has to see to.
+    if let ForkResult::Parent { child } = unsafe { fork() }? {
+        return Ok(Some(child));
+    }
+    setsid()?;
+    let null = open(
+        c"/dev/null",
+        OFlag::O_RDWR | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )?;
+    dup2_stdin(null.as_fd())?;
+    Ok(None)
+}
+
+/// Has what this process writes go to a file from now on.
+///
+/// # Errors
+/// As `dup2(2)`.
+pub fn write_to(file: BorrowedFd<'_>) -> nix::Result<()> {
+    nix::unistd::dup2_stdout(file)?;
+    nix::unistd::dup2_stderr(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_read_whatever_the_name_is() {
+        let stat = |name: &str| {
+            format!("7 ({name}) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 42 20\n")
+        };
+        for name in ["x", ") S 1 (", "a b"] {
+            assert_eq!(started(stat(name).as_bytes()), Some(42 * TICK_NS));
+        }
+        assert_eq!(started(b"7 (x) S 1"), None);
+        assert_eq!(started(b""), None);
+        let mut buffer = [0; 1024];
+        assert!(own_start(&mut buffer).is_some_and(|start| start > 0));
+    }
 }

@@ -29,6 +29,7 @@ mod proc;
 mod ready;
 #[cfg_attr(target_os = "macos", path = "darwin/thread.rs")]
 mod thread;
+pub mod xdg;
 
 #[cfg(target_os = "linux")]
 pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};

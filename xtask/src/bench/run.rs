@@ -82,7 +82,10 @@ fn with(words: &[&str], command: &[&str]) -> Command {
     let words = [words, command].concat();
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
+    // What is written down of it is not for the user's own list, and on the same disk.
+    let state = std::env::temp_dir().join(format!("reaper-bench-{}/state", std::process::id()));
     command
+        .env("XDG_STATE_HOME", state)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());

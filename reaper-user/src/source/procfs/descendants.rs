@@ -1,6 +1,6 @@
 //! Who descends from a process, by what the process table says at the time.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::parse::Stat;
 use super::{Procfs, ProcfsError};
@@ -17,6 +17,9 @@ pub struct Descendant {
     pub cpu: u64,
 }
 
+/// A process, and whether it is no zombie.
+type Row = (Descendant, bool);
+
 impl Procfs {
     /// All that live and descend from a process, which is not one of them, each after its parent; who cannot be read
     /// is left out.
@@ -24,9 +27,27 @@ impl Procfs {
     /// # Errors
     /// The directory cannot be listed.
     pub fn descendants(&self, of: u32) -> Result<Vec<Descendant>, ProcfsError> {
-        let mut children: HashMap<u32, Vec<(Descendant, bool)>> = HashMap::new();
-        for pid in self.pids()? {
-            let found = self.stat(pid, |stat: Stat<'_>| {
+        Ok(below(self.rows()?, vec![of]))
+    }
+
+    /// All of these that live, and all that live and descend from one of them.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn families(&self, of: &HashSet<Key>) -> Result<Vec<Descendant>, ProcfsError> {
+        let rows = self.rows()?;
+        let is = |(row, lives): &&Row| *lives && of.iter().any(|key| key.same_tick(row.key));
+        let mut found: Vec<Descendant> = rows.iter().filter(is).map(|(row, _)| *row).collect();
+        let makers: Vec<u32> = found.iter().map(|row| row.key.pid).collect();
+        let known: HashSet<u32> = makers.iter().copied().collect();
+        let below = below(rows, makers).into_iter();
+        found.extend(below.filter(|one| !known.contains(&one.key.pid)));
+        Ok(found)
+    }
+
+    fn rows(&self) -> Result<Vec<Row>, ProcfsError> {
+        let row = |pid| {
+            self.stat(pid, |stat: Stat<'_>| {
                 let start = stat.start.saturating_mul(TICK_NS);
                 let descendant = Descendant {
                     key: Key { pid, start },
@@ -34,23 +55,27 @@ impl Procfs {
                     cpu: stat.cpu.saturating_add(stat.waited_cpu),
                 };
                 // The first of its threads may be dead, and others not.
-                (stat.parent, (descendant, !stat.dead() || stat.threads > 1))
-            });
-            if let Some((parent, child)) = found {
-                children.entry(parent).or_default().push(child);
-            }
-        }
-        let mut found = Vec::new();
-        let mut makers = vec![of];
-        while let Some(maker) = makers.pop() {
-            // Taken out, so that a table that changes while it is read leads into no circle.
-            for (child, lives) in children.remove(&maker).unwrap_or_default() {
-                makers.push(child.key.pid);
-                if lives {
-                    found.push(child);
-                }
-            }
-        }
-        Ok(found)
+                (descendant, !stat.dead() || stat.threads > 1)
+            })
+        };
+        Ok(self.pids()?.into_iter().filter_map(row).collect())
     }
+}
+
+fn below(rows: Vec<Row>, mut makers: Vec<u32>) -> Vec<Descendant> {
+    let mut children: HashMap<u32, Vec<Row>> = HashMap::new();
+    for row in rows {
+        children.entry(row.0.parent).or_default().push(row);
+    }
+    let mut found = Vec::new();
+    while let Some(maker) = makers.pop() {
+        // Taken out, so that a table that changes while it is read leads into no circle.
+        for (child, lives) in children.remove(&maker).unwrap_or_default() {
+            makers.push(child.key.pid);
+            if lives {
+                found.push(child);
+            }
+        }
+    }
+    found
 }

@@ -1,0 +1,57 @@
+//! `reaper stop`
+
+use std::io::{self, Write};
+
+use super::Failure;
+use super::runs::{called, open, tell_left};
+use crate::run::{Known, Outcome};
+
+pub(super) const HELP: &str = "\
+It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was
+started with; a second `stop` cuts that short. Recorded it is as cancelled, which is neither a
+success nor a failure, and its hooks are not run. One that has come to its own end by then keeps
+that; all who stop it at once are told the same. Waits until nothing is left.
+
+Only what `reaper run` has started is ever touched, and only where the process that has the pid is
+still that one.
+
+Examples:
+  reaper stop web              by name
+  reaper stop k4               by the beginning of an id
+
+Exit status:
+  0  it is over    2  wrong usage
+  1  there is no such run, or something of it could not be ended, which is named";
+
+/// Gives the exit status.
+pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
+    let runs = open()?;
+    let all: Vec<Known> = words
+        .iter()
+        .map(|word| runs.find(word))
+        .collect::<Result<_, _>>()?;
+    for known in all.iter().filter(|known| known.record.over.is_none()) {
+        runs.stop(known)?;
+    }
+    let mut status = 0;
+    for known in all {
+        let before = known.record.over.is_some();
+        let known = runs.wait(&known)?;
+        let Some(over) = &known.record.over else {
+            continue;
+        };
+        let outcome = over.outcome.as_str();
+        let said = match over.outcome {
+            _ if before => format!("was over: {outcome}"),
+            Outcome::Cancelled => "stopped".to_owned(),
+            _ => format!("came to its own end: {outcome}"),
+        };
+        writeln!(io::stdout(), "{} {said}", called(&known))
+            .map_err(|error| Failure::Other(error.into()))?;
+        tell_left(&known, &over.left);
+        if !over.left.is_empty() && !before {
+            status = 1;
+        }
+    }
+    Ok(status)
+}

@@ -1,0 +1,230 @@
+//! Closing runs whose owner is gone: what it could not see to any more is ended by what is written down.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use nix::sys::signal::Signal;
+
+use super::record::{Over, Record};
+use super::recording::{boot_id, claim, close};
+use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
+use super::{Left, Outcome};
+use crate::model::event::Key;
+use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own};
+use crate::source::procfs::{Procfs, ProcfsError};
+use crate::sys;
+use crate::sys::pidfd::Pidfd;
+
+/// How long it may take until all of a tree stand still.
+const HOLD_MAX: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// What is said of a run that nobody saw the end of.
+const OWNER_GONE: &str = "its `reaper run` was killed";
+const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
+pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
+
+impl Runs {
+    /// Closes all runs whose owner is gone: what is left of them is ended, as their policy says, if it can be told for
+    /// certain. Gives those that it has closed.
+    ///
+    /// Nothing is signalled of another boot. A run of another pid namespace, whose numbers mean others here, and one that this process
+    /// descends from, are left to somebody else.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn close_dead(&self) -> Result<Vec<Known>, RecordError> {
+        let mut closed = Vec::new();
+        for path in self.files()? {
+            if path.extension().unwrap_or_default() != OPEN {
+                continue;
+            }
+            let taken = runs::take(&path, false);
+            match taken.and_then(|file| file.map_or(Ok(None), |file| close_taken(&path, &file))) {
+                Ok(known) => closed.extend(known),
+                Err(error) => {
+                    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
+                }
+            }
+        }
+        Ok(closed)
+    }
+}
+
+/// Closes a run whose owner is gone: its record is locked.
+pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>> {
+    let Some(record) = runs::usable(path, &runs::content(file)?) else {
+        return Ok(None);
+    };
+    if record.over.is_some() {
+        fs::rename(path, path.with_extension(CLOSED))?;
+        return Ok(None);
+    }
+    let Some(over) = end(file, &record)? else {
+        return Ok(None);
+    };
+    close(file, path, over.clone())?;
+    let over = Some(over);
+    Ok(Some(Known {
+        record: Record { over, ..record },
+        path: path.with_extension(CLOSED),
+    }))
+}
+
+/// Ends what there is of a run; `None` if that is not to be done from here.
+fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
+    let start = &record.start;
+    let boot = boot_id();
+    if boot.is_empty() || start.boot_id != boot {
+        let outcome = claim(file, Outcome::Death)?.outcome();
+        let outcome = outcome.unwrap_or(Outcome::Death);
+        return Ok(Some(Over::unseen(outcome, OTHER_BOOT)));
+    }
+    if record.commands.is_empty() {
+        let outcome = claim(file, Outcome::Cancelled)?.outcome();
+        let outcome = outcome.unwrap_or(Outcome::Cancelled);
+        return Ok(Some(Over::unseen(outcome, NEVER_BEGAN)));
+    }
+    if sys::pid_namespace_unless_first()? != start.pid_namespace {
+        return Ok(None);
+    }
+    let procfs = Procfs::default();
+    let mut family = Family {
+        known: record.commands.iter().map(|one| one.who.key()).collect(),
+        procfs: &procfs,
+    };
+    let own = std::process::id();
+    let found = family.look().map_err(io::Error::other)?;
+    if found.keys().any(|key| key.pid == own) {
+        return Ok(None);
+    }
+    let outcome = claim(file, Outcome::Death)?.outcome();
+    let mut over = Over::unseen(outcome.unwrap_or(Outcome::Death), OWNER_GONE);
+    if found.is_empty() {
+        return Ok(Some(over));
+    }
+    let endings = family.end(record).map_err(io::Error::other)?;
+    for ending in &endings {
+        if matches!(ending.outcome, Reaped::Ended(_)) {
+            over.ended += 1;
+            over.killed += usize::from(ending.signal == Some(Signal::SIGKILL));
+        }
+    }
+    let left = endings.iter().filter_map(|one| Left::of(one, &procfs));
+    over.left = left.collect();
+    Ok(Some(over))
+}
+
+/// Those that a run has started, and all that were found to descend from them.
+struct Family<'a> {
+    known: HashSet<Key>,
+    procfs: &'a Procfs,
+}
+
+impl Family<'_> {
+    /// Who of it lives. Who has lost all makers since the last look is remembered.
+    fn look(&mut self) -> Result<Due, ProcfsError> {
+        let found = self.procfs.families(&self.known)?;
+        self.known.extend(found.iter().map(|one| one.key));
+        Ok(found.into_iter().map(|one| (one.key, None)).collect())
+    }
+
+    fn end(&mut self, record: &Record) -> Result<Vec<Ending>, ProcfsError> {
+        let start = &record.start;
+        let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
+        let mut grace = Duration::from_millis(start.grace_ms);
+        if !start.leader_first {
+            self.hold()?;
+        } else if !self.end_leader(record, grace, signal)? {
+            grace = Duration::ZERO;
+        }
+        let mut endings = patient(grace, signal);
+        let until = after(grace);
+        while !endings.is_over() {
+            if endings.is_gentle() && sys::monotonic() >= until {
+                self.hold()?;
+                endings.hasten();
+            }
+            endings.round(|_: &HashSet<Key>| self.look())?;
+            if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
+                break;
+            }
+        }
+        Ok(endings.told())
+    }
+
+    /// Stops all of it, so that none ends and leaves a child that was born after the last look: nobody could tell whose
+    /// that is. Each goes on as it is asked to end.
+    fn hold(&mut self) -> Result<(), ProcfsError> {
+        let mut held: HashMap<Key, Pidfd> = HashMap::new();
+        let until = sys::monotonic() + HOLD_MAX.as_nanos() as u64;
+        while sys::monotonic() < until {
+            let fresh = self
+                .look()?
+                .into_keys()
+                .filter(|key| !held.contains_key(key));
+            let opened = fresh.filter_map(|key| Some((key, Pidfd::open(key.pid).ok()?)));
+            let opened: Vec<_> = opened.collect();
+            if opened.is_empty() && !held.iter().any(|(key, one)| self.moves(*key, one)) {
+                return Ok(());
+            }
+            // Who is still found is the one whose pidfd was opened.
+            let found = self.look()?;
+            for (key, pidfd) in opened {
+                if found.contains_key(&key) && !pidfd.has_exited() {
+                    if let Err(error) = end_own(&pidfd, Signal::SIGSTOP) {
+                        tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
+                    }
+                    held.insert(key, pidfd);
+                }
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Whether it could still start something.
+    fn moves(&self, key: Key, pidfd: &Pidfd) -> bool {
+        !pidfd.has_exited() && matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'))
+    }
+
+    /// Asks the command alone to end, as long as the grace lasts; whether it has.
+    fn end_leader(
+        &mut self,
+        record: &Record,
+        grace: Duration,
+        signal: Signal,
+    ) -> Result<bool, ProcfsError> {
+        let leader = record.commands.first().map(|one| one.who.key());
+        let mut endings = patient(grace, signal);
+        let until = after(grace);
+        while sys::monotonic() < until {
+            endings.round(|_: &HashSet<Key>| {
+                let mut found = self.look()?;
+                found.retain(|key, _| leader.is_some_and(|leader| leader.same_tick(*key)));
+                Ok::<Due, ProcfsError>(found)
+            })?;
+            if endings.wait(None) == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Endings whose grace is over when it is said so, or a while later.
+fn patient(grace: Duration, signal: Signal) -> Endings {
+    let times = Times {
+        grace: grace.saturating_add(2 * HOLD_MAX),
+        ..Times::default()
+    };
+    Endings::new(times, signal)
+}
+
+/// So long from now, in ns on the monotonic clock.
+fn after(time: Duration) -> u64 {
+    sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,122 @@
+use std::ffi::OsString;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::damage::hostile;
+
+/// A run of which nothing special is to be said.
+pub(in crate::run) fn start(id: &str) -> Start {
+    Start {
+        schema: SCHEMA,
+        id: id.to_owned(),
+        name: None,
+        session: Some("s-1".to_owned()),
+        agent: None,
+        boot_id: "0a15f438-6774-4ca6-b514-09852823d3e8".to_owned(),
+        pid_namespace: 0,
+        wrapper: Who {
+            pid: 700,
+            start_ns: 70_000_000,
+        },
+        uid: 1000,
+        command: vec!["make".to_owned(), "all".to_owned()],
+        truncated: false,
+        cwd: "/work".to_owned(),
+        started: "2026-11-22T12:00:00Z".parse().unwrap(),
+        timeout_ms: Some(60_000),
+        idle_ms: None,
+        grace_ms: 5000,
+        signal: 15,
+        leader_first: false,
+        limit: None,
+        detached: false,
+    }
+}
+
+fn text(lines: &[Line]) -> Vec<u8> {
+    let line = |line| serde_json::to_string(line).unwrap() + "\n";
+    lines.iter().map(line).collect::<String>().into_bytes()
+}
+
+fn claim(outcome: Outcome, by: u32) -> Line {
+    Line::Claim(Claim { outcome, by })
+}
+
+fn full() -> Vec<Line> {
+    let who = Who {
+        pid: 701,
+        start_ns: 80_000_000,
+    };
+    vec![
+        Line::Run(Box::new(start("abcd"))),
+        Line::Command(Begun { who, at: 9 }),
+        claim(Outcome::Cancelled, 5),
+        claim(Outcome::Timeout, 6),
+        Line::Over(Box::new(Over::unseen(Outcome::Cancelled, "x"))),
+        Line::Over(Box::new(Over::unseen(Outcome::Death, "y"))),
+    ]
+}
+
+#[test]
+fn the_first_word_counts() {
+    let record = Record::parse(&text(&full())).unwrap();
+    assert_eq!(record.start, start("abcd"));
+    assert_eq!(record.commands.len(), 1);
+    assert_eq!(record.claim.unwrap().by, 5);
+    assert_eq!(record.outcome(), Some(Outcome::Cancelled));
+    assert_eq!(record.over.unwrap().notes, ["x"]);
+}
+
+#[test]
+fn a_line_that_was_cut_short_counts_for_nothing() {
+    let mut bytes = text(&full()[..2]);
+    bytes.extend(b"\n{\"claim\":{\"outcome\":\"succ");
+    let record = Record::parse(&bytes).unwrap();
+    assert_eq!(record.claim, None);
+    // Whoever writes next begins a line anew.
+    bytes.extend(b"\n{\"claim\":{\"outcome\":\"idle\",\"by\":3}}\n");
+    let record = Record::parse(&bytes).unwrap();
+    assert_eq!(record.outcome(), Some(Outcome::Idle));
+}
+
+#[test]
+fn what_does_not_begin_with_a_run_is_none() {
+    for damaged in [
+        &b""[..],
+        b"\n\n",
+        b"{}\n",
+        b"\0\0\0\0\n",
+        b"{\"run\":{\"schema\":1,\"id\":\"x\"}}\n",
+        b"{\"claim\":{\"outcome\":\"idle\",\"by\":3}}\n",
+    ] {
+        assert_eq!(Record::parse(damaged), Err(Unreadable::Damaged));
+    }
+    let mut cut = text(&full()[..1]);
+    cut.pop();
+    assert_eq!(Record::parse(&cut), Err(Unreadable::Damaged));
+    let later = b"{\"run\":{\"schema\":2,\"what\":\"ever\"}}\n";
+    assert_eq!(Record::parse(later), Err(Unreadable::Later(2)));
+}
+
+#[test]
+fn a_command_line_is_kept_to_a_bound() {
+    let kept = |words: &[&str]| {
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        preview(words.iter().map(OsString::as_os_str))
+    };
+    assert_eq!(kept(&["a", "b"]), (vec!["a".into(), "b".into()], false));
+    let (words, cut) = kept(&["x", &"é".repeat(5000), "y"]);
+    assert!(cut && words.len() == 2 && words[1].len() <= COMMAND_MAX);
+    let (words, cut) = kept(&["word"; 1000]);
+    assert!(cut && words.iter().map(String::len).sum::<usize>() <= COMMAND_MAX);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in hostile(text(&full()))) {
+        if let Ok(record) = Record::parse(&bytes) {
+            prop_assert_eq!(record.start.schema, SCHEMA);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Writing a run down, by its owner, and claiming how it ends, by whomever.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use jiff::Timestamp;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::record::{Claim, Line, Over, Record, SCHEMA, Start, Who, millis, preview};
+use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
+use super::{Outcome, Run};
+use crate::sys::{self, child};
+
+/// Letters that are not taken for another, in an id.
+const LETTERS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
+const ID_LENGTH: usize = 6;
+
+/// A run of this process that is written down. As long as this is there, all others know that the run has its owner.
+#[derive(Debug)]
+pub struct Recording {
+    runs: Runs,
+    file: Flock<File>,
+    path: PathBuf,
+    id: String,
+    log: Option<File>,
+}
+
+impl Runs {
+    /// Writes down a run that is to begin. What this gives is on the disk.
+    pub(super) fn begin(&self, run: &Run) -> Result<Recording, RecordError> {
+        let failed = RecordError::file(self.dir());
+        let _once = match &run.name {
+            Some(name) => {
+                let lock = self.lock()?;
+                self.is_free(name)?;
+                Some(lock)
+            }
+            None => None,
+        };
+        let (id, mut file) = self.reserve().map_err(&failed)?;
+        let path = self.path(&id, OPEN);
+        let new = self.path(&id, NEW);
+        let mut log = None;
+        let line = Line::Run(Box::new(start(run, &id).map_err(&failed)?));
+        let written = || -> io::Result<()> {
+            let mut bytes = serde_json::to_vec(&line)?;
+            bytes.push(b'\n');
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            if run.detached {
+                let mut options = File::options();
+                let options = options.append(true).create_new(true).mode(0o600);
+                log = Some(options.open(self.path(&id, LOG))?);
+            }
+            fs::rename(&new, &path)?;
+            File::open(self.dir())?.sync_all()
+        }();
+        if let Err(error) = written {
+            for path in [&new, &path, &self.path(&id, LOG)] {
+                // Each may not be there.
+                let _ = fs::remove_file(path);
+            }
+            return Err(failed(error));
+        }
+        Ok(Recording {
+            runs: self.clone(),
+            file,
+            path,
+            id,
+            log,
+        })
+    }
+
+    fn is_free(&self, name: &str) -> Result<(), RecordError> {
+        let taken = |known: &Known| {
+            known.record.over.is_none() && known.record.start.name.as_deref() == Some(name)
+        };
+        match self.list(false)?.into_iter().find(taken) {
+            Some(known) => Err(RecordError::NameTaken {
+                name: name.to_owned(),
+                id: known.record.start.id,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// An id that no run has, and the file of it, which nobody else takes for a run yet.
+    fn reserve(&self) -> io::Result<(String, Flock<File>)> {
+        loop {
+            let id = random_id();
+            let mut options = File::options();
+            let options = options.read(true).append(true).create_new(true).mode(0o600);
+            let file = match options.open(self.path(&id, NEW)) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                file => file?,
+            };
+            let used = |kind| fs::symlink_metadata(self.path(&id, kind)).is_ok();
+            if used(OPEN) || used(CLOSED) || used(LOG) {
+                let _ = fs::remove_file(self.path(&id, NEW));
+                continue;
+            }
+            return match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => Ok((id, file)),
+                Err((_, errno)) => {
+                    let _ = fs::remove_file(self.path(&id, NEW));
+                    Err(errno.into())
+                }
+            };
+        }
+    }
+}
+
+impl Recording {
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Where the output of a detached one is to go.
+    pub fn log(&self) -> Option<&File> {
+        self.log.as_ref()
+    }
+
+    /// Has the command write down who it is as it starts.
+    pub(super) fn note(&self, command: &mut Command) -> io::Result<()> {
+        child::note_start(command, self.file.try_clone()?);
+        Ok(())
+    }
+
+    /// Whether somebody has claimed it who is not its owner.
+    pub(super) fn is_stopped(&self) -> bool {
+        let record = self.record();
+        let claim = record.and_then(|record| record.claim);
+        claim.is_some_and(|claim| claim.by != std::process::id())
+    }
+
+    /// Decides how it is recorded, unless somebody has before: gives what holds.
+    pub(super) fn claim(&self, outcome: Outcome) -> Outcome {
+        match claim(&self.file, outcome) {
+            Ok(record) => record.outcome().unwrap_or(outcome),
+            Err(error) => {
+                tracing::debug!("run {}: cannot be claimed: {error}", self.id);
+                outcome
+            }
+        }
+    }
+
+    fn record(&self) -> Option<Record> {
+        Record::parse(&runs::content(&self.file).ok()?).ok()
+    }
+
+    /// Writes down what has come of it, and lets it go.
+    pub(super) fn close(self, over: Over) -> io::Result<()> {
+        close(&self.file, &self.path, over)?;
+        self.runs.prune_some();
+        Ok(())
+    }
+}
+
+/// Adds a claim to a record, unless there is one: all that is in it then.
+pub(super) fn claim(file: &File, outcome: Outcome) -> io::Result<Record> {
+    let parse = || {
+        let record = Record::parse(&runs::content(file)?);
+        record.map_err(io::Error::other)
+    };
+    let record = parse()?;
+    if record.outcome().is_some() {
+        return Ok(record);
+    }
+    let by = std::process::id();
+    runs::append(file, &Line::Claim(Claim { outcome, by }))?;
+    parse()
+}
+
+/// Writes the last line of a record that is locked, and gives it the name of one that is closed.
+pub(super) fn close(file: &File, path: &Path, over: Over) -> io::Result<()> {
+    runs::append(file, &Line::Over(Box::new(over)))?;
+    fs::rename(path, path.with_extension(CLOSED))
+}
+
+fn start(run: &Run, id: &str) -> io::Result<Start> {
+    let program = std::iter::once(run.command.get_program());
+    let (command, truncated) = preview(program.chain(run.command.get_args()));
+    let own = std::process::id();
+    let start_ns = child::own_start(&mut [0; 1024]);
+    let start_ns =
+        start_ns.ok_or_else(|| io::Error::other("/proc does not tell of this process"))?;
+    let cwd = match run.command.get_current_dir() {
+        Some(cwd) => cwd.to_owned(),
+        None => std::env::current_dir().unwrap_or_default(),
+    };
+    Ok(Start {
+        schema: SCHEMA,
+        id: id.to_owned(),
+        name: run.name.clone(),
+        session: run.session.clone(),
+        agent: run.agent.clone(),
+        boot_id: boot_id(),
+        pid_namespace: sys::pid_namespace_unless_first()?,
+        wrapper: Who { pid: own, start_ns },
+        uid: nix::unistd::geteuid().as_raw(),
+        command,
+        truncated,
+        cwd: cwd.to_string_lossy().into_owned(),
+        started: Timestamp::now(),
+        timeout_ms: run.timeout.map(millis),
+        idle_ms: run.idle.map(millis),
+        grace_ms: millis(run.times.grace),
+        signal: run.signal as i32,
+        leader_first: run.leader_first,
+        limit: run.limit.as_ref().map(|limit| limit.group.clone()),
+        detached: run.detached,
+    })
+}
+
+/// Random id of this boot; empty if unknown.
+pub(super) fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.unwrap_or_default().trim().to_owned()
+}
+
+/// It begins with a letter, so that it is no pid.
+fn random_id() -> String {
+    let mut random = RandomState::new().hash_one(std::process::id());
+    let mut id = String::new();
+    while id.len() < ID_LENGTH {
+        let letter = char::from(LETTERS[(random % 32) as usize]);
+        random /= 32;
+        if !id.is_empty() || letter.is_ascii_alphabetic() {
+            id.push(letter);
+        } else if random == 0 {
+            random = RandomState::new().hash_one(0);
+        }
+    }
+    id
+}

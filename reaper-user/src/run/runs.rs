@@ -1,0 +1,419 @@
+//! The runs of a user, as they are written down: who runs now, and what has become of those before.
+//!
+//! Each has a file in a directory that is its owner's alone: `ID.run` while it is open, `ID.over` when it has been closed, and
+//! `ID.log` beside it where the output of a detached one goes. What is in it tells [`super::record`].
+//!
+//! # Who may write
+//! Whoever owns a run holds a lock on its file (flock(2)), which the kernel gives back however that process ends. Who
+//! gets the lock has the word: a file `ID.run` that is not locked is one whose owner is gone. Two kinds of lines may be
+//! added without: `command`, by the command that is about to begin, and `claim`, by whoever would have the run end. The
+//! kernel puts lines that are appended one after the other, so that all see the same claim first, and by that alone it is decided
+//! how the run is recorded: a stop that comes as the time runs out, or as the command ends, gives one outcome.
+//!
+//! # What may be cut short
+//! - *Before the file has its name*: it is `ID.new`, and nothing has been started. Somebody removes it later.
+//! - *Between that and the start of the command*: the run is closed as one that never began.
+//! - *At the start*: the command itself writes down who it is before it becomes the program, and has the lock with its
+//!   owner until then. So none is started of which that is not known, but where the disk has become full.
+//! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
+//!   nothing is born unseen. What had lost its own parent by then, and was adopted by the owner alone, nobody can tell from a
+//!   stranger's: it lives on, unless a service runs, which knows. So does what one of them starts as it is asked to end,
+//!   and leaves at once; and a `--done-when` that was being asked, which has 30 s in any case.
+//! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
+//!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
+//! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to
+//!   stand still by one that was killed in turn does so until then.
+//! - *Between the last line and the new name*: the run is over, and somebody else gives the name.
+//! - *The machine*: a run is on the disk before its command begins. Its last line is not waited for: if the power
+//!   fails within seconds of the end, the run may be found open, or without that line. Of another boot nobody is looked for, and nothing
+//!   is signalled: all that is known then is what was claimed.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::libc::O_NOFOLLOW;
+
+use super::Outcome;
+use super::closing::OTHER_BOOT;
+use super::record::{Over, Record, Unreadable};
+use crate::sys::{owner, places, xdg};
+
+/// How many of those that are closed are kept, and for how long.
+pub const CLOSED_MAX: usize = 100;
+pub const CLOSED_AGE: Duration = Duration::from_secs(30 * 86_400);
+/// How many there may be more before they are looked through.
+const CLOSED_SLACK: usize = 20;
+/// What a run's file is called while it is open, when it is closed, before it has been written, and where it cannot be read.
+pub(super) const OPEN: &str = "run";
+pub(super) const CLOSED: &str = "over";
+pub(super) const NEW: &str = "new";
+const DAMAGED: &str = "damaged";
+/// Where its output goes.
+pub(super) const LOG: &str = "log";
+/// More than any record has.
+const FILE_MAX: u64 = 1 << 20;
+/// How long the writing of a new one may take.
+const WRITING_MAX: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    dir: PathBuf,
+}
+
+/// Why a run cannot be recorded, or none be found.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("runs cannot be recorded: no directory is known: set HOME or XDG_STATE_HOME")]
+    NoPlace,
+    #[error("runs cannot be recorded: {}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error(
+        "runs cannot be recorded: others than you may write to {} (owner {uid}, mode {mode:04o}), and what is there says who \
+         is ended: take that right away (chmod go-w, chown), or set XDG_STATE_HOME to another directory", dir.display()
+    )]
+    Exposed { dir: PathBuf, uid: u32, mode: u32 },
+    #[error(
+        "the name {name} is taken by run {id}, which lives: `reaper stop {name}` ends it, or choose another"
+    )]
+    NameTaken { name: String, id: String },
+    #[error(
+        "there is no run {0}, by id, beginning of an id, or name; only what `reaper run` has started is one: `reaper ps --all` lists them"
+    )]
+    Unknown(String),
+    #[error("{word} may be any of the runs {}: write more of its id", ids.join(", "))]
+    Ambiguous { word: String, ids: Vec<String> },
+}
+
+impl RecordError {
+    pub(super) fn file(path: &Path) -> impl Fn(io::Error) -> RecordError {
+        move |source| RecordError::File {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// A run that is written down.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub record: Record,
+    pub(super) path: PathBuf,
+}
+
+impl Known {
+    pub fn id(&self) -> &str {
+        &self.record.start.id
+    }
+
+    /// Whether it has an owner that lives.
+    ///
+    /// # Errors
+    /// That cannot be told.
+    pub fn is_owned(&self) -> io::Result<bool> {
+        is_locked(&self.path)
+    }
+
+    /// Where the output of a detached one is.
+    pub fn log(&self) -> PathBuf {
+        self.path.with_extension(LOG)
+    }
+}
+
+impl Runs {
+    /// Where those of this user are: `$XDG_STATE_HOME/reaper/runs`, by default `~/.local/state/reaper/runs`; root's are in
+    /// `/var/lib/reaper/runs` unless that variable is set.
+    ///
+    /// # Errors
+    /// As [`Runs::open`].
+    pub fn of_user() -> Result<Runs, RecordError> {
+        let roots = nix::unistd::geteuid().is_root() && xdg::absolute("XDG_STATE_HOME").is_none();
+        let state = match roots {
+            true => Some(PathBuf::from(places::STATE)),
+            false => xdg::state_home().map(|home| home.join("reaper")),
+        };
+        Runs::open(&state.ok_or(RecordError::NoPlace)?.join("runs"))
+    }
+
+    /// Those in a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made or entered, or others may write to it.
+    pub fn open(dir: &Path) -> Result<Runs, RecordError> {
+        let mut builder = DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(dir);
+        made.map_err(RecordError::file(dir))?;
+        let meta = fs::metadata(dir).map_err(RecordError::file(dir))?;
+        if owner::is_exposed(&meta) {
+            let (uid, mode) = (meta.uid(), meta.mode() & 0o7777);
+            let dir = dir.to_owned();
+            return Err(RecordError::Exposed { dir, uid, mode });
+        }
+        if meta.mode() & 0o077 != 0 {
+            // What was there may be root's.
+            let _ = fs::set_permissions(dir, Permissions::from_mode(0o700));
+        }
+        Ok(Runs {
+            dir: dir.to_owned(),
+        })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All that are open, and with `closed` those that are not, by the time of their start. One that cannot be read is set
+    /// aside, and that is warned of.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn list(&self, closed: bool) -> Result<Vec<Known>, RecordError> {
+        let mut all = Vec::new();
+        for path in self.files()? {
+            let kind = path.extension().unwrap_or_default();
+            if kind == OPEN || closed && kind == CLOSED {
+                all.extend(read(&path));
+            }
+        }
+        all.sort_by_key(|known| known.record.start.started);
+        Ok(all)
+    }
+
+    /// The run that is meant: by its id, its name, or the beginning of its id. Of those of a name it is the one that is
+    /// open, or else the last.
+    ///
+    /// # Errors
+    /// It is none, or may be several.
+    pub fn find(&self, word: &str) -> Result<Known, RecordError> {
+        let all = self.list(true)?;
+        let is_named = |known: &&Known| known.record.start.name.as_deref() == Some(word);
+        let named = || {
+            let mut named: Vec<&Known> = all.iter().filter(is_named).collect();
+            named.sort_by_key(|known| known.record.over.is_none());
+            named.pop()
+        };
+        if let Some(known) = all.iter().find(|known| known.id() == word).or_else(named) {
+            return Ok(known.clone());
+        }
+        let mut like = all
+            .iter()
+            .filter(|known| !word.is_empty() && known.id().starts_with(word));
+        match (like.next(), like.next()) {
+            (Some(known), None) => Ok(known.clone()),
+            (None, _) => Err(RecordError::Unknown(word.to_owned())),
+            (Some(one), Some(other)) => Err(RecordError::Ambiguous {
+                word: word.to_owned(),
+                ids: {
+                    let like = [one, other].into_iter().chain(like);
+                    let mut ids: Vec<_> = like.map(|known| known.id().to_owned()).collect();
+                    ids.sort_unstable();
+                    ids
+                },
+            }),
+        }
+    }
+
+    /// Reads a run anew, wherever it is by now.
+    ///
+    /// # Errors
+    /// It is not there any more.
+    pub fn again(&self, known: &Known) -> Result<Known, RecordError> {
+        for kind in [OPEN, CLOSED, OPEN] {
+            if let Some(known) = read(&known.path.with_extension(kind)) {
+                return Ok(known);
+            }
+        }
+        Err(RecordError::Unknown(known.id().to_owned()))
+    }
+
+    /// Removes those that were closed long ago, or before many others, and what was begun and never came to be.
+    pub fn prune(&self) {
+        let (now, mut closed) = (SystemTime::now(), Vec::new());
+        for path in self.files().unwrap_or_default() {
+            let meta = fs::symlink_metadata(&path);
+            let Ok(time) = meta.and_then(|meta| meta.modified()) else {
+                continue;
+            };
+            let age = now.duration_since(time).unwrap_or_default();
+            let kind = path.extension().unwrap_or_default();
+            if kind == CLOSED {
+                closed.push((time, age, path));
+            } else if kind == NEW && age > WRITING_MAX
+                || kind == DAMAGED && age > CLOSED_AGE
+                || kind == LOG && age > WRITING_MAX && !has_record(&path)
+            {
+                let _ = fs::remove_file(path);
+            }
+        }
+        closed.sort_unstable_by(|one, other| other.cmp(one));
+        let old = closed.into_iter().enumerate();
+        let old = old.filter(|(n, (_, age, _))| *n >= CLOSED_MAX || *age > CLOSED_AGE);
+        for (_, (_, _, path)) in old {
+            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(path.with_extension(LOG));
+        }
+    }
+
+    /// The same where it is time to.
+    pub(super) fn prune_some(&self) {
+        let files = self.files().unwrap_or_default();
+        let closed = files
+            .iter()
+            .filter(|path| path.extension().unwrap_or_default() == CLOSED);
+        if closed.count() > CLOSED_MAX + CLOSED_SLACK {
+            self.prune();
+        }
+    }
+
+    pub(super) fn path(&self, id: &str, kind: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{kind}"))
+    }
+
+    /// All that is there.
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>, RecordError> {
+        let entries = fs::read_dir(&self.dir).map_err(RecordError::file(&self.dir))?;
+        Ok(entries.flatten().map(|entry| entry.path()).collect())
+    }
+
+    /// Held while it is made sure that something is there once.
+    pub(super) fn lock(&self) -> Result<Flock<File>, RecordError> {
+        let dir = File::open(&self.dir).map_err(RecordError::file(&self.dir))?;
+        let locked = Flock::lock(dir, FlockArg::LockExclusive);
+        locked.map_err(|(_, errno)| RecordError::file(&self.dir)(errno.into()))
+    }
+}
+
+fn has_record(log: &Path) -> bool {
+    [OPEN, CLOSED, NEW]
+        .iter()
+        .any(|kind| log.with_extension(kind).exists())
+}
+
+/// Opens a record: what is read is whole lines, and what is written is appended.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let options = options.read(true).append(true).custom_flags(O_NOFOLLOW);
+    let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no ordinary file"));
+    }
+    Ok(file)
+}
+
+/// All that a record says by now.
+pub(super) fn content(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Adds a line, apart from one before it that could not be written to its end.
+pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<()> {
+    let mut bytes = vec![b'\n'];
+    serde_json::to_writer(&mut bytes, line)?;
+    bytes.push(b'\n');
+    match file.write(&bytes)? {
+        n if n == bytes.len() => Ok(()),
+        _ => Err(ErrorKind::StorageFull.into()),
+    }
+}
+
+/// The run in a file; `None` where it is gone, or cannot be used.
+fn read(path: &Path) -> Option<Known> {
+    let bytes = match open(path).and_then(|file| content(&file)) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            if error.kind() != ErrorKind::NotFound {
+                tracing::warn!("the record {} cannot be read: {error}", path.display());
+            }
+            return None;
+        }
+    };
+    let mut record = usable(path, &bytes)?;
+    if record.over.is_none() && path.extension().unwrap_or_default() == CLOSED {
+        let outcome = record.outcome().unwrap_or(Outcome::Death);
+        record.over = Some(Over::unseen(outcome, OTHER_BOOT));
+    }
+    Some(Known {
+        record,
+        path: path.to_owned(),
+    })
+}
+
+/// What is in it, if that can be used; what is damaged is set aside.
+pub(super) fn usable(path: &Path, bytes: &[u8]) -> Option<Record> {
+    let name = path.display();
+    let why = match Record::parse(bytes) {
+        // It tells of who is ended: what is in a file is to be what it is called.
+        Ok(record) if path.file_stem() == Some(record.start.id.as_ref()) => return Some(record),
+        Ok(_) => Unreadable::Damaged,
+        Err(why @ Unreadable::Later(_)) => {
+            tracing::warn!("the record {name} is left alone: {why}");
+            return None;
+        }
+        Err(why) => why,
+    };
+    let aside = path.with_extension(DAMAGED);
+    match fs::rename(path, &aside) {
+        Ok(()) => tracing::warn!(
+            "the record {name} cannot be used: {why}; it is set aside as {}, and what it was of is not ended",
+            aside.display()
+        ),
+        // Somebody else has.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            tracing::warn!("the record {name} cannot be used: {why}; nor set aside: {error}")
+        }
+    }
+    None
+}
+
+/// Locks a record: then its owner is gone. `None` where somebody has it and that is not to be waited for, or where it is
+/// closed meanwhile.
+pub(super) fn take(path: &Path, wait: bool) -> io::Result<Option<Flock<File>>> {
+    let mut file = match open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let how = match wait {
+        true => FlockArg::LockExclusive,
+        false => FlockArg::LockExclusiveNonblock,
+    };
+    loop {
+        file = match Flock::lock(file, how) {
+            Ok(file) => return Ok(is_at(&file, path).then_some(file)),
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((file, Errno::EINTR)) => file,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Whether somebody has it locked.
+fn is_locked(path: &Path) -> io::Result<bool> {
+    let file = match open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(false),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+        Err((_, errno)) => Err(errno.into()),
+    }
+}
+
+/// Whether a file is still what is called so.
+fn is_at(file: &File, path: &Path) -> bool {
+    let of = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let its = file.metadata().map(of).ok();
+    its.is_some() && its == fs::symlink_metadata(path).map(of).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
+use std::thread;
+
+use nix::fcntl::Flock;
+
+use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
+use super::super::{Outcome, Run};
+use super::*;
+use crate::model::event::TICK_NS;
+use crate::source::procfs::Procfs;
+
+fn runs(dir: &tempfile::TempDir) -> Runs {
+    Runs::open(&dir.path().join("a/runs")).unwrap()
+}
+
+fn named(name: &str) -> Run {
+    let mut run = Run::new(Command::new("true"));
+    run.name = Some(name.to_owned());
+    run
+}
+
+/// A process that is ended with this.
+struct Guest(Child);
+
+impl Guest {
+    fn new(script: &str) -> Guest {
+        let mut command = Command::new("sh");
+        Guest(
+            command
+                .args(["-c", script])
+                .process_group(0)
+                .spawn()
+                .unwrap(),
+        )
+    }
+
+    fn who(&self) -> Who {
+        let pid = self.0.id();
+        let start_ns = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
+        Who { pid, start_ns }
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The record of a run whose owner is gone.
+fn leave(runs: &Runs, command: Option<Who>, change: impl FnOnce(&mut Start)) -> PathBuf {
+    let mut start = start("left22");
+    start.boot_id = super::super::recording::boot_id();
+    start.pid_namespace = crate::sys::pid_namespace_unless_first().unwrap();
+    start.grace_ms = 300;
+    change(&mut start);
+    let path = runs.path("left22", OPEN);
+    let mut bytes = serde_json::to_vec(&Line::Run(Box::new(start))).unwrap();
+    bytes.push(b'\n');
+    fs::write(&path, bytes).unwrap();
+    if let Some(who) = command {
+        append(&open(&path).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+    }
+    path
+}
+
+#[test]
+fn what_is_written_down_is_its_owners_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(runs.dir()), 0o700);
+    let recording = runs.begin(&named("x")).unwrap();
+    let path = runs.path(recording.id(), OPEN);
+    assert_eq!(mode(&path), 0o600);
+    let known = runs.find("x").unwrap();
+    assert!(known.is_owned().unwrap());
+    assert_eq!(known.record.start.wrapper.pid, std::process::id());
+    assert!(runs.close_dead().unwrap().is_empty(), "it has its owner");
+    drop(recording);
+    assert!(!known.is_owned().unwrap());
+    assert_eq!(runs.close_dead().unwrap().len(), 1);
+    assert!(runs.list(false).unwrap().is_empty());
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for mode in [0o777, 0o1777, 0o770] {
+        fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
+        let refused = Runs::open(dir.path()).unwrap_err();
+        assert!(matches!(refused, RecordError::Exposed { .. }), "{refused}");
+    }
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    Runs::open(dir.path()).unwrap();
+    assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o700);
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(dir.path(), Some(4242), None).unwrap();
+        let refused = Runs::open(dir.path()).unwrap_err();
+        assert!(refused.to_string().contains("owner 4242"), "{refused}");
+    }
+}
+
+#[test]
+fn a_run_is_found_by_id_name_and_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let web = runs.begin(&named("web")).unwrap();
+    let taken = runs.begin(&named("web")).unwrap_err();
+    assert!(taken.to_string().contains(web.id()), "{taken}");
+    let id = web.id().to_owned();
+    for word in ["web", &id, &id[..4]] {
+        assert_eq!(runs.find(word).unwrap().id(), id, "{word}");
+    }
+    for word in ["", "we", "webb", "1", "-"] {
+        let Err(RecordError::Unknown(_)) = runs.find(word) else {
+            panic!("{word:?} is found");
+        };
+    }
+    web.close(Over::unseen(Outcome::Success, "x")).unwrap();
+    // Of those that have had a name it is the last one, or the one that lives.
+    let next = runs.begin(&named("web")).unwrap();
+    assert_eq!(runs.find("web").unwrap().id(), next.id());
+    assert_eq!(runs.find(&id).unwrap().id(), id);
+    for letter in ["aaaaa2", "aaaaa3"] {
+        let mut bytes = serde_json::to_vec(&Line::Run(Box::new(start(letter)))).unwrap();
+        bytes.push(b'\n');
+        fs::write(runs.path(letter, CLOSED), bytes).unwrap();
+    }
+    let error = runs.find("aaaaa").unwrap_err().to_string();
+    assert!(error.contains("aaaaa2, aaaaa3"), "{error}");
+}
+
+/// Whoever claims, all are told the same, and that is what is recorded.
+#[test]
+fn a_stop_that_races_the_owner_gives_one_outcome() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let mut stopped = 0;
+    for n in 0..1000 {
+        let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
+        let path = runs.path(recording.id(), OPEN);
+        let claim = |outcome| {
+            let file = open(&path).unwrap();
+            super::super::recording::claim(&file, outcome)
+                .unwrap()
+                .outcome()
+                .unwrap()
+        };
+        let (stop, own, other) = thread::scope(|scope| {
+            let stop = scope.spawn(|| claim(Outcome::Cancelled));
+            let other = scope.spawn(|| claim(Outcome::Cancelled));
+            if n % 2 == 0 {
+                thread::yield_now();
+            }
+            let own = recording.claim(Outcome::Timeout);
+            (stop.join().unwrap(), own, other.join().unwrap())
+        });
+        assert!(stop == own && other == own, "{stop:?} {own:?} {other:?}");
+        stopped += usize::from(own == Outcome::Cancelled);
+        recording.close(Over::unseen(own, "x")).unwrap();
+        let record = Record::parse(&fs::read(path.with_extension(CLOSED)).unwrap()).unwrap();
+        assert_eq!(record.claim.unwrap().outcome, own);
+        assert_eq!(record.outcome(), Some(own));
+    }
+    println!("{stopped} of 1000 were stopped in time");
+    assert!(runs.files().unwrap().len() <= CLOSED_MAX + CLOSED_SLACK);
+}
+
+#[test]
+fn what_a_lost_run_has_left_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let mut tree = Guest::new("sleep 600 & sleep 600 & wait");
+    let mut stranger = Guest::new("exec sleep 600");
+    leave(&runs, Some(tree.who()), |_| ());
+    // The shell may not have started its children yet: they come while it is being ended, and are found too.
+    let closed = runs.close_dead().unwrap();
+    let over = closed[0].record.over.as_ref().unwrap();
+    assert_eq!(over.outcome, Outcome::Death);
+    assert!(over.ended >= 1 && over.left.is_empty(), "{over:?}");
+    assert!(!tree.lives() && stranger.lives());
+    assert!(runs.close_dead().unwrap().is_empty());
+    assert_eq!(
+        runs.find("left22").unwrap().record.over.as_ref(),
+        Some(over)
+    );
+}
+
+#[test]
+fn nothing_is_signalled_that_is_not_proven_to_be_its() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let mut guest = Guest::new("exec sleep 600");
+    let who = guest.who();
+    let other = Who {
+        start_ns: who.start_ns - TICK_NS,
+        ..who
+    };
+    let of_another_boot = |start: &mut Start| start.boot_id = "another".to_owned();
+    for (command, change, closed) in [
+        // The pid is another's now.
+        (
+            Some(other),
+            Box::new(|_: &mut Start| ()) as Box<dyn Fn(&mut Start)>,
+            true,
+        ),
+        (Some(who), Box::new(of_another_boot), true),
+        (Some(who), Box::new(|start| start.boot_id.clear()), true),
+        (Some(who), Box::new(|start| start.pid_namespace ^= 1), false),
+        (None, Box::new(|start| start.wrapper = who), true),
+    ] {
+        let path = leave(&runs, command, change);
+        assert_eq!(runs.close_dead().unwrap().len(), usize::from(closed));
+        assert_eq!(path.exists(), !closed);
+        assert!(guest.lives());
+        let _ = fs::remove_file(&path);
+    }
+    // Nor this process.
+    let own = std::process::id();
+    let start_ns = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
+    leave(&runs, Some(Who { pid: own, start_ns }), |_| ());
+    assert!(runs.close_dead().unwrap().is_empty());
+}
+
+#[test]
+fn what_was_claimed_holds_when_its_owner_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let guest = Guest::new("exec sleep 600");
+    let path = leave(&runs, Some(guest.who()), |_| ());
+    super::super::recording::claim(&open(&path).unwrap(), Outcome::Timeout).unwrap();
+    let closed = runs.close_dead().unwrap();
+    assert_eq!(closed[0].record.outcome(), Some(Outcome::Timeout));
+    // One that has nothing but its new name missing.
+    let path = leave(&runs, None, |_| ());
+    let over = Over::unseen(Outcome::Success, "x");
+    append(&open(&path).unwrap(), &Line::Over(Box::new(over))).unwrap();
+    assert!(runs.close_dead().unwrap().is_empty());
+    assert_eq!(
+        runs.find("left22").unwrap().record.outcome(),
+        Some(Outcome::Success)
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_is_damaged_is_set_aside_and_the_rest_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let recording = runs.begin(&named("fine")).unwrap();
+    for (name, bytes) in [
+        ("bad222.run", &b"\0\0\0"[..]),
+        ("bad223.over", b"{}\n"),
+        ("bad224.run", b""),
+        ("later2.run", b"{\"run\":{\"schema\":9}}\n"),
+    ] {
+        fs::write(runs.dir().join(name), bytes).unwrap();
+    }
+    // One under another's name.
+    fs::copy(
+        runs.path(recording.id(), OPEN),
+        runs.dir().join("bad225.run"),
+    )
+    .unwrap();
+    fs::create_dir(runs.dir().join("bad226.run")).unwrap();
+    runs.close_dead().unwrap();
+    let all = runs.list(true).unwrap();
+    assert_eq!(all.len(), 1);
+    assert_eq!(all[0].id(), recording.id());
+    for id in ["bad222", "bad223", "bad224", "bad225"] {
+        assert!(runs.path(id, DAMAGED).exists(), "{id}");
+    }
+    assert!(runs.path("later2", OPEN).exists());
+}
+
+#[test]
+fn those_that_are_closed_are_kept_to_a_bound() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let age = |path: &Path, age: Duration| {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+    };
+    for n in 0..150 {
+        for kind in [CLOSED, LOG] {
+            let path = runs.path(&format!("x{n}"), kind);
+            fs::write(&path, "").unwrap();
+            age(&path, Duration::from_secs(n));
+        }
+    }
+    age(
+        &runs.path("x3", CLOSED),
+        CLOSED_AGE + Duration::from_secs(9),
+    );
+    fs::write(runs.path("young2", NEW), "").unwrap();
+    fs::write(runs.path("old222", NEW), "").unwrap();
+    age(&runs.path("old222", NEW), WRITING_MAX * 2);
+    runs.prune();
+    let left = runs.files().unwrap();
+    let of = |kind: &str| {
+        left.iter()
+            .filter(|path| path.extension().unwrap() == kind)
+            .count()
+    };
+    assert_eq!((of(CLOSED), of(LOG), of(NEW)), (CLOSED_MAX, CLOSED_MAX, 1));
+    assert!(!runs.path("x3", CLOSED).exists() && runs.path("x0", CLOSED).exists());
+}
+
+#[test]
+fn a_lock_is_not_for_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let path = leave(&runs, None, |_| ());
+    let first: Flock<File> = take(&path, false).unwrap().expect("nobody has it");
+    assert!(take(&path, false).unwrap().is_none());
+    fs::rename(&path, path.with_extension(CLOSED)).unwrap();
+    drop(first);
+    assert!(take(&path, false).unwrap().is_none(), "it is not there");
+}

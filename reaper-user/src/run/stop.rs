@@ -1,0 +1,153 @@
+//! What others do to a run: stop it, wait for it, read what it says.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::signal::Signal;
+
+use super::Outcome;
+use super::closing::close_taken;
+use super::recording::claim;
+use super::runs::{self, Known, RecordError, Runs};
+use crate::reap::end_own;
+use crate::source::procfs::{Glance, Procfs};
+use crate::sys::{self, pidfd::Pidfd};
+
+/// Why a run cannot be stopped, or waited for.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("run {id}: {source}")]
+    Io { id: String, source: io::Error },
+    #[error("run {id} cannot be stopped: its owner, pid {pid}, {why}")]
+    Owner {
+        id: String,
+        pid: u32,
+        why: &'static str,
+    },
+}
+
+impl Runs {
+    /// Has the owner of a run end it, which is then recorded as cancelled, unless it has come to another end by then. Does
+    /// not wait for that. A second stop cuts the grace short.
+    ///
+    /// # Errors
+    /// The owner cannot be asked; one that is gone is no error.
+    pub fn stop(&self, known: &Known) -> Result<(), StopError> {
+        let failed = |source| StopError::Io {
+            id: known.id().to_owned(),
+            source,
+        };
+        let start = &known.record.start;
+        let refused = |why| StopError::Owner {
+            id: start.id.clone(),
+            pid: start.wrapper.pid,
+            why,
+        };
+        let file = match runs::open(&known.path) {
+            // It is closed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(failed)?,
+        };
+        if sys::pid_namespace_unless_first().map_err(failed)? != start.pid_namespace {
+            return Err(refused(
+                "is in another pid namespace: stop it from there, as with nsenter or docker exec",
+            ));
+        }
+        // Opened before it is known to be the owner's.
+        let owner = Pidfd::open(start.wrapper.pid);
+        let glance = Procfs::default().glance(start.wrapper.key());
+        let lives = matches!(glance, Ok(Glance::Alive { .. }));
+        let (Ok(owner), true) = (owner, lives) else {
+            // Whoever waits for it finds that.
+            return Ok(());
+        };
+        let claimed = claim(&file, Outcome::Cancelled).map_err(failed)?;
+        if claimed.outcome() != Some(Outcome::Cancelled) || claimed.over.is_some() {
+            return Ok(());
+        }
+        for signal in [Signal::SIGTERM, Signal::SIGCONT] {
+            match end_own(&owner, signal) {
+                Ok(()) | Err(nix::Error::ESRCH) => {}
+                Err(nix::Error::EPERM) => return Err(refused("may not be signalled by this user")),
+                Err(errno) => return Err(failed(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a run is over, and gives what has come of it. One whose owner is gone is closed.
+    ///
+    /// # Errors
+    /// It cannot be read any more, or not be closed from here.
+    pub fn wait(&self, known: &Known) -> Result<Known, StopError> {
+        let failed = |source| StopError::Io {
+            id: known.id().to_owned(),
+            source,
+        };
+        loop {
+            let now = self.again(known)?;
+            if now.record.over.is_some() {
+                return Ok(now);
+            }
+            let Some(file) = runs::take(&now.path, true).map_err(failed)? else {
+                continue;
+            };
+            if let Some(closed) = close_taken(&now.path, &file).map_err(failed)? {
+                return Ok(closed);
+            }
+            let now = self.again(known)?;
+            if now.record.over.is_none() {
+                return Err(StopError::Owner {
+                    id: now.id().to_owned(),
+                    pid: now.record.start.wrapper.pid,
+                    why: "is gone, and the run cannot be closed from here: it is of another pid namespace, or this is part of it",
+                });
+            }
+        }
+    }
+
+    /// Passes on what a detached run has written, and with `follow` all that it writes until it is over.
+    ///
+    /// # Errors
+    /// It was not detached, or cannot be read, or nobody reads what is passed on.
+    pub fn logs(&self, known: &Known, to: &mut dyn Write, follow: bool) -> io::Result<()> {
+        if !known.record.start.detached {
+            return Err(io::Error::other(
+                "it was not detached: its output went to where it was started",
+            ));
+        }
+        let log = known.log();
+        let mut from = File::open(&log)?;
+        if !follow {
+            return io::copy(&mut from, to).and_then(|_| to.flush());
+        }
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        watch.add_watch(&log, AddWatchFlags::IN_MODIFY)?;
+        // Its owner lets go of it at its end, whatever that is.
+        let ends = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVE_SELF;
+        match watch.add_watch(&known.path, ends) {
+            Ok(_) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        loop {
+            let over = !known.is_owned()?;
+            io::copy(&mut from, to)?;
+            to.flush()?;
+            if over {
+                return Ok(());
+            }
+            let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            while watch.read_events().is_ok_and(|events| !events.is_empty()) {}
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Runs whose owner was killed by SIGKILL, with no service there: whoever comes next closes them.
+
+use std::fs;
+
+use super::{NOBODY, Place, Started, Story};
+use crate::proc::Identity;
+use crate::world::eventually;
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("owner-killed", owner_killed),
+    ("owner-killed-amid-the-end", owner_killed_amid_the_end),
+    ("owner-killed-at-once", owner_killed_at_once),
+    ("owner-killed-and-next-run", owner_killed_and_next_run),
+    ("another-boot", another_boot),
+    ("damaged-record", damaged_record),
+];
+
+/// For whom root is needed.
+pub const ROOTS: &[(&str, Story)] = &[
+    ("records-full", records_full),
+    ("records-of-others", records_of_others),
+];
+
+/// One whose tree lives on: its command, and a child of that.
+fn lose(place: &Place, words: &[&str], script: &str) -> (Started, [Identity; 2]) {
+    let script = format!(
+        "sh -c '{script}' & echo $$ > command; until [ -s child ]; do sleep 0.01; done; wait"
+    );
+    let mut run = place.start(&[words, &["--", "sh", "-c", &script]].concat());
+    let tree = [place.await_pid("command"), place.await_pid("child")];
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    assert!(tree.iter().all(|one| one.lives()));
+    (run, tree)
+}
+
+const SLEEPS: &str = "echo $$ > child; exec sleep 60";
+
+/// By their policy: the signal, and the grace.
+fn owner_killed(place: &Place) {
+    let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > child; while :; do sleep 0.05; done";
+    lose(
+        place,
+        &["--name", "x", "--signal", "USR1", "--grace", "20s"],
+        drains,
+    );
+    let said = place.ask(&["ps", "--all"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(
+        said.err
+            .contains("(x) is closed: its `reaper run` was killed"),
+        "{}",
+        said.err
+    );
+    assert!(said.out.contains("death"), "{}", said.out);
+    place.assert_alone();
+    assert_eq!(place.read("drained"), "drained\n");
+    assert_eq!(place.ask(&["wait", "x"]).code, Some(1));
+    assert_eq!(place.ask(&["ps"]).err, "", "it is said once");
+}
+
+/// What somebody has claimed holds, and what would not hear of it is killed.
+fn owner_killed_amid_the_end(place: &Place) {
+    let deaf = "trap \"\" TERM; echo $$ > child; while :; do sleep 0.05; done";
+    let script =
+        format!("sh -c '{deaf}' & trap '' TERM; echo $$ > command; while :; do sleep 0.05; done");
+    let run = place.start(&["--name", "x", "--grace", "2s", "--", "sh", "-c", &script]);
+    place.await_pid("command");
+    place.await_pid("child");
+    let mut stop = place.command("./reaper");
+    let mut stop = stop
+        .args(["stop", "x"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("stop it");
+    eventually("it is being ended", || {
+        let runs = place.ps(&[]);
+        runs.iter()
+            .any(|run| run["state"] == "ending")
+            .then_some(())
+    });
+    run.signal(nix::libc::SIGKILL);
+    // Whoever waits for it does what its owner cannot any more.
+    assert_eq!(stop.wait().expect("wait for it").code(), Some(0));
+    place.assert_alone();
+    assert_eq!(place.ps(&["--all"])[0]["outcome"], "cancelled");
+}
+
+/// However soon after its start: all that was started is known.
+fn owner_killed_at_once(place: &Place) {
+    let script =
+        "for n in 0 1 2 3 4; do for wait in 0 0.001 0.002 0.003 0.004 0.006 0.008 0.012; do
+            ./reaper run -- sh -c 'sleep 60 & wait' &
+            sleep $wait
+            kill -KILL $!
+        done; done 2> killed; wait 2>> killed";
+    place.bash(script, &[]);
+    // One that is about to become its program holds the record till then.
+    eventually("nothing is left", || {
+        let open = place.ps(&[]);
+        (open.is_empty() && place.living().is_empty()).then_some(())
+    });
+}
+
+/// Before anything new begins.
+fn owner_killed_and_next_run(place: &Place) {
+    let (_run, tree) = lose(place, &[], SLEEPS);
+    let said = place.ask(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        &format!("readlink /proc/{}/exe", tree[0].pid),
+    ]);
+    // A zombie has none.
+    assert_ne!(
+        said.code,
+        Some(0),
+        "what was there before lives: {}",
+        said.out
+    );
+    assert!(!said.err.contains("reaper:"), "{}", said.err);
+    place.assert_alone();
+}
+
+/// Nothing is signalled on the word of another boot.
+fn another_boot(place: &Place) {
+    let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
+    change_record(place, |record| {
+        let boot =
+            fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the id of this boot");
+        record.replace(boot.trim(), "01234567-89ab-cdef-0123-456789abcdef")
+    });
+    let said = place.ask(&["ps", "--all"]);
+    assert!(said.err.contains("started anew"), "{}", said.err);
+    assert!(said.out.contains("death"), "{}", said.out);
+    assert!(tree.iter().all(|one| one.lives()));
+    let said = place.ask(&["stop", "x"]);
+    assert!(said.out.contains("was over"), "{}", said.out);
+    assert!(tree.iter().all(|one| one.lives()));
+}
+
+/// Set aside, and said; the rest works.
+fn damaged_record(place: &Place) {
+    let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
+    change_record(place, |record| record.replacen("\"wrapper\"", "\"wrap", 1));
+    let mut other = place.start(&[
+        "--name",
+        "y",
+        "--",
+        "sh",
+        "-c",
+        "echo $$ > up; exec sleep 60",
+    ]);
+    place.await_pid("up");
+    let said = place.read("err") + &place.ask(&["ps"]).err;
+    assert!(said.contains("damaged"), "{said}");
+    let runs = place.ps(&[]);
+    assert_eq!((runs.len(), &runs[0]["name"]), (1, &"y".into()));
+    assert_eq!(place.ask(&["stop", "y"]).code, Some(0));
+    assert_eq!(other.end(), 143);
+    assert!(tree.iter().all(|one| one.lives()));
+    let files = fs::read_dir(place.records())
+        .expect("list the records")
+        .flatten();
+    let aside = files.filter(|file| file.path().extension().unwrap_or_default() == "damaged");
+    assert_eq!(aside.count(), 1);
+}
+
+fn change_record(place: &Place, change: impl FnOnce(String) -> String) {
+    let files = fs::read_dir(place.records())
+        .expect("list the records")
+        .flatten();
+    let mut open = files.filter(|file| file.path().extension().unwrap_or_default() == "run");
+    let path = open.next().expect("an open record").path();
+    let record = fs::read_to_string(&path).expect("read the record");
+    fs::write(&path, change(record)).expect("write the record");
+}
+
+/// A file system with no room, and one that may not be written to.
+fn records_full(place: &Place) {
+    let script =
+        "set -e; mount -t tmpfs -o size=16k,mode=700 none state; mkdir -p state/reaper/runs
+        head -c 100000 /dev/zero > state/fill 2> /dev/null || true
+        $0 $1
+        mount -o remount,ro state
+        $0 $1";
+    let runs = "./reaper run -- sh -c 'exit 3' > out 2>&1; echo $? $(cat out | wc -c)
+        ./reaper run --name x -- touch begun > out 2>&1; echo $? $(grep -c 'cannot be recorded' out)";
+    fs::create_dir(place.path("state")).expect("create a directory");
+    fs::write(place.path("script"), runs).expect("write the script");
+    let mut command = place.command("unshare");
+    let said = crate::cli::run(
+        &place.path("state"),
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            script,
+            "bash",
+            "script",
+        ]),
+    );
+    assert_eq!(said.out, "3 0\n125 1\n".repeat(2), "{}", said.err);
+    assert!(!place.path("begun").exists());
+}
+
+/// What is another user's says nothing to root, and is not written to.
+fn records_of_others(place: &Place) {
+    let mut command = place.reaper(&["--name", "x", "--", "true"]);
+    let said = crate::cli::run(place.dir.path(), &mut command);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    std::os::unix::fs::chown(place.records(), Some(NOBODY), None).expect("give it to another");
+    let said = place.ask(&["ps", "--all"]);
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(
+        said.err.contains(&format!("owner {NOBODY}")),
+        "{}",
+        said.err
+    );
+    let said = place.ask(&["run", "--", "sh", "-c", "exit 3"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
+    let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    assert!(!place.path("begun").exists());
+}
