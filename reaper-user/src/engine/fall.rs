@@ -61,6 +61,9 @@ impl Engine {
                     tracing::error!("{error}");
                 }
                 self.source = source;
+                let known = self.model.tree.iter();
+                self.source
+                    .take_over(known.map(|node| node.exact_key().unwrap_or(node.key)));
                 let source = failed.name();
                 self.settings.passed_over.push(Passed { source, reason });
                 self.settings.passed_over.extend(passed);

@@ -210,6 +210,16 @@ impl Source {
         }
     }
 
+    /// It takes the place of another, which has told of these: it is to call them the same. What a scan calls them is
+    /// understood by the tick.
+    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+        match self {
+            #[cfg(target_os = "linux")]
+            Source::ProcConnector(connector) => connector.take_over(keys),
+            Source::Ebpf(_) | Source::Scan(_) => drop(keys),
+        }
+    }
+
     /// How many could not be followed for want of room.
     pub fn unfollowed(&self) -> u64 {
         self.maps().map_or(0, State::unfollowed)

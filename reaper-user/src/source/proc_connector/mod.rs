@@ -236,6 +236,11 @@ impl ProcConnector {
         self.translator.lives(key)
     }
 
+    /// See [`Translator::take_over`].
+    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+        self.translator.take_over(keys);
+    }
+
     /// Why it tells nothing any more, if it does not.
     pub fn failure(&self) -> Option<ConnectorError> {
         self.failure.map(ConnectorError::from)

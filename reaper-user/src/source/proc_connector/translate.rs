@@ -125,6 +125,16 @@ impl Translator {
         Ok(())
     }
 
+    /// These have been told of by another source, and go by the same names from now on: they may be known to the ns.
+    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+        for key in keys {
+            let known = self.known.get(&key.pid).copied();
+            if let Some(known) = known.filter(|known| known.key.same_tick(key)) {
+                self.known.insert(key.pid, Process { key, ..known });
+            }
+        }
+    }
+
     /// Whether this very process lives: by the number that it had at its fork where the kernel gives them, and
     /// otherwise by what /proc has to the tick.
     pub fn lives(&mut self, key: Key) -> bool {
