@@ -108,9 +108,10 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     life.await_closed(2);
     let stream = life.world.stop();
     life.judge(spared);
-    let opened = stream.iter().find(|e| e.event == "gap.open");
-    let opened = opened.expect("a gap is opened");
-    assert_eq!(opened.reason.as_deref(), Some("source_lost"), "{opened:?}");
+    // Besides, the kernel may have lost some for want of room.
+    let mut opened = stream.iter().filter(|e| e.event == "gap.open");
+    let told = opened.any(|e| e.reason.as_deref() == Some("source_lost"));
+    assert!(told, "it is not told that a source was lost");
 }
 
 /// Shuts a pinned map: from now on only the kernel's programs can write to it.

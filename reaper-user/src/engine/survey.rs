@@ -87,8 +87,9 @@ impl Surveyor {
         // Last: whoever was there to be looked at was put into it before.
         let marks = roster();
         let mut rows = snapshot.parents_first();
-        // Before the tick of a birth is over another may get the same name; the next look finds it.
-        rows.retain(|row| !self.by_tick || row.exact || row.key.start + TICK_NS <= row.at);
+        if self.by_tick {
+            drop_fresh(&mut rows);
+        }
         for row in &mut rows {
             let listed = table.get(&row.key.pid);
             // Known to the tick only, it cannot be told from a successor in the kernel's map.
@@ -110,5 +111,61 @@ impl Surveyor {
             unreadable,
             began,
         })
+    }
+}
+
+/// Before the tick of a birth is over another may get the same name; the next look finds it. So it does those whom such a
+/// one has made: without it nobody would know whose they are. Parents stand before their children.
+fn drop_fresh(rows: &mut Vec<Seen>) {
+    let mut dropped = HashSet::new();
+    rows.retain(|row| {
+        let fresh = !row.exact && row.key.start + TICK_NS > row.at;
+        let drop = fresh || dropped.contains(&row.parent);
+        if drop {
+            dropped.insert(row.key.pid);
+        }
+        !drop
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::event::{Image, Uids};
+
+    fn row(pid: u32, parent: u32, tick: u64, at: u64) -> Seen {
+        Seen {
+            at,
+            key: Key {
+                pid,
+                start: tick * TICK_NS,
+            },
+            exact: false,
+            pidfd_inode: 0,
+            mark: None,
+            parent,
+            uids: Uids::default(),
+            image: Arc::new(Image::default()),
+            kernel_thread: false,
+            namespace_init: false,
+        }
+    }
+
+    #[test]
+    fn nobody_is_taken_in_without_the_maker_that_was_there() {
+        // The tick was over when the child was read, and not when its parent was.
+        let over = 8 * TICK_NS;
+        let mut rows = vec![
+            row(1, 0, 0, over),
+            row(20, 1, 7, over - 1),
+            row(30, 20, 7, over),
+            row(40, 30, 7, over),
+            row(50, 1, 7, over),
+        ];
+        drop_fresh(&mut rows);
+        let left: Vec<u32> = rows.iter().map(|row| row.key.pid).collect();
+        assert_eq!(left, [1, 50]);
     }
 }
