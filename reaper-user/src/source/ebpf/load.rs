@@ -247,7 +247,7 @@ impl Loaded<'_> {
         };
         thread::scope(|scope| {
             let begin = |(name, hook)| {
-                let at = programs.iter().position(|(of, _)| *of == name);
+                let at = programs.iter().position(|program| program.0 == name);
                 let program = at.map(|at| programs.swap_remove(at).1);
                 scope.spawn(move || load(name, hook, program))
             };
