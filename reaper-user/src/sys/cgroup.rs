@@ -1,15 +1,11 @@
 //! Cgroups of version 2: what the kernel calls a cgroup's id is the inode of its directory.
 
-use std::ffi::OsStr;
 use std::io;
 use std::os::linux::fs::MetadataExt;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
-
-use super::host::Host;
 
 /// Whether this is the directory of a cgroup of version 2.
 pub fn is_cgroup(directory: &Path) -> bool {
@@ -25,15 +21,6 @@ pub fn tell_units() -> bool {
         own.is_ok_and(|own| agree(&own))
     });
     *TELL
-}
-
-/// The directory of this process's own cgroup, where that is to be had.
-pub fn own() -> Option<PathBuf> {
-    let file = std::fs::read("/proc/self/cgroup").ok()?;
-    let mut lines = file.split(|b| *b == b'\n');
-    let path = lines.find_map(|line| line.strip_prefix(b"0::"))?;
-    let mounts = Host::read().mounts;
-    mounts.find("cgroup2", Path::new(OsStr::from_bytes(path)))
 }
 
 /// Whether by a `cgroup` file of /proc both hierarchies have the same path.
