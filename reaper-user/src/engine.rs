@@ -126,6 +126,8 @@ pub struct Engine {
     /// More that were missing before those were found.
     next_gap: Option<(&'static str, Lost)>,
     fall: Fall,
+    /// All that had happened by then has been told, in ns since boot.
+    whole_until: u64,
     /// What is known of a process may be out of date.
     lossy: bool,
     /// All that ran already has been taken in.
@@ -183,6 +185,7 @@ impl Engine {
             gap: None,
             next_gap: None,
             fall: Fall::default(),
+            whole_until: 0,
             lossy: false,
             ready: false,
             stopping: false,
@@ -219,8 +222,19 @@ impl Engine {
         let mut rest = Rest::default();
         tokio::pin!(stop);
         let reason = loop {
-            if self.fall.take_new() {
-                events = sys::readable(&self.source)?;
+            if self.fall.is_new(sys::monotonic()) {
+                match sys::readable(&self.source) {
+                    Ok(new) => {
+                        events = new;
+                        self.fall.is_waited_for();
+                    }
+                    Err(error) => {
+                        tracing::error!(
+                            "the new source cannot be waited on: {error}; trying again"
+                        );
+                        self.fall.put_off(sys::monotonic());
+                    }
+                }
                 rest.read(1);
             }
             // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
@@ -372,6 +386,7 @@ impl Engine {
     fn give_back(&mut self) {
         let out = &mut self.follow.out;
         let Some(ring) = self.source.ring() else {
+            self.over.clear();
             return out.flush();
         };
         let (position, release) = (ring.position(), ring.release());
@@ -406,6 +421,7 @@ impl Engine {
             ..
         } = self;
         model.set_infers(source.looks());
+        let began = sys::boot_time();
         follow.finds_news = *ready;
         let drained = source.drain(|event| {
             cgroups.meet(model, &event);
@@ -427,7 +443,9 @@ impl Engine {
         if drained.lost > self.lost.total {
             self.look_for_loss();
         }
-        self.fall_back();
+        if !self.fall_back() && !self.source.has_waiting() && self.gap.is_none() {
+            self.whole_until = began;
+        }
         drained.records
     }
 

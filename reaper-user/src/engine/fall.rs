@@ -18,19 +18,29 @@ pub struct Fall {
     broken: Option<String>,
     /// No other could be opened: when the next attempt is, in ns of the monotonic clock, and how long after the last.
     again: Option<(u64, Duration)>,
-    /// Another has taken its place, and nobody waits for that yet.
-    is_new: bool,
+    /// Another has taken its place, and nobody waits for that yet: when that is to be tried.
+    new: Option<u64>,
 }
 
 impl Fall {
     /// When to see to it again, in ns of the monotonic clock.
     pub(super) fn next(&self) -> Option<u64> {
-        self.again.map(|(at, _)| at)
+        self.again.map(|(at, _)| at).or(self.new)
     }
 
-    /// Whether there is another source since this was asked last.
-    pub(super) fn take_new(&mut self) -> bool {
-        std::mem::take(&mut self.is_new)
+    /// Whether it is time to begin to wait for another source.
+    pub(super) fn is_new(&self, now: u64) -> bool {
+        self.new.is_some_and(|at| at <= now)
+    }
+
+    /// That has begun.
+    pub(super) fn is_waited_for(&mut self) {
+        self.new = None;
+    }
+
+    /// It could not be begun, as for want of open files.
+    pub(super) fn put_off(&mut self, now: u64) {
+        self.new = Some(now + DELAY_MIN.as_nanos() as u64);
     }
 }
 
@@ -42,14 +52,14 @@ impl Engine {
     }
 
     /// If the source has failed, goes on with the next one, and looks for what was missed. Where there is none for
-    /// now, the process table is looked at until there is.
-    pub(super) fn fall_back(&mut self) {
+    /// now, the process table is looked at until there is. Gives whether it has failed.
+    pub(super) fn fall_back(&mut self) -> bool {
         let failure = self.source.failure().map(|failure| failure.to_string());
         let Some(reason) = failure.or_else(|| self.fall.broken.clone()) else {
-            return;
+            return false;
         };
         if self.fall.next().is_some_and(|at| at > sys::monotonic()) {
-            return;
+            return true;
         }
         let failed = self.source.rung();
         let config = &self.settings.running;
@@ -68,9 +78,11 @@ impl Engine {
                 self.settings.passed_over.push(Passed { source, reason });
                 self.settings.passed_over.extend(passed);
                 self.fall = Fall {
-                    is_new: true,
+                    new: Some(0),
                     ..Fall::default()
                 };
+                // The one before had told of everybody.
+                self.model.set_told_until(self.whole_until);
                 self.ladders_told = false;
                 self.model.set_moves_unseen(!self.source.tells_moves());
                 (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
@@ -91,5 +103,6 @@ impl Engine {
         }
         // How much has not been told nobody knows.
         self.open_gap("source_lost", Lost::default());
+        true
     }
 }

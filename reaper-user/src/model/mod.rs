@@ -24,7 +24,7 @@ use reaper_common::MEMBER_NAMED;
 
 use agent::{Class, Ruleset};
 use clock::Clock;
-use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, Uids};
+use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, TICK_NS, Uids};
 use facts::Needs;
 use policy::{Decision, Round, Weighed};
 use session::{Origin, Ran, RootGone, Sessions, Turn};
@@ -77,6 +77,8 @@ pub struct Model {
     own_pid: u32,
     /// See [`Model::set_infers`].
     infers: bool,
+    /// See [`Model::set_told_until`].
+    told_until: u64,
     /// This program and its ancestors.
     own: Vec<Key>,
     wishes: Vec<Wish>,
@@ -98,6 +100,7 @@ impl Model {
             clock: Clock::default(),
             own_pid,
             infers: false,
+            told_until: 0,
             own: Vec::new(),
             wishes: Vec::new(),
             changes: Vec::new(),
@@ -116,6 +119,17 @@ impl Model {
     /// looked at, and may come and go unseen.
     pub fn set_infers(&mut self, infers: bool) {
         self.infers = infers;
+    }
+
+    /// Up to this time, in ns since boot, another source has told of everybody: who began before it and is not known here
+    /// is a stranger, whatever it resembles.
+    pub fn set_told_until(&mut self, time: u64) {
+        self.told_until = time;
+    }
+
+    /// Whether a process that was found may have come and lost its makers unseen.
+    fn may_have_escaped(&self, key: Key) -> bool {
+        self.infers && key.start + TICK_NS > self.told_until
     }
 
     /// Takes in one event; what came of it is handed to `sink` one by one. An exit is handed over while
@@ -245,7 +259,8 @@ impl Model {
                 let mark = event.kind.mark();
                 self.sessions
                     .born(&mut self.tree, key, creator, origin, mark);
-                if self.infers && matches!(event.kind, EventKind::Seen(_)) && mark.is_none() {
+                let found = matches!(event.kind, EventKind::Seen(_)) && mark.is_none();
+                if found && self.may_have_escaped(key) {
                     self.sessions.infer(&mut self.tree, key);
                 }
                 let told = creator.filter(|_| origin == Origin::Forked);
@@ -313,7 +328,10 @@ impl Model {
     /// Whether a process that was found may be a member by what it has from its makers, which has to be read to tell.
     pub fn is_suspect(&self, key: Key) -> bool {
         let node = self.tree.get(key);
-        self.infers && node.is_some_and(|node| self.sessions.is_suspect(&self.tree, node))
+        // Of agents outside of the scope nothing is known: what could be theirs is nobody's.
+        let in_scope = |node: &Node| self.scope.is_everything() || node.in_scope;
+        let may_be = |node: &Node| self.may_have_escaped(node.key) && in_scope(node);
+        node.is_some_and(|node| may_be(node) && self.sessions.is_suspect(&self.tree, node))
     }
 
     /// What has to be read of whom before [`Model::conclude`] can tell whose a suspect is; nothing of one that is none

@@ -69,7 +69,7 @@ pub struct Ladder {
 
 impl Ladder {
     pub fn new(times: Times, now: u64) -> Ladder {
-        Ladder::resumed(times, now + ns(times.grace), now)
+        Ladder::resumed(times, now.saturating_add(ns(times.grace)), now)
     }
 
     /// One that another service has opened, whose SIGKILL is due at `kill_at`.

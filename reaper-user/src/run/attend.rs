@@ -36,6 +36,8 @@ pub(super) struct Attended<'a> {
     asked: Vec<(i32, u64)>,
     /// Whoever has claimed the run for a stop has said so.
     stopped: Cell<bool>,
+    /// The word of a child has been read, and the children have not been asked since.
+    child_told: Cell<bool>,
     probe: Option<Probe<'a>>,
     silence: Option<Silence>,
     began: u64,
@@ -71,6 +73,7 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
         ended: 0,
         asked: Vec::new(),
         stopped: Cell::new(false),
+        child_told: Cell::new(false),
         probe: done_when.map(|done_when| Probe::new(done_when, held.inherited)),
         silence,
         began,
@@ -176,8 +179,11 @@ impl Attended<'_> {
         .min()
     }
 
-    /// Waits for a signal, for so long.
+    /// Waits for a signal, for so long; not at all where one has been read that is still to be seen to.
     pub(super) fn wait(&self, timeout: Option<Duration>) {
+        if self.child_told.get() {
+            return;
+        }
         let round_up = |time: Duration| {
             let time = time.saturating_add(Duration::from_nanos(999_999));
             PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)
@@ -199,8 +205,11 @@ impl Attended<'_> {
         while let Ok(Some(info)) = self.held.signals.read_signal() {
             // What it writes where nobody reads is its own affair.
             let own = info.ssi_code == libc::SI_USER && info.ssi_pid == std::process::id();
-            let told = info.ssi_signo == Signal::SIGCHLD as u32 || self.is_stop(info.ssi_signo);
-            if !told && !own {
+            if info.ssi_signo == Signal::SIGCHLD as u32 {
+                self.child_told.set(true);
+                continue;
+            }
+            if !self.is_stop(info.ssi_signo) && !own {
                 pending.push(Came {
                     number: info.ssi_signo.cast_signed(),
                     by_kernel: info.ssi_code == BY_KERNEL,
@@ -221,6 +230,8 @@ impl Attended<'_> {
 
     /// Waits for all who have exited; whether there are children left.
     pub(super) fn meet_children(&mut self) -> bool {
+        // Before they are asked: of whoever ends from now on there is to be another.
+        self.child_told.set(false);
         loop {
             match child::next_change() {
                 Ok(Some((pid, change))) if pid == self.pid => {

@@ -28,7 +28,7 @@
 //!   fails within seconds of the end, the run may be found open, or without that line. Of another boot nobody is looked for, and nothing
 //!   is signalled: all that is known then is what was claimed.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::libc::O_NOFOLLOW;
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use super::Outcome;
 use super::closing::OTHER_BOOT;
@@ -148,11 +148,29 @@ impl Runs {
         let mut builder = DirBuilder::new();
         let made = builder.recursive(true).mode(0o700).create(dir);
         made.map_err(RecordError::file(dir))?;
-        let meta = fs::metadata(dir).map_err(RecordError::file(dir))?;
-        if owner::is_exposed(&meta) {
+        // What a link leads to is not what was made for this.
+        let meta = fs::symlink_metadata(dir).map_err(RecordError::file(dir))?;
+        if !meta.is_dir() {
+            return Err(RecordError::file(dir)(ErrorKind::NotADirectory.into()));
+        }
+        let exposed = |dir: &Path, meta: &Metadata| {
             let (uid, mode) = (meta.uid(), meta.mode() & 0o7777);
             let dir = dir.to_owned();
-            return Err(RecordError::Exposed { dir, uid, mode });
+            Err(RecordError::Exposed { dir, uid, mode })
+        };
+        if owner::is_exposed(&meta) {
+            return exposed(dir, &meta);
+        }
+        // Whoever could put another directory in its place would say whom root ends.
+        let above = dir
+            .ancestors()
+            .skip(1)
+            .filter(|_| nix::unistd::geteuid().is_root());
+        for above in above.filter(|above| !above.as_os_str().is_empty()) {
+            let meta = fs::metadata(above).map_err(RecordError::file(above))?;
+            if owner::lets_replace(&meta) {
+                return exposed(above, &meta);
+            }
         }
         if meta.mode() & 0o077 != 0 {
             // What was there may be root's.
@@ -177,9 +195,15 @@ impl Runs {
         for path in self.files()? {
             let kind = path.extension().unwrap_or_default();
             if kind == OPEN || closed && kind == CLOSED {
-                all.extend(read(&path));
+                // It may have been closed since the directory was read.
+                let ended = || read(&path.with_extension(CLOSED)).filter(|_| closed);
+                all.extend(read(&path).or_else(ended));
             }
         }
+        // Or while it was read, and be there by both names.
+        let open = |known: &Known| known.record.over.is_none();
+        all.sort_by(|a, b| (a.id(), open(a)).cmp(&(b.id(), open(b))));
+        all.dedup_by(|a, b| a.id() == b.id());
         all.sort_by_key(|known| known.record.start.started);
         Ok(all)
     }
@@ -397,7 +421,10 @@ pub(super) fn take(path: &Path, wait: bool) -> io::Result<Option<Flock<File>>> {
 
 /// Whether somebody has it locked.
 fn is_locked(path: &Path) -> io::Result<bool> {
-    let file = match open(path) {
+    // Not for writing: whoever waits for it to be closed by its writer would be woken by this.
+    let mut options = File::options();
+    let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
+    let file = match options.open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         file => file?,
     };

@@ -128,7 +128,12 @@ impl Sessions {
         let named = |mark: &EnvMark, session: &Session| {
             *session.agent == *mark.agent && names(mark, session)
         };
-        told.iter().any(|mark| named(mark, session))
+        // One that the root has from elsewhere others have from there too; a pid is nobody else's.
+        let proves = |mark: &EnvMark| {
+            let read = matches!(session.inherited, Known::Is(_));
+            mark.owner.is_some() || read && !came_with_root(mark)
+        };
+        told.iter().any(|mark| proves(mark) && named(mark, session))
             && told.iter().all(|mark| {
                 came_with_root(mark) || self.outwards_of(session).any(|around| named(mark, around))
             })

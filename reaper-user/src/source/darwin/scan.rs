@@ -300,13 +300,16 @@ impl<K: Kernel> Scan<K> {
         }
         let gone = differences.gone.clone();
         let new: HashSet<Key> = differences.new.iter().map(|new| new.key).collect();
-        let mut rest = Vec::new();
+        let (mut programs, mut rest) = (Vec::new(), Vec::new());
         self.table.take_in(differences, rows, |kind| match kind {
             EventKind::Seen(row) if new.contains(&row.key) => {
                 births.0.push(born(row, &self.watched, &self.names));
             }
+            kind @ (EventKind::Exec { .. } | EventKind::Seen(_)) => programs.push(kind),
             kind => rest.push(kind),
         });
+        // Whoever is a boundary by now is one to those whom it has borne.
+        programs.into_iter().for_each(&mut *tell);
         births.tell(&mut *tell);
         rest.into_iter().for_each(&mut *tell);
         gone.into_iter().for_each(|key| self.forget(key.pid));

@@ -39,7 +39,13 @@ struct Row {
     pass: u64,
     /// It has had another parent than the one told of, though that was still there.
     moves: bool,
+    /// In how many passes in a row it was found to have changed and could not be read.
+    unread: u32,
 }
+
+/// In so many passes whom one has borne that has changed and cannot be read waits for it: by what it was before, they may
+/// be taken for what they are not.
+const UNREAD_MAX: u32 = 16;
 
 /// See the module.
 #[derive(Default)]
@@ -195,15 +201,24 @@ impl Table {
             self.rows.remove(&key.pid);
             tell(exit(*key, Ended::Unknown));
         }
+        let mut unsure = HashSet::new();
         for glimpse in found.changed {
-            let known = self.rows.get_mut(&glimpse.key.pid);
-            if let (Some(row), Some(seen)) = (known, rows.remove(&glimpse.key)) {
-                let before = std::mem::replace(&mut row.print, glimpse.print);
-                if glimpse.print.is_exec(&before) {
-                    tell(exec(seen));
-                } else {
-                    tell(EventKind::Seen(seen));
+            let Some(row) = self.rows.get_mut(&glimpse.key.pid) else {
+                continue;
+            };
+            let Some(seen) = rows.remove(&glimpse.key) else {
+                row.unread = row.unread.saturating_add(1);
+                if row.unread <= UNREAD_MAX {
+                    unsure.insert(glimpse.key.pid);
                 }
+                continue;
+            };
+            row.unread = 0;
+            let before = std::mem::replace(&mut row.print, glimpse.print);
+            if glimpse.print.is_exec(&before) {
+                tell(exec(seen));
+            } else {
+                tell(EventKind::Seen(seen));
             }
         }
         let known: HashMap<Key, u32> = rows.iter().map(|(key, row)| (*key, row.parent)).collect();
@@ -216,7 +231,8 @@ impl Table {
                 continue;
             };
             // Without its parent nobody would know whose it is.
-            if unread.contains(&row.parent) && row.parent != key.pid {
+            let above = row.parent;
+            if (unread.contains(&above) || unsure.contains(&above)) && above != key.pid {
                 continue;
             }
             unread.remove(&key.pid);
@@ -266,6 +282,7 @@ impl Table {
             print,
             pass: self.pass,
             moves: false,
+            unread: 0,
         };
         self.rows.insert(key.pid, row);
     }

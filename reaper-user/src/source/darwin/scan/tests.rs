@@ -369,6 +369,24 @@ fn lineage_outlives_a_maker_that_was_seen_or_is_a_zombie_and_no_other() {
 }
 
 #[test]
+fn who_runs_another_program_is_told_to_before_what_it_has_borne() {
+    let mut w = World::new();
+    w.with(|mac| {
+        mac.exec(20, "tmux");
+        mac.fork(30, 20);
+    });
+    let told = w.after_a_pass();
+    let (agent, child) = (w.key(20), w.key(30));
+    let exec = told
+        .iter()
+        .position(|kind| matches!(kind, EventKind::Exec { key, .. } if *key == agent));
+    let birth = told
+        .iter()
+        .position(|kind| matches!(kind, EventKind::Seen(row) if row.key == child));
+    assert!(exec.is_some() && exec < birth, "{told:?}");
+}
+
+#[test]
 fn a_pid_that_is_another_s_by_now_is_two_processes() {
     let mut w = World::new();
     w.with(|mac| mac.fork(30, 20));

@@ -153,6 +153,22 @@ fn who_runs_another_program_is_told_to_before_what_it_has_borne() {
 }
 
 #[test]
+fn what_one_has_borne_that_cannot_be_read_waits_for_it_but_not_for_ever() {
+    let (mut table, mut all) = seeded();
+    let (pid, (start, parent, _)) = all.last_key_value().map(|(pid, of)| (*pid, *of)).unwrap();
+    all.insert(pid, (start, parent, "wall"));
+    all.insert(pid + 1, (start + 50, pid, "user"));
+    let child = format!("seen {} of {pid}", pid + 1);
+    let mut waited = 0;
+    while words(&pass(&mut table, &all, &[pid], &[])) != [child.clone()] {
+        waited += 1;
+        assert!(waited < 100, "it waits for ever");
+    }
+    assert!(waited > 3);
+    assert_eq!(said(&mut table, &all), [format!("exec {pid}")]);
+}
+
+#[test]
 fn exits_come_before_adoptions_and_childrens_before_their_parents() {
     let (mut table, mut all) = seeded();
     all.insert(5, (5, 4, "as"));
