@@ -11,6 +11,7 @@ mod detach;
 #[cfg_attr(target_os = "macos", path = "doctor/darwin.rs")]
 pub mod doctor;
 mod explain;
+mod failure;
 mod history;
 mod keep;
 mod lock;
@@ -43,10 +44,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError, KernelReap};
-use crate::engine::EngineError;
-use crate::source::SourceError;
 use crate::source::ladder::{Choice, Rung};
 use crate::sys;
+use failure::Failure;
 
 /// Reaps what AI coding agents leave behind.
 ///
@@ -439,49 +439,6 @@ struct DetachArgs {
     /// One JSON object instead of a sentence.
     #[arg(long)]
     json: bool,
-}
-
-/// What ends a command before its time.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error("{0}")]
-    Usage(String),
-    #[error(transparent)]
-    Source(SourceError),
-    #[error("{0}")]
-    Locked(String),
-    #[error(transparent)]
-    Engine(EngineError),
-    /// It has answered, and said no.
-    #[error("{0}")]
-    Refused(String),
-    #[error("{0}")]
-    NoService(String),
-    #[error(transparent)]
-    Other(#[from] anyhow::Error),
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Failure {
-        match error {
-            EngineError::Source(source) => source.into(),
-            other => Failure::Engine(other),
-        }
-    }
-}
-
-impl Failure {
-    fn status(&self) -> u8 {
-        match self {
-            Failure::Engine(_) | Failure::Refused(_) | Failure::Other(_) => 1,
-            Failure::Config(_) | Failure::Usage(_) => 2,
-            Failure::Source(_) => 3,
-            Failure::Locked(_) => 4,
-            Failure::NoService(_) => 5,
-        }
-    }
 }
 
 /// Runs the command that the arguments name; gives its exit status.

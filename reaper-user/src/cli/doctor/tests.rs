@@ -1,0 +1,183 @@
+//! What is said of a host, by what it is.
+
+use super::*;
+use crate::source::ladder::Choice;
+
+fn host() -> Host {
+    let dir = tempfile::tempdir().unwrap();
+    let kernel = dir.path().join("proc/sys/kernel");
+    std::fs::create_dir_all(&kernel).unwrap();
+    std::fs::write(kernel.join("osrelease"), "6.12.1-test").unwrap();
+    Host::read_at(dir.path())
+}
+
+fn no_btf() -> Result<Btf, BtfError> {
+    Btf::load(Path::new("/nonexistent"))
+}
+
+#[test]
+fn what_the_probes_did_decides() {
+    let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+        Ok::<(), String>(())
+    });
+    assert!(report.usable && report.reasons.is_empty());
+    assert_eq!(report.source, Some("ebpf"));
+    let text = render(&report);
+    assert!(text.contains("would use: ebpf\u{1b}[0m\n"), "{text}");
+    let rest = text.matches("could be used, and takes over").count();
+    assert_eq!(rest, 2, "{text}");
+}
+
+#[test]
+fn each_no_has_a_reason_and_an_advice() {
+    let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+        Err("the kernel said no")
+    });
+    assert!(!report.usable && report.source.is_none());
+    for check in &report.checks {
+        assert_eq!(check.ok, check.reason.is_none(), "{check:?}");
+        assert_eq!(check.ok, check.advice.is_none(), "{check:?}");
+    }
+    assert!(report.checks[0].ok, "the kernel is new enough");
+    assert!(
+        report.reasons[0].starts_with("cannot read /nonexistent: "),
+        "{:?}",
+        report.reasons
+    );
+    assert_eq!(report.reasons.last().unwrap(), "the kernel said no");
+    let text = render(&report);
+    assert!(text.contains("would use: nothing"), "{text}");
+    assert!(
+        text.contains("procfs cannot be used: the kernel said no"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_to_do_fits_the_place() {
+    let private = crate::sys::host::Namespace {
+        inode: 4,
+        first: false,
+    };
+    let place = |sign: &str| Host {
+        container: vec![sign.into()],
+        pid_namespace: private,
+        own_proc: false,
+        ..host()
+    };
+    for (sign, in_it) in [
+        ("docker (/.dockerenv)", "--pid=host"),
+        ("wsl (kernel release)", "each WSL distribution"),
+    ] {
+        let checks = surroundings(&place(sign));
+        let advice = |name| {
+            checks
+                .iter()
+                .find(|check| check.name == name)
+                .unwrap()
+                .advice
+                .as_deref()
+        };
+        assert!(advice("pid namespace").unwrap().contains(in_it));
+        assert!(advice("/proc").unwrap().contains("mount -t proc"));
+    }
+}
+
+/// What is to be done about the probes.
+fn advice(host: &Host, needed: &[(&'static str, bool)]) -> String {
+    let check = |(name, ok): &(&'static str, bool)| Check::new(name, *ok, "").needed();
+    remedy(&needed.iter().map(check).collect::<Vec<_>>(), host)
+}
+
+#[test]
+fn a_report_is_asked_for_where_nothing_else_is_amiss() {
+    let host = Host {
+        container: Vec::new(),
+        ..host()
+    };
+    let said = advice(
+        &host,
+        &[("BTF", false), ("kernel", true), ("lockdown", false)],
+    );
+    assert!(said.ends_with("above: BTF, lockdown"), "{said}");
+    let said = advice(&host, &[("BTF", true)]);
+    assert!(said.starts_with("report this line"), "{said}");
+    let container = Host {
+        container: vec!["docker".into()],
+        ..host
+    };
+    let said = advice(&container, &[("BTF", true)]);
+    assert!(said.starts_with("run it on the host"), "{said}");
+}
+
+#[test]
+fn where_nothing_can_be_signalled_that_is_the_verdict() {
+    let refused = Refused(nix::Error::EPERM);
+    let probe = |_| Ok::<(), String>(());
+    let report = examine(&Config::default(), &host(), &no_btf(), Err(refused), probe);
+    assert!(report.usable && !report.signals);
+    let text = render(&report);
+    for said in [
+        "refused: EPERM",
+        "only observes",
+        "to observe: nothing can be signalled",
+    ] {
+        assert!(text.contains(said), "no '{said}' in {text}");
+    }
+}
+
+#[test]
+fn where_the_probes_are_refused_the_next_source_is_named() {
+    let no_probes = |rung| match rung {
+        Rung::Ebpf => Err("no"),
+        _ => Ok(()),
+    };
+    let config = Config::default();
+    let report = examine(&config, &host(), &no_btf(), Ok(()), no_probes);
+    assert_eq!(
+        (report.usable, report.source),
+        (true, Some("proc-connector"))
+    );
+    assert!(!report.reasons.is_empty());
+    let text = render(&report);
+    assert!(text.contains("ebpf cannot be used: no"), "{text}");
+    assert!(
+        text.contains("proc-connector: programs are looked up"),
+        "{text}"
+    );
+    let config = Config {
+        source: Choice::of(Rung::Ebpf),
+        ..config
+    };
+    assert_eq!(
+        examine(&config, &host(), &no_btf(), Ok(()), no_probes).source,
+        None
+    );
+}
+
+#[test]
+fn old_kernels_and_lockdown_are_named() {
+    let host = Host {
+        release: "4.19.0".into(),
+        lockdown: "confidentiality".into(),
+        ..host()
+    };
+    let report = examine(&Config::default(), &host, &no_btf(), Ok(()), |_| Err("no"));
+    assert!(report.reasons[0].contains("older than 5.10"));
+    assert!(report.reasons.iter().any(|r| r.contains("locked down")));
+}
+
+#[test]
+fn json_has_what_is_promised() {
+    let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+        Err("no")
+    });
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["usable"], false);
+    assert!(json["source"].is_null() && json["reasons"].is_array());
+    assert_eq!(json["sources"][2]["name"], "procfs");
+    let check = json["checks"][0].as_object().unwrap();
+    let mut keys: Vec<_> = check.keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["advice", "name", "ok", "reason", "value"]);
+}
