@@ -180,7 +180,7 @@ impl Agent {
             let pidfd = self
                 .own(pid)
                 .with_context(|| format!("no process {pid} of {what}"))?;
-            left.0.push((format!("{what} ({pid})"), pidfd));
+            left.0.push((what, pid, pidfd));
         }
         Ok(left)
     }
@@ -212,7 +212,7 @@ impl Agent {
     fn end(&mut self) {
         // It is this process's child and not waited for yet, so its pid is its own.
         if let Ok(pidfd) = Pidfd::open(self.child.id()) {
-            let _ = reap::end_own(&pidfd, Signal::SIGKILL);
+            let _ = reap::end_own(&pidfd, self.child.id(), Signal::SIGKILL);
         }
         let _ = self.child.wait();
     }
@@ -227,19 +227,19 @@ impl Drop for Agent {
 }
 
 /// What the agent left, by what it is.
-struct LeftBehind(Vec<(String, Pidfd)>);
+struct LeftBehind(Vec<(&'static str, u32, Pidfd)>);
 
 impl LeftBehind {
     fn all_ended(&self) -> bool {
-        self.0.iter().all(|(_, pidfd)| pidfd.has_exited())
+        self.0.iter().all(|(_, _, pidfd)| pidfd.has_exited())
     }
 
     /// Ends what lives on; tells what that was.
     fn end(&self) -> Vec<String> {
-        let alive = self.0.iter().filter(|(_, pidfd)| !pidfd.has_exited());
-        let ended = alive.map(|(what, pidfd)| {
-            let _ = reap::end_own(pidfd, Signal::SIGKILL);
-            what.clone()
+        let alive = self.0.iter().filter(|(_, _, pidfd)| !pidfd.has_exited());
+        let ended = alive.map(|(what, pid, pidfd)| {
+            let _ = reap::end_own(pidfd, *pid, Signal::SIGKILL);
+            format!("{what} ({pid})")
         });
         ended.collect()
     }

@@ -72,10 +72,11 @@ pub fn forward(pidfd: &Pidfd, number: i32) -> nix::Result<()> {
 }
 
 /// Signals a process that this program, or what it started, has started. The caller has made sure of
-/// that after it opened the pidfd.
+/// that after it opened the pidfd, and that this is on the process of this pid.
 ///
 /// # Errors
-/// As `pidfd_send_signal(2)`.
-pub fn end_own(pidfd: &Pidfd, signal: Signal) -> nix::Result<()> {
+/// As `pidfd_send_signal(2)`; `EPERM` for those that are never signalled.
+pub fn end_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+    never(pid, std::process::id())?;
     pidfd.send_signal(signal)
 }

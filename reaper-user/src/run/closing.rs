@@ -175,7 +175,7 @@ impl Family<'_> {
             let found = self.look()?;
             for (key, pidfd) in opened {
                 if found.contains_key(&key) && !pidfd.has_exited() {
-                    if let Err(error) = end_own(&pidfd, Signal::SIGSTOP) {
+                    if let Err(error) = end_own(&pidfd, key.pid, Signal::SIGSTOP) {
                         tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
                     }
                     held.insert(key, pidfd);

@@ -164,7 +164,8 @@ impl Run {
     pub fn attend(mut self) -> Result<Report, RunError> {
         sys::pid_namespace_unless_first().map_err(RunError::Proc)?;
         self.write_down()?;
-        let done = self.attend_recorded();
+        let mut held = None;
+        let done = self.attend_recorded(&mut held);
         if let Some(recording) = self.recording.take() {
             let over = match &done {
                 Ok(report) => Over::of(report),
@@ -178,10 +179,13 @@ impl Run {
                 tracing::debug!("what has come of the run cannot be recorded: {error}");
             }
         }
+        // Not before: whoever asks for a stop until then must not end this process in its place.
+        drop(held);
         done
     }
 
-    fn attend_recorded(&mut self) -> Result<Report, RunError> {
+    /// Leaves in `held` what has signals wait.
+    fn attend_recorded(&mut self, held: &mut Option<Held>) -> Result<Report, RunError> {
         let _place = self.take_place()?;
         child::adopt_orphans().map_err(RunError::system("orphans cannot be adopted"))?;
         if let Some(recording) = &self.recording {
@@ -191,12 +195,12 @@ impl Run {
                 source,
             })?;
         }
-        let held = Held::begin().map_err(RunError::system("signals cannot be held"))?;
+        let held = held.insert(Held::begin().map_err(RunError::system("signals cannot be held"))?);
         if self.recording.as_ref().is_some_and(Recording::is_stopped) {
             return Err(RunError::Stopped);
         }
-        let mut report = attend::attend(self, &held)?;
-        afterwards::see_to(self, &held, &mut report);
+        let mut report = attend::attend(self, held)?;
+        afterwards::see_to(self, held, &mut report);
         Ok(report)
     }
 

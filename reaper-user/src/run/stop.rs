@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,6 +18,11 @@ use super::runs::{self, Known, RecordError, Runs};
 use crate::reap::end_own;
 use crate::source::procfs::{Glance, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
+
+/// How long a run whose outcome is decided has to be over by itself, and how often that is asked: its owner is leaving, and a
+/// signal would reach it when it stands in for nobody any more.
+const SOON: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Why a run cannot be stopped, or waited for.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +66,12 @@ impl Runs {
                 "is in another pid namespace: stop it from there, as with nsenter or docker exec",
             ));
         }
+        // Before anything is claimed: the record itself may be wrong.
+        if start.wrapper.pid <= 1 {
+            return Err(refused(
+                "is never signalled: end the container that it is the first process of",
+            ));
+        }
         // Opened before it is known to be the owner's.
         let owner = Pidfd::open(start.wrapper.pid);
         let glance = Procfs::default().glance(start.wrapper.key());
@@ -68,18 +81,32 @@ impl Runs {
             return Ok(());
         };
         let claimed = claim(&file, Outcome::Cancelled).map_err(failed)?;
-        // What is to come of it may have been decided before: then what is still done of it is cut short.
-        if claimed.over.is_some() {
+        // What is to come of it may have been decided before. Then it is about to be over, unless its end or a command that
+        // follows takes its time: that is cut short.
+        let decided = claimed.outcome() != Some(Outcome::Cancelled);
+        if claimed.over.is_some() || decided && self.is_over_soon(known)? {
             return Ok(());
         }
         for signal in [Signal::SIGTERM, Signal::SIGCONT] {
-            match end_own(&owner, signal) {
+            match end_own(&owner, start.wrapper.pid, signal) {
                 Ok(()) | Err(nix::Error::ESRCH) => {}
                 Err(nix::Error::EPERM) => return Err(refused("may not be signalled by this user")),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
         Ok(())
+    }
+
+    /// Whether a run comes to its end by itself.
+    fn is_over_soon(&self, known: &Known) -> Result<bool, StopError> {
+        let until = Instant::now() + SOON;
+        while self.again(known)?.record.over.is_none() {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        Ok(true)
     }
 
     /// Waits until a run is over, and gives what has come of it. One whose owner is gone is closed.

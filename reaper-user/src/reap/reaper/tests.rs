@@ -369,5 +369,5 @@ fn memory_told(orphan: &mut Orphan) -> Option<Memory> {
 
 fn end_own(orphan: &Orphan, signal: Signal) {
     let pidfd = Pidfd::open(orphan.key.pid).unwrap();
-    send::end_own(&pidfd, signal).unwrap();
+    send::end_own(&pidfd, orphan.key.pid, signal).unwrap();
 }
