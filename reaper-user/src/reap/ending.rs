@@ -3,6 +3,7 @@
 //! found then, and whose pidfd has not become readable, is the one that the pidfd is on. Where it matters under which
 //! uids it runs, that is asked once more right before each signal.
 
+use std::cmp::Reverse;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -153,15 +154,28 @@ impl Endings {
         }
         let (own, step) = (std::process::id(), self.ladder.step(0, false));
         let left = self.targets.iter_mut();
+        let mut signalled = Vec::new();
         for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
             target.spared = match due.get(key) {
                 Some(None) => false,
                 Some(Some(uids)) => target.pidfd.uids(key.pid) != Some(*uids),
                 None => true,
             };
-            if !target.spared {
-                target.signal(*key, own, step, self.gentle, &self.procfs);
+            if !target.spared && target.signal(*key, own, step, self.gentle) {
+                signalled.push((key, target));
             }
+        }
+        if step == Step::Term {
+            // None is to end while others stand: where it was their process group's last tie to the session, the kernel sends
+            // those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which none has asked for. So the youngest are first.
+            signalled.sort_unstable_by_key(|(key, _)| Reverse(key.start));
+            for (key, target) in &signalled {
+                // If it is gone already, so much the better.
+                let _ = send::send(&target.pidfd, key.pid, own, Step::Wake);
+            }
+        }
+        for (key, target) in signalled {
+            target.weigh(*key, &self.procfs);
         }
         Ok(self.targets.len() - before)
     }
@@ -263,13 +277,14 @@ impl Target {
         }
     }
 
-    fn signal(&mut self, key: Key, own: u32, step: Step, gentle: Signal, procfs: &Procfs) {
+    /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
+    fn signal(&mut self, key: Key, own: u32, step: Step, gentle: Signal) -> bool {
         let signal = match step {
             Step::Term => gentle,
             step => step.signal(),
         };
         if self.strongest == Some(signal) {
-            return;
+            return false;
         }
         let sent = match step {
             Step::Term => send::ask(&self.pidfd, key.pid, own, gentle),
@@ -279,16 +294,22 @@ impl Target {
             Ok(()) => {
                 self.strongest = Some(signal);
                 self.refused = None;
-                if self.first_signal.is_none() {
-                    self.first_signal = Some(sys::boot_time());
-                    let memory = procfs.memory(key.pid, true);
-                    // By then the pid may be somebody else's.
-                    self.memory = memory.filter(|_| !self.pidfd.has_exited());
-                }
+                self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
+                return true;
             }
             // It has exited: its pidfd says so.
             Err(nix::Error::ESRCH) => {}
             Err(error) => self.refused = Some(error),
+        }
+        false
+    }
+
+    /// Notes what it has after its first signal.
+    fn weigh(&mut self, key: Key, procfs: &Procfs) {
+        if self.memory.is_none() {
+            let memory = procfs.memory(key.pid, true);
+            // By then the pid may be somebody else's.
+            self.memory = memory.filter(|_| !self.pidfd.has_exited());
         }
     }
 

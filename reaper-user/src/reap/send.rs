@@ -39,19 +39,21 @@ pub(super) fn still_due(round: &Round<'_>, key: Key) -> Result<Decision, Release
 pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: Step) -> nix::Result<()> {
     never(pid, own_pid)?;
     match step {
-        Step::Term => ask(pidfd, pid, own_pid, Signal::SIGTERM),
+        Step::Term => {
+            pidfd.send_signal(Signal::SIGTERM)?;
+            // If it is gone already, so much the better.
+            let _ = pidfd.send_signal(Signal::SIGCONT);
+            Ok(())
+        }
         Step::Wake => pidfd.send_signal(Signal::SIGCONT),
         Step::Kill => pidfd.send_signal(Signal::SIGKILL),
     }
 }
 
-/// Asks it to end, awake or not, by this signal.
+/// Asks it to end by this signal; one that is stopped sees it when it is woken.
 pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
     never(pid, own_pid)?;
-    pidfd.send_signal(signal)?;
-    // If it is gone already, so much the better.
-    let _ = pidfd.send_signal(Signal::SIGCONT);
-    Ok(())
+    pidfd.send_signal(signal)
 }
 
 /// Nobody decides so; that it cannot happen is worth a second line of defence.
