@@ -1,6 +1,7 @@
 //! Tables of processes, and what is to be said of one of them.
 
 mod owner;
+mod spared;
 mod unsure;
 mod waiting;
 mod work;
@@ -408,90 +409,6 @@ fn tool_shells() {
 }
 
 #[test]
-fn what_is_spared() {
-    let head = || p(200, 1, 100, "/bin/sh", DEAD);
-    check(
-        "keep_rule",
-        &[head(), p(201, 200, 101, "/usr/bin/ssh-agent", "")],
-    );
-    check(
-        "keep_rule",
-        &[
-            head(),
-            p(201, 200, 101, "/usr/bin/ssh-agent", ""),
-            p(202, 201, 102, NODE, ""),
-        ],
-    );
-    check(
-        "boundary",
-        &[
-            head(),
-            p(201, 200, 101, "/usr/bin/tmux", ""),
-            p(202, 201, 102, NODE, ""),
-        ],
-    );
-    check(
-        "keep_mark",
-        &[p(200, 1, 100, NODE, "CLAUDE_PID=4100\0REAPER_KEEP=1\0")],
-    );
-    check(
-        "keep_mark",
-        &[head(), p(201, 200, 101, NODE, "REAPER_KEEP=1\0")],
-    );
-    let unit = |pid, parent, unit| P {
-        unit,
-        ..p(pid, parent, 100, NODE, DEAD)
-    };
-    check("own_unit", &[unit(200, 50, "web.service")]);
-    check("own_unit", &[unit(200, 50, "run-u12.scope")]);
-    check("reap", &[unit(200, 50, "vte-spawn-0a1b.scope")]);
-    // An application that the desktop has had started, and what was typed in one.
-    check("own_unit", &[unit(200, 50, "app-mail@1.service")]);
-    check(
-        "reap",
-        &[P {
-            sid: 180,
-            ..unit(200, 50, "app-konsole@1.service")
-        }],
-    );
-    check("own_unit", &[head(), unit(201, 200, "docker-0a1b.scope")]);
-    // The unit is that of everybody around.
-    let mut adopter = p(150, 60, 50, "/usr/bin/keeper", "");
-    adopter.unit = "ci.service";
-    let left = P {
-        sid: 180,
-        ..unit(200, 150, "ci.service")
-    };
-    check("reap", &[adopter, left]);
-    // This program runs below it: a person is at work there.
-    let mut own = table(&[
-        p(200, 1, 100, "/bin/bash", DEAD),
-        p(202, 200, 105, NODE, DEAD),
-    ]);
-    own.rows.insert(60, p(60, 200, 110, "/bin/zsh", DEAD).row());
-    let strays = ask(&own, |_| {});
-    assert_eq!(said(&strays, 202), "never_self");
-    assert_eq!((said(&strays, 60), said(&strays, 200)), ("-", "-"));
-}
-
-#[test]
-fn whose_agent_lives_is_no_leftover() {
-    let agent = || p(70, 60, 50, "/x/claude", "");
-    check("-", &[agent(), p(200, 70, 100, NODE, "CLAUDE_PID=70\0")]);
-    // Nested, and the inner one is gone.
-    check("-", &[agent(), p(200, 70, 100, NODE, DEAD)]);
-    // An agent of an agent that is gone is somebody's to look at.
-    check("agent", &[p(200, 1, 100, "/x/claude", DEAD)]);
-    check(
-        "-",
-        &[
-            p(200, 1, 100, "/x/claude", DEAD),
-            p(201, 200, 101, NODE, DEAD),
-        ],
-    );
-}
-
-#[test]
 fn a_recorded_session() {
     let alike = |start: u64, root: u32| Recorded {
         agent: "codex".into(),
@@ -530,98 +447,6 @@ fn a_recorded_session() {
     }];
     let strays = ask_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
     assert_eq!(said(&strays, 200), "kept_by_user");
-}
-
-#[test]
-fn what_a_service_watches_is_its_own() {
-    let all = table(&[
-        p(200, 1, 100, "/bin/sh", DEAD),
-        p(201, 200, 300, NODE, ""),
-        p(210, 1, 300, NODE, DEAD),
-        p(220, 1, 100, NODE, DEAD),
-        p(221, 220, 101, NODE, DEAD),
-        p(230, 1, 300, SHELL, BARE),
-    ]);
-    let members = |start| {
-        let key = Key {
-            pid: 220,
-            start: start * S,
-        };
-        HashMap::from_iter([(220, key)])
-    };
-    let (theirs, others) = (members(100), members(99));
-    let of = |members: HashMap<u32, Key>, since| {
-        let strays = ask(&all, |q| (q.members, q.since) = (members, since));
-        [200, 201, 210, 220, 221, 230].map(|pid| said(&strays, pid))
-    };
-    // What began since it watches is a leftover only as a part of one that is older.
-    assert_eq!(
-        of(theirs, Some(200 * S)),
-        ["reap", "reap", "-", "-", "-", "-"]
-    );
-    assert_eq!(of(others, None), ["reap"; 6]);
-}
-
-#[test]
-fn only_whom_one_is_asked_for() {
-    let other = P {
-        uid: 1001,
-        euid: 1001,
-        ..p(200, 1, 100, NODE, DEAD)
-    };
-    let all = table(&[
-        other,
-        p(150, 60, 50, "/bin/x", ""),
-        P {
-            sid: 180,
-            ..p(210, 150, 100, NODE, DEAD)
-        },
-    ]);
-    let of = |uid, scope: &Scope| {
-        let mut all = all.clone();
-        let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().seen.image);
-        image.cgroup_id = 7;
-        let strays = ask(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
-        (said(&strays, 200), said(&strays, 210))
-    };
-    let mut scope = Scope::default();
-    assert_eq!(of(None, &scope), ("reap", "reap"));
-    assert_eq!(of(Some(1000), &scope), ("-", "reap"));
-    scope.cgroups.push(7);
-    assert_eq!(of(None, &scope), ("-", "reap"));
-    scope.cgroups[0] = 8;
-    assert_eq!(of(None, &scope), ("-", "-"));
-    scope.roots.push(Key {
-        pid: 150,
-        start: 50 * S,
-    });
-    assert_eq!(of(None, &scope), ("-", "reap"));
-    // Another user's process below a leftover.
-    let other = P {
-        uid: 0,
-        euid: 0,
-        ..p(201, 200, 101, NODE, DEAD)
-    };
-    let rules = ask(&table(&[p(200, 1, 100, "/bin/sh", DEAD), other]), |_| {});
-    assert_eq!(said(&rules, 201), "other_uid");
-}
-
-#[test]
-fn kernel_threads_and_init_are_nobodys_leftover() {
-    let mut all = table(&[p(2, 0, 0, "", DEAD), p(200, 1, 100, NODE, DEAD)]);
-    if let Some(row) = all.rows.get_mut(&2) {
-        row.seen.kernel_thread = true;
-    }
-    if let Some(row) = all.rows.get_mut(&1) {
-        row.trace = Known::Is(Trace::of(DEAD.as_bytes(), true));
-    }
-    let strays = ask(&all, |_| {});
-    assert_eq!((said(&strays, 1), said(&strays, 2)), ("-", "-"));
-    // Init has that mark itself, so its child may have been born to it.
-    assert_eq!(said(&strays, 200), "not_orphan");
-    // A table that is damaged.
-    let ring = [p(300, 301, 100, NODE, DEAD), p(301, 300, 100, NODE, DEAD)];
-    assert_eq!(said(&ask(&table(&ring), |_| {}), 300), "not_orphan");
 }
 
 #[test]

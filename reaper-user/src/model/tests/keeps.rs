@@ -2,9 +2,10 @@
 
 use reaper_common::{MEMBER_FOLLOWED, MEMBER_SPARED};
 
-use super::rules::{MINUTE, pass};
+use super::rules::{MINUTE, marked, pass, read, world};
 use super::world::{INIT, World};
 use crate::model::event::{Key, Mark};
+use crate::model::facts::{Facts, Known, Needs};
 use crate::model::user_keep::{Noted, UserKeep};
 
 const KEPT: &str = "keep kept_by_user";
@@ -385,4 +386,109 @@ fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
     let all = all.iter().map(|key| noted(*key, agent, false, wish(1_001)));
     w.model.keep_again(all.collect());
     assert_eq!(w.model.wishes(), before + 1);
+}
+
+#[test]
+fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
+    let mut w = world(read(""));
+    let agent = w.spawn(INIT, "claude");
+    let shell = w.spawn(agent, "bash");
+    assert_eq!(
+        w.why(shell),
+        "keep root_alive",
+        "nothing is read before it matters"
+    );
+    marked(&mut w, shell, Known::Is(1));
+    // The environment is inherited, and another program may be given another.
+    let (copy, other) = (w.fork(shell), w.spawn(shell, "env"));
+    let below = w.spawn(other, "sleep");
+    w.dies_by_signal(agent);
+    assert_eq!([shell, copy].map(|key| w.why(key)), ["keep keep_mark"; 2]);
+    assert_eq!(
+        (w.decide(other).needs, w.decide(below).needs),
+        (Needs::MARKS, Needs::MARKS)
+    );
+    marked(&mut w, other, Known::Is(0));
+    marked(&mut w, below, Known::Unreadable);
+    assert_eq!(
+        [other, below].map(|key| w.why(key)),
+        ["reap root_gone", "keep unreadable"]
+    );
+}
+
+#[test]
+fn what_was_read_before_an_exec_says_nothing_of_what_came_after_it() {
+    let mut w = world(read(""));
+    let agent = w.spawn(INIT, "claude");
+    let shell = w.spawn(agent, "bash");
+    let before = w.now;
+    w.now += 10;
+    w.exec(shell, "server");
+    let found = Facts {
+        marks: Known::Is(1),
+        listening: Known::Is(true),
+        ..Facts::NOTHING
+    };
+    let asked = Needs::MARKS | Needs::LISTENING;
+    w.model.set_facts(shell, asked, found.clone(), before);
+    let facts = w.model.tree.get(shell).unwrap().facts().unwrap();
+    assert_eq!(
+        (facts.marks, facts.listening),
+        (Known::Unasked, Known::Is(true))
+    );
+    // Nor of a child that was born before.
+    let child = w.fork(shell);
+    let now = w.now + 10;
+    w.model.set_facts(shell, asked, found, now);
+    w.now = now + 10;
+    let later = w.fork(shell);
+    let marks = |w: &World, key| w.model.tree.get(key).unwrap().facts().map(|f| f.marks);
+    assert_eq!(
+        [child, later].map(|key| marks(&w, key)),
+        [None, Some(Known::Is(1))]
+    );
+}
+
+#[test]
+fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
+    let mut w = World::new();
+    pass(&mut w, 0);
+    let agent = w.spawn(INIT, "claude");
+    let shell = w.spawn(agent, "bash");
+    let server = w.spawn(shell, "vite");
+    let stranger = w.spawn(INIT, "bash");
+    let keep = UserKeep {
+        until_awake: Some(w.now + MINUTE),
+        tree: true,
+        by: 1000,
+        made: 1,
+    };
+    assert_eq!(w.model.keep(stranger, keep), 0);
+    assert_eq!(w.model.keep(shell, keep), 2);
+    let later = w.spawn(server, "esbuild");
+    w.exit(server);
+    w.dies_by_signal(agent);
+    assert_eq!(
+        [shell, later].map(|key| w.why(key)),
+        ["keep kept_by_user"; 2]
+    );
+    assert_eq!(w.decide(shell).until, keep.until_awake);
+    assert_eq!(w.model.kept_by_users().count(), 2);
+    pass(&mut w, MINUTE);
+    assert_eq!([shell, later].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(w.model.kept_by_users().count(), 0);
+    let for_good = UserKeep {
+        until_awake: None,
+        tree: false,
+        by: 0,
+        made: 1,
+    };
+    assert_eq!(w.model.keep(shell, for_good), 1);
+    let child = w.fork(shell);
+    assert_eq!(
+        [shell, child].map(|key| w.why(key)),
+        ["keep kept_by_user", "reap born_while_due"]
+    );
+    assert_eq!((w.model.unkeep(shell), w.model.unkeep(shell)), (1, 0));
+    assert_eq!(w.why(shell), "reap root_gone");
 }

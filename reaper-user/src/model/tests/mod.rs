@@ -4,6 +4,7 @@ mod decisions;
 mod inferred;
 mod keeps;
 mod kin;
+mod looks;
 mod marks;
 mod merging;
 mod moves;

@@ -1,0 +1,325 @@
+//! Texts that say something wrong, and what is said of them.
+
+use super::*;
+
+#[test]
+fn not_toml() {
+    wrong(
+        "mode = \n",
+        "r.toml:1:8: not TOML: string values must be quoted, expected literal string",
+    );
+    wrong("a = 1\na = 2\n", "r.toml:2:1: not TOML: duplicate key");
+    wrong(
+        "[[agent]\n",
+        "r.toml:1:9: not TOML: unclosed array table, expected `]`",
+    );
+    wrong(
+        "= 3",
+        "r.toml:1:1: not TOML: unquoted keys cannot be empty, expected letters, numbers, `-`, `_`",
+    );
+}
+
+#[test]
+fn unknown_keys() {
+    wrong(
+        "\nmoed = 1",
+        "r.toml:2:1: unknown key `moed`: did you mean `mode`?",
+    );
+    wrong(
+        "[default]",
+        "r.toml:1:2: unknown key `default`: did you mean `defaults`?",
+    );
+    wrong(
+        "[[agents]]",
+        "r.toml:1:3: unknown key `agents`: did you mean `agent`?",
+    );
+    wrong(
+        "ring-size = 1",
+        "r.toml:1:1: unknown key `ring-size`: did you mean `ring_size`?",
+    );
+    wrong(
+        "colour = 1",
+        "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, \
+         pin, pin_dir, kernel_reap, reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule",
+    );
+    wrong(
+        "\"a\\nb\\u001b\" = 1",
+        &format!("r.toml:1:1: unknown key `a\\nb\\u{{1b}}`: {}", {
+            "known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, pin, pin_dir, kernel_reap, \
+             reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule"
+        }),
+    );
+    wrong(
+        "[defaults]\nkeep = true",
+        "r.toml:2:1: unknown key `keep` in [defaults]: did you mean `keeps`?",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nexec = '/x'\ncomm = 'x'",
+        "r.toml:3:1: unknown key `exec` in [[agent]]: did you mean `exe`?",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nany = [{ com = 'x' }]",
+        "r.toml:3:10: unknown key `com` in `any`: did you mean `comm`?",
+    );
+    wrong(
+        "[[boundary]]\nname = 'x'\nuid = 'other'\ncomm = 'x'",
+        "r.toml:3:1: unknown key `uid` in [[boundary]]: known are name, any, comm, exe, script, argv, argv_regex, \
+         not_comm, not_exe, not_script, not_argv, not_argv_regex",
+    );
+}
+
+#[test]
+fn wrong_types() {
+    wrong(
+        "mode = 1",
+        "r.toml:1:8: `mode` is an integer: write a string such as \"enforce\"",
+    );
+    wrong(
+        "grace = 5",
+        "r.toml:1:9: `grace` is an integer: write a string such as \"5s\"",
+    );
+    wrong(
+        "ring_size = 65536",
+        "r.toml:1:13: `ring_size` is an integer: write a string such as \"8 MiB\"",
+    );
+    wrong(
+        "max_members = '64k'",
+        "r.toml:1:15: `max_members` is a string: write a number from 1024 to 1048576",
+    );
+    wrong(
+        "pin = 'yes'",
+        "r.toml:1:7: `pin` is a string: write true or false",
+    );
+    wrong(
+        "pin_dir = true",
+        "r.toml:1:11: `pin_dir` is a boolean: write a string such as \"/sys/fs/bpf/reaper\"",
+    );
+    wrong(
+        "defaults = true",
+        "r.toml:1:12: `defaults` is a boolean: write a table: [defaults]",
+    );
+    wrong(
+        "[defaults]\nagents = 'yes'",
+        "r.toml:2:10: `agents` is a string: write true or false",
+    );
+    wrong(
+        "agent = 'x'",
+        "r.toml:1:9: `agent` is a string: write [[agent]] with its keys in the lines below",
+    );
+    wrong(
+        "[agent]\nname = 'x'",
+        "r.toml:1:1: `agent` is a table: write [[agent]] with its keys in the lines below",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\ncomm = true",
+        "r.toml:3:8: `comm` is a boolean: write a string or a list of strings",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nexe = ['/x', 1]",
+        "r.toml:3:14: `exe` holds an integer: write strings only",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nany = { comm = 'x' }",
+        "r.toml:3:7: `any` is a table: write a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]",
+    );
+}
+
+#[test]
+fn bad_values() {
+    wrong(
+        "mode = 'obsrve'",
+        "r.toml:1:8: `mode` is \"obsrve\": write \"enforce\" or \"observe\"",
+    );
+    wrong(
+        "events = ''",
+        "r.toml:1:10: `events` is \"\": write \"agents\" or \"all\"",
+    );
+    wrong(
+        "[[keep]]\nname = 'x'\nuid = '0'",
+        "r.toml:3:7: `uid` is \"0\": write \"other\", \"same\" or a number",
+    );
+    wrong(
+        "runtime_dir = 'run'",
+        "r.toml:1:15: `runtime_dir` is \"run\": write an absolute path",
+    );
+    wrong(
+        "pin_dir = 'bpf'",
+        "r.toml:1:11: `pin_dir` is \"bpf\": write an absolute path",
+    );
+    wrong(
+        "kernel_reap = 'on'",
+        "r.toml:1:15: `kernel_reap` is \"on\": write \"auto\" or \"off\"",
+    );
+}
+
+#[test]
+fn bad_durations() {
+    let no = "which is no duration: write one such as \"5s\" or \"500ms\"";
+    wrong(
+        "grace = '5 parsecs'",
+        &format!("r.toml:1:9: `grace` is \"5 parsecs\", {no}"),
+    );
+    wrong(
+        "grace = '5'",
+        &format!("r.toml:1:9: `grace` is \"5\", {no}"),
+    );
+    wrong(
+        "grace = '-5s'",
+        &format!("r.toml:1:9: `grace` is \"-5s\", {no}"),
+    );
+    wrong(
+        "grace = '2h'",
+        "r.toml:1:9: `grace` is \"2h\": write a duration from 0s to 1h",
+    );
+    wrong(
+        "stuck_after = '0s'",
+        "r.toml:1:15: `stuck_after` is \"0s\": write a duration from 1ms to 1h",
+    );
+    assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
+}
+
+#[test]
+fn bad_sizes() {
+    wrong(
+        "ring_size = 'big'",
+        "r.toml:1:13: `ring_size` is \"big\", which is no size: write one such as \"8 MiB\"",
+    );
+    wrong(
+        "ring_size = '8 MB'",
+        "r.toml:1:13: `ring_size` is 8000000 bytes, which is no power of two: write for instance \"4 MiB\"",
+    );
+    wrong(
+        "ring_size = '96 KiB'",
+        "r.toml:1:13: `ring_size` is 98304 bytes, which is no power of two: write for instance \"64 KiB\"",
+    );
+    let bounds = "write a power of two from \"64 KiB\" to \"1 GiB\"";
+    wrong(
+        "ring_size = '32 KiB'",
+        &format!("r.toml:1:13: `ring_size` is \"32 KiB\": {bounds}"),
+    );
+    wrong(
+        "ring_size = '16 GiB'",
+        &format!("r.toml:1:13: `ring_size` is \"16 GiB\": {bounds}"),
+    );
+}
+
+#[test]
+fn bad_numbers() {
+    for number in ["1023", "1048577", "-1", "99999999999999999999"] {
+        wrong(
+            &format!("max_members = {number}"),
+            &format!("r.toml:1:15: `max_members` is {number}: write a number from 1024 to 1048576"),
+        );
+    }
+    for (text, number) in [("1_024", 1024), ("1048576", 1 << 20)] {
+        let config = parse(&format!("max_members = {text}")).unwrap();
+        assert_eq!(config.max_members, number);
+    }
+}
+
+#[test]
+fn bad_rules() {
+    let add = "add `comm`, `exe`, `script`, `argv` or `argv_regex`";
+    wrong(
+        "[[agent]]\ncomm = 'x'",
+        "r.toml:1:1: this [[agent]] has no name: add `name = \"…\"`",
+    );
+    wrong(
+        "[[agent]]\nname = 'x y'\ncomm = 'x'",
+        "r.toml:2:8: `name` is \"x y\": write letters, digits, `-`, `_` and `.`",
+    );
+    let name = "x".repeat(64);
+    wrong(
+        &format!("[[agent]]\nname = '{name}'\ncomm = 'x'"),
+        "r.toml:2:8: `name` has 64 letters, and the kernel keeps it with a session: write at most 63",
+    );
+    let longest = format!("[[agent]]\nname = '{}'\ncomm = 'x'", &name[1..]);
+    assert!(parse(&longest).is_ok());
+    wrong(
+        "[[keep]]\nname = 'x'",
+        &format!("r.toml:1:1: [[keep]] `x` has no condition: {add}"),
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nnot_comm = 'x'",
+        &format!("r.toml:1:1: [[agent]] `x` says only what it is not: {add}"),
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nany = [{ comm = 'x' }, { not_comm = 'y' }]",
+        &format!("r.toml:1:1: [[agent]] `x` says only what it is not: {add}"),
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nany = []",
+        "r.toml:3:7: `any` has no alternative: fill it or leave it out",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nany = [{ comm = 'x' }, {}]",
+        "r.toml:3:24: this alternative of `any` is empty, so it would always hold: fill it or remove it",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\ncomm = []",
+        "r.toml:3:8: `comm` is an empty list, which can never match: fill it or leave it out",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\ncomm = 'x'\n[[keep]]\nname = 'x'\ncomm = 'x'",
+        "r.toml:4:1: `x` is the name of another rule too: rename one of them",
+    );
+}
+
+#[test]
+fn bad_patterns() {
+    let rule = |line: &str| format!("[[agent]]\nname = 'x'\n{line}");
+    wrong(
+        &rule("exe = '/x[a'"),
+        "r.toml:3:7: `exe` \"/x[a\" is no good glob: unclosed character class; missing ']'",
+    );
+    wrong(
+        &rule("argv = ['a', '{b']"),
+        "r.toml:3:14: `argv` \"{b\" is no good glob: unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)",
+    );
+    wrong(
+        &rule("not_argv_regex = '(a'"),
+        "r.toml:3:18: `not_argv_regex` \"(a\" is no good regex: unclosed group",
+    );
+    wrong(
+        &rule("argv_regex = 'a**{2'"),
+        "r.toml:3:14: `argv_regex` \"a**{2\" is no good regex: unclosed counted repetition",
+    );
+    wrong(
+        &rule("exe = '~/bin/x'"),
+        "r.toml:3:7: `exe` \"~/bin/x\" is no good glob: it is matched against the whole path, so start it with `/` \
+         or `**/`: \"**/bin/x\"",
+    );
+    wrong(
+        &rule("comm = 'a-name-of-sixteen'"),
+        "r.toml:3:8: `comm` \"a-name-of-sixteen\" is no good glob: the kernel keeps 15 bytes of a name: write \
+         \"a-name-of-sixte\", or match `exe`",
+    );
+    for all in [
+        "comm = '*'",
+        "exe = '**'",
+        "exe = '/**'",
+        "argv = '**'",
+        "argv_regex = ''",
+        "argv_regex = '.*'",
+    ] {
+        let error = parse(&rule(all)).unwrap_err().to_string();
+        assert!(
+            error.ends_with(" matches everything: narrow it or leave it out"),
+            "{all}: {error}"
+        );
+    }
+}
+
+#[test]
+fn every_problem_is_told_in_the_order_of_the_file() {
+    wrong(
+        "grace = 5\nmoed = 'x'\n[[agent]]\nname = 'é'\nexe = ['é', 1]\n[[keep]]\n",
+        "r.toml:1:9: `grace` is an integer: write a string such as \"5s\"\n\
+         r.toml:2:1: unknown key `moed`: did you mean `mode`?\n\
+         r.toml:4:8: `name` is \"é\": write letters, digits, `-`, `_` and `.`\n\
+         r.toml:5:8: `exe` \"é\" is no good glob: it is matched against the whole path, so start it with `/` or \
+         `**/`: \"**/é\"\n\
+         r.toml:5:13: `exe` holds an integer: write strings only\n\
+         r.toml:6:1: this [[keep]] has no name: add `name = \"…\"`",
+    );
+}
