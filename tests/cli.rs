@@ -4,6 +4,7 @@ mod config;
 mod detach;
 mod escaped;
 mod face;
+mod keeper;
 mod scan;
 mod socket;
 mod sources;

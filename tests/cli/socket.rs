@@ -12,7 +12,7 @@ use nix::libc;
 use serde_json::Value;
 
 use super::face::{ask, ask_as, socket, told};
-use super::scan::user;
+use super::keeper::user;
 use super::{reaper, run};
 use crate::daemon::{self, REAPER};
 use crate::trees::{CONFIG, trial};
