@@ -5,6 +5,7 @@
 //! key, and takes on its exact one beside it when a probe tells of it.
 
 mod found;
+mod look;
 mod node;
 mod past;
 
@@ -45,97 +46,6 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Living processes.
-    pub fn len(&self) -> usize {
-        self.live.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
-    }
-
-    /// The living process with this key.
-    pub fn get(&self, key: Key) -> Option<&Node> {
-        self.live.get(&key.pid).filter(|node| node.is(key))
-    }
-
-    /// The living process that has this pid now.
-    pub fn by_pid(&self, pid: u32) -> Option<&Node> {
-        self.live.get(&pid)
-    }
-
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Node> {
-        self.live.get_mut(&key.pid).filter(|node| node.is(key))
-    }
-
-    /// What is kept of an exited process.
-    pub fn exited(&self, key: Key) -> Option<&Exited> {
-        self.exited.get(&key)
-    }
-
-    /// What a process that lives, or is kept, is called; empty if it is neither.
-    pub fn comm(&self, key: Key) -> &[u8] {
-        let image = self.get(key).map(|node| &node.image);
-        image
-            .or_else(|| self.exited(key).map(|exited| &exited.image))
-            .map_or(&[], |image| &image.comm)
-    }
-
-    #[cfg(test)]
-    pub(super) fn kept(&self) -> [usize; 4] {
-        let [recent, order] = self.recent.kept();
-        [self.exited.len(), self.order.len(), recent, order]
-    }
-
-    /// All living processes, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Node> {
-        self.live.values()
-    }
-
-    /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
-    /// damaged input could make.
-    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node> {
-        let parent = |node: &Node| node.parent.and_then(|key| self.get(key));
-        let first = self.get(key).and_then(parent);
-        std::iter::successors(first, move |node| parent(node)).take(self.live.len())
-    }
-
-    /// The living descendants of a process, each parent before its children. A loop, which damaged input could
-    /// make, ends it.
-    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node> {
-        let top = self.get(key);
-        let child = |of: &Node, slot: usize| self.by_pid(*of.children.get(slot)?);
-        let next = move |node: &&Node| {
-            let top = top?;
-            if let Some(first) = child(node, 0) {
-                return Some(first);
-            }
-            let mut last = *node;
-            while last.key != top.key {
-                let parent = self.get(last.parent?)?;
-                if let Some(next) = child(parent, last.slot as usize + 1) {
-                    return Some(next);
-                }
-                last = parent;
-            }
-            None
-        };
-        let first = top.and_then(|top| child(top, 0));
-        let all = std::iter::successors(first, next).take(self.live.len());
-        all.take_while(move |node| node.key != key)
-    }
-
-    /// Whose a process is that lives or has lived lately; `None` if nothing is known of it.
-    pub(super) fn lineage_of(&self, key: Key) -> Option<Lineage> {
-        if let Some(node) = self.get(key) {
-            return Some(node.lineage());
-        }
-        let recent = self.gone(key).map(|gone| gone.lineage);
-        recent
-            .or_else(|| self.exited.get(&key).map(|exited| exited.lineage))
-            .or_else(|| self.is_disowned(key).then(Lineage::default))
-    }
-
     /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
     pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
         let Event {

@@ -75,7 +75,7 @@ impl Index {
     fn places(&self, subject: &Subject<'_>) -> impl Iterator<Item = Place> {
         let exe_name = subject.exe_name();
         let lists = [
-            self.by_comm.get(&subject.image.comm[..]),
+            self.by_comm.get(subject.field(Field::Comm)),
             self.by_exe.get(exe_name),
             is_interpreter(exe_name).then_some(&self.scripts),
             Some(&self.rest),

@@ -114,7 +114,10 @@ impl Start {
 /// The names outside of which a matcher never matches: all its conditions must hold, so those of the
 /// one that says most.
 fn of_matcher(matcher: &Matcher) -> Starts {
-    let positive = matcher.0.iter().filter(|condition| !condition.negative);
+    let positive = matcher
+        .conditions()
+        .iter()
+        .filter(|condition| !condition.negative);
     let of_script = matcher.needs_script().then(interpreters);
     positive
         .filter_map(of_condition)
