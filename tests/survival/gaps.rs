@@ -22,28 +22,38 @@ pub const CONNECTORS: &[Story] = &[
     }),
 ];
 
-/// Thousands of records are lost, the agent's end among them.
-fn overrun(source: &str) {
+/// An agent that has a leaf, somebody who has thousands of children when told to, and one who is kept, with a source
+/// that has little room.
+fn crowded(source: &str, many: &str) -> Lasting {
     let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
     let mut life = Lasting::new(&config, &["--source", source]);
-    let children = [
-        "leaf=sleep",
-        "bomb=later+go+swarm+swarm+2000",
-        "keeper=as:test-keeper+sleep",
-    ];
-    life.agent("agent", &children, &["leaf", "bomb", "keeper"]);
+    let children = ["leaf=sleep", many, "keeper=as:test-keeper+sleep"];
+    let who = many.split('=').next().expect("a role");
+    life.agent("agent", &children, &["leaf", who, "keeper"]);
     life.await_sessions(&["agent"]);
-    let daemon = daemon(&life);
-    // However fast it reads, that is too much.
+    life
+}
+
+/// What `meanwhile` does is too much to be read afterwards, however fast.
+fn unread(life: &mut Lasting, meanwhile: impl FnOnce(&mut Lasting)) {
+    let daemon = daemon(life);
     assert!(
         daemon.signal(Signal::SIGSTOP),
         "the daemon could not be stopped"
     );
     life.world.open("go");
-    life.world.await_cast("brood", 1500);
-    life.world.kill("agent");
-    life.world.await_cast("brood", 2000);
+    meanwhile(life);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
+}
+
+/// Thousands of records are lost, the agent's end among them.
+fn overrun(source: &str) {
+    let mut life = crowded(source, "bomb=later+go+swarm+swarm+2000");
+    unread(&mut life, |life| {
+        life.world.await_cast("brood", 1500);
+        life.world.kill("agent");
+        life.world.await_cast("brood", 2000);
+    });
     life.await_left(&["keeper"]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
@@ -53,24 +63,11 @@ fn overrun(source: &str) {
 
 /// Who was born while records were lost is found, and ended when the agent is, however much later.
 fn births_lost(source: &str) {
-    let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
-    let mut life = Lasting::new(&config, &["--source", source]);
-    let children = [
-        "leaf=sleep",
-        "shell=later+go+bomb+swarm+1200",
-        "keeper=as:test-keeper+sleep",
-    ];
-    life.agent("agent", &children, &["leaf", "shell", "keeper"]);
-    life.await_sessions(&["agent"]);
-    let daemon = daemon(&life);
-    assert!(
-        daemon.signal(Signal::SIGSTOP),
-        "the daemon could not be stopped"
-    );
-    life.world.open("go");
-    life.world.await_cast("bomb", 1);
-    life.world.await_cast("brood", 1200);
-    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
+    let mut life = crowded(source, "shell=later+go+bomb+swarm+1200");
+    unread(&mut life, |life| {
+        life.world.await_cast("bomb", 1);
+        life.world.await_cast("brood", 1200);
+    });
     life.world
         .await_event("the gap is closed", |e| e.event == "gap.closed");
     life.world.kill("agent");

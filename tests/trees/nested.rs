@@ -101,23 +101,22 @@ fn below_a_boundary(view: &View) {
     view.end(world, &["wall"]);
 }
 
+/// An agent in a terminal with a leaf and a second one, which has a leaf too; the first can be told to leave.
+fn one_by_the_other(view: &View, second: &str) -> World {
+    let mut world = World::new(true);
+    view.watch(&mut world, CONFIG);
+    let seen = ["agent", "leaf", "second", "second-leaf"];
+    let cast = [&["terminal"], &seen[..]].concat();
+    let args = ["leaf=sleep", second, "die=exit+0"];
+    play(&mut world, Some("terminal"), &args, &cast);
+    view.await_seen(&world, &seen);
+    world
+}
+
 /// A child of the same kind in the same terminal that has something else to read from was started by the agent for its
 /// own ends, and goes with it when that leaves of its own accord.
 fn sub_agent(view: &View) {
-    let mut world = World::new(true);
-    view.watch(&mut world, CONFIG);
-    let args = [
-        "leaf=sleep",
-        "second=no-input+as:claude+agent+second-leaf=sleep",
-        "die=exit+0",
-    ];
-    play(
-        &mut world,
-        Some("terminal"),
-        &args,
-        &["terminal", "agent", "leaf", "second", "second-leaf"],
-    );
-    view.await_seen(&world, &["agent", "leaf", "second", "second-leaf"]);
+    let world = one_by_the_other(view, "second=no-input+as:claude+agent+second-leaf=sleep");
     // What they read from is looked for ahead of any need.
     for role in ["agent", "second"] {
         let pid = world.one(role).pid.to_string();
@@ -139,20 +138,7 @@ fn sub_agent(view: &View) {
 
 /// A root that leaves of its own accord hands the session to its child of the same kind in the same terminal.
 fn relaunch(view: &View) {
-    let mut world = World::new(true);
-    view.watch(&mut world, CONFIG);
-    let args = [
-        "leaf=sleep",
-        "second=as:claude+agent+second-leaf=sleep",
-        "die=exit+0",
-    ];
-    play(
-        &mut world,
-        Some("terminal"),
-        &args,
-        &["terminal", "agent", "leaf", "second", "second-leaf"],
-    );
-    view.await_seen(&world, &["agent", "leaf", "second", "second-leaf"]);
+    let world = one_by_the_other(view, "second=as:claude+agent+second-leaf=sleep");
     world.open("die-agent");
     let (agent, second) = (world.one("agent"), world.one("second"));
     world.await_event("the agent's exit", |e| e.is("exit", agent));

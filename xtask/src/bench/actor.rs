@@ -37,8 +37,8 @@ const STRIDE: usize = 200;
 pub fn play(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["load"] => load(),
-        ["agent", orphans] => agent(orphans.parse()?),
-        ["bomb", forkers] => bomb(forkers.parse()?),
+        ["agent", orphans] => stand_with(orphans.parse()?, "orphan"),
+        ["bomb", forkers] => stand_with(forkers.parse()?, "forker"),
         ["forker"] => forker(),
         ["orphan"] => orphan(),
         _ => bail!("no such role: {}", role.join(" ")),
@@ -188,9 +188,10 @@ fn drop_bomb(forkers: u64, storm: Duration) -> Result<u64> {
     Ok(u64::try_from(took.as_nanos())?)
 }
 
-fn bomb(forkers: u64) -> Result<()> {
-    let children: Vec<_> = (0..forkers)
-        .map(|_| Ok(actor(ORPHAN, &["forker"])?.spawn()?))
+/// Has so many children, until it is killed.
+fn stand_with(children: u64, role: &str) -> Result<()> {
+    let children: Vec<_> = (0..children)
+        .map(|_| Ok(actor(ORPHAN, &[role])?.spawn()?))
         .collect::<Result<_>>()
         .context("cannot start a child")?;
     hangup(std::io::stdin(), PollTimeout::NONE)?;
@@ -215,19 +216,6 @@ fn forker() -> Result<()> {
             let parent = raw::stray(&mut stack, stray).context("cannot fork")?;
             waitpid(parent, None).context("cannot wait for a child")?;
         }
-    }
-    Ok(())
-}
-
-fn agent(orphans: usize) -> Result<()> {
-    let children: Vec<_> = (0..orphans)
-        .map(|_| Ok(actor(ORPHAN, &["orphan"])?.spawn()?))
-        .collect::<Result<_>>()
-        .context("cannot start a child")?;
-    hangup(std::io::stdin(), PollTimeout::NONE)?;
-    // Only if nobody has killed it.
-    for mut child in children {
-        let _: ExitStatus = child.wait()?;
     }
     Ok(())
 }
