@@ -251,13 +251,10 @@ impl Place {
     }
 
     fn assert_alone(&self) {
-        let left = self.living();
-        let told = || left.iter().map(|one| (one.pid, command_line(one.pid)));
-        assert!(
-            left.is_empty(),
-            "left behind: {:?}",
-            told().collect::<Vec<_>>()
-        );
+        let left = self.living().into_iter();
+        // At once: it may be about to go.
+        let left: Vec<_> = left.map(|one| (one.pid, command_line(one.pid))).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
     }
 
     /// The same where who owned it may not have left yet.
@@ -288,9 +285,13 @@ impl Drop for Place {
     }
 }
 
+/// Its parent, its name and how it was called, as far as it still is.
 fn command_line(pid: i32) -> String {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&line).replace('\0', " ")
+    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let parent = proc::stat(pid).map_or(0, |stat| stat.parent);
+    let [comm, line] = ["comm", "cmdline"]
+        .map(|file| String::from_utf8_lossy(&read(file)).replace(['\0', '\n'], " "));
+    format!("child of {parent}: {comm}: {line}")
 }
 
 /// One that runs, and does not when this is dropped.

@@ -15,7 +15,9 @@ pub const STORIES: &[(&str, Story)] = &[
     ("cleaning-a-link", cleaning_a_link),
 ];
 
+/// Git leaves something behind that looks after the repository.
 const REPOSITORY: &str = "set -e; git init -q repo; cd repo
+    git config maintenance.auto false; git config gc.auto 0
     git -c user.name=x -c user.email=x@example.org commit -q --allow-empty -m x
     git worktree add -q ../tree";
 

@@ -20,16 +20,26 @@ rustflags = ['-Ctarget-feature=+crt-static']
 strip = 'debuginfo'
 ";
 
-/// Programs that tests and the demo call, and the Debian packages they are in.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("sh", "dash"),
-    ("env", "coreutils"),
-    ("sleep", "coreutils"),
-    ("setsid", "util-linux"),
-    ("tmux", "tmux"),
-    ("ssh-agent", "openssh-client"),
-    ("setpriv", "util-linux"),
-    ("nohup", "coreutils"),
+/// Debian packages, and which of their programs tests and the demo call.
+const PROGRAMS: &[(&str, &[&str])] = &[
+    ("dash", &["sh"]),
+    ("bash", &["bash"]),
+    (
+        "coreutils",
+        &[
+            "cat", "chmod", "cut", "date", "dd", "env", "false", "head", "id", "ln", "ls", "mkdir",
+            "mkfifo", "mv", "nice", "nohup", "readlink", "rm", "seq", "sleep", "sort", "stty",
+            "tail", "touch", "tr", "true", "tty", "wc", "yes",
+        ],
+    ),
+    ("git", &["git"]),
+    ("grep", &["grep"]),
+    ("less", &["less"]),
+    ("mount", &["mount", "umount"]),
+    ("openssh-client", &["ssh-agent"]),
+    ("sed", &["sed"]),
+    ("tmux", &["tmux"]),
+    ("util-linux", &["nsenter", "setpriv", "setsid", "unshare"]),
 ];
 
 /// The tests look for it at its path in the workspace.
@@ -71,7 +81,9 @@ pub fn build(path: &Path) -> Result<()> {
     }
     let object = workspace().join(OBJECT);
     archive.copy(&object, &object)?;
-    for (name, package) in PROGRAMS {
+    let all = PROGRAMS.iter();
+    for (package, name) in all.flat_map(|(package, names)| names.iter().map(move |n| (package, n)))
+    {
         if find_program(name).is_none() {
             install(&[package], &format!("tests drive {name}"))?;
         }
