@@ -128,7 +128,7 @@ impl Model {
     }
 
     /// Whether a process that was found may have come and lost its makers unseen.
-    fn may_have_escaped(&self, key: Key) -> bool {
+    pub fn may_have_escaped(&self, key: Key) -> bool {
         self.infers && key.start + TICK_NS > self.told_until
     }
 
