@@ -43,8 +43,9 @@ pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decide
 pub struct Leeway {
     /// That something could not be read at first may have been told before.
     pub unread: bool,
-    /// That somebody was an orphan before it was due may not have been seen.
-    pub orphans: bool,
+    /// What was decided before the last may not have been, and that somebody was an orphan before it was due may not
+    /// have been seen: it was looked at too late for that.
+    pub earlier: bool,
 }
 
 /// About each process of the part was decided what had to be, and nothing else.
@@ -74,7 +75,7 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
             .map(|said| text(said.decision, said.reason, said.rule));
         texts.collect()
     };
-    let at_last = texts(&part.decisions_at_last());
+    let last = texts(wanted.last().map_or(&[], std::slice::from_ref));
     let wanted = texts(&wanted);
     let starved = starved(events);
     for who in world.cast(part.role) {
@@ -83,7 +84,7 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
         }
         let got = by_process.remove(&who).unwrap_or_default();
         assert!(
-            got == wanted || leeway.orphans && got == at_last,
+            got == wanted || leeway.earlier && got.is_subset(&wanted) && got.is_superset(&last),
             "decisions about '{}' (pid {}): {got:?}, not {wanted:?}",
             part.role,
             who.pid
@@ -198,14 +199,17 @@ pub fn reaped(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
         let need = |name: &str| {
             find(name).unwrap_or_else(|| panic!("no {name} of '{}' ({who:?})", part.role))
         };
-        if part.adopter.is_some() && !leeway.orphans {
+        if part.adopter.is_some() && !leeway.earlier {
             need("orphan");
         }
         let due = mine
             .iter()
             .find(|e| e.is("decision", who) && e.decision.as_deref() == Some("reap"));
         let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({who:?})", part.role));
-        let outcome = need("outcome");
+        // One that could not be read when its turn came was let go, and claimed anew.
+        let outcomes = mine.iter().copied().filter(|e| e.is("outcome", who));
+        let again = outcomes.last().filter(|_| leeway.unread);
+        let outcome = again.unwrap_or_else(|| need("outcome"));
         assert!(
             due.seq < outcome.seq,
             "outcome of '{}' before the decision",
@@ -249,6 +253,26 @@ pub fn death(world: &World, events: &[Event], role: &str, status: (Option<i32>, 
         status,
         "exit code and signal of '{role}'"
     );
+}
+
+/// Before it is told that a session is over, something was decided about each of its members about whom anything is.
+pub fn decided_before_the_end(events: &[Event]) {
+    let mut judged: HashSet<&str> = HashSet::new();
+    let mut over: HashSet<&str> = HashSet::new();
+    for e in events {
+        let idle = e.reason.as_deref().is_some_and(|r| IDLE.contains(&r));
+        match (e.event.as_str(), &e.session_id, &e.entity_id) {
+            ("session.close", Some(session), _) => drop(over.insert(session)),
+            ("decision", Some(session), Some(who)) if !idle => {
+                let first = judged.insert(who);
+                assert!(
+                    !first || !over.contains(session.as_str()),
+                    "decided after the end of its session: {e:?}"
+                );
+            }
+            _ => {}
+        }
+    }
 }
 
 /// What holds for every stream: numbered without a gap, nothing missing, no process told twice, and no signal for

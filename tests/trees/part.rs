@@ -142,14 +142,6 @@ impl Part {
             Fate::Boundary(_) | Fate::Outside | Fate::First => Vec::new(),
         }
     }
-    /// What of that must be told where it need not be known that somebody was an orphan before more was decided.
-    pub fn decisions_at_last(&self) -> Vec<Said> {
-        let mut all = self.decisions();
-        if all.len() > 1 && self.is_detached() {
-            all.remove(0);
-        }
-        all
-    }
     /// Whether anything is to be told of it.
     pub fn is_told(&self) -> bool {
         !matches!(self.fate, Fate::Outside | Fate::First)

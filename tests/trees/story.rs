@@ -227,7 +227,7 @@ impl Scenario {
     }
 
     /// The others.
-    fn excused(&self) -> Vec<Missed> {
+    pub fn excused(&self) -> Vec<Missed> {
         let missed = |part: &Part| Some((part.role, self.missed(part)?));
         self.parts.iter().filter_map(missed).collect()
     }
@@ -287,6 +287,7 @@ impl Scenario {
         if mode == Mode::Observe {
             let signal = events.iter().find(|e| e.event == "signal");
             assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
+            judge::decided_before_the_end(&events);
         }
         if let Some(rule) = self.agent {
             judge::recognised(world, &events, "agent", rule);
@@ -315,7 +316,7 @@ impl Scenario {
     fn leeway(&self) -> Leeway {
         Leeway {
             unread: self.source != Source::Ebpf,
-            orphans: self.promise() != Promise::Whole,
+            earlier: self.promise() != Promise::Whole,
         }
     }
 
@@ -515,13 +516,10 @@ impl Scenario {
 
     /// Waits until all is decided about each of whom that has to be told.
     fn await_decisions(&self, world: &World) {
-        let orphans = self.leeway().orphans;
+        let earlier = self.leeway().earlier;
         for part in self.held() {
-            let of_each = if orphans {
-                part.decisions_at_last()
-            } else {
-                part.decisions()
-            };
+            let of_each = part.decisions();
+            let least = if earlier { 1 } else { of_each.len() };
             let Some(last) = of_each.last() else { continue };
             eventually(&format!("every decision about '{}'", part.role), || {
                 let events = world.daemon().events();
@@ -533,7 +531,7 @@ impl Scenario {
                 let is_over = |who: &Identity| {
                     let said = said.get(who).map_or(&[][..], Vec::as_slice);
                     let last = said.iter().any(|reason| reason == last.reason);
-                    last && said.len() >= of_each.len() || starved.contains(who)
+                    last && said.len() >= least || starved.contains(who)
                 };
                 world.cast(part.role).iter().all(is_over).then_some(())
             });

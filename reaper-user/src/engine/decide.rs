@@ -71,18 +71,31 @@ impl Engine {
         }
     }
 
-    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, and whoever may
-    /// have escaped from it has been looked for.
+    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, also about those
+    /// who were claimed and let go, and whoever may have escaped from it has been looked for.
     pub(super) fn close_decided(&mut self, id: SessionId) {
         let escaped = self.may_have_more(id);
         if escaped {
             self.source.look_soon();
         }
-        if escaped || self.undecided.has_members_of(id, &self.model) {
+        let undecided = self.is_pending(id) || self.undecided.has_members_of(id, &self.model);
+        if escaped || undecided {
             self.undecided.ending.insert(id);
         } else {
             self.close(id);
         }
+    }
+
+    /// Whether something is to be decided about a session.
+    fn is_pending(&self, id: SessionId) -> bool {
+        let of_it = |pending: &Pending| match *pending {
+            Pending::Process(key) => {
+                let node = self.model.tree.get(key);
+                node.is_some_and(|node| node.session == Some(id))
+            }
+            Pending::Session(session) => session == id,
+        };
+        self.follow.pending.iter().any(of_it)
     }
 
     fn has_ladder(&self, pending: &Pending) -> bool {
