@@ -218,7 +218,7 @@ impl fmt::Display for Promise {
         match self {
             Promise::Whole => f.write_str("told whole"),
             Promise::Ended(why) => write!(f, "ended; not told: {why}"),
-            Promise::Harmless(why) => write!(f, "may survive: {why}"),
+            Promise::Harmless(why) => write!(f, "may be missed: {why}"),
             Promise::Refused(why) => write!(f, "says that it cannot be used: {why}"),
         }
     }

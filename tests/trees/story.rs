@@ -259,6 +259,10 @@ impl Scenario {
             }
         }
         self.await_decisions(world);
+        if whole && self.status().is_some() {
+            let agent = world.one(self.victim);
+            world.await_event("the agent's end", |e| e.is("session.root_gone", agent));
+        }
         if whole && mode == Mode::Observe {
             self.await_adopters(world);
         }
@@ -401,7 +405,7 @@ impl Scenario {
         let members = self.held().filter(|part| part.is_told());
         let roles = members.map(|part| part.role);
         for role in agents.iter().copied().chain(roles) {
-            await_seen(world, role);
+            await_seen(world, self.source, role);
         }
     }
 

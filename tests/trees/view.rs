@@ -79,7 +79,10 @@ impl View {
     /// What looks has to have found these: none but the probes know what was gone before.
     pub fn await_seen(&self, world: &World, roles: &[&str]) {
         if self.source != Source::Ebpf && self.knows_agents() {
-            roles.iter().for_each(|role| await_seen(world, role));
+            let source = self.source;
+            roles
+                .iter()
+                .for_each(|role| await_seen(world, source, role));
         }
     }
 
@@ -134,12 +137,16 @@ impl View {
     }
 }
 
-/// Waits until something was told of each process of this role, as the program that it is by now.
-pub fn await_seen(world: &World, role: &str) {
+/// Waits until something was told of each process of this role; where it is only looked at, as the program that it is
+/// by now.
+pub fn await_seen(world: &World, source: Source, role: &str) {
     eventually(&format!("'{role}' is seen"), || {
         let events = world.daemon().events();
         let told = |who: &Identity| {
             let mut of_it = events.iter().rev().filter(|e| e.about(*who));
+            if source != Source::Procfs {
+                return of_it.next().map(drop);
+            }
             let last = of_it.find_map(|e| e.executable.as_deref())?;
             let now = std::fs::read_link(format!("/proc/{}/exe", who.pid)).ok();
             now.is_none_or(|now| now.as_os_str() == last).then_some(())
