@@ -207,8 +207,8 @@ pub fn reaped(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
             .find(|e| e.is("decision", who) && e.decision.as_deref() == Some("reap"));
         let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({who:?})", part.role));
         // One that could not be read when its turn came was let go, and claimed anew.
-        let outcomes = mine.iter().copied().filter(|e| e.is("outcome", who));
-        let again = outcomes.last().filter(|_| leeway.unread);
+        let mut outcomes = mine.iter().copied().filter(|e| e.is("outcome", who));
+        let again = outcomes.next_back().filter(|_| leeway.unread);
         let outcome = again.unwrap_or_else(|| need("outcome"));
         assert!(
             due.seq < outcome.seq,
