@@ -30,6 +30,8 @@ pub struct Event {
     pub time_boot_ns: u64,
     #[serde(rename = "process.pid")]
     pub pid: Option<i32>,
+    #[serde(rename = "process.executable.path")]
+    pub executable: Option<String>,
     #[serde(rename = "process.exit.code")]
     pub exit_code: Option<i32>,
     #[serde(rename = "process.exit.signal")]

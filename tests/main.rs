@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let doctor = doctor();
     let mut trials = cli::trials();
     trials.extend(run::trials());
-    trials.push(corpus::completeness());
+    trials.extend([corpus::completeness(), corpus::excuses()]);
     for source in Source::ALL {
         let missing = usable(&doctor, source).err();
         if let Some(why) = &missing {

@@ -423,6 +423,7 @@ impl Engine {
         model.set_infers(source.looks());
         let began = sys::boot_time();
         follow.finds_news = *ready;
+        follow.notes_turned_up = !source.filters();
         let drained = source.drain(|event| {
             cgroups.meet(model, &event);
             model.apply(&event, |model, step| follow.step(model, &event, step));

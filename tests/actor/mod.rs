@@ -19,6 +19,7 @@ mod threads;
 use std::ffi::OsString;
 use std::path::Path;
 
+pub use filter::step;
 use stage::Stage;
 
 /// Seconds after which an actor ends by itself, should everything that cleans up fail.

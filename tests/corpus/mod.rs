@@ -21,28 +21,26 @@ static SURVIVORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Every scenario in both modes.
 pub fn trials() -> Vec<Trial> {
+    played("corpus", Source::Ebpf)
+}
+
+/// The same, seen through another source than the probes.
+pub fn through(source: Source) -> Vec<Trial> {
+    played(&format!("{}::corpus", source.name()), source)
+}
+
+fn played(kind: &str, source: Source) -> Vec<Trial> {
     let modes = [("enforced", Mode::Enforce), ("observed", Mode::Observe)];
     let all = modes.into_iter().flat_map(|(how, mode)| {
         let in_mode = move |entry: &'static Entry| {
-            trial("corpus", &format!("{}::{how}", entry.name), move || {
-                entry.scenario().play(mode, |toll| count(&entry.name, toll));
+            trial(kind, &format!("{}::{how}", entry.name), move || {
+                let scenario = entry.scenario().through(source);
+                scenario.play(mode, |toll| count(&entry.name, toll));
             })
         };
         CORPUS.scenario.iter().map(in_mode)
     });
     all.collect()
-}
-
-/// Every scenario in enforce, seen through another source than the probes.
-pub fn through(source: Source) -> Vec<Trial> {
-    let played = move |entry: &'static Entry| {
-        let name = format!("corpus::{}", entry.name);
-        trial(source.name(), &name, move || {
-            let scenario = entry.scenario().through(source);
-            scenario.play(Mode::Enforce, |toll| count(&entry.name, toll));
-        })
-    };
-    CORPUS.scenario.iter().map(played).collect()
 }
 
 fn count(name: &'static str, toll: Toll) {
@@ -96,5 +94,30 @@ pub fn completeness() -> Trial {
         let names = rules.filter_map(|rule| rule.get("name")?.as_str());
         let silent: Vec<&str> = names.filter(|name| !spoken.contains(name)).collect();
         assert!(silent.is_empty(), "rules without a scenario: {silent:?}");
+    })
+}
+
+/// Whom a source may miss is who is started so, and who is below that one; nobody else of the same story.
+pub fn excuses() -> Trial {
+    trial("corpus", "excuses", || {
+        let excused = |name: &str, source: Source| {
+            let entry = CORPUS.scenario.iter().find(|entry| entry.name == name);
+            let scenario = entry.expect(name).scenario().through(source);
+            let excused = scenario.excused().into_iter();
+            excused.map(|(role, _)| role).collect::<Vec<_>>().join(" ")
+        };
+        for (name, roles) in [
+            ("npm-server-in-the-background", "npm sh server"),
+            ("npm-server-under-an-agent-that-quits", ""),
+            ("dev-server-under-an-agent-that-quits", "server"),
+            ("forks-without-end-below-an-agent-that-quits", "bomb"),
+            ("container-client", "shim postgres"),
+            ("marks-of-an-agent-outside", "orphan"),
+            ("two-agents-of-a-kind", "others-daemon"),
+            ("real-ssh-agent", "holder"),
+        ] {
+            assert_eq!(excused(name, Source::Procfs), roles, "{name}");
+            assert_eq!(excused(name, Source::Ebpf), "", "{name}");
+        }
     })
 }

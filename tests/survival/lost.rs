@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{Bpffs, Lasting, Story};
+use crate::actor::step;
 use crate::cli::told;
 use crate::proc;
 use crate::trees::OWN_RULES;
@@ -19,7 +20,21 @@ use crate::world::World;
 
 pub const STORIES: &[Story] = &[("probes-out-of-reach", probes_out_of_reach)];
 
-pub const CONNECTORS: &[Story] = &[("socket-out-of-order", socket_out_of_order)];
+pub const CONNECTORS: &[Story] = &[
+    ("socket-out-of-order", socket_out_of_order),
+    ("births-unheard", births_unheard),
+];
+
+/// What is inferred is reaped, so that it can be seen that it is.
+const INFERS: &str = r#"
+grace = "500ms"
+
+[[rule]]
+name = "on-evidence"
+action = "reap"
+session = "gone"
+inferred = true
+"#;
 
 /// Nobody can detach the probes of a service that lives, as the kernel does not let go of such links while somebody has
 /// them open. But whoever may can shut a map of theirs for good, so that they cannot be told anything any more.
@@ -44,6 +59,128 @@ fn socket_out_of_order() {
     goes_on(&mut life, &["proc-connector", "procfs"], |life| {
         fs::write(life.world.dir().join("deaf"), "").expect("make it deaf");
     });
+}
+
+/// Of one whose birth is lost, and of whose program the kernel has told before it was looked for what was lost, it is
+/// asked whose it is like of one that only that look has found.
+fn births_unheard() {
+    let mut life = Lasting {
+        world: World::new(true),
+        pins: Bpffs::new(),
+    };
+    life.world.watch(INFERS, &["--source", "proc-connector"]);
+    let dir = life.world.dir().display().to_string();
+    // It leads a process group, which is all that is left of it in what it makes.
+    let leader =
+        format!("exec setsid {dir}/bin/worker actor later leader {dir} go orphan double sleep");
+    let leader = format!("leader={}", leader.replace(' ', "+"));
+    life.agent("agent", &[&leader, "leaf=sleep"], &["leader", "leaf"]);
+    life.await_sessions(&["agent"]);
+    let leader = life.world.one("leader");
+    life.world
+        .await_event("the leader is seen", |e| e.about(leader));
+    let daemon = proc::stat(life.world.daemon().pid())
+        .expect("the daemon")
+        .id;
+    let socket = connector_of(daemon.pid).expect("its socket");
+    assert!(
+        daemon.signal(Signal::SIGSTOP),
+        "the daemon could not be stopped"
+    );
+    let forks = Unheard::begin(&socket).expect("keep forks from it");
+    life.world.open("go");
+    life.world.await_cast("orphan", 1);
+    drop(forks);
+    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
+    life.world
+        .await_event("the gap is closed", |e| e.event == "gap.closed");
+    life.world.kill("agent");
+    life.world.await_gone(&["leader", "leaf", "orphan"]);
+    life.await_closed(1);
+    let stream = life.world.stop();
+    life.judge(&[]);
+    let orphan = life.world.one("orphan");
+    let due = stream.iter().find(|e| e.is("decision", orphan));
+    assert_eq!(
+        due.and_then(|e| e.rule.as_deref()),
+        Some("on-evidence"),
+        "{due:?}"
+    );
+}
+
+/// The socket by which a process hears of others from the kernel's proc connector, for this process too.
+fn connector_of(pid: i32) -> std::io::Result<OwnedFd> {
+    const NETLINK_CONNECTOR: &str = "11";
+    let table = fs::read_to_string(format!("/proc/{pid}/net/netlink"))?;
+    let rows = table.lines().map(|line| line.split_whitespace());
+    let rows = rows.map(|mut row| {
+        (
+            row.nth(1),
+            row.last().map(|inode| format!("socket:[{inode}]")),
+        )
+    });
+    let sockets: Vec<String> = rows
+        .filter(|(protocol, _)| *protocol == Some(NETLINK_CONNECTOR))
+        .filter_map(|(_, name)| name)
+        .collect();
+    let files = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+    let is_it = |file: &fs::DirEntry| {
+        let name = fs::read_link(file.path()).unwrap_or_default();
+        sockets
+            .iter()
+            .any(|socket| name.as_os_str() == socket.as_str())
+    };
+    let number = files
+        .filter(is_it)
+        .find_map(|file| file.file_name().to_str()?.parse::<i32>().ok());
+    let number = number.ok_or(Errno::ENOTSOCK)?;
+    // SAFETY: two calls that take numbers; what each opens is nobody else's.
+    unsafe {
+        let of = Errno::result(libc::syscall(libc::SYS_pidfd_open, pid, 0))?;
+        let of = OwnedFd::from_raw_fd(of as i32);
+        let got = libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0);
+        Ok(OwnedFd::from_raw_fd(Errno::result(got)? as i32))
+    }
+}
+
+/// For as long as this is there a socket is not told of any fork.
+struct Unheard<'a>(&'a OwnedFd);
+
+impl Unheard<'_> {
+    fn begin(socket: &OwnedFd) -> nix::Result<Unheard<'_>> {
+        // Behind the headers of netlink and of the connector; a filter has numbers as networks have them.
+        const WHAT: u32 = 16 + 20;
+        const FORK: u32 = 1_u32.swap_bytes();
+        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let answer = libc::BPF_RET | libc::BPF_K;
+        let mut steps = [
+            step(load, 0, 0, WHAT),
+            step(equal, 0, 1, FORK),
+            step(answer, 0, 0, 0),
+            step(answer, 0, 0, u32::MAX),
+        ];
+        let program = libc::sock_fprog {
+            len: steps.len() as u16,
+            filter: steps.as_mut_ptr(),
+        };
+        set(socket, libc::SO_ATTACH_FILTER, &program).map(|()| Unheard(socket))
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        // If that fails, the test does not come to its end.
+        let _ = set(self.0, libc::SO_DETACH_FILTER, &0_i32);
+    }
+}
+
+fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> nix::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    let (file, level) = (socket.as_raw_fd(), libc::SOL_SOCKET);
+    // SAFETY: the value is read, and is as long as is said.
+    let set = unsafe { libc::setsockopt(file, level, option, (&raw const *value).cast(), length) };
+    Errno::result(set).map(drop)
 }
 
 /// What is born while the first of these sources is lost, and afterwards, is reaped like all that was there before; by the

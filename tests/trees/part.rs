@@ -66,6 +66,8 @@ pub struct Part {
     pub pid: Option<i32>,
     /// Whether something else than a signal to it may end it first.
     pub may_fall: bool,
+    /// In what way it is started, where nobody's `how` says so.
+    pub way: &'static str,
 }
 
 impl Part {
@@ -84,6 +86,7 @@ impl Part {
             adopter,
             pid: None,
             may_fall: false,
+            way: "",
         }
     }
     /// A child of the agent, orphaned by its death.
@@ -125,6 +128,10 @@ impl Part {
         }
     }
 
+    pub const fn by_way(self, way: &'static str) -> Part {
+        Part { way, ..self }
+    }
+
     /// What must be decided about each, and nothing else.
     pub fn decisions(&self) -> Vec<Said> {
         match self.fate {
@@ -134,6 +141,10 @@ impl Part {
             Fate::Decided(all) => all.to_vec(),
             Fate::Boundary(_) | Fate::Outside | Fate::First => Vec::new(),
         }
+    }
+    /// Whether anything is to be told of it.
+    pub fn is_told(&self) -> bool {
+        !matches!(self.fate, Fate::Outside | Fate::First)
     }
     /// Whether it is ended by the program under test.
     pub fn dies(&self) -> bool {
@@ -162,6 +173,35 @@ pub fn arguments(parts: &[Part], starter: Starter) -> Vec<String> {
         .iter()
         .filter(|p| p.by == starter && !p.how.is_empty());
     its.map(Part::argument).collect()
+}
+
+/// Who starts a part, if that is a part too, and in what way: the first of the words that say how it is started, behind
+/// those that say with what.
+pub fn origin<'a>(parts: &'a [Part], part: &Part) -> (Option<&'a Part>, &'static str) {
+    let words = |how: &'static str| how.split([' ', '+', '=']);
+    let named = |role: &str| parts.iter().find(|p| p.role == role);
+    if !part.how.is_empty() {
+        let maker = match part.by {
+            Starter::Part(role) => named(role),
+            Starter::Agent | Starter::Launcher => None,
+        };
+        // What `env:NAME=VALUE` has is no word of its own.
+        return (maker, way(part.how.split(' ')));
+    }
+    let maker = parts.iter().find(|p| words(p.how).any(|w| w == part.role));
+    let after = |maker: &Part| {
+        let mut rest = words(maker.how);
+        rest.find(|word| *word == part.role);
+        way(rest)
+    };
+    (maker, maker.map_or(part.way, after))
+}
+
+/// The first word that does not only say with what.
+fn way(mut words: impl Iterator<Item = &'static str>) -> &'static str {
+    let bare = ["env-i", "no-input", "fork"];
+    let with = |word: &&str| bare.contains(word) || word.contains(':');
+    words.find(|word| !with(word)).unwrap_or_default()
 }
 
 /// How somebody ends.

@@ -9,7 +9,10 @@ use crate::world::World;
 
 pub const STORIES: &[Story] = &[
     ("recycled-pid", |view| capsule(view, "recycled-pid")),
-    ("daemon-in-a-pid-namespace", |view| capsule(view, "plain")),
+    ("daemon-in-a-pid-namespace", |view| {
+        view.catches("other", "double");
+        capsule(view, "plain");
+    }),
 ];
 
 /// The stories as they run inside.

@@ -17,8 +17,8 @@ pub enum Source {
 pub enum Promise {
     /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
     Whole,
-    /// Everybody who is due is ended (in observe: decided to be) and nobody else is touched; the stream may lack what
-    /// this says.
+    /// Everybody who is due is ended (in observe: decided to be) and nobody else is touched, and all is decided as it has
+    /// to be, with its reason; the stream may lack what this says.
     Ended(&'static str),
     /// Nobody is wronged. Who is due may survive, for this reason.
     Harmless(&'static str),
@@ -46,7 +46,8 @@ impl Source {
         }
     }
 
-    /// What it promises of stories in which somebody is started in one of these ways: the words, what they stand for.
+    /// Of whom it promises less: of those who are started in one of these ways, and of whoever is below one. The words,
+    /// what they stand for.
     fn of_ways(self) -> &'static [(&'static [&'static str], &'static str, Promise)] {
         match self {
             Source::Ebpf => &[],
@@ -64,20 +65,18 @@ impl Source {
         }
     }
 
-    /// What it promises of the story of this name, in which those are started in these ways.
-    pub fn promises<'a>(
-        self,
-        story: &str,
-        starts: impl Iterator<Item = &'a str> + Clone,
-    ) -> Promise {
+    /// What it promises of the story of this name, but for those whom it may [miss](Source::misses).
+    pub fn promises(self, story: &str) -> Promise {
         let mut stories = self.of_stories().iter();
-        if let Some((_, promise)) = stories.find(|(name, _)| *name == story) {
-            return *promise;
-        }
-        let words = || starts.clone().flat_map(|how| how.split(' '));
+        let named = stories.find(|(name, _)| *name == story);
+        named.map_or(self.usually(), |(_, promise)| *promise)
+    }
+
+    /// What it promises instead of one that is started in this way, if that is less.
+    pub fn misses(self, way: &str) -> Option<Promise> {
         let mut ways = self.of_ways().iter();
-        let way = ways.find(|(ways, ..)| words().any(|word| ways.contains(&word)));
-        way.map_or(self.usually(), |(_, _, promise)| *promise)
+        let found = ways.find(|(words, ..)| words.contains(&way));
+        found.map(|(_, _, promise)| *promise)
     }
 }
 
@@ -105,34 +104,44 @@ const NOT_IN_A_NAMESPACE: Promise =
 
 const PROCFS_WAYS: &[(&[&str], &str, Promise)] = &[
     (&["twin"], TWINS, NO_CREATOR),
-    (&["double", "hops"], "what is forked twice", UNSEEN),
+    (
+        &["double", "hops", "daemonized"],
+        "what is forked twice",
+        UNSEEN,
+    ),
     (&["hydra"], "a fork bomb", TOO_FAST),
     (
-        &["namespace"],
+        &["in-namespace"],
         "what is below the init of a pid namespace",
         Promise::Harmless("it also has what others have brought there"),
     ),
 ];
 
 const PROCFS_STORIES: &[(&str, Promise)] = &[
-    ("chain", UNSEEN),
     ("runaway", TOO_FAST),
     ("handover", TOO_FAST),
-    ("real-ssh-agent", UNSEEN),
-    ("cgroup-scope", UNSEEN),
-    ("daemon-in-a-pid-namespace", UNSEEN),
     ("run-killed-at-once", TOO_SHORT),
     ("recycled-pid", TOO_SHORT),
     ("two-threads-give-away", UNSEEN),
 ];
 
-/// The stories that came out as each source promises.
-static KEPT: Mutex<BTreeMap<(&str, Source), Promise>> = Mutex::new(BTreeMap::new());
+/// A part of a story, and what is promised of it alone.
+pub type Missed = (&'static str, Promise);
 
-/// A story has come out as promised.
-pub fn count(story: &'static str, source: Source, promise: Promise) {
+/// How a story came out.
+struct Kept {
+    promise: Promise,
+    /// Of whom less was promised.
+    missed: Vec<Missed>,
+}
+
+/// The stories that came out as each source promises.
+static KEPT: Mutex<BTreeMap<(&str, Source), Kept>> = Mutex::new(BTreeMap::new());
+
+/// A story has come out as promised: to these parts of it happened what nobody is promised to be spared.
+pub fn count(story: &'static str, source: Source, promise: Promise, missed: Vec<Missed>) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.insert((story, source), promise);
+    kept.insert((story, source), Kept { promise, missed });
 }
 
 /// The promises that were kept, as tables; nothing where only one source was tried.
@@ -144,13 +153,13 @@ pub fn matrix() -> Option<String> {
         return None;
     }
     let mut lines = vec![
-        "| source | told whole | ended, not all of it told | harmless, may leave some | says that it cannot |".into(),
-        "|---|---|---|---|---|".into(),
+        "| source | told whole | ended, not all of it told | so but for some who escape | harmless, may leave some | says that it cannot |".into(),
+        "|---|---|---|---|---|---|".into(),
     ];
     for source in &sources {
         let of_it = || kept.iter().filter(|((_, of), _)| of == source);
-        let cells = [0, 1, 2, 3].map(|column| {
-            let counted = of_it().filter(|(_, promise)| promise.column() == column);
+        let cells = [0, 1, 2, 3, 4].map(|column| {
+            let counted = of_it().filter(|(_, kept)| kept.column() == column);
             counted.count().to_string()
         });
         lines.push(format!("| `{}` | {} |", source.name(), cells.join(" | ")));
@@ -175,22 +184,31 @@ pub fn matrix() -> Option<String> {
             lines.push(format!("| {what} | `{name}` | {promise} |"));
         }
     }
-    for ((story, source), promise) in kept.iter().filter(|((_, of), kept)| **kept != of.usually()) {
-        lines.push(format!(
-            "| story {story} | `{}` | {promise} |",
-            source.name()
-        ));
+    for ((story, source), Kept { promise, missed }) in kept.iter() {
+        let name = source.name();
+        if *promise != source.usually() {
+            lines.push(format!("| story {story} | `{name}` | {promise} |"));
+        }
+        let mut whys: Vec<Promise> = missed.iter().map(|(_, promise)| *promise).collect();
+        whys.dedup();
+        for why in whys {
+            let roles = missed.iter().filter(|(_, promise)| *promise == why);
+            let roles: Vec<&str> = roles.map(|(role, _)| *role).collect();
+            let who = roles.join(", ");
+            lines.push(format!("| {who} in story {story} | `{name}` | {why} |"));
+        }
     }
     Some(lines.join("\n"))
 }
 
-impl Promise {
-    fn column(self) -> usize {
-        match self {
+impl Kept {
+    fn column(&self) -> usize {
+        match self.promise {
+            Promise::Harmless(_) => 3,
+            Promise::Refused(_) => 4,
+            Promise::Whole | Promise::Ended(_) if !self.missed.is_empty() => 2,
             Promise::Whole => 0,
             Promise::Ended(_) => 1,
-            Promise::Harmless(_) => 2,
-            Promise::Refused(_) => 3,
         }
     }
 }
@@ -200,7 +218,7 @@ impl fmt::Display for Promise {
         match self {
             Promise::Whole => f.write_str("told whole"),
             Promise::Ended(why) => write!(f, "ended; not told: {why}"),
-            Promise::Harmless(why) => write!(f, "may survive: {why}"),
+            Promise::Harmless(why) => write!(f, "may be missed: {why}"),
             Promise::Refused(why) => write!(f, "says that it cannot be used: {why}"),
         }
     }

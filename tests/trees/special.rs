@@ -195,7 +195,10 @@ fn cgroup_scope(view: &View) {
     view.await_seen(&world, &["agent", "leaf"]);
     world.kill("outsider");
     world.kill("agent");
-    view.await_gone(&world, &["leaf", "other"]);
+    view.await_gone(&world, &["leaf"]);
+    if view.catches("other", "double") {
+        view.await_gone(&world, &["other"]);
+    }
     view.await_closed(&world, 1);
     view.end(world, &["outsiders-leaf"]);
 }

@@ -1,12 +1,13 @@
 //! The story that fits most trees: the agent and all of its cast come up, somebody inside may die first, the agent
 //! dies, everybody who is due is ended, everybody else lives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::part::{Death, Fate, Part, Starter, arguments};
-use super::promise::{self, Promise, Source};
+use super::judge::Leeway;
+use super::part::{Death, Fate, Part, Starter, arguments, origin};
+use super::promise::{self, Missed, Promise, Source};
 use super::view::{TRIES, await_outcomes, await_seen};
 use super::{CONFIG, judge};
 use crate::cgroup::Cgroup;
@@ -204,16 +205,45 @@ impl Scenario {
     }
 
     fn promise(&self) -> Promise {
-        let starts = self.parts.iter().map(|part| part.how);
-        self.source.promises(self.name, starts)
+        self.source.promises(self.name)
+    }
+
+    /// Whether no more is promised of the story as a whole than that nobody is wronged.
+    fn is_harmless(&self) -> bool {
+        matches!(self.promise(), Promise::Harmless(_) | Promise::Refused(_))
+    }
+
+    /// What is promised of a part alone, if that is less: the source may miss it, or somebody above it.
+    fn missed(&self, part: &Part) -> Option<Promise> {
+        let (maker, way) = origin(&self.parts, part);
+        let missed = self.source.misses(way);
+        missed.or_else(|| self.missed(maker.filter(|maker| maker.role != part.role)?))
+    }
+
+    /// The parts to which has to happen what is said of them.
+    fn held(&self) -> impl Iterator<Item = &Part> {
+        let all = self.parts.iter().filter(|_| !self.is_harmless());
+        all.filter(|part| self.missed(part).is_none())
+    }
+
+    /// The others.
+    pub fn excused(&self) -> Vec<Missed> {
+        let missed = |part: &Part| Some((part.role, self.missed(part)?));
+        self.parts.iter().filter_map(missed).collect()
+    }
+
+    /// Whether the daemon may be stopped in the middle of it.
+    fn is_too_fast(&self) -> bool {
+        let missed = self.parts.iter().filter_map(|part| self.missed(part));
+        std::iter::once(self.promise())
+            .chain(missed)
+            .any(|promise| promise == promise::TOO_FAST)
     }
 
     fn tell(&self, world: &mut World, mode: Mode) {
         let promise = self.promise();
-        let (whole, harmless) = (
-            promise == Promise::Whole,
-            matches!(promise, Promise::Harmless(_) | Promise::Refused(_)),
-        );
+        let (whole, harmless) = (promise == Promise::Whole, self.is_harmless());
+        let (excused, too_fast) = (self.excused(), self.is_too_fast());
         self.up_to_the_death(world, mode);
         if self.again {
             self.start_again(world);
@@ -224,19 +254,19 @@ impl Scenario {
                     self.left(world).is_empty().then_some(())
                 });
             }
-            if self.closes() && promise != promise::TOO_FAST {
+            if self.closes() && !too_fast {
                 world.await_event("the session is closed", |e| e.event == "session.close");
             }
         }
-        if whole {
-            self.await_decisions(world);
-            if mode == Mode::Observe {
-                self.await_adopters(world);
-            }
-        } else if !harmless {
-            self.await_due(world);
+        self.await_decisions(world);
+        if whole && self.status().is_some() {
+            let agent = world.one(self.victim);
+            world.await_event("the agent's end", |e| e.is("session.root_gone", agent));
         }
-        if mode == Mode::Enforce && promise != promise::TOO_FAST {
+        if whole && mode == Mode::Observe {
+            self.await_adopters(world);
+        }
+        if mode == Mode::Enforce && !too_fast {
             await_outcomes(world);
         }
         for part in &self.parts {
@@ -246,39 +276,51 @@ impl Scenario {
         }
         world.assert_alive(&SPARED);
         let newcomers = world.second_act();
-        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && !harmless) {
+        let all_held = !harmless && excused.is_empty();
+        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && all_held) {
             check(world);
         }
         let events = world.stop();
-        if promise == promise::TOO_FAST {
-            // The daemon was stopped in the middle of it.
+        if too_fast {
             judge::only_members_signalled(world, &events);
         } else {
             judge::sound(world, &events);
         }
         judge::untouched(&events, &newcomers);
+        judge::unsignalled(world, &events, &self.parts);
         if mode == Mode::Observe {
             let signal = events.iter().find(|e| e.event == "signal");
             assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
+            judge::decided_before_the_end(&events);
         }
         if let Some(rule) = self.agent {
             judge::recognised(world, &events, "agent", rule);
         }
-        promise::count(self.name, self.source, promise);
-        if !whole {
-            return judge::unsignalled(world, &events, &self.parts);
-        }
-        if let Some(status) = self.status() {
+        if let Some(status) = self.status().filter(|_| whole) {
             judge::death(world, &events, self.victim, status);
         }
-        for part in &self.parts {
-            judge::decided(world, &events, part, self.source == Source::Ebpf);
+        let leeway = self.leeway();
+        for part in self.held() {
+            judge::decided(world, &events, part, leeway);
             if part.dies() {
-                judge::adopted(world, &events, part, mode == Mode::Observe);
+                if whole {
+                    judge::adopted(world, &events, part, mode == Mode::Observe);
+                }
                 if mode == Mode::Enforce {
-                    judge::reaped(world, &events, part);
+                    judge::reaped(world, &events, part, leeway);
                 }
             }
+        }
+        let role = |(role, _): &Missed| self.parts.iter().find(|part| part.role == *role);
+        let mut missed = excused;
+        missed.retain(|missed| role(missed).is_some_and(Part::is_told));
+        promise::count(self.name, self.source, promise, missed);
+    }
+
+    fn leeway(&self) -> Leeway {
+        Leeway {
+            unread: self.source != Source::Ebpf,
+            earlier: self.promise() != Promise::Whole,
         }
     }
 
@@ -334,11 +376,7 @@ impl Scenario {
         // What is decided under the living agent is decided before it dies.
         let before = !matches!(self.death, Death::Relaunches);
         let whole = self.promise() == Promise::Whole;
-        for part in self
-            .parts
-            .iter()
-            .filter(|p| whole && before && p.is_detached())
-        {
+        for part in self.held().filter(|p| whole && before && p.is_detached()) {
             for who in world.cast(part.role) {
                 world.await_event("an orphan is detached", |e| {
                     e.is("decision", who) && e.reason.as_deref() == Some("detached")
@@ -359,17 +397,15 @@ impl Scenario {
         }
     }
 
-    /// What looks has to have seen the agent, and unless more cannot be asked for, all others: none but the probes know
-    /// what was gone before.
+    /// What looks has to have seen the agent, and of the others all whom it can: none but the probes know what was gone
+    /// before.
     fn await_seen(&self, world: &World) {
         let known = self.status().is_some();
         let agents: &[&str] = if known { &["agent"] } else { &[] };
-        let all = !matches!(self.promise(), Promise::Harmless(_));
-        let parts = self.parts.iter().filter(|_| all);
-        let members = parts.filter(|part| !part.decisions().is_empty());
+        let members = self.held().filter(|part| part.is_told());
         let roles = members.map(|part| part.role);
         for role in agents.iter().copied().chain(roles) {
-            await_seen(world, role);
+            await_seen(world, self.source, role);
         }
     }
 
@@ -414,9 +450,11 @@ impl Scenario {
     }
 
     /// Living processes that should be gone: all below the launcher whose role is not one that lives, and whoever
-    /// reported a role that does not, wherever it is now.
+    /// reported a role that does not, wherever it is now. Where somebody may escape, who has not reported may be theirs.
     fn left(&self, world: &World) -> Vec<Identity> {
-        let spared = self.spared();
+        let excused = self.excused();
+        let mut spared = self.spared();
+        spared.extend(excused.iter().map(|(role, _)| *role));
         let newcomers = world.second_act();
         let everybody = world.everybody();
         let (lives, gone): (Vec<_>, Vec<_>) = everybody
@@ -427,7 +465,7 @@ impl Scenario {
             .living()
             .into_iter()
             .map(|s| s.id)
-            .filter(|id| !lives.contains(id));
+            .filter(|id| !lives.contains(id) && excused.is_empty());
         below
             .chain(gone.into_iter().map(|(_, id)| id).filter(|id| id.lives()))
             .collect()
@@ -460,10 +498,7 @@ impl Scenario {
         Toll {
             told,
             wrong_kills: wronged.len(),
-            survivors: if over
-                && mode == Mode::Enforce
-                && !matches!(self.promise(), Promise::Harmless(_))
-            {
+            survivors: if over && mode == Mode::Enforce && !self.is_harmless() {
                 self.left(world).len()
             } else {
                 0
@@ -483,23 +518,26 @@ impl Scenario {
         }
     }
 
-    /// Waits until it is decided to reap each who is due, whatever else is told of them.
-    fn await_due(&self, world: &World) {
-        for part in self.parts.iter().filter(|part| part.dies()) {
-            eventually(&format!("it is decided to reap '{}'", part.role), || {
-                let due = judge::due(&world.daemon().events());
-                let cast = world.cast(part.role);
-                cast.iter().all(|who| due.contains(who)).then_some(())
-            });
-        }
-    }
-
+    /// Waits until all is decided about each of whom that has to be told.
     fn await_decisions(&self, world: &World) {
-        for part in &self.parts {
-            let wanted = part.decisions().len() * world.cast(part.role).len();
+        let earlier = self.leeway().earlier;
+        for part in self.held() {
+            let of_each = part.decisions();
+            let least = if earlier { 1 } else { of_each.len() };
+            let Some(last) = of_each.last() else { continue };
             eventually(&format!("every decision about '{}'", part.role), || {
-                (judge::decisions(world, &world.daemon().events(), part.role).len() >= wanted)
-                    .then_some(())
+                let events = world.daemon().events();
+                let starved = judge::starved(&events);
+                let mut said: BTreeMap<Identity, Vec<String>> = BTreeMap::new();
+                for (who, _, reason, _) in judge::decisions(world, &events, part.role) {
+                    said.entry(who).or_default().push(reason);
+                }
+                let is_over = |who: &Identity| {
+                    let said = said.get(who).map_or(&[][..], Vec::as_slice);
+                    let last = said.iter().any(|reason| reason == last.reason);
+                    last && said.len() >= least || starved.contains(who)
+                };
+                world.cast(part.role).iter().all(is_over).then_some(())
             });
         }
     }

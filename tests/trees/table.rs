@@ -151,8 +151,8 @@ pub fn rows() -> Vec<Scenario> {
             &[
                 child("maker", "namespace"),
                 below("init", "").may_fall(),
-                below("inside", "").may_fall(),
-                below("inside-too", "").may_fall(),
+                below("inside", "").may_fall().by_way("in-namespace"),
+                below("inside-too", "").may_fall().by_way("in-namespace"),
             ],
         ),
         // What stands before the agent.

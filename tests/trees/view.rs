@@ -1,10 +1,10 @@
 //! How a story with a play of its own is seen: through a source, and as far as that promises.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use super::judge;
-use super::promise::{self, Promise, Source};
+use super::promise::{self, Missed, Promise, Source};
 use crate::daemon::Event;
 use crate::proc::Identity;
 use crate::world::{World, eventually};
@@ -18,6 +18,8 @@ pub struct View {
     pub promise: Promise,
     /// The kernel had no room for a message, and that was told.
     lost: Cell<bool>,
+    /// Of whom less is promised than of the story.
+    missed: RefCell<Vec<Missed>>,
 }
 
 impl View {
@@ -25,13 +27,14 @@ impl View {
     pub fn tell(source: Source, name: &'static str, story: fn(&View)) {
         let view = View {
             source,
-            promise: source.promises(name, std::iter::empty()),
+            promise: source.promises(name),
             lost: Cell::new(false),
+            missed: RefCell::default(),
         };
         for left in (0..TRIES).rev() {
             story(&view);
             if !view.lost.replace(false) {
-                return promise::count(name, source, view.promise);
+                return promise::count(name, source, view.promise, view.missed.take());
             }
             assert!(left > 0, "messages were lost each time");
             println!("{name}: the kernel had no room for a message, so it is told once more");
@@ -54,6 +57,15 @@ impl View {
         !unknown.contains(&self.promise)
     }
 
+    /// Whether one that is started in this way must be ended like the others.
+    pub fn catches(&self, role: &'static str, way: &str) -> bool {
+        let missed = self.source.misses(way);
+        let mut all = self.missed.borrow_mut();
+        all.retain(|(known, _)| *known != role);
+        all.extend(missed.map(|promise| (role, promise)));
+        missed.is_none()
+    }
+
     /// What the daemon is asked for.
     pub fn asked(&self) -> [&'static str; 2] {
         ["--source", self.source.name()]
@@ -67,7 +79,10 @@ impl View {
     /// What looks has to have found these: none but the probes know what was gone before.
     pub fn await_seen(&self, world: &World, roles: &[&str]) {
         if self.source != Source::Ebpf && self.knows_agents() {
-            roles.iter().for_each(|role| await_seen(world, role));
+            let source = self.source;
+            roles
+                .iter()
+                .for_each(|role| await_seen(world, source, role));
         }
     }
 
@@ -122,24 +137,37 @@ impl View {
     }
 }
 
-/// Waits until something was told of each process of this role.
-pub fn await_seen(world: &World, role: &str) {
+/// Waits until something was told of each process of this role; where it is only looked at, as the program that it is
+/// by now.
+pub fn await_seen(world: &World, source: Source, role: &str) {
     eventually(&format!("'{role}' is seen"), || {
         let events = world.daemon().events();
-        let told = |who: &Identity| events.iter().any(|e| e.about(*who));
-        world.cast(role).iter().all(told).then_some(())
+        let told = |who: &Identity| {
+            let mut of_it = events.iter().rev().filter(|e| e.about(*who));
+            if source != Source::Procfs {
+                return of_it.next().map(drop);
+            }
+            let last = of_it.find_map(|e| e.executable.as_deref())?;
+            let now = std::fs::read_link(format!("/proc/{}/exe", who.pid)).ok();
+            now.is_none_or(|now| now.as_os_str() == last).then_some(())
+        };
+        let cast = world.cast(role);
+        cast.iter().all(|who| told(who).is_some()).then_some(())
     });
 }
 
-/// Waits until it is told what became of each who was signalled: a daemon that is stopped before that tells of a
-/// failure.
+/// Waits until it is told what became of each who was to be reaped: a daemon that is stopped before that tells of a
+/// failure, or of nothing.
 pub fn await_outcomes(world: &World) {
     eventually("each end is told", || {
         let events = world.daemon().events();
-        let ids = |name: &str| -> BTreeSet<&str> {
-            let named = events.iter().filter(|e| e.event == name);
+        let ids = |which: &dyn Fn(&Event) -> bool| -> BTreeSet<&str> {
+            let named = events.iter().filter(|e| which(e));
             named.filter_map(|e| e.entity_id.as_deref()).collect()
         };
-        ids("signal").is_subset(&ids("outcome")).then_some(())
+        let begun = |e: &Event| e.event == "signal" || e.decision.as_deref() == Some("reap");
+        ids(&begun)
+            .is_subset(&ids(&|e| e.event == "outcome"))
+            .then_some(())
     });
 }

@@ -8,6 +8,7 @@ use super::follow::{Pending, Tally};
 use crate::config::Mode;
 use crate::export::{Body, Names, SessionRef, Who};
 use crate::model::event::Key;
+use crate::model::facts::Needs;
 use crate::model::policy::{Decision, Reason, Verdict};
 use crate::model::session::{Session, SessionId};
 use crate::reap::{Outcome, Released, Report};
@@ -71,18 +72,31 @@ impl Engine {
         }
     }
 
-    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, and whoever may
-    /// have escaped from it has been looked for.
+    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, also about those
+    /// who were claimed and let go, and whoever may have escaped from it has been looked for.
     pub(super) fn close_decided(&mut self, id: SessionId) {
         let escaped = self.may_have_more(id);
         if escaped {
             self.source.look_soon();
         }
-        if escaped || self.undecided.has_members_of(id, &self.model) {
+        let undecided = self.is_pending(id) || self.undecided.has_members_of(id, &self.model);
+        if escaped || undecided {
             self.undecided.ending.insert(id);
         } else {
             self.close(id);
         }
+    }
+
+    /// Whether something is to be decided about a session.
+    fn is_pending(&self, id: SessionId) -> bool {
+        let of_it = |pending: &Pending| match *pending {
+            Pending::Process(key) => {
+                let node = self.model.tree.get(key);
+                node.is_some_and(|node| node.session == Some(id))
+            }
+            Pending::Session(session) => session == id,
+        };
+        self.follow.pending.iter().any(of_it)
     }
 
     fn has_ladder(&self, pending: &Pending) -> bool {
@@ -101,6 +115,18 @@ impl Engine {
         if let Some(session) = node.session {
             if !decision.needs.is_none() {
                 // Nothing is said of it before that is known, or known to be beyond knowing.
+                return self.ask(key, session, &decision);
+            }
+            if decision.reason == Reason::Unreadable
+                && let Some(other) = self.model.stand_in(session)
+            {
+                // It may be the root of which something is missing, that nobody can ask any more.
+                let (needs, relative) = (Needs::UNIT, Some(other));
+                let decision = Decision {
+                    needs,
+                    relative,
+                    ..decision
+                };
                 return self.ask(key, session, &decision);
             }
             let again = match decision.reason {

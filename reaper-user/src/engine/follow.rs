@@ -58,6 +58,10 @@ pub struct Follow {
     pub fresh: Vec<Key>,
     /// Of whom what they have from their makers may tell whose they are.
     pub suspects: Vec<Key>,
+    /// Who lives and has come to be known by something else than a fork or a look: of whom the fork was lost.
+    pub turned_up: HashSet<Key>,
+    /// These are taken note of: the source tells of the forks of all.
+    pub notes_turned_up: bool,
     /// Of whom the kernel's map may have to say something else than it does.
     pub touched: Vec<Key>,
     /// Sessions that are not any more what was left of them in the kernel.
@@ -87,6 +91,8 @@ impl Follow {
             parentless: Vec::new(),
             fresh: Vec::new(),
             suspects: Vec::new(),
+            turned_up: HashSet::new(),
+            notes_turned_up: false,
             touched: Vec::new(),
             changed: Vec::new(),
             closed: Vec::new(),
@@ -122,8 +128,11 @@ impl Follow {
                 if provenance == Provenance::Procfs && node.session.is_some() {
                     self.fresh.push(key);
                 }
-                if matches!(event.kind, EventKind::Seen(_)) && model.is_suspect(key) {
-                    self.suspects.push(key);
+                match event.kind {
+                    EventKind::Seen(_) if model.is_suspect(key) => self.suspects.push(key),
+                    EventKind::Seen(_) | EventKind::Fork { .. } => {}
+                    _ if self.notes_turned_up => drop(self.turned_up.insert(key)),
+                    _ => {}
                 }
                 // The process table is no news, nor is what was known before.
                 if provenance != Provenance::Procfs || self.finds_news {
@@ -181,6 +190,7 @@ impl Follow {
                 );
                 let claimed = self.reaper.is_claimed(node.key);
                 self.foretold.remove(&node.key);
+                self.turned_up.remove(&node.key);
                 self.reaper.exited(node, ended, orphans);
                 if let Some(session) = node.session.filter(|_| node.signalled != 0 && !claimed) {
                     let signal = match node.signalled & MEMBER_KILL {

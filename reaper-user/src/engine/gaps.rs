@@ -190,6 +190,7 @@ impl Engine {
         self.model.doubt_what_was_read();
         // Where nothing else knows whose they are, what they have from their makers has to say it.
         self.model.set_infers(self.source.probes().is_none());
+        self.suspect_those_who_turned_up();
         let unreadable = survey.unreadable;
         let Reconciled { found, gone, .. } = self.reconcile(survey, |_| ());
         if self.source.filters() {

@@ -33,17 +33,29 @@ impl Engine {
         }
     }
 
+    /// After a gap: who was known by what they did before they were looked for were never asked about, as the look found
+    /// nobody new in them.
+    pub(super) fn suspect_those_who_turned_up(&mut self) {
+        let turned_up = std::mem::take(&mut self.follow.turned_up).into_iter();
+        let escaped = turned_up.filter(|key| self.model.may_have_escaped(*key));
+        self.follow.suspects.extend(escaped);
+    }
+
     /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
-    /// that are known had ended, and by what is being read since.
+    /// that are known had ended, where there are such, and by what is being read since.
     pub(super) fn may_have_more(&self, id: SessionId) -> bool {
-        let Some(looked) = self.source.looked().filter(|_| !self.stopping) else {
+        if self.stopping {
             return false;
-        };
+        }
         let known = self.model.sessions.get(id).map(|session| session.last_end);
         let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
         let last_end = known.or_else(closed).unwrap_or(0);
         let mut suspects = self.follow.suspects.iter();
-        looked <= last_end || suspects.any(|key| key.start <= last_end)
+        let unseen = self
+            .source
+            .looked()
+            .is_some_and(|looked| looked <= last_end);
+        unseen || suspects.any(|key| key.start <= last_end)
     }
 
     fn concluded(&mut self, key: Key) {

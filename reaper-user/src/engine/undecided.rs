@@ -204,7 +204,10 @@ impl Engine {
             self.model.set_facts(key, asked, found, at);
             // That nothing spares it may have come to be known.
             self.follow.touched.push(key);
-            if self.undecided.asked.remove(&key).is_some() {
+            let asked = self.undecided.asked.remove(&key).is_some();
+            let node = self.model.tree.get(key);
+            // A stranger may have been asked in the place of a root.
+            if asked && node.is_some_and(|node| node.session.is_some()) {
                 self.follow.pending.push(Pending::Process(key));
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Model;
 use super::event::Key;
 use super::facts::{Facts, Known, Needs};
-use super::session::{Session, Turn};
+use super::session::{Session, SessionId, Turn};
 use super::tree::Node;
 
 /// What was of the program before, where a process has run another since it was looked at.
@@ -110,6 +110,28 @@ impl Model {
         {
             self.sessions.learn_unit(node, &unit);
         }
+    }
+
+    /// Of whom the unit can be read that the root of a session had, if that has gone before its own was: of one that is in
+    /// its cgroup. None where that was tried already.
+    pub fn stand_in(&self, id: SessionId) -> Option<Key> {
+        let session = self.sessions.get(id)?;
+        let read = session.root_gone.is_none() || matches!(session.unit, Known::Is(_));
+        if read || session.cgroup_id == 0 {
+            return None;
+        }
+        let there = self
+            .tree
+            .iter()
+            .filter(|node| node.image.cgroup_id == session.cgroup_id && node.key != session.root);
+        let mut first = None;
+        for node in there {
+            if node.lacks(Needs::UNIT).is_none() {
+                return None;
+            }
+            first = first.min(Some(node.key)).or(Some(node.key));
+        }
+        first
     }
 
     /// Takes no environment and no unit for known any more: where events are missing, an exec may be among them, of

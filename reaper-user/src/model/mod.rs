@@ -128,7 +128,7 @@ impl Model {
     }
 
     /// Whether a process that was found may have come and lost its makers unseen.
-    fn may_have_escaped(&self, key: Key) -> bool {
+    pub fn may_have_escaped(&self, key: Key) -> bool {
         self.infers && key.start + TICK_NS > self.told_until
     }
 
@@ -261,7 +261,8 @@ impl Model {
                     .born(&mut self.tree, key, creator, origin, mark);
                 let found = matches!(event.kind, EventKind::Seen(_)) && mark.is_none();
                 if found && self.may_have_escaped(key) {
-                    self.sessions.infer(&mut self.tree, key);
+                    let in_scope = self.is_in_scope(key);
+                    self.sessions.infer(&mut self.tree, key, in_scope);
                 }
                 let told = creator.filter(|_| origin == Origin::Forked);
                 self.inherit_keep(key, told);
@@ -327,11 +328,15 @@ impl Model {
 
     /// Whether a process that was found may be a member by what it has from its makers, which has to be read to tell.
     pub fn is_suspect(&self, key: Key) -> bool {
-        let node = self.tree.get(key);
-        // Of agents outside of the scope nothing is known: what could be theirs is nobody's.
-        let in_scope = |node: &Node| self.scope.is_everything() || node.in_scope;
-        let may_be = |node: &Node| self.may_have_escaped(node.key) && in_scope(node);
-        node.is_some_and(|node| may_be(node) && self.sessions.is_suspect(&self.tree, node))
+        let may_be = self.may_have_escaped(key) && self.is_in_scope(key);
+        let node = self.tree.get(key).filter(|_| may_be);
+        node.is_some_and(|node| self.sessions.is_suspect(&self.tree, node))
+    }
+
+    /// Of agents outside of the scope nothing is known: what could be theirs is nobody's.
+    fn is_in_scope(&self, key: Key) -> bool {
+        let named = || self.tree.get(key).is_some_and(|node| node.in_scope);
+        self.scope.is_everything() || named()
     }
 
     /// What has to be read of whom before [`Model::conclude`] can tell whose a suspect is; nothing of one that is none
@@ -344,7 +349,8 @@ impl Model {
 
     /// Tells whose a suspect is from what was read. Gives who is a member by that, parents before their children.
     pub fn conclude(&mut self, key: Key) -> Vec<Key> {
-        let joined = self.sessions.conclude(&mut self.tree, key);
+        let in_scope = self.is_in_scope(key);
+        let joined = self.sessions.conclude(&mut self.tree, key, in_scope);
         for key in &joined {
             self.inherit_keep(*key, None);
             self.weigh(*key);

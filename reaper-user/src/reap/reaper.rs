@@ -6,6 +6,7 @@ mod signal;
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
+use nix::sys::resource::{Resource, getrlimit};
 
 use super::target::Target;
 use super::weigh::Scales;
@@ -16,6 +17,9 @@ use crate::model::policy::{Decision, Reason};
 use crate::model::session::SessionId;
 use crate::model::tree::Node;
 use crate::sys;
+
+/// How many files are left for others to open, if there are so many.
+const FILES_LEFT: u64 = 256;
 
 /// See the module.
 pub struct Reaper {
@@ -29,6 +33,8 @@ pub struct Reaper {
     members: HashMap<SessionId, usize>,
     /// How many of the targets have a pidfd.
     open: usize,
+    /// While there are such, no file with this number or a higher one is kept open: to look at processes takes some too.
+    files_max: u64,
     /// To be signalled next: opened, if need be, and then drained past, before it is.
     queue: Vec<Key>,
     /// To be opened once there is room for more open files.
@@ -46,6 +52,7 @@ impl Reaper {
     /// # Errors
     /// As `epoll_create1(2)`.
     pub fn new(times: Times, observe: bool) -> nix::Result<Reaper> {
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
         Ok(Reaper {
             own_pid: std::process::id(),
             times,
@@ -54,6 +61,7 @@ impl Reaper {
             ladders: BTreeMap::new(),
             members: HashMap::new(),
             open: 0,
+            files_max: files - FILES_LEFT.min(files / 4),
             queue: Vec::new(),
             starved: Vec::new(),
             unweighed: Vec::new(),

@@ -296,7 +296,8 @@ impl Source {
         matches!(self, Source::Scan(_))
     }
 
-    /// Where processes are found by looking: until when, in ns since boot, whoever was born and lives has been told of.
+    /// Where processes are found by looking: until when, in ns since boot, whoever was born and lives has been told of, but
+    /// for those who cannot be read for long.
     pub fn looked(&self) -> Option<u64> {
         match self {
             Source::Scan(scan) => Some(scan.looked()),

@@ -46,6 +46,11 @@ impl Pidfd {
         Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
+    /// Number of the file that it takes: the least that was free.
+    pub fn file(&self) -> u64 {
+        self.0.as_raw_fd().unsigned_abs().into()
+    }
+
     /// Sends a signal (`pidfd_send_signal(2)`). Nothing but `crate::reap` may call this.
     ///
     /// # Errors

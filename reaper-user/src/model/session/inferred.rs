@@ -65,13 +65,15 @@ impl Sessions {
     }
 
     /// A process was found that no known maker makes a member: it is one of the session that its ids point to, if they
-    /// do, and marked so, since they can be had otherwise too.
-    pub(in crate::model) fn infer(&mut self, tree: &mut Tree, key: Key) {
+    /// do, and marked so, since they can be had otherwise too. The ids are those of a member, wherever it is; its cgroup
+    /// may be that of an agent outside of the scope too, of which nothing is known.
+    pub(in crate::model) fn infer(&mut self, tree: &mut Tree, key: Key, in_scope: bool) {
         let Some(node) = tree.get(key) else { return };
         if node.session.is_some() || !may_be_adopted(tree, node) {
             return;
         }
-        let found = by_ids(tree, node).or_else(|| self.by_cgroup(tree, node));
+        let by_cgroup = || self.by_cgroup(tree, node).filter(|_| in_scope);
+        let found = by_ids(tree, node).or_else(by_cgroup);
         if let Some((lineage, evidence)) = found {
             self.belong_by(tree, key, lineage, evidence);
         }
@@ -79,12 +81,18 @@ impl Sessions {
 
     /// What has been read of a suspect that is nobody's yet, and what was found since, says whose it is, or nothing does. Gives who has become
     /// a member: it, and what it has begotten meanwhile, parents before their children.
-    pub(in crate::model) fn conclude(&mut self, tree: &mut Tree, key: Key) -> Vec<Key> {
+    pub(in crate::model) fn conclude(
+        &mut self,
+        tree: &mut Tree,
+        key: Key,
+        in_scope: bool,
+    ) -> Vec<Key> {
         if tree.get(key).is_none_or(|node| node.session.is_some()) {
             return Vec::new();
         }
-        self.infer(tree, key);
+        self.infer(tree, key, in_scope);
         if let Some(node) = tree.get(key)
+            && in_scope
             && node.session.is_none()
             && let Some((id, evidence)) = self.by_traces(tree, node)
         {

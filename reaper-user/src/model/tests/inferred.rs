@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::rules::{read, world};
 use super::world::{INIT, World};
+use crate::model::Scope;
 use crate::model::event::{Ended, Image, Key, Provenance, Seen, TICK_NS};
 use crate::model::policy::Reason;
 
@@ -114,6 +115,40 @@ fn a_cgroup_that_is_the_sessions_own_tells_too() {
     let codex = found(&mut w, shell.pid, "codex", |image| image.cgroup_id = 10);
     let other = found(&mut w, 1, "server", |image| image.cgroup_id = 10);
     assert!(w.is_member(codex) && !w.is_member(other));
+}
+
+#[test]
+fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_outside() {
+    let orphan = |scoped: bool, pgid: bool| {
+        let shell = Key {
+            pid: 50,
+            start: 1_000_000_000 + 2 * TICK_NS,
+        };
+        let scope = Scope {
+            roots: scoped.then_some(shell).into_iter().collect(),
+            ..Scope::default()
+        };
+        let mut w = World::scoped(scope);
+        w.model.set_infers(true);
+        let shell = w.row_with(shell, 1, "bash", |seen| set_cgroup(seen, 10));
+        let agent = found(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
+        let orphan = found(&mut w, 1, "server", |image| {
+            image.cgroup_id = 20;
+            if pgid {
+                image.pgid = agent.pid;
+            }
+        });
+        w.root_of(orphan) == Some(agent)
+    };
+    assert!(orphan(false, false) && !orphan(true, false));
+    // A member began its group: that holds everywhere.
+    assert!(orphan(true, true));
+}
+
+fn set_cgroup(seen: &mut Seen, id: u64) {
+    let mut image = Image::clone(&seen.image);
+    (image.cgroup_id, image.sid, image.pgid) = (id, seen.key.pid, seen.key.pid);
+    seen.image = Arc::new(image);
 }
 
 #[test]

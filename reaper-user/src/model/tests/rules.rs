@@ -278,8 +278,12 @@ fn a_unit_of_its_own_is_one_that_is_not_its_agents() {
         "keep unreadable own-unit",
         "its agent's is not known"
     );
+    // One is asked that is in the same cgroup.
+    let session = w.model.tree.get(service).unwrap().session.unwrap();
+    assert_eq!(w.model.stand_in(session), Some(shell.min(same)));
     // That of a process in the same cgroup is the agent's.
     unit(&mut w, same, "session-3.scope");
+    assert_eq!(w.model.stand_in(session), None);
     unit(&mut w, scoped, "session-3.scope");
     unit(&mut w, bare, "");
     tell(&mut w, untold, Needs::UNIT, Facts::unreadable());

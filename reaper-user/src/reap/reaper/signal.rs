@@ -30,6 +30,10 @@ impl Reaper {
                 continue;
             }
             match Pidfd::open(key.pid) {
+                // What is open already ends, and then it has its turn.
+                Ok(pidfd) if pidfd.file() >= self.files_max && self.open > 0 && !self.observe => {
+                    self.starved.push(key);
+                }
                 Ok(pidfd) => {
                     target.pidfd = Some(pidfd);
                     self.open += 1;

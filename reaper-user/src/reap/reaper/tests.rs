@@ -267,6 +267,21 @@ fn one_for_whom_nobody_vouches_is_sent_nothing() {
 }
 
 #[test]
+fn some_open_files_are_left_for_others() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.reaper.files_max = 0;
+    orphan.reaper.open += 1;
+    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(orphan.reaper.starved, [orphan.key]);
+    // But for the only one.
+    orphan.reaper.open -= 1;
+    orphan.reaper.queue = std::mem::take(&mut orphan.reaper.starved);
+    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
+    orphan.last_words();
+}
+
+#[test]
 fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     let mut orphan = Orphan::new();
     orphan.reaper = Reaper::new(TIMES, true).unwrap();

@@ -9,6 +9,7 @@
 //! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
 //! ([`Scan::vouches`]).
 
+mod late;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use crate::source::procfs::{Procfs, ProcfsError};
 use crate::source::{Drained, Flaw};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
+use late::Late;
 use read::{Look, Reader};
 
 /// How long a pass waits for a look at somebody new.
@@ -70,11 +72,12 @@ pub struct Scan {
     armed: u64,
     /// Who was there at the last pass and could not be read, or has changed and could not be read in full.
     unread: HashSet<u32>,
+    late: Late,
     /// Whose files could not be understood, which has been told, and who have not gone since.
     flawed: HashSet<u32>,
     /// It has been said that passes fail.
     failing: bool,
-    /// Who was born by then has been told of, in ns since boot.
+    /// Who was born by then has been told of, but for those who cannot be read at all, in ns since boot.
     looked: u64,
     /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
     refused: Option<Errno>,
@@ -132,6 +135,7 @@ impl Scan {
             timer,
             armed: 0,
             unread: HashSet::new(),
+            late: Late::default(),
             flawed: HashSet::new(),
             failing: false,
             looked: 0,
@@ -210,7 +214,8 @@ impl Scan {
         self.pace.at_once();
     }
 
-    /// Who was born by then and lives has been told of, in ns since boot; 0: no pass has come to an end.
+    /// Who was born by then and lives has been told of, unless it cannot be read for long, in ns since boot; 0: of no
+    /// time that is so.
     pub fn looked(&self) -> u64 {
         self.looked
     }
@@ -325,7 +330,13 @@ impl Scan {
         let mut flawed = Vec::new();
         let found = match self.look_at_all(now, &mut flawed, tell) {
             Ok(found) => {
-                (self.failing, self.looked) = (false, now.saturating_sub(TICK_NS));
+                self.failing = false;
+                let reader = &mut self.reader;
+                let unread = self.unread.iter().copied();
+                let unread = unread.filter(|pid| reader.look(*pid) != Look::Gone);
+                if !self.late.passed(unread) {
+                    self.looked = now.saturating_sub(TICK_NS);
+                }
                 found
             }
             Err(error) => {

@@ -51,6 +51,11 @@ impl Pidfd {
         Ok(Pidfd { pid, unique })
     }
 
+    /// It takes no file.
+    pub fn file(&self) -> u64 {
+        0
+    }
+
     /// Sends a signal (kill(2)). Nothing but `crate::reap` may call this.
     ///
     /// # Errors

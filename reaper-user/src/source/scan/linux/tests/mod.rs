@@ -1,4 +1,5 @@
 mod flawed;
+mod late;
 mod pace;
 mod read;
 mod real;
