@@ -345,12 +345,14 @@ impl Walk {
             None if child.pid == 0 || filters() => return,
             found => found.unwrap_or(member::FOREIGN),
         };
+        // Its place in the ring is before that of its exit, which may come at once, on another processor.
+        let record = EVENTS.reserve::<ReparentRecord>(0);
         let ended = ends && self.end(task, &child, &member);
         if ended {
             member.flags |= MEMBER_TERM;
             member::change(&child, &member);
         }
-        let Some(mut record) = EVENTS.reserve::<ReparentRecord>(0) else {
+        let Some(mut record) = record else {
             return dropped(Kind::Reparent);
         };
         record.write(ReparentRecord {
