@@ -5,6 +5,7 @@
 mod lost;
 mod owner;
 mod passes;
+mod places;
 mod records;
 mod signals;
 mod status;
@@ -43,6 +44,7 @@ pub fn trials() -> Vec<Trial> {
         trees::STORIES,
         owner::STORIES,
         records::STORIES,
+        places::STORIES,
         lost::STORIES,
     ]
     .concat();

@@ -94,7 +94,8 @@ pub(super) struct RunArgs {
     /// Of whom it is: the same.
     #[arg(long, value_name = "NAME", value_parser = label)]
     agent: Option<String>,
-    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served.
+    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served. One that
+    /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<Limit>,
     /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.

@@ -93,7 +93,8 @@ pub struct Run {
     /// Of whom it is part, in the words of the caller.
     pub session: Option<String>,
     pub agent: Option<String>,
-    /// How many of its kind there may be at a time.
+    /// How many of its kind there may be at a time. While it waits for its turn signals do to this process what they always do:
+    /// who stops it then ends this process.
     pub limit: Option<Limit>,
     /// Whoever has started this process has let go of it.
     pub detached: bool,
@@ -225,10 +226,13 @@ impl Run {
     }
 
     fn take_place(&mut self) -> Result<Option<limit::Place>, RunError> {
-        let (Some(limit), Some(runs)) = (self.limit.clone(), self.records.clone()) else {
+        let (Some(limit), Some(runs), Some(recording)) =
+            (self.limit.clone(), self.records.clone(), &self.recording)
+        else {
             return Ok(None);
         };
-        let place = runs.place(&limit, |before| self.tell(Progress::Waiting(before)));
+        let id = recording.id().to_owned();
+        let place = runs.place(&limit, &id, |before| self.tell(Progress::Waiting(before)));
         place.map(Some).map_err(RunError::Record)
     }
 
