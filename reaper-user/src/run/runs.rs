@@ -24,9 +24,14 @@
 //! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to
 //!   stand still by one that was killed in turn does so until then.
 //! - *Between the last line and the new name*: the run is over, and somebody else gives the name.
-//! - *The machine*: a run is on the disk before its command begins. Its last line is not waited for: if the power
-//!   fails within seconds of the end, the run may be found open, or without that line. Of another boot nobody is looked for, and nothing
-//!   is signalled: all that is known then is what was claimed.
+//! - *The disk*: there is room in each record for what follows its first line, where the file system can keep some. Where a claim
+//!   cannot be written all the same, what is to be ended is ended without, and that is said.
+//! - *The machine*: a run is on the disk before its command begins, and what has come of it before its owner leaves, where it is
+//!   detached or has a name. The last line of others, whose caller is told, is not waited for, which would take as long as all the
+//!   rest: if the power fails within seconds of the end, such a run may be found open, or without that line. Of another boot nobody
+//!   is looked for, and nothing is signalled: all that is known then is what was claimed.
+//! - *Two machines*: where others may write to the file system, their locks may not be known here, and their boots and pids
+//!   are others. Nothing is written down there ([`RecordError::Remote`]).
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -41,7 +46,8 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use super::Outcome;
 use super::closing::OTHER_BOOT;
 use super::record::{Over, Record, Unreadable};
-use crate::sys::{owner, places, xdg};
+use super::recording::boot_id;
+use crate::sys::{owner, places, remote, xdg};
 
 /// How many of those that are closed are kept, and for how long.
 pub const CLOSED_MAX: usize = 100;
@@ -78,6 +84,11 @@ pub enum RecordError {
          is ended: take that right away (chmod go-w, chown), or set XDG_STATE_HOME to another directory", dir.display()
     )]
     Exposed { dir: PathBuf, uid: u32, mode: u32 },
+    #[error(
+        "runs cannot be recorded: {} is on a network file system ({kind}), where the runs of other machines may be: set \
+         XDG_STATE_HOME to a local directory", dir.display()
+    )]
+    Remote { dir: PathBuf, kind: &'static str },
     #[error(
         "the name {name} is taken by run {id}, which lives: `reaper stop {name}` ends it, or choose another"
     )]
@@ -143,7 +154,7 @@ impl Runs {
     /// Those in a directory, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made or entered, or others may write to it.
+    /// It cannot be made or entered, or others may write to it, or other machines.
     pub fn open(dir: &Path) -> Result<Runs, RecordError> {
         let mut builder = DirBuilder::new();
         let made = builder.recursive(true).mode(0o700).create(dir);
@@ -171,6 +182,11 @@ impl Runs {
             if owner::lets_replace(&meta) {
                 return exposed(above, &meta);
             }
+        }
+        let remote = remote::kind(dir).map_err(|errno| RecordError::file(dir)(errno.into()))?;
+        if let Some(kind) = remote {
+            let dir = dir.to_owned();
+            return Err(RecordError::Remote { dir, kind });
         }
         if meta.mode() & 0o077 != 0 {
             // What was there may be root's.
