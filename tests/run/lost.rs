@@ -1,6 +1,7 @@
 //! Runs whose owner was killed by SIGKILL, with no service there: whoever comes next closes them.
 
 use std::fs;
+use std::path::PathBuf;
 
 use super::{NOBODY, Place, Started, Story};
 use crate::proc::Identity;
@@ -18,6 +19,9 @@ pub const STORIES: &[(&str, Story)] = &[
 /// For whom root is needed.
 pub const ROOTS: &[(&str, Story)] = &[
     ("records-full", records_full),
+    ("disk-full-amid-the-run", disk_full),
+    ("disk-read-only-amid-the-run", disk_read_only),
+    ("container-killed", container_killed),
     ("records-of-others", records_of_others),
 ];
 
@@ -168,13 +172,110 @@ fn damaged_record(place: &Place) {
 }
 
 fn change_record(place: &Place, change: impl FnOnce(String) -> String) {
-    let files = fs::read_dir(place.records())
-        .expect("list the records")
-        .flatten();
-    let mut open = files.filter(|file| file.path().extension().unwrap_or_default() == "run");
-    let path = open.next().expect("an open record").path();
-    let record = fs::read_to_string(&path).expect("read the record");
-    fs::write(&path, change(record)).expect("write the record");
+    let path = &open_records(place)[0];
+    let record = fs::read_to_string(path).expect("read the record");
+    fs::write(path, change(record)).expect("write the record");
+}
+
+fn open_records(place: &Place) -> Vec<PathBuf> {
+    let files = fs::read_dir(place.records()).expect("list the records");
+    let paths = files.flatten().map(|file| file.path());
+    let open = paths.filter(|path| path.extension().unwrap_or_default() == "run");
+    open.collect()
+}
+
+/// Would not hear of SIGTERM.
+const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
+
+/// Runs a script with a file system of its own for the records.
+fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
+    let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
+        run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
+            last=$!; until [ -s $name ]; do sleep 0.01; done; }
+        lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }";
+    fs::create_dir(place.path("state")).expect("create a directory");
+    let mut command = place.command("unshare");
+    command.env("deaf", DEAF);
+    let words = ["--mount", "--propagation", "private", "sh", "-c"];
+    let said = crate::cli::run(
+        place.dir.path(),
+        command.args(words).arg(format!("{mount}\n{script}")),
+    );
+    place.await_alone();
+    said
+}
+
+/// What has become full meanwhile has had room for the end of each run.
+fn disk_full(place: &Place) {
+    let script = "run one; run two; kill -KILL $last
+        cat /dev/zero > state/fill 2> /dev/null || true
+        ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
+        wait $(jobs -p) 2> /dev/null || true";
+    let said = with_disk(place, script);
+    assert!(
+        said.out.contains("(one) stopped\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert!(
+        said.out.ends_with("one is gone\ntwo is gone\n"),
+        "{}",
+        said.out
+    );
+    let said = place.read("ps");
+    for outcome in ["\"cancelled\"", "\"death\""] {
+        assert_eq!(said.matches(outcome).count(), 1, "{said}");
+    }
+    assert!(!said.contains("could not be written"), "{said}");
+}
+
+/// Whoever cannot write a word ends it all the same, and says so.
+fn disk_read_only(place: &Place) {
+    let script = "run one; run two; kill -KILL $last
+        cat > inner << 'END'
+            mount --bind state state; mount -o remount,bind,ro state
+            ./reaper stop one
+END
+        unshare --mount --propagation private sh ./inner; lives one; lives two";
+    let said = with_disk(place, script);
+    assert!(
+        said.out.contains("(one) stopped\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert!(
+        said.out.ends_with("one is gone\ntwo is gone\n"),
+        "{}",
+        said.out
+    );
+    let unwritten = said.err.matches("cannot be written down").count();
+    assert_eq!(unwritten, 2, "{}", said.err);
+}
+
+/// All of a pid namespace is killed at once; its name can be had again.
+fn container_killed(place: &Place) {
+    let inside = "./reaper run --name x -- sh -c 'echo > up; exec sleep 60'";
+    let words = [
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+    ];
+    let mut unshare = place.command("unshare");
+    let mut container = place.start_as(unshare.args(words).arg(inside));
+    place.await_said("up", |said| !said.is_empty());
+    let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    container.signal(nix::libc::SIGKILL);
+    assert_eq!(container.end(), 137);
+    place.await_alone();
+    let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(place.path("begun").exists());
 }
 
 /// A file system with no room, and one that may not be written to.

@@ -11,7 +11,6 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
 
 use super::probe::Probe;
-use super::recording::Recording;
 use super::silence::Silence;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
 use crate::reap;
@@ -209,7 +208,8 @@ impl Attended<'_> {
                 self.child_told.set(true);
                 continue;
             }
-            if !self.is_stop(info.ssi_signo) && !own {
+            let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
+            if !self.is_stop(info.ssi_signo, told) && !own {
                 pending.push(Came {
                     number: info.ssi_signo.cast_signed(),
                     by_kernel: info.ssi_code == BY_KERNEL,
@@ -219,11 +219,12 @@ impl Attended<'_> {
         pending
     }
 
-    /// Whether that is the word of who has claimed the run to stop it. It is heard once: a second one cuts the grace short.
-    fn is_stop(&self, number: u32) -> bool {
+    /// Whether that is the word of who has claimed the run to stop it, or has `told` so because that could not be written. It
+    /// is heard once: a second one cuts the grace short.
+    fn is_stop(&self, number: u32, told: bool) -> bool {
         let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
         let recording = self.run.recording.as_ref().filter(|_| first);
-        let stop = recording.is_some_and(Recording::is_stopped);
+        let stop = recording.is_some_and(|recording| told || recording.is_stopped());
         self.stopped.set(self.stopped.get() || stop);
         stop
     }

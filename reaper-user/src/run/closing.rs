@@ -26,6 +26,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const OWNER_GONE: &str = "its `reaper run` was killed";
 const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
 pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
+pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
 
 impl Runs {
     /// Closes all runs whose owner is gone: what is left of them is ended, as their policy says, if it can be told for
@@ -66,7 +67,10 @@ pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>>
     let Some(over) = end(file, &record)? else {
         return Ok(None);
     };
-    close(file, path, over.clone())?;
+    if let Err(error) = close(file, path, over.clone(), true) {
+        let id = &record.start.id;
+        tracing::warn!("run {id}: what has come of it cannot be written down: {error}");
+    }
     let over = Some(over);
     Ok(Some(Known {
         record: Record { over, ..record },
@@ -77,16 +81,20 @@ pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>>
 /// Ends what there is of a run; `None` if that is not to be done from here.
 fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     let start = &record.start;
+    // What is left of it is to be ended in any case.
+    let settle = |outcome| match claim(file, outcome) {
+        Ok(claimed) => claimed.outcome().unwrap_or(outcome),
+        Err(error) => {
+            tracing::debug!("run {}: cannot be claimed: {error}", start.id);
+            record.outcome().unwrap_or(outcome)
+        }
+    };
     let boot = boot_id();
     if boot.is_empty() || start.boot_id != boot {
-        let outcome = claim(file, Outcome::Death)?.outcome();
-        let outcome = outcome.unwrap_or(Outcome::Death);
-        return Ok(Some(Over::unseen(outcome, OTHER_BOOT)));
+        return Ok(Some(Over::unseen(settle(Outcome::Death), OTHER_BOOT)));
     }
     if record.commands.is_empty() {
-        let outcome = claim(file, Outcome::Cancelled)?.outcome();
-        let outcome = outcome.unwrap_or(Outcome::Cancelled);
-        return Ok(Some(Over::unseen(outcome, NEVER_BEGAN)));
+        return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
     if sys::pid_namespace_unless_first()? != start.pid_namespace {
         return Ok(None);
@@ -101,8 +109,7 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     if found.keys().any(|key| key.pid == own) {
         return Ok(None);
     }
-    let outcome = claim(file, Outcome::Death)?.outcome();
-    let mut over = Over::unseen(outcome.unwrap_or(Outcome::Death), OWNER_GONE);
+    let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
     if found.is_empty() {
         return Ok(Some(over));
     }

@@ -42,6 +42,7 @@ mod report;
 mod runs;
 mod silence;
 mod stop;
+mod word;
 
 use std::io;
 use std::path::PathBuf;

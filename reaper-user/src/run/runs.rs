@@ -44,7 +44,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use super::Outcome;
-use super::closing::OTHER_BOOT;
+use super::closing::{OTHER_BOOT, UNWRITTEN};
 use super::record::{Over, Record, Unreadable};
 use super::recording::boot_id;
 use crate::sys::{owner, places, remote, xdg};
@@ -334,11 +334,17 @@ fn has_record(log: &Path) -> bool {
         .any(|kind| log.with_extension(kind).exists())
 }
 
-/// Opens a record: what is read is whole lines, and what is written is appended.
+/// Opens a record: what is read is whole lines, and what is written is appended. Where nothing can be written it is for reading
+/// alone, and can be locked all the same.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let options = options.read(true).append(true).custom_flags(O_NOFOLLOW);
-    let file = options.open(path)?;
+    let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
+    let file = match options.append(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => {
+            options.append(false).open(path)?
+        }
+        file => file?,
+    };
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no ordinary file"));
     }
@@ -378,7 +384,11 @@ fn read(path: &Path) -> Option<Known> {
     let mut record = usable(path, &bytes)?;
     if record.over.is_none() && path.extension().unwrap_or_default() == CLOSED {
         let outcome = record.outcome().unwrap_or(Outcome::Death);
-        record.over = Some(Over::unseen(outcome, OTHER_BOOT));
+        let why = match record.start.boot_id == boot_id() {
+            true => UNWRITTEN,
+            false => OTHER_BOOT,
+        };
+        record.over = Some(Over::unseen(outcome, why));
     }
     Some(Known {
         record,
@@ -452,7 +462,7 @@ fn is_locked(path: &Path) -> io::Result<bool> {
 }
 
 /// Whether a file is still what is called so.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let of = |meta: fs::Metadata| (meta.dev(), meta.ino());
     let its = file.metadata().map(of).ok();
     its.is_some() && its == fs::symlink_metadata(path).map(of).ok()

@@ -1,10 +1,12 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::fcntl::Flock;
 
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
+use super::super::word::Word;
 use super::super::{Outcome, Run};
 use super::*;
 use crate::model::event::TICK_NS;
@@ -311,6 +313,66 @@ fn those_that_are_closed_are_kept_to_a_bound() {
     };
     assert_eq!((of(CLOSED), of(LOG), of(NEW)), (CLOSED_MAX, CLOSED_MAX, 1));
     assert!(!runs.path("x3", CLOSED).exists() && runs.path("x0", CLOSED).exists());
+}
+
+/// What is full can be neither written to nor waited for: it has had its room before.
+#[test]
+fn a_record_has_room_for_what_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let recording = runs.begin(&named("x")).unwrap();
+    let meta = fs::metadata(runs.path(recording.id(), OPEN)).unwrap();
+    assert!(meta.blocks() * 512 >= meta.len() + 4096, "{meta:?}");
+}
+
+/// Killed with its container, it cannot be closed from here: its name is free all the same.
+#[test]
+fn a_name_is_free_when_its_owner_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let left = leave(&runs, None, |start| {
+        start.name = Some("web".to_owned());
+        start.pid_namespace ^= 1;
+    });
+    let who = Guest::new("exec sleep 600").who();
+    append(&open(&left).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+    assert!(runs.close_dead().unwrap().is_empty());
+    let owner = take(&left, false).unwrap().expect("nobody has it");
+    let error = runs.begin(&named("web")).unwrap_err();
+    assert!(matches!(error, RecordError::NameTaken { .. }), "{error}");
+    drop(owner);
+    let recording = runs.begin(&named("web")).unwrap();
+    assert_eq!(runs.find("web").unwrap().id(), recording.id());
+}
+
+/// Whoever is about to signal it is waited for, and nobody begins to afterwards.
+#[test]
+fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    for _ in 0..10 {
+        let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
+        let path = runs.path(recording.id(), OPEN);
+        let record = open(&path).unwrap();
+        let word = Word::have(&record).expect("the owner is there");
+        let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
+        assert!(claim.over.is_none());
+        let spoken = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                recording
+                    .close(Over::unseen(Outcome::Success, "x"))
+                    .unwrap();
+                assert!(spoken.load(Ordering::SeqCst), "it was not waited for");
+            });
+            thread::yield_now();
+            spoken.store(true, Ordering::SeqCst);
+            drop(word);
+        });
+        let late = open(&path.with_extension(CLOSED)).unwrap();
+        let over = Record::parse(&content(&late).unwrap()).unwrap().over;
+        assert!(over.is_some());
+    }
 }
 
 #[test]
