@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
+use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
 use super::record::{Over, Record};
@@ -22,6 +24,8 @@ use crate::sys::pidfd::Pidfd;
 /// How long it may take until all of a tree stand still.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How many runs are closed at a time.
+const AT_ONCE: usize = 16;
 /// What is said of a run that nobody saw the end of.
 const OWNER_GONE: &str = "its `reaper run` was killed";
 const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
@@ -39,20 +43,51 @@ impl Runs {
     /// The directory cannot be listed.
     pub fn close_dead(&self) -> Result<Vec<Known>, RecordError> {
         let mut closed = Vec::new();
-        for path in self.files()? {
-            if path.extension().unwrap_or_default() != OPEN {
-                continue;
+        let mut taken = Vec::new();
+        let open = |path: &PathBuf| path.extension().unwrap_or_default() == OPEN;
+        for path in self.files()?.into_iter().filter(open) {
+            match runs::take(&path, false) {
+                Ok(file) => taken.extend(file.map(|file| (path, file))),
+                Err(error) => cannot_close(&path, &error),
             }
-            let taken = runs::take(&path, false);
-            match taken.and_then(|file| file.map_or(Ok(None), |file| close_taken(&path, &file))) {
-                Ok(known) => closed.extend(known),
-                Err(error) => {
-                    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
-                }
+            if taken.len() == AT_ONCE {
+                closed.append(&mut close_all(std::mem::take(&mut taken)));
             }
         }
+        closed.append(&mut close_all(taken));
+        closed.sort_by_key(|known: &Known| known.record.start.started);
         Ok(closed)
     }
+}
+
+/// Closes runs beside each other: each may need all of its grace.
+fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
+    let helpers = taken.len().saturating_sub(1);
+    let (todo, closed) = (Mutex::new(taken), Mutex::new(Vec::new()));
+    let next = || todo.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || {
+        while let Some((path, file)) = next() {
+            match close_taken(&path, &file) {
+                Ok(known) => closed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(known),
+                Err(error) => cannot_close(&path, &error),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            // Where there are to be no more, those that are there do it.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    closed.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn cannot_close(path: &Path, error: &io::Error) {
+    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
 }
 
 /// Closes a run whose owner is gone: its record is locked.

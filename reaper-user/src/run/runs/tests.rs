@@ -315,6 +315,38 @@ fn those_that_are_closed_are_kept_to_a_bound() {
     assert!(!runs.path("x3", CLOSED).exists() && runs.path("x0", CLOSED).exists());
 }
 
+/// Each has its own grace, and they have it at the same time: none of these ends before all are asked to.
+#[test]
+fn the_dead_are_closed_beside_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let asked = dir.path().display();
+    let guests: Vec<Guest> = (0..3)
+        .map(|n| {
+            let all = "until [ -e 0 ] && [ -e 1 ] && [ -e 2 ]; do sleep 0.01; done";
+            Guest::new(&format!(
+                "cd {asked}; trap ': > {n}; {all}; exit' TERM; : > up{n}; while :; do sleep 0.01; done"
+            ))
+        })
+        .collect();
+    for (n, guest) in guests.iter().enumerate() {
+        while !dir.path().join(format!("up{n}")).exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let id = format!("left{n}");
+        let path = leave(&runs, Some(guest.who()), |start| {
+            start.id.clone_from(&id);
+            start.grace_ms = 20_000;
+        });
+        fs::rename(path, runs.path(&id, OPEN)).unwrap();
+    }
+    let closed = runs.close_dead().unwrap();
+    let over = closed.iter().filter_map(|known| known.record.over.as_ref());
+    assert_eq!(closed.len(), 3);
+    assert!(over.clone().all(|over| over.killed == 0), "{closed:?}");
+    assert!(runs.list(false).unwrap().is_empty());
+}
+
 /// What is full can be neither written to nor waited for: it has had its room before.
 #[test]
 fn a_record_has_room_for_what_follows() {
