@@ -98,7 +98,8 @@ pub(super) struct RunArgs {
     /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<Limit>,
-    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
+    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`. No service
+    /// ends what is left if its owner is killed: the next `reaper` of this user does.
     #[arg(long)]
     detach: bool,
     /// Write what has become of it to this file, as one JSON object.
