@@ -155,7 +155,8 @@ fn stopped(place: &Place) {
     place.await_alone();
 }
 
-/// Against the time that runs out, and the command's own end: each has one outcome, and its status goes with it.
+/// Against the time that runs out, and the command's own end: each has one outcome, and its status goes with it. A thousand such
+/// races are had where each costs no process: `a_stop_that_races_the_owner_gives_one_outcome` in `run/runs/tests.rs`.
 fn stop_races(place: &Place) {
     let script = "for i in $(seq 60); do
             case $((i % 2)) in
