@@ -12,6 +12,9 @@ pub const STORIES: &[(&str, Story)] = &[
     ("owner-killed-amid-the-end", owner_killed_amid_the_end),
     ("owner-killed-at-once", owner_killed_at_once),
     ("owner-killed-and-next-run", owner_killed_and_next_run),
+    ("owner-killed-amid-a-probe", owner_killed_amid_a_probe),
+    ("owner-killed-amid-a-hook", owner_killed_amid_a_hook),
+    ("bot-crashed", bot_crashed),
     ("another-boot", another_boot),
     ("damaged-record", damaged_record),
 ];
@@ -98,12 +101,77 @@ fn owner_killed_at_once(place: &Place) {
             sleep $wait
             kill -KILL $!
         done; done 2> killed; wait 2>> killed";
-    place.bash(script, &[]);
+    // Not all who run this have a bash.
+    place.script("sh", script, &[]);
     // One that is about to become its program holds the record till then.
     eventually("nothing is left", || {
         let open = place.ps(&[]);
         (open.is_empty() && place.living().is_empty()).then_some(())
     });
+}
+
+/// The kernel sees to it: nobody has come since.
+fn owner_killed_amid_a_probe(place: &Place) {
+    let probe = "echo $$ > probe; exec sleep 60";
+    let words = ["--every", "10ms", "--done-when", probe, "--", "sleep", "60"];
+    let mut run = place.start(&words);
+    let asked = place.await_pid("probe");
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    eventually("nobody is asked", || (!asked.lives()).then_some(()));
+    place.ask(&["ps"]);
+    place.await_alone();
+}
+
+/// It is as the command is: whoever comes next ends it.
+fn owner_killed_amid_a_hook(place: &Place) {
+    let hook = "sleep 60 & echo $$ > hook; wait";
+    let mut run = place.start(&["--on-success", hook, "--", "true"]);
+    let hook = place.await_pid("hook");
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    assert!(hook.lives());
+    place.ask(&["ps"]);
+    place.await_alone();
+    assert_eq!(place.ps(&["--all"])[0]["outcome"], "success");
+}
+
+/// A bot dies with its owner of a turn amid that; another turn has its owner still. The next bot reads what is written down: what was lost is
+/// ended, what goes on is cancelled, and nobody else is touched.
+fn bot_crashed(place: &Place) {
+    let turn = "setsid sleep 60 & echo $$ > $0; exec sleep 60";
+    let script = format!(
+        "for n in 1 2; do ./reaper run --agent bot --session turn$n -- sh -c '{turn}' turn$n & echo $! > run$n; done; wait"
+    );
+    let mut bot = place.command("sh");
+    let mut bot = place.start_as(bot.args(["-c", &script]));
+    let turns = [1, 2].map(|n| place.await_pid(&format!("turn{n}")));
+    let lost = place.await_pid("run1");
+    bot.signal(nix::libc::SIGKILL);
+    assert_eq!(bot.end(), 137);
+    assert!(lost.signal(nix::sys::signal::Signal::SIGKILL));
+    eventually("its owner is gone", || (!lost.lives()).then_some(()));
+    assert!(turns.iter().all(|turn| turn.lives()));
+    // The live picture is a file of lines for each.
+    let open = open_records(place);
+    assert_eq!(open.len(), 2);
+    let said = fs::read_to_string(&open[0]).expect("read a record");
+    assert!(said.contains("\"agent\":\"bot\"") && said.contains("boot_id"));
+    // The next one.
+    let runs = place.ps(&[]);
+    assert!(!turns[0].lives() && turns[1].lives());
+    assert_eq!((runs.len(), &runs[0]["session"]), (1, &"turn2".into()));
+    let id = runs[0]["id"].as_str().expect("an id");
+    let said = place.ask(&["stop", id]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    place.await_alone();
+    let all = place.ps(&["--all"]);
+    let outcome = |session: &str| {
+        let run = all.iter().find(|run| run["session"] == session);
+        run.map(|run| run["outcome"].clone())
+    };
+    assert_eq!(outcome("turn1"), Some("death".into()));
+    assert_eq!(outcome("turn2"), Some("cancelled".into()));
 }
 
 /// Before anything new begins.

@@ -31,8 +31,8 @@ A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs
 ~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
 id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
 of the same user ends what of the run can still be told from strangers: the command, and what descends
-from it. Where that directory cannot be used, a run goes on without; one with --name, --limit or
---detach is refused.
+from it. A --done-when that was being asked goes with this program. Where that directory cannot be
+used, a run goes on without; one with --name, --limit or --detach is refused.
 
 Examples:
   reaper run -- npm test

@@ -18,7 +18,9 @@
 //! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
 //!   nothing is born unseen. What had lost its own parent by then, and was adopted by the owner alone, nobody can tell from a
 //!   stranger's: it lives on, unless a service runs, which knows. So does what one of them starts as it is asked to end,
-//!   and leaves at once; and a `--done-when` that was being asked, which has 30 s in any case.
+//!   and leaves at once; and what a `--done-when` that was being asked has started: itself it is killed by the kernel with
+//!   its owner, and is not written down, as it comes again and again. What follows on the end, `--on-success` and
+//!   `--on-failure`, is written down as the command is, and ended as it is.
 //! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
 //!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
 //! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to

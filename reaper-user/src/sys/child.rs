@@ -12,7 +12,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
-use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, read, setsid, write};
+use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, getppid, read, setsid, write};
 
 use crate::model::event::TICK_NS;
 
@@ -209,6 +209,21 @@ pub fn note_start(command: &mut Command, file: File) {
     };
     // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
     unsafe { command.pre_exec(note) };
+}
+
+/// Has the kernel kill the command when this thread ends, by SIGKILL too; who that starts is not meant (`PR_SET_PDEATHSIG`).
+pub fn die_with_this(command: &mut Command) {
+    let maker = nix::unistd::getpid();
+    let arm = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // It may have ended before.
+        match getppid() == maker {
+            true => Ok(()),
+            false => Err(Errno::ESRCH.into()),
+        }
+    };
+    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    unsafe { command.pre_exec(arm) };
 }
 
 /// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.
