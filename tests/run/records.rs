@@ -107,7 +107,7 @@ fn detached_and_not_begun(place: &Place) {
             "{}",
             said.err
         );
-        assert!(said.err.contains(command), "{}", said.err);
+        assert_eq!(said.err.matches(command).count(), 1, "{}", said.err);
     }
     assert!(place.ps(&[]).is_empty());
     assert_eq!(place.ps(&["--all"])[0]["status"], 127);
@@ -343,6 +343,9 @@ fn names(place: &Place) {
         "{}",
         said.err
     );
+    let said = place.ask(&["run", "--detach", "--name", "web", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    assert_eq!(said.err.matches("is taken").count(), 1, "{}", said.err);
     assert!(!place.path("begun").exists());
     run.signal(nix::libc::SIGTERM);
     assert_eq!(run.end(), 143);
