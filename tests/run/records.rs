@@ -14,6 +14,7 @@ pub const STORIES: &[(&str, Story)] = &[
     ("stopped", stopped),
     ("stop-races", stop_races),
     ("stop-of-none", stop_of_none),
+    ("stop-of-several", stop_of_several),
     ("waited-for", waited_for),
     ("two-hundred-recorded", two_hundred_recorded),
     ("places", places),
@@ -218,6 +219,19 @@ fn stop_of_none(place: &Place) {
     let said = place.ask(&["logs", "loud"]);
     assert_eq!(said.code, Some(1));
     assert!(said.err.contains("was not detached"), "{}", said.err);
+}
+
+/// One that there is not keeps none of the others.
+fn stop_of_several(place: &Place) {
+    for name in ["a", "b"] {
+        let said = place.ask(&["run", "--detach", "--name", name, "--", "sleep", "60"]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    }
+    let said = place.ask(&["stop", "a", "absent", "b"]);
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.err.contains("no run absent"), "{}", said.err);
+    assert_eq!(said.out.matches(") stopped\n").count(), 2, "{}", said.out);
+    place.await_alone();
 }
 
 /// By several at once.
