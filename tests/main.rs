@@ -76,6 +76,7 @@ fn of_source(source: Source) -> Vec<Trial> {
             trees::observed(),
             corpus::trials(),
             cli::privileged(),
+            run::beside_a_service(),
             survival::trials(),
         ],
         Source::ProcConnector => vec![

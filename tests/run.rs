@@ -2,9 +2,11 @@
 //! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
 //! without any privilege.
 
+mod beside;
 mod lost;
 mod owner;
 mod passes;
+mod places;
 mod records;
 mod signals;
 mod status;
@@ -43,6 +45,7 @@ pub fn trials() -> Vec<Trial> {
         trees::STORIES,
         owner::STORIES,
         records::STORIES,
+        places::STORIES,
         lost::STORIES,
     ]
     .concat();
@@ -57,6 +60,16 @@ pub fn trials() -> Vec<Trial> {
     let roots = [trees::ROOTS, lost::ROOTS].concat();
     let roots = roots.iter().filter(|_| root);
     trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
+    trials
+}
+
+/// Those for which a service is needed too.
+pub fn beside_a_service() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (name, story) in beside::STORIES {
+        trials.push(play("as-root", name, 0, *story));
+        trials.push(play("as-nobody", name, NOBODY, *story));
+    }
     trials
 }
 
@@ -183,9 +196,14 @@ impl Place {
 
     /// Runs a script of the place's user to its end, with arguments.
     fn bash(&self, script: &str, arguments: &[&str]) -> Said {
-        let mut bash = self.command("bash");
-        bash.args(["-c", script, "bash"]).args(arguments);
-        cli::run(self.dir.path(), &mut bash)
+        self.script("bash", script, arguments)
+    }
+
+    /// The same by another shell.
+    fn script(&self, shell: &str, script: &str, arguments: &[&str]) -> Said {
+        let mut command = self.command(shell);
+        command.args(["-c", script, shell]).args(arguments);
+        cli::run(self.dir.path(), &mut command)
     }
 
     /// Starts it, with its output in `out` and `err`.

@@ -1,6 +1,7 @@
 //! Runs whose owner was killed by SIGKILL, with no service there: whoever comes next closes them.
 
 use std::fs;
+use std::path::PathBuf;
 
 use super::{NOBODY, Place, Started, Story};
 use crate::proc::Identity;
@@ -11,6 +12,9 @@ pub const STORIES: &[(&str, Story)] = &[
     ("owner-killed-amid-the-end", owner_killed_amid_the_end),
     ("owner-killed-at-once", owner_killed_at_once),
     ("owner-killed-and-next-run", owner_killed_and_next_run),
+    ("owner-killed-amid-a-probe", owner_killed_amid_a_probe),
+    ("owner-killed-amid-a-hook", owner_killed_amid_a_hook),
+    ("bot-crashed", bot_crashed),
     ("another-boot", another_boot),
     ("damaged-record", damaged_record),
 ];
@@ -18,6 +22,9 @@ pub const STORIES: &[(&str, Story)] = &[
 /// For whom root is needed.
 pub const ROOTS: &[(&str, Story)] = &[
     ("records-full", records_full),
+    ("disk-full-amid-the-run", disk_full),
+    ("disk-read-only-amid-the-run", disk_read_only),
+    ("container-killed", container_killed),
     ("records-of-others", records_of_others),
 ];
 
@@ -94,12 +101,77 @@ fn owner_killed_at_once(place: &Place) {
             sleep $wait
             kill -KILL $!
         done; done 2> killed; wait 2>> killed";
-    place.bash(script, &[]);
+    // Not all who run this have a bash.
+    place.script("sh", script, &[]);
     // One that is about to become its program holds the record till then.
     eventually("nothing is left", || {
         let open = place.ps(&[]);
         (open.is_empty() && place.living().is_empty()).then_some(())
     });
+}
+
+/// The kernel sees to it: nobody has come since.
+fn owner_killed_amid_a_probe(place: &Place) {
+    let probe = "echo $$ > probe; exec sleep 60";
+    let words = ["--every", "10ms", "--done-when", probe, "--", "sleep", "60"];
+    let mut run = place.start(&words);
+    let asked = place.await_pid("probe");
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    eventually("nobody is asked", || (!asked.lives()).then_some(()));
+    place.ask(&["ps"]);
+    place.await_alone();
+}
+
+/// It is as the command is: whoever comes next ends it.
+fn owner_killed_amid_a_hook(place: &Place) {
+    let hook = "sleep 60 & echo $$ > hook; wait";
+    let mut run = place.start(&["--on-success", hook, "--", "true"]);
+    let hook = place.await_pid("hook");
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    assert!(hook.lives());
+    place.ask(&["ps"]);
+    place.await_alone();
+    assert_eq!(place.ps(&["--all"])[0]["outcome"], "success");
+}
+
+/// A bot dies with its owner of a turn amid that; another turn has its owner still. The next bot reads what is written down: what was lost is
+/// ended, what goes on is cancelled, and nobody else is touched.
+fn bot_crashed(place: &Place) {
+    let turn = "setsid sleep 60 & echo $$ > $0; exec sleep 60";
+    let script = format!(
+        "for n in 1 2; do ./reaper run --agent bot --session turn$n -- sh -c '{turn}' turn$n & echo $! > run$n; done; wait"
+    );
+    let mut bot = place.command("sh");
+    let mut bot = place.start_as(bot.args(["-c", &script]));
+    let turns = [1, 2].map(|n| place.await_pid(&format!("turn{n}")));
+    let lost = place.await_pid("run1");
+    bot.signal(nix::libc::SIGKILL);
+    assert_eq!(bot.end(), 137);
+    assert!(lost.signal(nix::sys::signal::Signal::SIGKILL));
+    eventually("its owner is gone", || (!lost.lives()).then_some(()));
+    assert!(turns.iter().all(|turn| turn.lives()));
+    // The live picture is a file of lines for each.
+    let open = open_records(place);
+    assert_eq!(open.len(), 2);
+    let said = fs::read_to_string(&open[0]).expect("read a record");
+    assert!(said.contains("\"agent\":\"bot\"") && said.contains("boot_id"));
+    // The next one.
+    let runs = place.ps(&[]);
+    assert!(!turns[0].lives() && turns[1].lives());
+    assert_eq!((runs.len(), &runs[0]["session"]), (1, &"turn2".into()));
+    let id = runs[0]["id"].as_str().expect("an id");
+    let said = place.ask(&["stop", id]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    place.await_alone();
+    let all = place.ps(&["--all"]);
+    let outcome = |session: &str| {
+        let run = all.iter().find(|run| run["session"] == session);
+        run.map(|run| run["outcome"].clone())
+    };
+    assert_eq!(outcome("turn1"), Some("death".into()));
+    assert_eq!(outcome("turn2"), Some("cancelled".into()));
 }
 
 /// Before anything new begins.
@@ -168,13 +240,110 @@ fn damaged_record(place: &Place) {
 }
 
 fn change_record(place: &Place, change: impl FnOnce(String) -> String) {
-    let files = fs::read_dir(place.records())
-        .expect("list the records")
-        .flatten();
-    let mut open = files.filter(|file| file.path().extension().unwrap_or_default() == "run");
-    let path = open.next().expect("an open record").path();
-    let record = fs::read_to_string(&path).expect("read the record");
-    fs::write(&path, change(record)).expect("write the record");
+    let path = &open_records(place)[0];
+    let record = fs::read_to_string(path).expect("read the record");
+    fs::write(path, change(record)).expect("write the record");
+}
+
+fn open_records(place: &Place) -> Vec<PathBuf> {
+    let files = fs::read_dir(place.records()).expect("list the records");
+    let paths = files.flatten().map(|file| file.path());
+    let open = paths.filter(|path| path.extension().unwrap_or_default() == "run");
+    open.collect()
+}
+
+/// Would not hear of SIGTERM.
+const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
+
+/// Runs a script with a file system of its own for the records.
+fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
+    let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
+        run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
+            last=$!; until [ -s $name ]; do sleep 0.01; done; }
+        lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }";
+    fs::create_dir(place.path("state")).expect("create a directory");
+    let mut command = place.command("unshare");
+    command.env("deaf", DEAF);
+    let words = ["--mount", "--propagation", "private", "sh", "-c"];
+    let said = crate::cli::run(
+        place.dir.path(),
+        command.args(words).arg(format!("{mount}\n{script}")),
+    );
+    place.await_alone();
+    said
+}
+
+/// What has become full meanwhile has had room for the end of each run.
+fn disk_full(place: &Place) {
+    let script = "run one; run two; kill -KILL $last
+        cat /dev/zero > state/fill 2> /dev/null || true
+        ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
+        wait $(jobs -p) 2> /dev/null || true";
+    let said = with_disk(place, script);
+    assert!(
+        said.out.contains("(one) stopped\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert!(
+        said.out.ends_with("one is gone\ntwo is gone\n"),
+        "{}",
+        said.out
+    );
+    let said = place.read("ps");
+    for outcome in ["\"cancelled\"", "\"death\""] {
+        assert_eq!(said.matches(outcome).count(), 1, "{said}");
+    }
+    assert!(!said.contains("could not be written"), "{said}");
+}
+
+/// Whoever cannot write a word ends it all the same, and says so.
+fn disk_read_only(place: &Place) {
+    let script = "run one; run two; kill -KILL $last
+        cat > inner << 'END'
+            mount --bind state state; mount -o remount,bind,ro state
+            ./reaper stop one
+END
+        unshare --mount --propagation private sh ./inner; lives one; lives two";
+    let said = with_disk(place, script);
+    assert!(
+        said.out.contains("(one) stopped\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert!(
+        said.out.ends_with("one is gone\ntwo is gone\n"),
+        "{}",
+        said.out
+    );
+    let unwritten = said.err.matches("cannot be written down").count();
+    assert_eq!(unwritten, 2, "{}", said.err);
+}
+
+/// All of a pid namespace is killed at once; its name can be had again.
+fn container_killed(place: &Place) {
+    let inside = "./reaper run --name x -- sh -c 'echo > up; exec sleep 60'";
+    let words = [
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+    ];
+    let mut unshare = place.command("unshare");
+    let mut container = place.start_as(unshare.args(words).arg(inside));
+    place.await_said("up", |said| !said.is_empty());
+    let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    container.signal(nix::libc::SIGKILL);
+    assert_eq!(container.end(), 137);
+    place.await_alone();
+    let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(place.path("begun").exists());
 }
 
 /// A file system with no room, and one that may not be written to.

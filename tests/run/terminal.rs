@@ -1,14 +1,20 @@
 //! In a real terminal, that of tmux, under a real shell with job control.
 
 use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
 
-use super::{Place, Story, command_line};
+use nix::pty::openpty;
+
+use super::{Place, Started, Story, command_line};
 use crate::cli;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
     ("terminal-interrupt", interrupt),
     ("terminal-interrupt-of-a-loop", interrupt_of_a_loop),
+    ("terminal-interrupt-at-once", interrupt_at_once),
     ("terminal-stop", stop),
     ("terminal-full-screen", full_screen),
     ("terminal-shell-inside", shell_inside),
@@ -127,6 +133,34 @@ fn interrupt_of_a_loop(place: &Place) {
     terminal.say("echo '<over>'");
     terminal.await_line("<over>");
     terminal.await_running("sleep 60", 0);
+}
+
+/// However soon after its start: it is not lost between this program and the command.
+fn interrupt_at_once(place: &Place) {
+    for n in 0..40 {
+        let pty = openpty(None, None).expect("a terminal");
+        let (mut keys, terminal) = (fs::File::from(pty.master), pty.slave);
+        let _ = fs::remove_file(place.path("up"));
+        let mut command = place.command("setsid");
+        command
+            .args(["--ctty", "--wait", "sh", "-c"])
+            .arg("echo > up; exec ./reaper run -- sleep 60")
+            .stdin(terminal)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut run = Started(command.spawn().expect("start it"));
+        place.await_said("up", |said| !said.is_empty());
+        std::thread::sleep(Duration::from_micros(250 * n));
+        keys.write_all(b"\x03").expect("interrupt it");
+        assert_ne!(run.end(), 0);
+        place.await_alone();
+    }
+    let all = place.ps(&["--all"]);
+    assert!(!all.is_empty(), "none was begun");
+    assert!(
+        all.iter().all(|run| run["outcome"] == "cancelled"),
+        "{all:?}"
+    );
 }
 
 fn stop(place: &Place) {

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, raise};
 
 use super::OWN_FAILURE;
 use crate::export::to_json;
-use crate::run::{DoneWhen, End, Limit, Outcome, Progress, Report, Run, Runs};
+use crate::run::{DoneWhen, End, Limit, Outcome, Progress, Report, Run, RunError, Runs};
 use detach::{Side, Tell};
 
 pub(super) const HELP: &str = "\
@@ -25,14 +25,15 @@ program starts for it: docker, systemd-run, cron, a tmux server that is there al
 killed by SIGKILL, a service that runs ends the rest; without one, see below.
 
 Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
-Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
+What somebody sends to the whole process group reaches the command twice, as it is in that group too: from a terminal
+once. Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
 
 A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
 ~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
 id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
 of the same user ends what of the run can still be told from strangers: the command, and what descends
-from it. Where that directory cannot be used, a run goes on without; one with --name, --limit or
---detach is refused.
+from it. A --done-when that was being asked goes with this program. Where that directory cannot be
+used, a run goes on without; one with --name, --limit or --detach is refused.
 
 Examples:
   reaper run -- npm test
@@ -94,10 +95,12 @@ pub(super) struct RunArgs {
     /// Of whom it is: the same.
     #[arg(long, value_name = "NAME", value_parser = label)]
     agent: Option<String>,
-    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served.
+    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served. One that
+    /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<Limit>,
-    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
+    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`. No service
+    /// ends what is left if its owner is killed: the next `reaper` of this user does.
     #[arg(long)]
     detach: bool,
     /// Write what has become of it to this file, as one JSON object.
@@ -139,8 +142,14 @@ pub(super) fn run(args: RunArgs) -> u8 {
     let told = match run.attend() {
         Ok(told) => told,
         Err(error) => {
-            tell.failed(error.status(), &error.to_string());
-            anstream::eprintln!("reaper: {error}");
+            let said = tell.failed(error.status(), &error.to_string());
+            match error {
+                RunError::Stopped(Signal::SIGINT) => end_as_interrupted(),
+                // Somebody has wanted that: nothing is said of it once the command is there either.
+                RunError::Stopped(_) => {}
+                _ if said => {}
+                _ => anstream::eprintln!("reaper: {error}"),
+            }
             return error.status();
         }
     };
@@ -156,10 +165,14 @@ pub(super) fn run(args: RunArgs) -> u8 {
         return OWN_FAILURE;
     }
     if told.outcome == Outcome::Cancelled && told.end == Some(End::Killed(Signal::SIGINT as i32)) {
-        // By that a shell that waits knows that the user wants it to stop too, as in a loop.
-        let _ = raise(Signal::SIGINT);
+        end_as_interrupted();
     }
     told.status()
+}
+
+/// By that a shell that waits knows that the user wants it to stop too, as in a loop.
+fn end_as_interrupted() {
+    let _ = raise(Signal::SIGINT);
 }
 
 fn owned(args: RunArgs) -> Run {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::Failure;
 use super::runs::{called, open, tell_left};
-use crate::run::{Known, Outcome};
+use crate::run::Outcome;
 
 pub(super) const HELP: &str = "\
 It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was
@@ -15,6 +15,8 @@ that; all who stop it at once are told the same. Waits until nothing is left.
 Only what `reaper run` has started is ever touched, and only where the process that has the pid is
 still that one.
 
+Of several each is seen to, whatever becomes of the others.
+
 Examples:
   reaper stop web              by name
   reaper stop k4               by the beginning of an id
@@ -23,20 +25,39 @@ Exit status:
   0  it is over    2  wrong usage
   1  there is no such run, or something of it could not be ended, which is named";
 
-/// Gives the exit status.
+/// Gives the exit status. One that cannot be stopped keeps none of the others.
 pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
     let runs = open()?;
-    let all: Vec<Known> = words
-        .iter()
-        .map(|word| runs.find(word))
-        .collect::<Result<_, _>>()?;
-    for known in all.iter().filter(|known| known.record.over.is_none()) {
-        runs.stop(known)?;
-    }
     let mut status = 0;
+    let mut told = |failure: Failure| {
+        anstream::eprintln!("reaper: {failure:#}");
+        status = status.max(failure.status());
+    };
+    let mut all = Vec::new();
+    for word in words {
+        match runs.find(word).map_err(Failure::from) {
+            Ok(known) => all.push(known),
+            Err(failure) => told(failure),
+        }
+    }
+    // All of them are asked before any is waited for.
+    all.retain(|known| {
+        let stopped = match known.record.over {
+            None => runs.stop(known),
+            Some(_) => Ok(()),
+        };
+        stopped.map_err(|error| told(error.into())).is_ok()
+    });
+    let mut left = false;
     for known in all {
         let before = known.record.over.is_some();
-        let known = runs.wait(&known)?;
+        let known = match runs.wait(&known) {
+            Ok(known) => known,
+            Err(error) => {
+                told(error.into());
+                continue;
+            }
+        };
         let Some(over) = &known.record.over else {
             continue;
         };
@@ -49,9 +70,7 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
         writeln!(io::stdout(), "{} {said}", called(&known))
             .map_err(|error| Failure::Other(error.into()))?;
         tell_left(&known, &over.left);
-        if !over.left.is_empty() && !before {
-            status = 1;
-        }
+        left |= !over.left.is_empty() && !before;
     }
-    Ok(status)
+    Ok(status.max(u8::from(left)))
 }

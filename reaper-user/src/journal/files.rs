@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{JournalError, remote};
+use super::JournalError;
+use crate::sys::remote;
 
 /// What a database begins with.
 const HEADER: &[u8; 16] = b"SQLite format 3\0";

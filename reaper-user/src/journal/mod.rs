@@ -14,8 +14,6 @@ pub mod history;
 mod keeps;
 mod prune;
 pub mod recorded;
-#[cfg_attr(target_os = "macos", path = "remote/darwin.rs")]
-mod remote;
 mod rows;
 mod store;
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub use ladder::{Ladder, Stage, Step, Times};
 pub use reaper::Reaper;
 pub use send::end_own;
 #[cfg(target_os = "linux")]
-pub use send::forward;
+pub use send::{STOP, forward, stop_owner};
 
 /// Who has sent a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

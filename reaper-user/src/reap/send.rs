@@ -73,6 +73,22 @@ pub fn forward(pidfd: &Pidfd, number: i32) -> nix::Result<()> {
     pidfd.send_number(number)
 }
 
+/// What goes with a signal by which the owner of a run is to end it, where it could not be written down that it is: then it is
+/// for the owner, and not for the command.
+#[cfg(target_os = "linux")]
+pub const STOP: i32 = 0x7265_6170;
+
+/// Has the owner of a run end it, by SIGTERM and that number.
+///
+/// # Errors
+/// As [`end_own`].
+#[cfg(target_os = "linux")]
+pub fn stop_owner(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
+    never(pid, std::process::id())?;
+    pidfd.send_signal_with(Signal::SIGTERM, STOP)?;
+    pidfd.send_signal(Signal::SIGCONT)
+}
+
 /// Signals a process that this program, or what it started, has started. The caller has made sure of
 /// that after it opened the pidfd, and that this is on the process of this pid.
 ///

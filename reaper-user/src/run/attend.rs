@@ -11,7 +11,6 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
 
 use super::probe::Probe;
-use super::recording::Recording;
 use super::silence::Silence;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
 use crate::reap;
@@ -52,6 +51,9 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
         .idle
         .map(|_| Silence::begin(&mut run.command, run.idle_cpu));
     let silence = silence.transpose()?;
+    if let Some(signal) = held.asked_to_end() {
+        return Err(RunError::Stopped(signal));
+    }
     let began = sys::monotonic();
     let started = run.command.spawn().map_err(|source| RunError::Start {
         program: run.command.get_program().into(),
@@ -93,6 +95,9 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
 
 impl Attended<'_> {
     fn await_outcome(&mut self) -> Outcome {
+        // What the terminal sent before the command was there has reached this process alone. What it has sent as the
+        // command came to be that may have twice: it has only just begun.
+        let mut both = false;
         loop {
             let (now, over) = (sys::monotonic(), self.end.is_some());
             self.meet_children();
@@ -101,8 +106,9 @@ impl Attended<'_> {
                 if came.asks_for_an_end() {
                     self.note_asked(came, now, over);
                 }
-                self.forward(came);
+                self.forward(came, both);
             }
+            both = true;
             if let Some(probe) = &mut self.probe {
                 probe.go_on(self.end.is_some());
             }
@@ -209,7 +215,8 @@ impl Attended<'_> {
                 self.child_told.set(true);
                 continue;
             }
-            if !self.is_stop(info.ssi_signo) && !own {
+            let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
+            if !self.is_stop(info.ssi_signo, told) && !own {
                 pending.push(Came {
                     number: info.ssi_signo.cast_signed(),
                     by_kernel: info.ssi_code == BY_KERNEL,
@@ -219,11 +226,12 @@ impl Attended<'_> {
         pending
     }
 
-    /// Whether that is the word of who has claimed the run to stop it. It is heard once: a second one cuts the grace short.
-    fn is_stop(&self, number: u32) -> bool {
+    /// Whether that is the word of who has claimed the run to stop it, or has `told` so because that could not be written. It
+    /// is heard once: a second one cuts the grace short.
+    fn is_stop(&self, number: u32, told: bool) -> bool {
         let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
         let recording = self.run.recording.as_ref().filter(|_| first);
-        let stop = recording.is_some_and(Recording::is_stopped);
+        let stop = recording.is_some_and(|recording| told || recording.is_stopped());
         self.stopped.set(self.stopped.get() || stop);
         stop
     }
@@ -254,9 +262,10 @@ impl Attended<'_> {
         }
     }
 
-    /// Sends the command what this process was sent, unless it has had it as well.
-    fn forward(&self, came: Came) {
-        if self.end.is_some() || came.sent_to_group() && self.shares_terminal() {
+    /// Sends the command what this process was sent, unless it has had it as well: with `both` what the terminal sends to one it
+    /// sends to the other.
+    fn forward(&self, came: Came, both: bool) {
+        if self.end.is_some() || both && came.sent_to_group() && self.shares_terminal() {
             return;
         }
         if let Err(error) = reap::forward(&self.pidfd, came.number) {
@@ -335,10 +344,8 @@ impl Came {
 
     /// Whether somebody who sends it wants an end.
     pub(super) fn asks_for_an_end(&self) -> bool {
-        let signal = Signal::try_from(self.number);
-        matches!(
-            signal,
-            Ok(Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
-        )
+        child::ENDS
+            .iter()
+            .any(|signal| *signal as i32 == self.number)
     }
 }

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
+use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
 use super::record::{Over, Record};
@@ -22,10 +24,13 @@ use crate::sys::pidfd::Pidfd;
 /// How long it may take until all of a tree stand still.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How many runs are closed at a time.
+const AT_ONCE: usize = 16;
 /// What is said of a run that nobody saw the end of.
 const OWNER_GONE: &str = "its `reaper run` was killed";
 const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
 pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
+pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
 
 impl Runs {
     /// Closes all runs whose owner is gone: what is left of them is ended, as their policy says, if it can be told for
@@ -38,20 +43,51 @@ impl Runs {
     /// The directory cannot be listed.
     pub fn close_dead(&self) -> Result<Vec<Known>, RecordError> {
         let mut closed = Vec::new();
-        for path in self.files()? {
-            if path.extension().unwrap_or_default() != OPEN {
-                continue;
+        let mut taken = Vec::new();
+        let open = |path: &PathBuf| path.extension().unwrap_or_default() == OPEN;
+        for path in self.files()?.into_iter().filter(open) {
+            match runs::take(&path, false) {
+                Ok(file) => taken.extend(file.map(|file| (path, file))),
+                Err(error) => cannot_close(&path, &error),
             }
-            let taken = runs::take(&path, false);
-            match taken.and_then(|file| file.map_or(Ok(None), |file| close_taken(&path, &file))) {
-                Ok(known) => closed.extend(known),
-                Err(error) => {
-                    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
-                }
+            if taken.len() == AT_ONCE {
+                closed.append(&mut close_all(std::mem::take(&mut taken)));
             }
         }
+        closed.append(&mut close_all(taken));
+        closed.sort_by_key(|known: &Known| known.record.start.started);
         Ok(closed)
     }
+}
+
+/// Closes runs beside each other: each may need all of its grace.
+fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
+    let helpers = taken.len().saturating_sub(1);
+    let (todo, closed) = (Mutex::new(taken), Mutex::new(Vec::new()));
+    let next = || todo.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || {
+        while let Some((path, file)) = next() {
+            match close_taken(&path, &file) {
+                Ok(known) => closed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(known),
+                Err(error) => cannot_close(&path, &error),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            // Where there are to be no more, those that are there do it.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    closed.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn cannot_close(path: &Path, error: &io::Error) {
+    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
 }
 
 /// Closes a run whose owner is gone: its record is locked.
@@ -66,7 +102,10 @@ pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>>
     let Some(over) = end(file, &record)? else {
         return Ok(None);
     };
-    close(file, path, over.clone())?;
+    if let Err(error) = close(file, path, over.clone(), true) {
+        let id = &record.start.id;
+        tracing::warn!("run {id}: what has come of it cannot be written down: {error}");
+    }
     let over = Some(over);
     Ok(Some(Known {
         record: Record { over, ..record },
@@ -77,16 +116,20 @@ pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>>
 /// Ends what there is of a run; `None` if that is not to be done from here.
 fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     let start = &record.start;
+    // What is left of it is to be ended in any case.
+    let settle = |outcome| match claim(file, outcome) {
+        Ok(claimed) => claimed.outcome().unwrap_or(outcome),
+        Err(error) => {
+            tracing::debug!("run {}: cannot be claimed: {error}", start.id);
+            record.outcome().unwrap_or(outcome)
+        }
+    };
     let boot = boot_id();
     if boot.is_empty() || start.boot_id != boot {
-        let outcome = claim(file, Outcome::Death)?.outcome();
-        let outcome = outcome.unwrap_or(Outcome::Death);
-        return Ok(Some(Over::unseen(outcome, OTHER_BOOT)));
+        return Ok(Some(Over::unseen(settle(Outcome::Death), OTHER_BOOT)));
     }
     if record.commands.is_empty() {
-        let outcome = claim(file, Outcome::Cancelled)?.outcome();
-        let outcome = outcome.unwrap_or(Outcome::Cancelled);
-        return Ok(Some(Over::unseen(outcome, NEVER_BEGAN)));
+        return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
     if sys::pid_namespace_unless_first()? != start.pid_namespace {
         return Ok(None);
@@ -101,8 +144,7 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     if found.keys().any(|key| key.pid == own) {
         return Ok(None);
     }
-    let outcome = claim(file, Outcome::Death)?.outcome();
-    let mut over = Over::unseen(outcome.unwrap_or(Outcome::Death), OWNER_GONE);
+    let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
     if found.is_empty() {
         return Ok(Some(over));
     }

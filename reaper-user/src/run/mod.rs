@@ -42,6 +42,7 @@ mod report;
 mod runs;
 mod silence;
 mod stop;
+mod word;
 
 use std::io;
 use std::path::PathBuf;
@@ -93,7 +94,8 @@ pub struct Run {
     /// Of whom it is part, in the words of the caller.
     pub session: Option<String>,
     pub agent: Option<String>,
-    /// How many of its kind there may be at a time.
+    /// How many of its kind there may be at a time. While it waits for its turn signals do to this process what they always do:
+    /// who stops it then ends this process.
     pub limit: Option<Limit>,
     /// Whoever has started this process has let go of it.
     pub detached: bool,
@@ -154,7 +156,8 @@ impl Run {
 
     /// Runs it to its end, and ends whatever is left of it then.
     ///
-    /// Signals that reach this process meanwhile go to the command, but for those that the terminal has sent to both.
+    /// Signals that reach this process meanwhile go to the command, but for those that the terminal has sent to both. One that
+    /// somebody else sends to the process group that both are of reaches the command twice: whether it has had it nobody can tell.
     /// While what is left is being ended, one that asks for an end cuts the grace short. All children of this process
     /// count as the command's: there must be no other ones, nor other threads that signals could go to.
     ///
@@ -171,7 +174,7 @@ impl Run {
                 Ok(report) => Over::of(report),
                 Err(error) => Over {
                     status: error.status(),
-                    ..Over::unseen(recording.claim(Outcome::Failed), &error.to_string())
+                    ..Over::unseen(recording.claim(error.outcome()), &error.to_string())
                 },
             };
             if let Err(error) = recording.close(over) {
@@ -197,7 +200,7 @@ impl Run {
         }
         let held = held.insert(Held::begin().map_err(RunError::system("signals cannot be held"))?);
         if self.recording.as_ref().is_some_and(Recording::is_stopped) {
-            return Err(RunError::Stopped);
+            return Err(RunError::Stopped(Signal::SIGTERM));
         }
         let mut report = attend::attend(self, held)?;
         afterwards::see_to(self, held, &mut report);
@@ -225,10 +228,13 @@ impl Run {
     }
 
     fn take_place(&mut self) -> Result<Option<limit::Place>, RunError> {
-        let (Some(limit), Some(runs)) = (self.limit.clone(), self.records.clone()) else {
+        let (Some(limit), Some(runs), Some(recording)) =
+            (self.limit.clone(), self.records.clone(), &self.recording)
+        else {
             return Ok(None);
         };
-        let place = runs.place(&limit, |before| self.tell(Progress::Waiting(before)));
+        let id = recording.id().to_owned();
+        let place = runs.place(&limit, &id, |before| self.tell(Progress::Waiting(before)));
         place.map(Some).map_err(RunError::Record)
     }
 
@@ -255,8 +261,9 @@ pub enum RunError {
     },
     #[error(transparent)]
     Record(RecordError),
+    /// By this signal, or as if it had been.
     #[error("it was stopped before its command was started")]
-    Stopped,
+    Stopped(Signal),
 }
 
 /// Status of a run that has been stopped, and whose command has none: as if SIGTERM had ended it.
@@ -270,12 +277,19 @@ impl RunError {
         }
     }
 
+    fn outcome(&self) -> Outcome {
+        match self {
+            RunError::Stopped(_) => Outcome::Cancelled,
+            _ => Outcome::Failed,
+        }
+    }
+
     /// As `env(1)` has it: 127 where there is no such program, 126 where it cannot be run, else 125.
     pub fn status(&self) -> u8 {
         match self {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             RunError::Start { .. } => 126,
-            RunError::Stopped => STOPPED,
+            RunError::Stopped(signal) => 128 + *signal as u8,
             RunError::System { .. } | RunError::Proc(_) | RunError::Record(_) => 125,
         }
     }

@@ -8,7 +8,7 @@ use super::DoneWhen;
 use crate::reap::{Due, Endings, Times};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
-use crate::sys::child::{Change, Inherited};
+use crate::sys::child::{self, Change, Inherited};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -111,6 +111,8 @@ impl<'a> Probe<'a> {
         // What the terminal sends is not for it.
         command.process_group(0);
         self.inherited.hand_on(&mut command);
+        // It is asked too often to be written down, so nobody else would know of it.
+        child::die_with_this(&mut command);
         match command.spawn() {
             Ok(child) => {
                 self.asked = Some(Asked {
@@ -161,3 +163,6 @@ fn end_below(pid: u32) {
 fn later(time: Duration) -> u64 {
     sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,16 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use jiff::Timestamp;
-use nix::fcntl::{Flock, FlockArg};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 
 use super::record::{Claim, Line, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
-use super::{Outcome, Run};
+use super::{Outcome, Run, word};
 use crate::sys::{self, child};
 
 /// Letters that are not taken for another, in an id.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
 const ID_LENGTH: usize = 6;
+/// Bytes on the disk that are a run's from the start, for what is to be added: so it can be stopped, and what has come of it be
+/// told, where the disk has become full meanwhile.
+const ROOM: usize = 4096;
 
 /// A run of this process that is written down. As long as this is there, all others know that the run has its owner.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub struct Recording {
     path: PathBuf,
     id: String,
     log: Option<File>,
+    /// Somebody may ask for what has come of it who is not told by this process.
+    lasting: bool,
 }
 
 impl Runs {
@@ -49,6 +55,7 @@ impl Runs {
         let written = || -> io::Result<()> {
             let mut bytes = serde_json::to_vec(&line)?;
             bytes.push(b'\n');
+            reserve_room(&file, bytes.len() + ROOM)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
             if run.detached {
@@ -72,12 +79,16 @@ impl Runs {
             path,
             id,
             log,
+            lasting: run.detached || run.name.is_some(),
         })
     }
 
     fn is_free(&self, name: &str) -> Result<(), RecordError> {
         let taken = |known: &Known| {
-            known.record.over.is_none() && known.record.start.name.as_deref() == Some(name)
+            known.record.over.is_none()
+                && known.record.start.name.as_deref() == Some(name)
+                // One that was killed with its container cannot be closed from here.
+                && known.is_owned().unwrap_or(true)
         };
         match self.list(false)?.into_iter().find(taken) {
             Some(known) => Err(RecordError::NameTaken {
@@ -152,11 +163,21 @@ impl Recording {
         Record::parse(&runs::content(&self.file).ok()?).ok()
     }
 
-    /// Writes down what has come of it, and lets it go.
+    /// Writes down what has come of it, and lets it go. By then whoever would have it stop has said so.
     pub(super) fn close(self, over: Over) -> io::Result<()> {
-        close(&self.file, &self.path, over)?;
+        word::have_the_last(&self.file);
+        close(&self.file, &self.path, over, self.lasting)?;
         self.runs.prune_some();
         Ok(())
+    }
+}
+
+/// Has the disk keep so many bytes for a file. Some file systems cannot.
+fn reserve_room(file: &File, bytes: usize) -> io::Result<()> {
+    let bytes = bytes as i64; // < 1 MiB
+    match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes) {
+        Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => Err(errno.into()),
+        _ => Ok(()),
     }
 }
 
@@ -175,10 +196,15 @@ pub(super) fn claim(file: &File, outcome: Outcome) -> io::Result<Record> {
     parse()
 }
 
-/// Writes the last line of a record that is locked, and gives it the name of one that is closed.
-pub(super) fn close(file: &File, path: &Path, over: Over) -> io::Result<()> {
-    runs::append(file, &Line::Over(Box::new(over)))?;
-    fs::rename(path, path.with_extension(CLOSED))
+/// Writes the last line of a record that is locked, and gives it the name of one that is closed: also where the line cannot be
+/// written, as nothing is left to be done for it.
+/// With `lasting` the line is on the disk then.
+pub(super) fn close(file: &File, path: &Path, over: Over, lasting: bool) -> io::Result<()> {
+    let mut written = runs::append(file, &Line::Over(Box::new(over)));
+    if lasting {
+        written = written.and_then(|()| file.sync_data());
+    }
+    fs::rename(path, path.with_extension(CLOSED)).and(written)
 }
 
 fn start(run: &Run, id: &str) -> io::Result<Start> {

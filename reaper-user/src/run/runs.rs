@@ -18,15 +18,22 @@
 //! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
 //!   nothing is born unseen. What had lost its own parent by then, and was adopted by the owner alone, nobody can tell from a
 //!   stranger's: it lives on, unless a service runs, which knows. So does what one of them starts as it is asked to end,
-//!   and leaves at once; and a `--done-when` that was being asked, which has 30 s in any case.
+//!   and leaves at once; and what a `--done-when` that was being asked has started: itself it is killed by the kernel with
+//!   its owner, and is not written down, as it comes again and again. What follows on the end, `--on-success` and
+//!   `--on-failure`, is written down as the command is, and ended as it is.
 //! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
 //!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
 //! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to
 //!   stand still by one that was killed in turn does so until then.
 //! - *Between the last line and the new name*: the run is over, and somebody else gives the name.
-//! - *The machine*: a run is on the disk before its command begins. Its last line is not waited for: if the power
-//!   fails within seconds of the end, the run may be found open, or without that line. Of another boot nobody is looked for, and nothing
-//!   is signalled: all that is known then is what was claimed.
+//! - *The disk*: there is room in each record for what follows its first line, where the file system can keep some. Where a claim
+//!   cannot be written all the same, what is to be ended is ended without, and that is said.
+//! - *The machine*: a run is on the disk before its command begins, and what has come of it before its owner leaves, where it is
+//!   detached or has a name. The last line of others, whose caller is told, is not waited for, which would take as long as all the
+//!   rest: if the power fails within seconds of the end, such a run may be found open, or without that line. Of another boot nobody
+//!   is looked for, and nothing is signalled: all that is known then is what was claimed.
+//! - *Two machines*: where others may write to the file system, their locks may not be known here, and their boots and pids
+//!   are others. Nothing is written down there ([`RecordError::Remote`]).
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -39,9 +46,10 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use super::Outcome;
-use super::closing::OTHER_BOOT;
+use super::closing::{OTHER_BOOT, UNWRITTEN};
 use super::record::{Over, Record, Unreadable};
-use crate::sys::{owner, places, xdg};
+use super::recording::boot_id;
+use crate::sys::{owner, places, remote, xdg};
 
 /// How many of those that are closed are kept, and for how long.
 pub const CLOSED_MAX: usize = 100;
@@ -78,6 +86,11 @@ pub enum RecordError {
          is ended: take that right away (chmod go-w, chown), or set XDG_STATE_HOME to another directory", dir.display()
     )]
     Exposed { dir: PathBuf, uid: u32, mode: u32 },
+    #[error(
+        "runs cannot be recorded: {} is on a network file system ({kind}), where the runs of other machines may be: set \
+         XDG_STATE_HOME to a local directory", dir.display()
+    )]
+    Remote { dir: PathBuf, kind: &'static str },
     #[error(
         "the name {name} is taken by run {id}, which lives: `reaper stop {name}` ends it, or choose another"
     )]
@@ -143,7 +156,7 @@ impl Runs {
     /// Those in a directory, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made or entered, or others may write to it.
+    /// It cannot be made or entered, or others may write to it, or other machines.
     pub fn open(dir: &Path) -> Result<Runs, RecordError> {
         let mut builder = DirBuilder::new();
         let made = builder.recursive(true).mode(0o700).create(dir);
@@ -171,6 +184,11 @@ impl Runs {
             if owner::lets_replace(&meta) {
                 return exposed(above, &meta);
             }
+        }
+        let remote = remote::kind(dir).map_err(|errno| RecordError::file(dir)(errno.into()))?;
+        if let Some(kind) = remote {
+            let dir = dir.to_owned();
+            return Err(RecordError::Remote { dir, kind });
         }
         if meta.mode() & 0o077 != 0 {
             // What was there may be root's.
@@ -318,11 +336,17 @@ fn has_record(log: &Path) -> bool {
         .any(|kind| log.with_extension(kind).exists())
 }
 
-/// Opens a record: what is read is whole lines, and what is written is appended.
+/// Opens a record: what is read is whole lines, and what is written is appended. Where nothing can be written it is for reading
+/// alone, and can be locked all the same.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let options = options.read(true).append(true).custom_flags(O_NOFOLLOW);
-    let file = options.open(path)?;
+    let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
+    let file = match options.append(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => {
+            options.append(false).open(path)?
+        }
+        file => file?,
+    };
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no ordinary file"));
     }
@@ -362,7 +386,11 @@ fn read(path: &Path) -> Option<Known> {
     let mut record = usable(path, &bytes)?;
     if record.over.is_none() && path.extension().unwrap_or_default() == CLOSED {
         let outcome = record.outcome().unwrap_or(Outcome::Death);
-        record.over = Some(Over::unseen(outcome, OTHER_BOOT));
+        let why = match record.start.boot_id == boot_id() {
+            true => UNWRITTEN,
+            false => OTHER_BOOT,
+        };
+        record.over = Some(Over::unseen(outcome, why));
     }
     Some(Known {
         record,
@@ -436,7 +464,7 @@ fn is_locked(path: &Path) -> io::Result<bool> {
 }
 
 /// Whether a file is still what is called so.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let of = |meta: fs::Metadata| (meta.dev(), meta.ino());
     let its = file.metadata().map(of).ok();
     its.is_some() && its == fs::symlink_metadata(path).map(of).ok()

@@ -13,14 +13,15 @@ use nix::sys::signal::Signal;
 
 use super::Outcome;
 use super::closing::close_taken;
+use super::record::Record;
 use super::recording::claim;
 use super::runs::{self, Known, RecordError, Runs};
-use crate::reap::end_own;
+use super::word::Word;
+use crate::reap::{end_own, stop_owner};
 use crate::source::procfs::{Glance, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
 
-/// How long a run whose outcome is decided has to be over by itself, and how often that is asked: its owner is leaving, and a
-/// signal would reach it when it stands in for nobody any more.
+/// How long a run whose outcome is decided has to be over by itself, and how often that is asked.
 const SOON: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -74,27 +75,53 @@ impl Runs {
         }
         // Opened before it is known to be the owner's.
         let owner = Pidfd::open(start.wrapper.pid);
-        let glance = Procfs::default().glance(start.wrapper.key());
-        let lives = matches!(glance, Ok(Glance::Alive { .. }));
-        let (Ok(owner), true) = (owner, lives) else {
+        match Procfs::default().glance(start.wrapper.key()) {
+            Ok(Glance::Alive { .. }) => {}
             // Whoever waits for it finds that.
+            Ok(Glance::Gone) => return Ok(()),
+            Err(error) => return Err(failed(io::Error::other(error))),
+        }
+        let owner = match owner {
+            Err(Errno::ESRCH) => return Ok(()),
+            owner => owner.map_err(|errno| failed(errno.into()))?,
+        };
+        let Some(mut word) = Word::have(&file) else {
             return Ok(());
         };
-        let claimed = claim(&file, Outcome::Cancelled).map_err(failed)?;
-        // What is to come of it may have been decided before. Then it is about to be over, unless its end or a command that
-        // follows takes its time: that is cut short.
-        let decided = claimed.outcome() != Some(Outcome::Cancelled);
-        if claimed.over.is_some() || decided && self.is_over_soon(known)? {
+        let is_over = |record: &Record| record.over.is_some() || !runs::is_at(&file, &known.path);
+        let claimed = claim(&file, Outcome::Cancelled);
+        if claimed.as_ref().is_ok_and(is_over) {
             return Ok(());
         }
-        for signal in [Signal::SIGTERM, Signal::SIGCONT] {
-            match end_own(&owner, start.wrapper.pid, signal) {
-                Ok(()) | Err(nix::Error::ESRCH) => {}
-                Err(nix::Error::EPERM) => return Err(refused("may not be signalled by this user")),
-                Err(errno) => return Err(failed(errno.into())),
+        let decided = |record: &Record| record.outcome() != Some(Outcome::Cancelled);
+        if claimed.as_ref().is_ok_and(decided) {
+            // What is to come of it was decided before. Then it is about to be over, unless its end or a command that
+            // follows takes its time: that is cut short.
+            drop(word);
+            if self.is_over_soon(known)? {
+                return Ok(());
             }
+            word = match Word::have(&file) {
+                Some(word) if self.again(known)?.record.over.is_none() => word,
+                _ => return Ok(()),
+            };
         }
-        Ok(())
+        let pid = start.wrapper.pid;
+        let sent = match claimed {
+            Ok(_) => end_own(&owner, pid, Signal::SIGTERM)
+                .and_then(|()| end_own(&owner, pid, Signal::SIGCONT)),
+            Err(error) => {
+                let id = known.id();
+                tracing::warn!("run {id}: that it is stopped cannot be written down: {error}");
+                stop_owner(&owner, pid)
+            }
+        };
+        drop(word);
+        match sent {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(Errno::EPERM) => Err(refused("may not be signalled by this user")),
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 
     /// Whether a run comes to its end by itself.

@@ -12,7 +12,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
-use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, read, setsid, write};
+use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, getppid, read, setsid, write};
 
 use crate::model::event::TICK_NS;
 
@@ -26,6 +26,14 @@ const FAULTS: [Signal; 6] = [
     Signal::SIGSYS,
 ];
 
+/// Those by which somebody asks for an end.
+pub const ENDS: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
 /// Whether SIGPIPE was ignored when this program began. Rust's runtime sets that before `main`.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
@@ -35,11 +43,7 @@ static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 static NOTE_PIPE: extern "C" fn() = note_pipe;
 
 extern "C" fn note_pipe() {
-    // SAFETY: the structure is one of integers and pointers, for which zero is a value.
-    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed, and the structure is as long as is meant.
-    let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now) };
-    if asked == 0 && now.sa_sigaction == libc::SIG_IGN {
+    if is_ignored(Signal::SIGPIPE) {
         PIPE_IGNORED.store(true, Ordering::Relaxed);
     }
 }
@@ -88,6 +92,36 @@ impl Held {
         };
         Ok(Held { signals, inherited })
     }
+}
+
+impl Held {
+    /// A signal that waits and would have ended this process, had it not been made to wait. It is left where it is.
+    pub fn asked_to_end(&self) -> Option<Signal> {
+        let waiting = pending()?;
+        let asks = |signal: &Signal| {
+            waiting.contains(*signal)
+                && !self.inherited.blocked.contains(*signal)
+                && !is_ignored(*signal)
+        };
+        ENDS.into_iter().find(asks)
+    }
+}
+
+/// Signals that wait for this thread or process.
+fn pending() -> Option<SigSet> {
+    let mut set = std::mem::MaybeUninit::uninit();
+    // SAFETY: the set is written to, and is one if that is said.
+    let told = unsafe { libc::sigpending(set.as_mut_ptr()) };
+    // SAFETY: the same.
+    (told == 0).then(|| unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) })
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: the structure is one of integers and pointers, for which zero is a value.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed, and the structure is as long as is meant.
+    let asked = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &raw mut now) };
+    asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
 impl Drop for Held {
@@ -211,6 +245,21 @@ pub fn note_start(command: &mut Command, file: File) {
     unsafe { command.pre_exec(note) };
 }
 
+/// Has the kernel kill the command when this thread ends, by SIGKILL too; who that starts is not meant (`PR_SET_PDEATHSIG`).
+pub fn die_with_this(command: &mut Command) {
+    let maker = nix::unistd::getpid();
+    let arm = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // It may have ended before.
+        match getppid() == maker {
+            true => Ok(()),
+            false => Err(Errno::ESRCH.into()),
+        }
+    };
+    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    unsafe { command.pre_exec(arm) };
+}
+
 /// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.
 pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     let stat = open(
@@ -262,6 +311,24 @@ pub fn write_to(file: BorrowedFd<'_>) -> nix::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One that was blocked before is nobody's wish for an end.
+    #[test]
+    fn what_would_have_ended_this_process_is_seen_and_not_taken() {
+        let held = Held::begin().unwrap();
+        assert_eq!(held.asked_to_end(), None);
+        raise(Signal::SIGWINCH).unwrap();
+        assert_eq!(held.asked_to_end(), None);
+        raise(Signal::SIGINT).unwrap();
+        assert_eq!(held.asked_to_end(), Some(Signal::SIGINT));
+        let inner = Held::begin().unwrap();
+        assert_eq!(inner.asked_to_end(), None);
+        drop(inner);
+        raise(Signal::SIGQUIT).unwrap();
+        assert_eq!(held.asked_to_end(), Some(Signal::SIGQUIT));
+        drop(held);
+        assert_eq!(Held::begin().unwrap().asked_to_end(), None);
+    }
 
     #[test]
     fn a_start_is_read_whatever_the_name_is() {

@@ -27,6 +27,8 @@ pub mod places;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
 mod ready;
+#[cfg_attr(target_os = "macos", path = "darwin/remote.rs")]
+pub mod remote;
 #[cfg_attr(target_os = "macos", path = "darwin/thread.rs")]
 mod thread;
 pub mod xdg;

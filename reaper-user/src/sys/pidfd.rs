@@ -64,8 +64,33 @@ impl Pidfd {
     /// # Errors
     /// As [`Pidfd::send_signal`]; `EINVAL` if there is no such signal.
     pub fn send_number(&self, number: i32) -> nix::Result<()> {
-        let info: *const libc::siginfo_t = std::ptr::null();
         // SAFETY: a null `info` is allowed and means what kill(2) does.
+        unsafe { self.send(number, std::ptr::null()) }
+    }
+
+    /// Sends a signal with a number that goes with it, as sigqueue(3). Nothing but `crate::reap` may call this.
+    ///
+    /// # Errors
+    /// As [`Pidfd::send_signal`].
+    pub fn send_signal_with(&self, signal: Signal, value: i32) -> nix::Result<()> {
+        let info = Queued {
+            signo: signal as i32,
+            errno: 0,
+            code: libc::SI_QUEUE,
+            pad: 0,
+            pid: std::process::id(),
+            uid: nix::unistd::getuid().as_raw(),
+            value: [value, 0],
+            rest: [0; 12],
+        };
+        // SAFETY: it is as long as the kernel's, and lives until the call is over.
+        unsafe { self.send(signal as i32, (&raw const info).cast()) }
+    }
+
+    /// # Safety
+    /// `info` is null or a whole one.
+    unsafe fn send(&self, number: i32, info: *const libc::siginfo_t) -> nix::Result<()> {
+        // SAFETY: as the caller has it.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
@@ -175,6 +200,21 @@ struct Info {
     fsgid: u32,
     exit_code: i32,
 }
+
+/// `siginfo_t` of a signal with a value, on machines of 64 bits (include/uapi/asm-generic/siginfo.h).
+#[repr(C, align(8))]
+struct Queued {
+    signo: i32,
+    errno: i32,
+    code: i32,
+    pad: i32,
+    pid: u32,
+    uid: u32,
+    /// A union with a pointer.
+    value: [i32; 2],
+    rest: [u64; 12],
+}
+const _: () = assert!(size_of::<Queued>() == size_of::<libc::siginfo_t>());
 
 const INFO_CREDS: u64 = 1 << 1;
 const INFO_EXIT: u64 = 1 << 3;

@@ -53,11 +53,13 @@ pub(super) fn part() -> io::Result<Side> {
 impl Tell {
     /// It goes on by itself.
     pub(super) fn begun(&self, id: &str) {
-        self.say(0, &format!("{id}\n"));
+        // If nobody waits for it, so be it.
+        let _ = self.say(0, &format!("{id}\n"));
     }
 
-    pub(super) fn failed(&self, status: u8, why: &str) {
-        self.say(status, why);
+    /// Whether somebody waited for that, who says it then.
+    pub(super) fn failed(&self, status: u8, why: &str) -> bool {
+        self.say(status, why)
     }
 
     /// Has all that it and its command say go to a file.
@@ -67,10 +69,12 @@ impl Tell {
         }
     }
 
-    fn say(&self, status: u8, what: &str) {
-        if let Some(mut to) = self.0.borrow_mut().take() {
-            // Whoever does not listen any more has been told nothing.
-            let _ = to.write_all(&[&[status], what.as_bytes()].concat());
-        }
+    fn say(&self, status: u8, what: &str) -> bool {
+        let to = self.0.borrow_mut().take();
+        // Whoever does not listen any more has been told nothing.
+        to.is_some_and(|mut to| {
+            let said = to.write_all(&[&[status], what.as_bytes()].concat());
+            said.is_ok()
+        })
     }
 }

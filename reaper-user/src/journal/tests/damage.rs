@@ -155,29 +155,6 @@ fn one_that_is_removed_while_it_is_written_is_begun_anew() {
 }
 
 #[test]
-fn network_file_systems_are_known_by_their_numbers() {
-    for (magic, name) in [
-        (0x6969, "NFS"),
-        (0xFF53_4D42, "CIFS"),
-        (0x0102_1997, "9p"),
-        (0x5346_414F, "AFS"),
-        (0x00C3_6400, "Ceph"),
-        (0x6573_5546, "FUSE"),
-    ] {
-        assert_eq!(remote::of_magic(magic), Some(name));
-    }
-    // As a signed word of 32 bits has it.
-    assert_eq!(
-        remote::of_magic(i64::from(0xFE53_4D42_u32.cast_signed())),
-        Some("SMB")
-    );
-    // ext4, tmpfs, btrfs, overlayfs.
-    for magic in [0xEF53, 0x0102_1994, 0x9123_683E, 0x794C_7630] {
-        assert_eq!(remote::of_magic(magic), None);
-    }
-}
-
-#[test]
 fn where_others_may_write_no_journal_is_kept() {
     let world = World::new();
     std::fs::create_dir(&world.options.directory).unwrap();

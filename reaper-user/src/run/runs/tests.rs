@@ -1,10 +1,12 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::fcntl::Flock;
 
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
+use super::super::word::Word;
 use super::super::{Outcome, Run};
 use super::*;
 use crate::model::event::TICK_NS;
@@ -311,6 +313,98 @@ fn those_that_are_closed_are_kept_to_a_bound() {
     };
     assert_eq!((of(CLOSED), of(LOG), of(NEW)), (CLOSED_MAX, CLOSED_MAX, 1));
     assert!(!runs.path("x3", CLOSED).exists() && runs.path("x0", CLOSED).exists());
+}
+
+/// Each has its own grace, and they have it at the same time: none of these ends before all are asked to.
+#[test]
+fn the_dead_are_closed_beside_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let asked = dir.path().display();
+    let guests: Vec<Guest> = (0..3)
+        .map(|n| {
+            let all = "until [ -e 0 ] && [ -e 1 ] && [ -e 2 ]; do sleep 0.01; done";
+            Guest::new(&format!(
+                "cd {asked}; trap ': > {n}; {all}; exit' TERM; : > up{n}; while :; do sleep 0.01; done"
+            ))
+        })
+        .collect();
+    for (n, guest) in guests.iter().enumerate() {
+        while !dir.path().join(format!("up{n}")).exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let id = format!("left{n}");
+        let path = leave(&runs, Some(guest.who()), |start| {
+            start.id.clone_from(&id);
+            start.grace_ms = 20_000;
+        });
+        fs::rename(path, runs.path(&id, OPEN)).unwrap();
+    }
+    let closed = runs.close_dead().unwrap();
+    let over = closed.iter().filter_map(|known| known.record.over.as_ref());
+    assert_eq!(closed.len(), 3);
+    assert!(over.clone().all(|over| over.killed == 0), "{closed:?}");
+    assert!(runs.list(false).unwrap().is_empty());
+}
+
+/// What is full can be neither written to nor waited for: it has had its room before.
+#[test]
+fn a_record_has_room_for_what_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let recording = runs.begin(&named("x")).unwrap();
+    let meta = fs::metadata(runs.path(recording.id(), OPEN)).unwrap();
+    assert!(meta.blocks() * 512 >= meta.len() + 4096, "{meta:?}");
+}
+
+/// Killed with its container, it cannot be closed from here: its name is free all the same.
+#[test]
+fn a_name_is_free_when_its_owner_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let left = leave(&runs, None, |start| {
+        start.name = Some("web".to_owned());
+        start.pid_namespace ^= 1;
+    });
+    let who = Guest::new("exec sleep 600").who();
+    append(&open(&left).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+    assert!(runs.close_dead().unwrap().is_empty());
+    let owner = take(&left, false).unwrap().expect("nobody has it");
+    let error = runs.begin(&named("web")).unwrap_err();
+    assert!(matches!(error, RecordError::NameTaken { .. }), "{error}");
+    drop(owner);
+    let recording = runs.begin(&named("web")).unwrap();
+    assert_eq!(runs.find("web").unwrap().id(), recording.id());
+}
+
+/// Whoever is about to signal it is waited for, and nobody begins to afterwards.
+#[test]
+fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    for _ in 0..10 {
+        let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
+        let path = runs.path(recording.id(), OPEN);
+        let record = open(&path).unwrap();
+        let word = Word::have(&record).expect("the owner is there");
+        let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
+        assert!(claim.over.is_none());
+        let spoken = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                recording
+                    .close(Over::unseen(Outcome::Success, "x"))
+                    .unwrap();
+                assert!(spoken.load(Ordering::SeqCst), "it was not waited for");
+            });
+            thread::yield_now();
+            spoken.store(true, Ordering::SeqCst);
+            drop(word);
+        });
+        let late = open(&path.with_extension(CLOSED)).unwrap();
+        let over = Record::parse(&content(&late).unwrap()).unwrap().over;
+        assert!(over.is_some());
+    }
 }
 
 #[test]

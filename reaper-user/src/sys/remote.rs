@@ -1,4 +1,4 @@
-//! File systems that a database had better not lie in.
+//! File systems that other machines may write to: neither a database nor what is locked had better lie there.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ const REMOTE: [(u32, &str); 18] = [
 ];
 
 /// The network file system of this magic number, if it is one.
-pub(super) fn of_magic(magic: i64) -> Option<&'static str> {
+fn of_magic(magic: i64) -> Option<&'static str> {
     // Numbers with the highest bit set are negative on some architectures.
     let magic = magic as u32;
     REMOTE
@@ -41,6 +41,34 @@ pub(super) fn of_magic(magic: i64) -> Option<&'static str> {
 ///
 /// # Errors
 /// As statfs(2).
-pub(super) fn kind(directory: &Path) -> nix::Result<Option<&'static str>> {
+pub fn kind(directory: &Path) -> nix::Result<Option<&'static str>> {
     Ok(of_magic(statfs(directory)?.filesystem_type().0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_known_by_their_numbers() {
+        for (magic, name) in [
+            (0x6969, "NFS"),
+            (0xFF53_4D42, "CIFS"),
+            (0x0102_1997, "9p"),
+            (0x5346_414F, "AFS"),
+            (0x00C3_6400, "Ceph"),
+            (0x6573_5546, "FUSE"),
+        ] {
+            assert_eq!(of_magic(magic), Some(name));
+        }
+        // As a signed word of 32 bits has it.
+        assert_eq!(
+            of_magic(i64::from(0xFE53_4D42_u32.cast_signed())),
+            Some("SMB")
+        );
+        // ext4, tmpfs, btrfs, overlayfs.
+        for magic in [0xEF53, 0x0102_1994, 0x9123_683E, 0x794C_7630] {
+            assert_eq!(of_magic(magic), None);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! File systems that a database had better not lie in: those of other machines.
+//! File systems of other machines.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use nix::sys::statfs::statfs;
 ///
 /// # Errors
 /// As statfs(2).
-pub(super) fn kind(directory: &Path) -> nix::Result<Option<&'static str>> {
+pub fn kind(directory: &Path) -> nix::Result<Option<&'static str>> {
     let local = statfs(directory)?.flags().contains(MntFlags::MNT_LOCAL);
     Ok((!local).then_some("network"))
 }
