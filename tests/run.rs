@@ -2,6 +2,7 @@
 //! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
 //! without any privilege.
 
+mod cgroup;
 mod lost;
 mod owner;
 mod passes;
@@ -44,6 +45,7 @@ pub fn trials() -> Vec<Trial> {
         owner::STORIES,
         records::STORIES,
         lost::STORIES,
+        cgroup::STORIES,
     ]
     .concat();
     let root = nix::unistd::geteuid().is_root();
@@ -54,7 +56,7 @@ pub fn trials() -> Vec<Trial> {
         }
         trials.push(play("as-nobody", name, NOBODY, story));
     }
-    let roots = [trees::ROOTS, lost::ROOTS].concat();
+    let roots = [trees::ROOTS, lost::ROOTS, cgroup::ROOTS].concat();
     let roots = roots.iter().filter(|_| root);
     trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
     trials

@@ -13,6 +13,7 @@ pub const STORIES: &[Story] = &[
     ("out-of-scope", out_of_scope),
     ("run-killed", run_killed),
     ("run-killed-at-once", run_killed_at_once),
+    ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
 
@@ -118,7 +119,32 @@ fn run_killed(view: &View) {
     view.end(world, &[]);
 }
 
-/// The same however soon after its start that comes.
+/// The same where the command has a cgroup for itself, which is no unit for that: this is of the unit that its owner is in.
+fn run_with_cgroup_killed(view: &View) {
+    let Some(unit) = Cgroup::new(".service") else {
+        eprintln!("no cgroup v2 can be made here: the test of a command that has one is left out");
+        return;
+    };
+    let mut world = World::new(true);
+    unit.take(world.one("launcher"));
+    view.watch(&mut world, CONFIG);
+    let (dir, reaper) = (world.dir().display().to_string(), crate::daemon::REAPER);
+    let tree = format!("{dir}/bin/worker actor parent top {dir} under setsid");
+    world.start("runner", &format!("run {reaper} run --cgroup -- {tree}"));
+    for role in ["top", "under"] {
+        let who = world.await_cast(role, 1)[0];
+        let file = std::fs::read_to_string(format!("/proc/{}/cgroup", who.pid));
+        let file = file.expect("its cgroup");
+        assert!(file.contains(".service/reaper-run-"), "{file}");
+    }
+    view.await_seen(&world, &["top", "under"]);
+    world.kill("runner");
+    view.await_gone(&world, &["top", "under"]);
+    view.await_closed(&world, 1);
+    view.end(world, &[]);
+}
+
+/// What `reaper run` owns is ended by the service however soon after its start that is killed.
 fn run_killed_at_once(view: &View) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
