@@ -41,7 +41,7 @@ fn tell(place: &Place, story: fn(&Place, &Home)) {
         return;
     };
     story(place, &home);
-    assert_eq!(home.below(), [PathBuf::new(); 0], "a cgroup is left");
+    home.assert_empty();
 }
 
 /// A cgroup that is delegated to the place's user, with somebody in it who is not to be touched.
@@ -84,7 +84,7 @@ impl Home {
     fn run(&self, place: &Place, words: &[&str]) -> Said {
         let said = cli::run(place.dir.path(), &mut self.reaper(place, words));
         place.assert_alone();
-        assert_eq!(self.below(), [PathBuf::new(); 0], "a cgroup is left");
+        self.assert_empty();
         said
     }
 
@@ -95,6 +95,11 @@ impl Home {
             .flatten();
         let paths = entries.map(|entry| entry.path());
         paths.filter(|path| path.is_dir()).collect()
+    }
+
+    fn assert_empty(&self) {
+        let below = self.below();
+        assert!(below.is_empty(), "left: {below:?}");
     }
 
     /// The one that a command has there.
