@@ -39,7 +39,14 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let end = Instant::now() + Duration::from_secs(5);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < end {
+        let gone = || {
+            // Whoever had one in there may have been killed.
+            for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(below.path());
+            }
+            fs::remove_dir(&self.0).is_ok()
+        };
+        while !gone() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -3,6 +3,7 @@
 //! without any privilege.
 
 mod beside;
+mod cgroup;
 mod lost;
 mod owner;
 mod passes;
@@ -47,6 +48,7 @@ pub fn trials() -> Vec<Trial> {
         records::STORIES,
         places::STORIES,
         lost::STORIES,
+        cgroup::STORIES,
     ]
     .concat();
     let root = nix::unistd::geteuid().is_root();
@@ -57,7 +59,7 @@ pub fn trials() -> Vec<Trial> {
         }
         trials.push(play("as-nobody", name, NOBODY, story));
     }
-    let roots = [trees::ROOTS, lost::ROOTS].concat();
+    let roots = [trees::ROOTS, lost::ROOTS, cgroup::ROOTS].concat();
     let roots = roots.iter().filter(|_| root);
     trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
     trials

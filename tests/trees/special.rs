@@ -13,6 +13,7 @@ pub const STORIES: &[Story] = &[
     ("out-of-scope", out_of_scope),
     ("run-killed", run_killed),
     ("run-killed-at-once", run_killed_at_once),
+    ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
 
@@ -99,14 +100,31 @@ fn tmux(view: &View) {
 
 /// What `reaper run` owns is ended by the service where that cannot.
 fn run_killed(view: &View) {
-    let mut world = World::new(true);
+    kill_run(view, World::new(true), "run");
+}
+
+/// The same where the command has a cgroup for itself, which is no unit of systemd's for that.
+fn run_with_cgroup_killed(view: &View) {
+    let Some(cgroup) = Cgroup::new("") else {
+        eprintln!("no cgroup v2 can be made here: the test of a command that has one is left out");
+        return;
+    };
+    let world = World::new(true);
+    cgroup.take(world.one("launcher"));
+    kill_run(view, world, "run --cgroup");
+}
+
+fn kill_run(view: &View, mut world: World, how: &str) {
     view.watch(&mut world, CONFIG);
     let (dir, reaper) = (world.dir().display().to_string(), crate::daemon::REAPER);
     let tree = format!("{dir}/bin/worker actor parent top {dir} under setsid");
-    world.start("runner", &format!("run {reaper} run -- {tree}"));
-    ["top", "under"]
-        .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
+    world.start("runner", &format!("run {reaper} {how} -- {tree}"));
+    for role in ["top", "under"] {
+        let who = world.await_cast(role, 1)[0];
+        let file = std::fs::read_to_string(format!("/proc/{}/cgroup", who.pid));
+        let inside = file.is_ok_and(|file| file.contains("/reaper-run-"));
+        assert_eq!(inside, how.contains("--cgroup"), "{role}");
+    }
     let runner = world.one("runner");
     world.await_event("it is recognised", |e| {
         e.is("session.open", runner) && e.agent.as_deref() == Some("reaper-run")
@@ -118,7 +136,7 @@ fn run_killed(view: &View) {
     view.end(world, &[]);
 }
 
-/// The same however soon after its start that comes.
+/// What `reaper run` owns is ended by the service however soon after its start that is killed.
 fn run_killed_at_once(view: &View) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);

@@ -18,7 +18,7 @@ use crate::sys;
 pub(super) const HELP: &str = "\
 Needs no service. A run of this list is one of `reaper run`, of this user. Those whose owner was
 killed are closed first, and what is left of them is ended: the command, if the process with its pid
-is still that one, and what descends from it. Those of another boot are only closed. `left` is what
+is still that one, what descends from it, and what is in its cgroup. Those of another boot are only closed. `left` is what
 there is of --timeout.
 
 Examples:
@@ -93,6 +93,7 @@ impl Shown<'_> {
             commands,
             claim,
             over,
+            ..
         } = &known.record;
         let first = commands.first();
         let state = match (over, claim, first) {

@@ -24,6 +24,11 @@ it does with setsid, nohup, double forks or user ids, and needs neither root nor
 program starts for it: docker, systemd-run, cron, a tmux server that is there already. If this program itself is
 killed by SIGKILL, a service that runs ends the rest; without one, see below.
 
+With --cgroup the command is born in a cgroup (v2) below the one that this is started in, and whoever is in there is ended
+with it, at last all at once by cgroup.kill (Linux 5.14): also what runs under another user id, and, where this
+program is killed, what has lost its parents. This user has to be able to make one there, as under
+`systemd-run --user --scope -p Delegate=yes`; if not, nothing is started. It starts some 10 ms later.
+
 Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
 What somebody sends to the whole process group reaches the command twice, as it is in that group too: from a terminal
 once. Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
@@ -31,9 +36,9 @@ once. Where a time runs out the whole tree is ended. Silence on a terminal is kn
 A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
 ~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
 id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
-of the same user ends what of the run can still be told from strangers: the command, and what descends
-from it. A --done-when that was being asked goes with this program. Where that directory cannot be
-used, a run goes on without; one with --name, --limit or --detach is refused.
+of the same user ends what of the run can still be told from strangers: the command, what descends
+from it, and what is in its cgroup. A --done-when that was being asked goes with this program. Where that directory
+cannot be used, a run goes on without; one with --name, --limit or --detach is refused.
 
 Examples:
   reaper run -- npm test
@@ -43,6 +48,7 @@ Examples:
   reaper run --clean-on-success ./worktree --on-failure 'echo \"kept: $REAPER_OUTCOME\"' -- make -C worktree
   reaper run --report run.json -- cargo test; jq .outcome run.json
   reaper run --detach --name web -- npm run dev; reaper logs -f web; reaper stop web
+  systemd-run --user --scope -p Delegate=yes reaper run --cgroup -- ./ci.sh
   reaper run --limit gpu=2 --agent codex --session turn-17 -- codex exec 'train it'
 
 Exit status:
@@ -99,6 +105,9 @@ pub(super) struct RunArgs {
     /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<Limit>,
+    /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.
+    #[arg(long)]
+    cgroup: bool,
     /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`. No service
     /// ends what is left if its owner is killed: the next `reaper` of this user does.
     #[arg(long)]
@@ -196,6 +205,7 @@ fn owned(args: RunArgs) -> Run {
     run.session = args.session;
     run.agent = args.agent;
     run.limit = args.limit;
+    run.cgroup = args.cgroup;
     run.detached = args.detach;
     run
 }

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
@@ -14,6 +15,7 @@ use super::{Failure, Ladder, Outcome, Released, Step, Times, send};
 use crate::model::event::{Ended, Key, Uids};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
+use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::{self, Pidfd};
 
 /// How long all of it may take beyond grace and patience: who goes on forking for longer is told of.
@@ -74,6 +76,8 @@ pub struct Endings {
     ladder: Ladder,
     /// Sent first.
     gentle: Signal,
+    /// Whatever is in there is to be ended.
+    cgroup: Option<Arc<Cgroup>>,
     procfs: Procfs,
     /// Their memory at the last look, in bytes.
     resident: u64,
@@ -93,11 +97,17 @@ impl Endings {
             targets: HashMap::new(),
             ladder: Ladder::new(times, now),
             gentle,
+            cgroup: None,
             procfs: Procfs::default(),
             resident: u64::MAX,
             stuck: false,
             end: now.saturating_add(u64::try_from(limit).unwrap_or(u64::MAX)),
         }
+    }
+
+    /// Whatever is in a cgroup of their own is killed at once when the grace is over, found or not.
+    pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> Endings {
+        Endings { cgroup, ..self }
     }
 
     /// The grace is over now.
@@ -177,7 +187,28 @@ impl Endings {
         for (key, target) in signalled {
             target.weigh(*key, &self.procfs);
         }
+        if step == Step::Kill {
+            self.kill_cgroup();
+        }
         Ok(self.targets.len() - before)
+    }
+
+    /// Ends whoever may not be signalled, or has forked since they were looked for.
+    fn kill_cgroup(&mut self) {
+        let Some(cgroup) = &self.cgroup else { return };
+        let inside = cgroup.pids();
+        if let Err(error) = send::kill_cgroup(cgroup, &inside, &self.procfs) {
+            // Whoever was found has been sent SIGKILL anyway.
+            return tracing::debug!("a cgroup cannot be killed as one: {error}");
+        }
+        let refused = self.targets.iter_mut().filter(|(key, target)| {
+            target.done.is_none() && target.refused.is_some() && inside.contains(&key.pid)
+        });
+        for (_, target) in refused {
+            target.strongest = Some(Signal::SIGKILL);
+            target.refused = None;
+            target.first_signal = target.first_signal.or_else(|| Some(sys::boot_time()));
+        }
     }
 
     /// Waits until one may have to be looked for again, or something else can be read, which is waited for also when

@@ -1,11 +1,16 @@
 //! The last look, and the signal.
 
+use std::io;
+
+use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::{Released, Step};
 use crate::model::Model;
 use crate::model::event::Key;
 use crate::model::policy::{Decision, Round, Verdict};
+use crate::source::procfs::Procfs;
+use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::Pidfd;
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
@@ -54,6 +59,25 @@ pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: Step) -> nix::Re
 pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
     never(pid, own_pid)?;
     pidfd.send_signal(signal)
+}
+
+/// Kills all that is in a cgroup, where `inside` has been found before: one that this program has made for what it
+/// started, by a handle on it, so that none is hit that was there before, or in another one of that name. Whoever has got
+/// there since belongs to it by somebody's doing; this program and its ancestors are looked for all the same.
+pub(super) fn kill_cgroup(
+    cgroup: &Cgroup,
+    inside: &HashSet<u32>,
+    procfs: &Procfs,
+) -> io::Result<()> {
+    let own = std::process::id();
+    let line = procfs.line(own);
+    for pid in inside {
+        never(*pid, own)?;
+        if line.contains(pid) {
+            return Err(nix::Error::EPERM.into());
+        }
+    }
+    cgroup.kill()
 }
 
 /// Nobody decides so; that it cannot happen is worth a second line of defence.

@@ -52,7 +52,8 @@ fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<
         signal: run.signal,
         ..Run::new(command)
     };
-    let told = attend::attend(&mut hook, held).map_err(|error| error.to_string())?;
+    let leaf = run.make_leaf().map_err(|error| error.to_string())?;
+    let told = attend::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
     report.left.extend(told.left);
     match told.end {
         Some(End::Exited(0)) => Ok(()),

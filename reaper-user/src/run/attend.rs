@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
 
+use super::cgroup::Leaf;
 use super::probe::Probe;
 use super::silence::Silence;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
@@ -28,6 +29,8 @@ pub(super) struct Attended<'a> {
     held: &'a Held,
     pub(super) pid: u32,
     pidfd: Pidfd,
+    /// The cgroup that it was born in, if it has one for itself.
+    pub(super) leaf: Option<Leaf>,
     pub(super) end: Option<End>,
     /// When that was, in ns on the monotonic clock.
     ended: u64,
@@ -43,7 +46,7 @@ pub(super) struct Attended<'a> {
 }
 
 /// Runs it, up to where nothing is left of it.
-pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
+pub(super) fn attend(run: &mut Run, held: &Held, leaf: Option<Leaf>) -> Result<Report, RunError> {
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
     held.inherited.hand_on(&mut run.command);
@@ -54,11 +57,20 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
     if let Some(signal) = held.asked_to_end() {
         return Err(RunError::Stopped(signal));
     }
+    if let Some(leaf) = &leaf {
+        leaf.take_in(&mut run.command)?;
+    }
     let began = sys::monotonic();
-    let started = run.command.spawn().map_err(|source| RunError::Start {
-        program: run.command.get_program().into(),
-        source,
-    })?;
+    let started =
+        run.command
+            .spawn()
+            .map_err(|source| match (&leaf, child::not_entered(&source)) {
+                (Some(leaf), Some(errno)) => leaf.not_entered(errno.into()).into(),
+                _ => RunError::Start {
+                    program: run.command.get_program().into(),
+                    source,
+                },
+            })?;
     if silence.is_some() {
         Silence::let_go(&mut run.command);
     }
@@ -71,6 +83,7 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
         held,
         pid,
         pidfd,
+        leaf,
         end: None,
         ended: 0,
         asked: Vec::new(),
@@ -90,7 +103,13 @@ pub(super) fn attend(run: &mut Run, held: &Held) -> Result<Report, RunError> {
     if let Some(silence) = attended.silence.take() {
         silence.finish(|| attended.pending().iter().any(Came::asks_for_an_end));
     }
-    Ok(attended.report(outcome, &endings))
+    let leaf = attended.leaf.take();
+    let report = attended.report(outcome, &endings);
+    // Who is left is told of already.
+    if let Some(leaf) = leaf.filter(|_| report.left.is_empty()) {
+        leaf.remove();
+    }
+    Ok(report)
 }
 
 impl Attended<'_> {

@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
+use super::cgroup::{self, Leaf};
 use super::record::{Over, Record};
 use super::recording::{boot_id, claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
@@ -128,6 +129,12 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     if boot.is_empty() || start.boot_id != boot {
         return Ok(Some(Over::unseen(settle(Outcome::Death), OTHER_BOOT)));
     }
+    let directory = start.cgroup.as_deref().map(Path::new);
+    let made = directory.zip(record.cgroup);
+    let leaf = made.and_then(|(directory, made)| Leaf::find(directory, made.id));
+    if let (Some(directory), None) = (directory, &leaf) {
+        cgroup::remove_unused(directory);
+    }
     if record.commands.is_empty() {
         return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
@@ -137,15 +144,20 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     let procfs = Procfs::default();
     let mut family = Family {
         known: record.commands.iter().map(|one| one.who.key()).collect(),
+        leaf,
         procfs: &procfs,
     };
     let own = std::process::id();
     let found = family.look().map_err(io::Error::other)?;
-    if found.keys().any(|key| key.pid == own) {
+    let holds = |leaf: &Leaf| leaf.cgroup().pids().contains(&own);
+    if found.keys().any(|key| key.pid == own) || family.leaf.as_ref().is_some_and(holds) {
         return Ok(None);
     }
     let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
     if found.is_empty() {
+        if let Some(leaf) = family.leaf {
+            leaf.remove();
+        }
         return Ok(Some(over));
     }
     let endings = family.end(record).map_err(io::Error::other)?;
@@ -157,19 +169,25 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     }
     let left = endings.iter().filter_map(|one| Left::of(one, &procfs));
     over.left = left.collect();
+    if let Some(leaf) = family.leaf.filter(|_| over.left.is_empty()) {
+        leaf.remove();
+    }
     Ok(Some(over))
 }
 
-/// Those that a run has started, and all that were found to descend from them.
+/// Those that a run has started, and all that were found to descend from them, or to be in its cgroup.
 struct Family<'a> {
     known: HashSet<Key>,
+    leaf: Option<Leaf>,
     procfs: &'a Procfs,
 }
 
 impl Family<'_> {
     /// Who of it lives. Who has lost all makers since the last look is remembered.
     fn look(&mut self) -> Result<Due, ProcfsError> {
-        let found = self.procfs.families(&self.known)?;
+        let inside = self.leaf.as_ref().map(Leaf::pids);
+        let inside = inside.unwrap_or_default();
+        let found = self.procfs.families(&self.known, &inside)?;
         self.known.extend(found.iter().map(|one| one.key));
         Ok(found.into_iter().map(|one| (one.key, None)).collect())
     }
@@ -183,7 +201,8 @@ impl Family<'_> {
         } else if !self.end_leader(record, grace, signal)? {
             grace = Duration::ZERO;
         }
-        let mut endings = patient(grace, signal);
+        let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
+        let mut endings = patient(grace, signal).within(cgroup);
         let until = after(grace);
         while !endings.is_over() {
             if endings.is_gentle() && sys::monotonic() >= until {

@@ -6,6 +6,7 @@ use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::attend::{Attended, Came};
+use super::cgroup::Leaf;
 use super::{Left, Outcome, Report};
 use crate::model::event::Key;
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
@@ -17,19 +18,25 @@ const BIRTHS_MAX: usize = 256;
 impl Attended<'_> {
     /// Ends all that descend from this process, the command too if it lives. Gives what became of each.
     pub(super) fn end_tree(&mut self) -> Vec<Ending> {
-        if !self.meet_children() {
+        if !self.is_anybody_left() {
             return Vec::new();
         }
         let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
-        let mut endings = Endings::new(self.run.times, self.run.signal);
+        let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
+        let mut endings = Endings::new(self.run.times, self.run.signal).within(cgroup);
         if !led {
             endings.hasten();
         }
         let (procfs, own) = (Procfs::default(), std::process::id());
-        while self.meet_children() && !endings.is_over() {
+        while self.is_anybody_left() && !endings.is_over() {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
+                // Before: whoever is born meanwhile descends from these.
+                let inside = self.leaf.as_ref().map(Leaf::pids);
                 let mut all = procfs.descendants(own)?;
+                if let (Some(leaf), Some(inside)) = (&self.leaf, inside) {
+                    leaf.add_to(&mut all, inside)?;
+                }
                 if gentle && !held.is_empty() {
                     births.set(leave_to_makers(&mut all, held));
                 }
@@ -54,6 +61,12 @@ impl Attended<'_> {
             }
         }
         endings.told()
+    }
+
+    /// A child of this process, or whoever is in the command's cgroup.
+    fn is_anybody_left(&mut self) -> bool {
+        let in_leaf = |leaf: &Leaf| !leaf.pids().is_empty();
+        self.meet_children() || self.leaf.as_ref().is_some_and(in_leaf)
     }
 
     pub(super) fn report(mut self, outcome: Outcome, endings: &[Ending]) -> Report {

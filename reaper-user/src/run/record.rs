@@ -1,7 +1,7 @@
 //! What is written down of a run: a file of lines that is only ever appended to. Pure: bytes come in.
 //!
-//! Each line is a JSON object with one field, which says what it tells of: `run`, once, at the beginning; `command`, by
-//! each command as it starts; `claim`, by whoever would have the run end; `over`, once nothing is left of it. Of the
+//! Each line is a JSON object with one field, which says what it tells of: `run`, once, at the beginning; `cgroup`, when one
+//! has been made for a command; `command`, by each command as it starts; `claim`, by whoever would have the run end; `over`, once nothing is left of it. Of the
 //! last two the first one counts, so that all who read agree. A line without an end, or one that makes no sense, is one that
 //! could not be written, and counts for nothing.
 
@@ -24,6 +24,7 @@ const COMMAND_MAX: usize = 1024;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Run(Box<Start>),
+    Cgroup(Made),
     Command(Begun),
     Claim(Claim),
     Over(Box<Over>),
@@ -82,9 +83,18 @@ pub struct Start {
     /// The group of which it is to have a place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
+    /// Directory of the cgroup that its commands have for themselves, one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// Whether its output goes to a file beside this one.
     #[serde(default)]
     pub detached: bool,
+}
+
+/// A cgroup that has been made for a command, where [`Start::cgroup`] says; `id` is its own until the machine is started anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    pub id: u64,
 }
 
 /// A command that has been started. `at` is on the monotonic clock.
@@ -171,6 +181,8 @@ impl Over {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub start: Start,
+    /// The last cgroup that was made for it.
+    pub cgroup: Option<Made>,
     /// The command first, then those that followed on it.
     pub commands: Vec<Begun>,
     pub claim: Option<Claim>,
@@ -203,12 +215,14 @@ impl Record {
         };
         let mut record = Record {
             start,
+            cgroup: None,
             commands: Vec::new(),
             claim: None,
             over: None,
         };
         for line in lines {
             match serde_json::from_slice(line) {
+                Ok(Line::Cgroup(made)) => record.cgroup = Some(made),
                 Ok(Line::Command(begun)) => record.commands.push(begun),
                 Ok(Line::Claim(claim)) => record.claim = record.claim.or(Some(claim)),
                 Ok(Line::Over(over)) => record.over = record.over.or(Some(*over)),

@@ -11,7 +11,8 @@ use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 
-use super::record::{Claim, Line, Over, Record, SCHEMA, Start, Who, millis, preview};
+use super::cgroup;
+use super::record::{Claim, Line, Made, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
 use super::{Outcome, Run, word};
 use crate::sys::{self, child};
@@ -141,6 +142,11 @@ impl Recording {
         Ok(())
     }
 
+    /// Writes down that a cgroup has been made for a command of it.
+    pub(super) fn note_cgroup(&self, id: u64) -> io::Result<()> {
+        runs::append(&self.file, &Line::Cgroup(Made { id }))
+    }
+
     /// Whether somebody has claimed it who is not its owner.
     pub(super) fn is_stopped(&self) -> bool {
         let record = self.record();
@@ -238,6 +244,10 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         signal: run.signal as i32,
         leader_first: run.leader_first,
         limit: run.limit.as_ref().map(|limit| limit.group.clone()),
+        cgroup: run.above.as_ref().map(|above| {
+            let directory = cgroup::directory(above, id);
+            directory.to_string_lossy().into_owned()
+        }),
         detached: run.detached,
     })
 }
@@ -249,7 +259,7 @@ pub(super) fn boot_id() -> String {
 }
 
 /// It begins with a letter, so that it is no pid.
-fn random_id() -> String {
+pub(super) fn random_id() -> String {
     let mut random = RandomState::new().hash_one(std::process::id());
     let mut id = String::new();
     while id.len() < ID_LENGTH {

@@ -13,13 +13,15 @@
 //! # What may be cut short
 //! - *Before the file has its name*: it is `ID.new`, and nothing has been started. Somebody removes it later.
 //! - *Between that and the start of the command*: the run is closed as one that never began.
+//! - *Between the making of its cgroup and the start of the command*: that of its name is removed, if nobody is in it.
 //! - *At the start*: the command itself writes down who it is before it becomes the program, and has the lock with its
 //!   owner until then. So none is started of which that is not known, but where the disk has become full.
 //! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
 //!   nothing is born unseen. What had lost its own parent by then, and was adopted by the owner alone, nobody can tell from a
-//!   stranger's: it lives on, unless a service runs, which knows. So does what one of them starts as it is asked to end,
-//!   and leaves at once; and what a `--done-when` that was being asked has started: itself it is killed by the kernel with
-//!   its owner, and is not written down, as it comes again and again. What follows on the end, `--on-success` and
+//!   stranger's: it lives on, unless a service runs, which knows, or the run has a cgroup for itself: whoever is in there is
+//!   ended, and the cgroup removed, if that of the name is still the one that was made. So does what one of them starts as it is
+//!   asked to end, and leaves at once; and what a `--done-when` that was being asked has started: itself it is killed by the
+//!   kernel with its owner, and is not written down, as it comes again and again. What follows on the end, `--on-success` and
 //!   `--on-failure`, is written down as the command is, and ended as it is.
 //! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
 //!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.

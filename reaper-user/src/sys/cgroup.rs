@@ -1,11 +1,158 @@
 //! Cgroups of version 2: what the kernel calls a cgroup's id is the inode of its directory.
 
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use hashbrown::HashSet;
+use nix::libc::{O_DIRECTORY, O_NOFOLLOW};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs, statfs};
+
+use super::host::Mounts;
+
+/// A handle on a cgroup, for ever the same one: whatever is at its path by then, all that is asked and written is of it.
+#[derive(Debug)]
+pub struct Cgroup(File);
+
+impl Cgroup {
+    /// Opens the one whose directory this is.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is no cgroup of version 2.
+    pub fn open(directory: &Path) -> io::Result<Cgroup> {
+        let mut options = File::options();
+        let options = options.read(true).custom_flags(O_DIRECTORY | O_NOFOLLOW);
+        let file = options.open(directory)?;
+        match fstatfs(&file)?.filesystem_type() {
+            CGROUP2_SUPER_MAGIC => Ok(Cgroup(file)),
+            _ => Err(io::Error::other("it is no cgroup of version 2")),
+        }
+    }
+
+    /// Its id, which the kernel gives to no other one until it is started anew.
+    ///
+    /// # Errors
+    /// As `fstat(2)`.
+    pub fn id(&self) -> io::Result<u64> {
+        self.0.metadata().map(|meta| meta.st_ino())
+    }
+
+    /// Where one of its files is to be had, as long as this is there.
+    pub fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
+    }
+
+    /// Who is in it, or in one below it: those that have a pid here. No zombie is in any.
+    pub fn pids(&self) -> HashSet<u32> {
+        let mut pids = HashSet::new();
+        for directory in self.directories() {
+            // Of one that has gone there is nothing to tell; in one of threads alone they count where their process does.
+            let list = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+            let known = list.lines().filter_map(|line| line.parse::<u32>().ok());
+            pids.extend(known.filter(|pid| *pid != 0));
+        }
+        pids
+    }
+
+    /// Whether anybody is in it, or in one below it.
+    pub fn is_populated(&self) -> bool {
+        let events = fs::read_to_string(self.file("cgroup.events")).unwrap_or_default();
+        events.lines().any(|line| line == "populated 1")
+    }
+
+    /// Waits at most so long until nobody is; whether it came to that.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub fn await_empty(&self, timeout: Duration) -> io::Result<bool> {
+        let until = Instant::now() + timeout;
+        let events = File::open(self.file("cgroup.events"))?;
+        loop {
+            let mut text = [0; 256];
+            let length = events.read_at(&mut text, 0)?;
+            let mut lines = text[..length].split(|byte| *byte == b'\n');
+            if !lines.any(|line| line == b"populated 1") {
+                return Ok(true);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            // Whatever has changed since it was read.
+            let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
+            let left = left.saturating_add(Duration::from_nanos(999_999));
+            let _ = poll(
+                &mut fds,
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
+            );
+        }
+    }
+
+    /// Ends all that is in it, and in those below it, at once and whoever may come meanwhile: the kernel sends each
+    /// SIGKILL (`cgroup.kill`, 5.14). Nothing but `crate::reap` may call this.
+    ///
+    /// # Errors
+    /// `ENOENT` on an older kernel, or where the cgroup is gone.
+    pub fn kill(&self) -> io::Result<()> {
+        let mut options = File::options();
+        let file = options.write(true).open(self.file("cgroup.kill"))?;
+        file.write_at(b"1", 0).map(drop)
+    }
+
+    /// Removes those below it, where nobody is in them.
+    ///
+    /// # Errors
+    /// One cannot be removed.
+    pub fn clear(&self) -> io::Result<()> {
+        let below = self.directories().into_iter().skip(1);
+        let mut below: Vec<_> = below.collect();
+        // What lies in another one goes before it.
+        below.reverse();
+        below.iter().try_for_each(|directory| remove(directory))
+    }
+
+    /// Its own directory, and those below it, each after the one that it lies in.
+    fn directories(&self) -> Vec<PathBuf> {
+        let mut all = vec![self.file("")];
+        let mut next = 0;
+        while let Some(directory) = all.get(next) {
+            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let below: Vec<_> = below.map(|entry| entry.path()).collect();
+            all.extend(below);
+            next += 1;
+        }
+        all
+    }
+}
+
+/// Removes the directory of a cgroup, if it is there.
+///
+/// # Errors
+/// `EBUSY`: somebody is in it, or another one is.
+pub fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Directory of the cgroup of version 2 that this process is in, if any mount shows it.
+pub fn own() -> Option<PathBuf> {
+    let file = fs::read("/proc/self/cgroup").ok()?;
+    let mut lines = file.split(|byte| *byte == b'\n');
+    let path = lines.find_map(|line| line.strip_prefix(b"0::"))?;
+    let mounts = Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?);
+    mounts.find("cgroup2", Path::new(OsStr::from_bytes(path)))
+}
 
 /// Whether this is the directory of a cgroup of version 2.
 pub fn is_cgroup(directory: &Path) -> bool {

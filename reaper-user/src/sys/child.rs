@@ -1,7 +1,7 @@
 //! Starting a command and standing in for it: signals, terminal, and whoever is left to this process to wait for.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -258,6 +258,26 @@ pub fn die_with_this(command: &mut Command) {
     };
     // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
     unsafe { command.pre_exec(arm) };
+}
+
+/// Beyond all numbers of errors that the kernel has (`MAX_ERRNO` of include/linux/err.h).
+const ENTERING: i32 = 4096;
+
+/// Has the command go to a cgroup before it becomes the program, or starts anything: `procs` is that one's `cgroup.procs`.
+pub fn enter_cgroup(command: &mut Command, procs: File) {
+    let enter = move || match write(&procs, b"0") {
+        Ok(_) => Ok(()),
+        // What comes back has to be told from why there is no such program, of which there is but a number too.
+        Err(errno) => Err(io::Error::from_raw_os_error(ENTERING + errno as i32)),
+    };
+    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Why a command that could not be started could not enter its cgroup; `None` where something else was the matter.
+pub fn not_entered(error: &io::Error) -> Option<Errno> {
+    let number = error.raw_os_error()?.checked_sub(ENTERING)?;
+    (number >= 0).then(|| Errno::from_raw(number))
 }
 
 /// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.

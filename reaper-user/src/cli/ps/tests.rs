@@ -26,6 +26,7 @@ fn shown(id: &str) -> Shown<'static> {
             signal: 15,
             leader_first: false,
             limit: None,
+            cgroup: None,
             detached: false,
         },
         state: "running",

@@ -30,6 +30,7 @@ pub(in crate::run) fn start(id: &str) -> Start {
         signal: 15,
         leader_first: false,
         limit: None,
+        cgroup: None,
         detached: false,
     }
 }
@@ -50,6 +51,8 @@ fn full() -> Vec<Line> {
     };
     vec![
         Line::Run(Box::new(start("abcd"))),
+        Line::Cgroup(Made { id: 5 }),
+        Line::Cgroup(Made { id: 6 }),
         Line::Command(Begun { who, at: 9 }),
         claim(Outcome::Cancelled, 5),
         claim(Outcome::Timeout, 6),
@@ -63,6 +66,7 @@ fn the_first_word_counts() {
     let record = Record::parse(&text(&full())).unwrap();
     assert_eq!(record.start, start("abcd"));
     assert_eq!(record.commands.len(), 1);
+    assert_eq!(record.cgroup, Some(Made { id: 6 }), "what is there now");
     assert_eq!(record.claim.unwrap().by, 5);
     assert_eq!(record.outcome(), Some(Outcome::Cancelled));
     assert_eq!(record.over.unwrap().notes, ["x"]);

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use hashbrown::HashSet;
 use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
@@ -104,6 +105,17 @@ impl Procfs {
         let alive = matches!(self.glance(key), Ok(Glance::Alive { .. }));
         // Still it, so that was its too.
         alive.then_some(rss)
+    }
+
+    /// The pids of a process, and of all that it descends from.
+    pub fn line(&self, mut pid: u32) -> HashSet<u32> {
+        let mut line = HashSet::new();
+        // Each but once, where the table changes while it is read.
+        while pid != 0 && line.insert(pid) {
+            let process = one(pid).ok().flatten();
+            pid = process.map_or(0, |process| process.parent);
+        }
+        line
     }
 
     /// Who has exited and is not waited for by its parent.

@@ -30,19 +30,35 @@ impl Procfs {
         Ok(below(self.rows()?, vec![of]))
     }
 
-    /// All of these that live, and all that live and descend from one of them.
+    /// All of these that live, those with one of the pids, and all that live and descend from one of them.
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn families(&self, of: &HashSet<Key>) -> Result<Vec<Descendant>, ProcfsError> {
+    pub fn families(
+        &self,
+        of: &HashSet<Key>,
+        pids: &HashSet<u32>,
+    ) -> Result<Vec<Descendant>, ProcfsError> {
         let rows = self.rows()?;
-        let is = |(row, lives): &&Row| *lives && of.iter().any(|key| key.same_tick(row.key));
+        let is_one =
+            |key: Key| pids.contains(&key.pid) || of.iter().any(|known| known.same_tick(key));
+        let is = |(row, lives): &&Row| *lives && is_one(row.key);
         let mut found: Vec<Descendant> = rows.iter().filter(is).map(|(row, _)| *row).collect();
         let makers: Vec<u32> = found.iter().map(|row| row.key.pid).collect();
         let known: HashSet<u32> = makers.iter().copied().collect();
         let below = below(rows, makers).into_iter();
         found.extend(below.filter(|one| !known.contains(&one.key.pid)));
         Ok(found)
+    }
+
+    /// The pids of a process, and of all that it descends from.
+    pub fn line(&self, mut pid: u32) -> HashSet<u32> {
+        let mut line = HashSet::new();
+        // Each but once, where the table changes while it is read.
+        while pid != 0 && line.insert(pid) {
+            pid = self.stat(pid, |stat| stat.parent).unwrap_or(0);
+        }
+        line
     }
 
     fn rows(&self) -> Result<Vec<Row>, ProcfsError> {

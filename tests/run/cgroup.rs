@@ -1,0 +1,439 @@
+//! A command that has a cgroup for itself. Each test has one of its own that is delegated to whoever runs the command.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Place, Started, Story};
+use crate::cgroup::Cgroup;
+use crate::cli::{self, Said};
+use crate::proc::{self, Identity};
+use crate::world::eventually;
+
+pub const STORIES: &[(&str, Story)] = &[
+    ("cgroup", |place| tell(place, nothing_left)),
+    ("cgroup-statuses", |place| tell(place, statuses)),
+    ("cgroup-and-time", |place| tell(place, time_is_up)),
+    ("cgroups-below", |place| tell(place, below)),
+    ("cgroup-with-strangers", |place| tell(place, strangers)),
+    ("cgroup-and-hook", |place| tell(place, hook)),
+    ("cgroup-without-record", |place| tell(place, unrecorded)),
+    ("cgroup-of-the-killed", |place| tell(place, lost)),
+    ("cgroup-of-the-killed-and-deaf", |place| {
+        tell(place, lost_and_deaf)
+    }),
+    ("cgroup-of-the-killed-before", |place| {
+        tell(place, never_begun)
+    }),
+    ("cgroup-refused", |place| tell(place, refused)),
+];
+
+/// For whom root is needed.
+pub const ROOTS: &[(&str, Story)] = &[
+    ("cgroup-not-shown", |place| tell(place, not_shown)),
+    ("cgroup-of-threads", |place| tell(place, threaded)),
+    ("cgroup-with-owner", |place| tell(place, with_owner)),
+];
+
+fn tell(place: &Place, story: fn(&Place, &Home)) {
+    let Some(home) = Home::new(place) else {
+        eprintln!("no cgroup v2 can be made here: the test of a command that has one is left out");
+        return;
+    };
+    story(place, &home);
+    home.assert_empty();
+}
+
+/// A cgroup that is delegated to the place's user, with somebody in it who is not to be touched.
+struct Home {
+    outsider: Started,
+    cgroup: Cgroup,
+}
+
+impl Home {
+    fn new(place: &Place) -> Option<Home> {
+        let cgroup = Cgroup::new("")?;
+        for name in [
+            "",
+            "cgroup.procs",
+            "cgroup.threads",
+            "cgroup.subtree_control",
+        ] {
+            let path = cgroup.path().join(name);
+            chown(&path, Some(place.uid), Some(place.uid)).expect("delegate the cgroup");
+        }
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600").env_clear().uid(place.uid).gid(place.uid);
+        enter(cgroup.path(), &mut sleep);
+        let outsider = Started(sleep.spawn().expect("start who is not to be touched"));
+        Some(Home { outsider, cgroup })
+    }
+
+    fn path(&self) -> &Path {
+        self.cgroup.path()
+    }
+
+    /// `reaper run --cgroup` with these words, in it.
+    fn reaper(&self, place: &Place, words: &[&str]) -> Command {
+        let mut command = place.reaper(&[&["--cgroup"], words].concat());
+        enter(self.path(), &mut command);
+        command
+    }
+
+    /// The same to its end, of which nothing is to be left.
+    fn run(&self, place: &Place, words: &[&str]) -> Said {
+        let said = cli::run(place.dir.path(), &mut self.reaper(place, words));
+        place.assert_alone();
+        self.assert_empty();
+        said
+    }
+
+    /// The cgroups in it.
+    fn below(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path())
+            .expect("list the cgroup")
+            .flatten();
+        let paths = entries.map(|entry| entry.path());
+        paths.filter(|path| path.is_dir()).collect()
+    }
+
+    fn assert_empty(&self) {
+        let below = self.below();
+        assert!(below.is_empty(), "left: {below:?}");
+    }
+
+    /// The one that a command has there.
+    fn leaf(&self) -> PathBuf {
+        let below = self.below();
+        assert_eq!(below.len(), 1, "{below:?}");
+        below[0].clone()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let spared = self.outsider.lives();
+        // A test that has failed may have left some there.
+        for below in self.below() {
+            let _ = fs::write(below.join("cgroup.kill"), "1");
+            eventually("it is empty", || fs::remove_dir(&below).ok());
+        }
+        let _ = self.outsider.0.kill();
+        assert!(
+            spared || std::thread::panicking(),
+            "who was not of the run was ended"
+        );
+    }
+}
+
+/// Has a command begin there, whoever it runs as.
+fn enter(cgroup: &Path, command: &mut Command) {
+    let procs = File::options()
+        .write(true)
+        .open(cgroup.join("cgroup.procs"));
+    let procs = procs.expect("open the cgroup");
+    // SAFETY: between fork and exec nothing but a system call is made.
+    unsafe { command.pre_exec(move || (&procs).write_all(b"0")) };
+}
+
+/// The cgroup of version 2 of a process, from the root of all.
+fn of(who: Identity) -> String {
+    let file = fs::read_to_string(format!("/proc/{}/cgroup", who.pid)).expect("its cgroup");
+    let mut lines = file.lines().filter_map(|line| line.strip_prefix("0::"));
+    lines.next().expect("one of version 2").to_owned()
+}
+
+/// The command is in it, and who has started it is not; and all goes that it has left there, with or without its environment.
+fn nothing_left(place: &Place, home: &Home) {
+    let script = "trap '' TERM
+        (setsid sh -c 'echo $$ > first; exec sleep 60' &)
+        (setsid env -i sh -c 'trap \"\" TERM; echo $$ > second; while :; do sleep 0.05; done' &)
+        until [ -s first ] && [ -s second ]; do sleep 0.01; done
+        echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 3";
+    let words = [
+        "--grace",
+        "500ms",
+        "--report",
+        "report.json",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let mut run = place.start_as(&mut home.reaper(place, &words));
+    let left = ["pid", "first", "second"].map(|name| place.await_pid(name));
+    let own = of(proc::stat(run.pid()).expect("the run").id);
+    let leaf = home.leaf();
+    let name = leaf.file_name().expect("a name").to_str().expect("UTF-8");
+    let id = name.strip_prefix("reaper-run-").expect("what it is called");
+    for one in left {
+        assert_eq!(of(one), format!("{own}/{name}"));
+    }
+    let known = &place.ps(&[])[0];
+    assert_eq!(
+        (&known["id"], &known["cgroup"]),
+        (&id.into(), &leaf.to_str().into())
+    );
+    fs::write(place.path("go"), "").expect("let it end");
+    assert_eq!((run.end(), place.read("err").as_str()), (3, ""));
+    assert!(!left.iter().any(|one| one.lives()));
+    let report: serde_json::Value = serde_json::from_str(&place.read("report.json")).expect("JSON");
+    assert_eq!(
+        (&report["outcome"], &report["left"]),
+        (&"failed".into(), &serde_json::json!([]))
+    );
+    assert!(report["ended"].as_u64() >= Some(2), "{report}");
+    assert!(report["killed"].as_u64() >= Some(1), "{report}");
+}
+
+/// They are the command's, as ever.
+fn statuses(place: &Place, home: &Home) {
+    fs::write(place.path("plain"), "").expect("write a file");
+    for (words, status) in [
+        (&["true"][..], 0),
+        (&["sh", "-c", "exit 7"], 7),
+        (&["sh", "-c", "kill -9 $$"], 137),
+        (&["./absent"], 127),
+        (&["./plain"], 126),
+    ] {
+        let said = home.run(place, &[&["--"], words].concat());
+        assert_eq!(said.code, Some(status), "{words:?}: {}", said.err);
+        assert_eq!(
+            said.err.is_empty(),
+            !(126..128).contains(&status),
+            "{}",
+            said.err
+        );
+    }
+}
+
+fn time_is_up(place: &Place, home: &Home) {
+    let script = "trap '' TERM; (setsid sleep 60 &); while :; do sleep 0.05; done";
+    let words = [
+        "--timeout",
+        "500ms",
+        "--grace",
+        "200ms",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let said = home.run(place, &words);
+    assert_eq!((said.code, said.err.as_str()), (Some(124), ""));
+}
+
+/// Those that the command makes in its own, of threads too, are of the run.
+fn below(place: &Place, home: &Home) {
+    let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
+        echo threaded > t/threads/cgroup.type || exit 2
+        deaf='trap \"\" TERM; echo $$; while :; do sleep 0.05; done'
+        (setsid sh -c \"echo 0 > a/b/cgroup.procs && $deaf\" > \"$1/first\" &)
+        (setsid sh -c \"echo 0 > t/cgroup.procs && echo 0 > t/threads/cgroup.threads && $deaf\" > \"$1/second\" &)
+        until [ -s \"$1/first\" ] && [ -s \"$1/second\" ]; do sleep 0.01; done; exit 5";
+    let places = [home.path(), place.dir.path()];
+    let [own, dir] = places.map(|path| path.to_str().expect("UTF-8"));
+    let words = ["--grace", "200ms", "--timeout", "60s"];
+    let words = [&words[..], &["--", "sh", "-c", script, own, dir]].concat();
+    let said = home.run(place, &words);
+    assert_eq!((said.code, said.err.as_str()), (Some(5), ""));
+}
+
+/// Whoever is put there is of the run, also if this user may not signal them, as one that has changed its user.
+fn strangers(place: &Place, home: &Home) {
+    let script = "echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 4";
+    // Who may be asked to end has the time for it, however slow the machine is.
+    let grace = if place.uid == 0 { "60s" } else { "300ms" };
+    let words = ["--grace", grace, "--report", "report.json", "--"];
+    let words = [&words[..], &["sh", "-c", script]].concat();
+    let mut run = place.start_as(&mut home.reaper(place, &words));
+    place.await_pid("pid");
+    let mut sleep = Command::new("sleep");
+    enter(&home.leaf(), sleep.arg("600"));
+    let mut stranger = Started(sleep.spawn().expect("start one of this test's user"));
+    fs::write(place.path("go"), "").expect("let it end");
+    assert_eq!((run.end(), place.read("err").as_str()), (4, ""));
+    assert_eq!(stranger.end(), if place.uid == 0 { 143 } else { 137 });
+    let report: serde_json::Value = serde_json::from_str(&place.read("report.json")).expect("JSON");
+    assert_eq!(report["ended"], 1, "{report}");
+}
+
+/// What follows has one of that name too, whatever the command has made of it.
+fn hook(place: &Place, home: &Home) {
+    let hook = "grep ^0: /proc/self/cgroup > hook; setsid sleep 60 &";
+    let script = "mkdir $(ls -d \"$0\"/reaper-run-*)/x; grep ^0: /proc/self/cgroup > own";
+    let own = home.path().to_str().expect("UTF-8");
+    let said = home.run(
+        place,
+        &["--on-success", hook, "--", "sh", "-c", script, own],
+    );
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    assert!(place.read("own").contains("/reaper-run-"));
+    assert_eq!(place.read("own"), place.read("hook"));
+}
+
+/// It is wanted all the same where nothing can be written down.
+fn unrecorded(place: &Place, home: &Home) {
+    fs::write(place.path("state"), "").expect("write a file");
+    let script = "(setsid sleep 60 &); grep -q /reaper-run- /proc/self/cgroup";
+    let said = home.run(place, &["--", "sh", "-c", script]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+}
+
+/// Whoever comes next ends also those who have lost all lineage: first by the signal that was asked for.
+fn lost(place: &Place, home: &Home) {
+    let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > first; while :; do sleep 0.05; done";
+    let known = lose(place, home, "60s", drains);
+    assert_eq!(place.read("drained"), "drained\n");
+    assert_eq!(known["killed"], 0, "{known}");
+}
+
+/// And by SIGKILL who would not hear of that.
+fn lost_and_deaf(place: &Place, home: &Home) {
+    let deaf = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
+    let known = lose(place, home, "200ms", deaf);
+    assert!(known["killed"].as_u64() >= Some(1), "{known}");
+}
+
+/// A run whose owner is killed, with this and another that have lost their makers, as `reaper ps` tells of it afterwards.
+fn lose(place: &Place, home: &Home, grace: &str, script: &str) -> serde_json::Value {
+    let script = format!(
+        "(setsid sh -c '{script}' &); (setsid env -i sh -c 'echo $$ > second; exec sleep 60' &)
+        until [ -s first ] && [ -s second ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60"
+    );
+    let words = ["--name", "x", "--signal", "USR1", "--grace", grace, "--"];
+    let words = [&words[..], &["sh", "-c", &script]].concat();
+    let run = place.start_as(&mut home.reaper(place, &words));
+    let left = ["pid", "first", "second"].map(|name| place.await_pid(name));
+    run.signal(nix::libc::SIGKILL);
+    eventually("who has lost its parent is another's", || {
+        let all = left.map(|one| proc::stat(one.pid).map(|stat| stat.parent));
+        let lost = all.iter().all(|parent| *parent != Some(run.pid()));
+        lost.then_some(())
+    });
+    assert!(left.iter().all(|one| one.lives()));
+    let said = place.ask(&["ps", "--all"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.err.contains("(x) is closed"), "{}", said.err);
+    assert!(!left.iter().any(|one| one.lives()));
+    place.assert_alone();
+    let known = place.ps(&["--all"]).remove(0);
+    assert!(known["ended"].as_u64() >= Some(3), "{known}");
+    known
+}
+
+/// What was made for a command that has never begun is removed.
+fn never_begun(place: &Place, home: &Home) {
+    let holds = place.start_as(&mut place.reaper(&["--limit", "x=1", "--", "sleep", "60"]));
+    eventually("the place is taken", || place.ps(&[]).first().map(drop));
+    let waits = place.start_as(&mut home.reaper(place, &["--limit", "x=1", "--", "true"]));
+    eventually("its cgroup is there", || home.below().first().map(drop));
+    waits.signal(nix::libc::SIGKILL);
+    eventually("it is closed", || {
+        place.ask(&["ps"]);
+        home.below().is_empty().then_some(())
+    });
+    holds.signal(nix::libc::SIGTERM);
+    place.await_alone();
+}
+
+/// Before anything has begun, with what to do about it.
+fn refused(place: &Place, home: &Home) {
+    let limit = home.path().join("cgroup.max.descendants");
+    fs::write(&limit, "0").expect("allow no more");
+    refuse(
+        place,
+        home,
+        &[
+            home.path().to_str().expect("UTF-8"),
+            "raise cgroup.max.descendants",
+        ],
+    );
+    fs::write(&limit, "max").expect("allow more");
+    if place.uid == 0 {
+        return;
+    }
+    for name in ["cgroup.procs", ""] {
+        chown(home.path().join(name), Some(0), Some(0)).expect("take it back");
+        refuse(
+            place,
+            home,
+            &[
+                home.path().to_str().expect("UTF-8"),
+                "not delegated",
+                "systemd-run",
+            ],
+        );
+    }
+    let mut detached = home.reaper(place, &["--detach", "--", "touch", "begun"]);
+    let said = cli::run(place.dir.path(), &mut detached);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    assert!(said.err.contains("not delegated"), "{}", said.err);
+}
+
+fn refuse(place: &Place, home: &Home, why: &[&str]) {
+    let said = home.run(place, &["--", "touch", "begun"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    for word in why {
+        assert!(said.err.contains(word), "{word}: {}", said.err);
+    }
+    assert!(!place.path("begun").exists());
+}
+
+/// Where none is mounted, and where none may be made.
+fn not_shown(place: &Place, home: &Home) {
+    let script = "set -e; at=$(findmnt -n -o TARGET -T \"$0\")
+        mount -o remount,bind,ro \"$at\"; $1 || echo $?; umount -l \"$at\"; $1 || echo $?";
+    let mut unshare = place.command("unshare");
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    unshare
+        .arg(home.path())
+        .arg("./reaper run --cgroup -- touch begun");
+    enter(home.path(), &mut unshare);
+    let said = cli::run(place.dir.path(), &mut unshare);
+    assert_eq!(said.out, "125\n125\n", "{}", said.err);
+    assert!(
+        said.err.contains("reading alone") && said.err.contains("none of version 2"),
+        "{}",
+        said.err
+    );
+    assert!(!place.path("begun").exists());
+}
+
+fn threaded(place: &Place, home: &Home) {
+    let threads = home.path().join("threads");
+    fs::create_dir(&threads).expect("make a cgroup");
+    fs::write(threads.join("cgroup.type"), "threaded").expect("make it one of threads");
+    let mut command = place.reaper(&["--cgroup", "--", "touch", "begun"]);
+    enter(home.path(), &mut command);
+    let said = cli::run(place.dir.path(), &mut command);
+    assert_eq!(said.code, Some(125), "{}", said.err);
+    assert!(said.err.contains("one of threads"), "{}", said.err);
+    assert!(!place.path("begun").exists());
+    fs::remove_dir(&threads).expect("remove it");
+}
+
+/// Who owns the run is not ended where it has been put in there, with the shell that it was started from; nor does that keep
+/// the others.
+fn with_owner(place: &Place, home: &Home) {
+    let script = "cd $(ls -d \"$0\"/reaper-run-*) && echo $PPID > cgroup.procs
+        cut -d' ' -f4 /proc/$PPID/stat > cgroup.procs; (setsid sh -c \"trap '' TERM; sleep 60\" &); exit 6";
+    let line = format!(
+        "./reaper run --cgroup --grace 200ms -- sh -c '{}' {}; echo $?",
+        script.replace('\'', "'\\''"),
+        home.path().display()
+    );
+    let mut shell = place.command("sh");
+    shell.args(["-c", &line]);
+    enter(home.path(), &mut shell);
+    let said = cli::run(place.dir.path(), &mut shell);
+    assert_eq!(said.out, "6\n", "{}", said.err);
+    assert!(said.err.contains("is left"), "{}", said.err);
+    place.assert_alone();
+    for left in home.below() {
+        eventually("it is empty", || fs::remove_dir(&left).ok());
+    }
+}
