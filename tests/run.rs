@@ -273,7 +273,7 @@ impl Place {
     fn assert_alone(&self) {
         let left = self.living().into_iter();
         // At once: it may be about to go.
-        let left: Vec<_> = left.map(|one| (one.pid, command_line(one.pid))).collect();
+        let left: Vec<_> = left.map(|one| (one.pid, describe(one.pid))).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 
@@ -305,13 +305,17 @@ impl Drop for Place {
     }
 }
 
-/// Its parent, its name and how it was called, as far as it still is.
 fn command_line(pid: i32) -> String {
-    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
+/// Its parent, its name and how it was called, as far as it still is.
+fn describe(pid: i32) -> String {
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let parent = proc::stat(pid).map_or(0, |stat| stat.parent);
-    let [comm, line] = ["comm", "cmdline"]
-        .map(|file| String::from_utf8_lossy(&read(file)).replace(['\0', '\n'], " "));
-    format!("child of {parent}: {comm}: {line}")
+    let line = command_line(pid);
+    format!("child of {parent}: {}: {line}", comm.trim_end())
 }
 
 /// One that runs, and does not when this is dropped.
