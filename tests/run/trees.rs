@@ -13,6 +13,7 @@ use crate::proc;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
+    ("few-open-files", few_open_files),
     ("hundred-orphans", hundred_orphans),
     ("leftovers", leftovers),
     ("actors", actors),
@@ -264,4 +265,22 @@ fn not_permitted(place: &Place) {
     assert!(said.err.contains(&told), "{}", said.err);
     assert!(root.lives());
     assert!(root.signal(nix::sys::signal::Signal::SIGKILL));
+}
+
+/// More are left than files may be open, by the command and by an owner that was killed.
+fn few_open_files(place: &Place) {
+    let many = "ulimit -n 64; many='trap \"\" TERM; for i in $(seq 150); do sleep 60 & done; echo up > up;'";
+    let script = format!(
+        "{many}; ./reaper run --grace 300ms -- sh -c \"$many exit 3\"; echo $?; rm up
+        ./reaper run --grace 300ms -- sh -c \"$many wait\" & until [ -s up ]; do sleep 0.01; done
+        kill -KILL $!; ./reaper ps"
+    );
+    let said = place.bash(&script, &[]);
+    assert_eq!(
+        said.out, "3\nno run; `--all` shows those that are over\n",
+        "{}",
+        said.err
+    );
+    assert!(said.err.contains("is closed"), "{}", said.err);
+    place.assert_alone();
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
-use super::{Failure, Ladder, Outcome, Released, Step, Times, send};
+use super::{Failure, Ladder, Outcome, Released, Step, Times, files_max, send};
 use crate::model::event::{Ended, Key, Uids};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
@@ -40,7 +40,8 @@ pub struct Ending {
 }
 
 struct Target {
-    pidfd: Pidfd,
+    /// Given back once it has ended.
+    pidfd: Option<Pidfd>,
     strongest: Option<Signal>,
     first_signal: Option<u64>,
     memory: Option<Memory>,
@@ -85,6 +86,8 @@ pub struct Endings {
     stuck: bool,
     /// When to give up, in ns on the monotonic clock.
     end: u64,
+    /// See [`files_max`].
+    files_max: u64,
 }
 
 impl Endings {
@@ -102,6 +105,7 @@ impl Endings {
             resident: u64::MAX,
             stuck: false,
             end: now.saturating_add(u64::try_from(limit).unwrap_or(u64::MAX)),
+            files_max: files_max(),
         }
     }
 
@@ -128,11 +132,22 @@ impl Endings {
     }
 
     /// Looks who is to be ended, and signals whoever has not had the signal that is due by now. Gives how many have
-    /// come.
+    /// come. Of more than files can be open for, the rest has its turn when some have ended.
     ///
     /// # Errors
     /// Those of `find`.
     pub fn round<E>(
+        &mut self,
+        find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+    ) -> Result<usize, E> {
+        let came = self.signal_found(find);
+        if !self.is_gentle() {
+            self.kill_cgroup();
+        }
+        came
+    }
+
+    fn signal_found<E>(
         &mut self,
         mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
     ) -> Result<usize, E> {
@@ -140,8 +155,12 @@ impl Endings {
         let mut due = find(&held)?;
         let mut opened = HashMap::new();
         let before = self.targets.len();
+        let open = self.targets.values().any(|target| target.pidfd.is_some());
         for key in due.keys().filter(|key| !held.contains(*key)) {
             match Pidfd::open(key.pid) {
+                Ok(pidfd) if pidfd.file() >= self.files_max && (open || !opened.is_empty()) => {
+                    break;
+                }
                 Ok(pidfd) => {
                     opened.insert(*key, Target::new(pidfd));
                 }
@@ -152,7 +171,7 @@ impl Endings {
         if !opened.is_empty() {
             let all = held.into_iter().chain(opened.keys().copied()).collect();
             due = find(&all)?;
-            opened.retain(|key, target| due.contains_key(key) && !target.pidfd.has_exited());
+            opened.retain(|key, target| due.contains_key(key) && !target.has_exited());
             for _ in &opened {
                 self.ladder.claimed();
             }
@@ -168,7 +187,7 @@ impl Endings {
         for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
             target.spared = match due.get(key) {
                 Some(None) => false,
-                Some(Some(uids)) => target.pidfd.uids(key.pid) != Some(*uids),
+                Some(Some(uids)) => target.uids(key.pid) != Some(*uids),
                 None => true,
             };
             if !target.spared && target.signal(*key, own, step, self.gentle) {
@@ -180,15 +199,14 @@ impl Endings {
             // those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which none has asked for. So the youngest are first.
             signalled.sort_unstable_by_key(|(key, _)| Reverse(key.start));
             for (key, target) in &signalled {
-                // If it is gone already, so much the better.
-                let _ = send::send(&target.pidfd, key.pid, own, Step::Wake);
+                if let Some(pidfd) = &target.pidfd {
+                    // If it is gone already, so much the better.
+                    let _ = send::send(pidfd, key.pid, own, Step::Wake);
+                }
             }
         }
         for (key, target) in signalled {
             target.weigh(*key, &self.procfs);
-        }
-        if step == Step::Kill {
-            self.kill_cgroup();
         }
         Ok(self.targets.len() - before)
     }
@@ -228,7 +246,7 @@ impl Endings {
             let one = self.targets.values().find(|target| target.done.is_none());
             // What has ended meanwhile is seen when its turn comes.
             let rest = Duration::from_nanos(rest.saturating_add(999_999));
-            let woken = pidfd::wait_first(one.map(|target| &target.pidfd), wake, rest);
+            let woken = pidfd::wait_first(one.and_then(|target| target.pidfd.as_ref()), wake, rest);
             if woken {
                 return self.confirm();
             }
@@ -253,7 +271,8 @@ impl Endings {
             .values_mut()
             .filter(|target| target.done.is_none())
         {
-            if target.pidfd.has_exited() {
+            if target.has_exited() {
+                target.pidfd = None;
                 target.done = Some((Outcome::Ended(Ended::Unknown), sys::boot_time()));
                 self.ladder.finished(sys::monotonic());
             } else {
@@ -298,7 +317,7 @@ impl Endings {
 impl Target {
     fn new(pidfd: Pidfd) -> Target {
         Target {
-            pidfd,
+            pidfd: Some(pidfd),
             strongest: None,
             first_signal: None,
             memory: None,
@@ -306,6 +325,14 @@ impl Target {
             spared: false,
             done: None,
         }
+    }
+
+    fn has_exited(&self) -> bool {
+        self.pidfd.as_ref().is_none_or(Pidfd::has_exited)
+    }
+
+    fn uids(&self, pid: u32) -> Option<Uids> {
+        self.pidfd.as_ref()?.uids(pid)
     }
 
     /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
@@ -317,9 +344,12 @@ impl Target {
         if self.strongest == Some(signal) {
             return false;
         }
+        let Some(pidfd) = &self.pidfd else {
+            return false;
+        };
         let sent = match step {
-            Step::Term => send::ask(&self.pidfd, key.pid, own, gentle),
-            step => send::send(&self.pidfd, key.pid, own, step),
+            Step::Term => send::ask(pidfd, key.pid, own, gentle),
+            step => send::send(pidfd, key.pid, own, step),
         };
         match sent {
             Ok(()) => {
@@ -340,7 +370,7 @@ impl Target {
         if self.memory.is_none() {
             let memory = procfs.memory(key.pid, true);
             // By then the pid may be somebody else's.
-            self.memory = memory.filter(|_| !self.pidfd.has_exited());
+            self.memory = memory.filter(|_| !self.has_exited());
         }
     }
 

@@ -26,6 +26,7 @@ mod send;
 mod target;
 mod weigh;
 
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
 use crate::model::event::{Ended, Key};
@@ -40,6 +41,15 @@ pub use reaper::Reaper;
 pub use send::end_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP, forward, stop_owner};
+
+/// How many files are left for others to open, if there are so many.
+const FILES_LEFT: u64 = 256;
+
+/// From which number on no pidfds are kept while there are others: to look at processes takes files too.
+pub fn files_max() -> u64 {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
+    files - FILES_LEFT.min(files / 4)
+}
 
 /// Who has sent a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,20 +6,16 @@ mod signal;
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
-use nix::sys::resource::{Resource, getrlimit};
 
 use super::target::Target;
 use super::weigh::Scales;
-use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times};
+use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times, files_max};
 use crate::model::Model;
 use crate::model::event::{Ended, Key};
 use crate::model::policy::{Decision, Reason};
 use crate::model::session::SessionId;
 use crate::model::tree::Node;
 use crate::sys;
-
-/// How many files are left for others to open, if there are so many.
-const FILES_LEFT: u64 = 256;
 
 /// See the module.
 pub struct Reaper {
@@ -52,7 +48,6 @@ impl Reaper {
     /// # Errors
     /// As `epoll_create1(2)`.
     pub fn new(times: Times, observe: bool) -> nix::Result<Reaper> {
-        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
         Ok(Reaper {
             own_pid: std::process::id(),
             times,
@@ -61,7 +56,7 @@ impl Reaper {
             ladders: BTreeMap::new(),
             members: HashMap::new(),
             open: 0,
-            files_max: files - FILES_LEFT.min(files / 4),
+            files_max: files_max(),
             queue: Vec::new(),
             starved: Vec::new(),
             unweighed: Vec::new(),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{End, Outcome, Report, Run, attend};
+use super::{CgroupError, End, Outcome, Report, Run, RunError, attend};
 use crate::sys::child::Held;
 
 /// Runs what was asked for, and cleans up. What fails is added to the report.
@@ -52,7 +52,15 @@ fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<
         signal: run.signal,
         ..Run::new(command)
     };
-    let leaf = run.make_leaf().map_err(|error| error.to_string())?;
+    let leaf = match run.make_leaf() {
+        // Somebody of the command's is in there still, and is told of.
+        Err(RunError::Cgroup(CgroupError::Make { source, .. }))
+            if source.kind() == io::ErrorKind::AlreadyExists =>
+        {
+            None
+        }
+        leaf => leaf.map_err(|error| error.to_string())?,
+    };
     let told = attend::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
     report.left.extend(told.left);
     match told.end {

@@ -156,6 +156,12 @@ impl Leaf {
         }
     }
 
+    /// Whether this process, or one that it descends from, is in it.
+    pub(super) fn holds_this(&self) -> bool {
+        let line = self.procfs.line(std::process::id());
+        self.cgroup.pids().iter().any(|pid| line.contains(pid))
+    }
+
     /// Who is in it, but for this process and those it descends from: somebody has put them there.
     pub(super) fn pids(&self) -> HashSet<u32> {
         let mut pids = self.cgroup.pids();
@@ -182,7 +188,12 @@ impl Leaf {
             others.remove(&key.pid);
         }
         if !others.is_empty() {
-            let others = self.procfs.families(&HashSet::new(), &others)?.into_iter();
+            let still = || {
+                let mut still = self.pids();
+                still.retain(|pid| others.contains(pid));
+                still
+            };
+            let others = self.procfs.families(&HashSet::new(), still)?.into_iter();
             all.extend(others.filter(|one| !known.contains(&one.key)));
         }
         Ok(())

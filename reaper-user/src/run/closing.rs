@@ -17,7 +17,7 @@ use super::recording::{boot_id, claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
 use crate::model::event::Key;
-use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own};
+use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
@@ -78,11 +78,15 @@ fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
         }
     };
     thread::scope(|scope| {
-        for _ in 0..helpers {
-            // Where there are to be no more, those that are there do it.
-            let _ = thread::Builder::new().spawn_scoped(scope, work);
-        }
+        // Where there are to be no more, those that are there do it.
+        let helpers =
+            (0..helpers).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok());
+        let helpers: Vec<_> = helpers.collect();
         work();
+        // Until they are gone, and not only done: this program may fork next.
+        for helper in helpers {
+            let _ = helper.join();
+        }
     });
     closed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
@@ -135,7 +139,9 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     if let (Some(directory), None) = (directory, &leaf) {
         cgroup::remove_unused(directory);
     }
-    if record.commands.is_empty() {
+    // The line that names the command may have found no room.
+    let begun = leaf.as_ref().is_some_and(|leaf| !leaf.pids().is_empty());
+    if record.commands.is_empty() && !begun {
         return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
     if sys::pid_namespace_unless_first()? != start.pid_namespace {
@@ -149,12 +155,12 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     };
     let own = std::process::id();
     let found = family.look().map_err(io::Error::other)?;
-    let holds = |leaf: &Leaf| leaf.cgroup().pids().contains(&own);
-    if found.keys().any(|key| key.pid == own) || family.leaf.as_ref().is_some_and(holds) {
+    let holds = family.leaf.as_ref().is_some_and(Leaf::holds_this);
+    if found.keys().any(|key| key.pid == own) || holds {
         return Ok(None);
     }
     let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
-    if found.is_empty() {
+    if found.is_empty() && family.inside().is_empty() {
         if let Some(leaf) = family.leaf {
             leaf.remove();
         }
@@ -183,11 +189,14 @@ struct Family<'a> {
 }
 
 impl Family<'_> {
+    /// Who is in its cgroup, be it that the process table does not show them to this user.
+    fn inside(&self) -> HashSet<u32> {
+        self.leaf.as_ref().map(Leaf::pids).unwrap_or_default()
+    }
+
     /// Who of it lives. Who has lost all makers since the last look is remembered.
     fn look(&mut self) -> Result<Due, ProcfsError> {
-        let inside = self.leaf.as_ref().map(Leaf::pids);
-        let inside = inside.unwrap_or_default();
-        let found = self.procfs.families(&self.known, &inside)?;
+        let found = self.procfs.families(&self.known, || self.inside())?;
         self.known.extend(found.iter().map(|one| one.key));
         Ok(found.into_iter().map(|one| (one.key, None)).collect())
     }
@@ -211,7 +220,12 @@ impl Family<'_> {
             }
             endings.round(|_: &HashSet<Key>| self.look())?;
             if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
-                break;
+                if self.inside().is_empty() {
+                    break;
+                }
+                // Whoever is left there is shown to others alone: they can be killed as one, and not be asked.
+                endings.hasten();
+                thread::sleep(LOOK_AGAIN);
             }
         }
         Ok(endings.told())
@@ -221,6 +235,7 @@ impl Family<'_> {
     /// that is. Each goes on as it is asked to end.
     fn hold(&mut self) -> Result<(), ProcfsError> {
         let mut held: HashMap<Key, Pidfd> = HashMap::new();
+        let most = files_max();
         let until = sys::monotonic() + HOLD_MAX.as_nanos() as u64;
         while sys::monotonic() < until {
             let fresh = self
@@ -228,7 +243,8 @@ impl Family<'_> {
                 .into_keys()
                 .filter(|key| !held.contains_key(key));
             let opened = fresh.filter_map(|key| Some((key, Pidfd::open(key.pid).ok()?)));
-            let opened: Vec<_> = opened.collect();
+            // Of more than files can be open for, the rest goes on.
+            let opened: Vec<_> = opened.take_while(|(_, one)| one.file() < most).collect();
             if opened.is_empty() && !held.iter().any(|(key, one)| self.moves(*key, one)) {
                 return Ok(());
             }

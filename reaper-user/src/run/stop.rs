@@ -85,7 +85,16 @@ impl Runs {
             Err(Errno::ESRCH) => return Ok(()),
             owner => owner.map_err(|errno| failed(errno.into()))?,
         };
-        let Some(mut word) = Word::have(&file) else {
+        // While somebody has the word, an owner that still is the owner stays it.
+        let have = || -> Result<Option<Word<'_>>, StopError> {
+            let word = Word::have(&file);
+            let owned = known.is_owned().or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(false),
+                _ => Err(failed(error)),
+            })?;
+            Ok(word.filter(|_| owned && runs::is_at(&file, &known.path)))
+        };
+        let Some(mut word) = have()? else {
             return Ok(());
         };
         let is_over = |record: &Record| record.over.is_some() || !runs::is_at(&file, &known.path);
@@ -101,7 +110,7 @@ impl Runs {
             if self.is_over_soon(known)? {
                 return Ok(());
             }
-            word = match Word::have(&file) {
+            word = match have()? {
                 Some(word) if self.again(known)?.record.over.is_none() => word,
                 _ => return Ok(()),
             };

@@ -30,16 +30,22 @@ impl Procfs {
         Ok(below(self.rows()?, vec![of]))
     }
 
-    /// All of these that live, those with one of the pids, and all that live and descend from one of them.
+    /// All of these that live, those whose pids are `inside`, and all that live and descend from one of them.
+    ///
+    /// `inside` is asked before the table is read and after it, and both have to say it: one that ends in between may have
+    /// left its pid to a stranger.
     ///
     /// # Errors
     /// The directory cannot be listed.
     pub fn families(
         &self,
         of: &HashSet<Key>,
-        pids: &HashSet<u32>,
+        inside: impl Fn() -> HashSet<u32>,
     ) -> Result<Vec<Descendant>, ProcfsError> {
+        let before = inside();
         let rows = self.rows()?;
+        let mut pids = inside();
+        pids.retain(|pid| before.contains(pid));
         let is_one =
             |key: Key| pids.contains(&key.pid) || of.iter().any(|known| known.same_tick(key));
         let is = |(row, lives): &&Row| *lives && is_one(row.key);
