@@ -37,6 +37,11 @@ const KILLED: &str = "
     for wait in 0 0.001 0.002 0.004 0.008 0.02; do
         ./bin/reaper run -- sh -c 'setsid sleep 60 & sleep 60' & sleep $wait; kill -KILL $!
     done 2> /dev/null
+    ./bin/reaper run --detach -- sh -c 'setsid sleep 60 & echo $PPID > owner; sleep 60' > detached
+    until [ -s owner ]; do sleep 0.01; done; kill -KILL $(cat owner); : > owner
+    # A word of the command's own.
+    ./bin/reaper run sh -c 'setsid sleep 60 & echo $PPID > owner; sleep 60' --detach &
+    until [ -s owner ]; do sleep 0.01; done; kill -KILL $(cat owner)
     wait";
 
 fn beside(place: &Place) {

@@ -134,6 +134,10 @@ Examples:
     #[cfg(target_os = "linux")]
     #[command(after_help = run::HELP)]
     Run(run::RunArgs),
+
+    /// The same, begun by that.
+    #[command(name = run::OWNER, hide = true)]
+    Owner(run::RunArgs),
     /// List your runs: how far they are, what they may still take, and what has become of them.
     #[cfg(target_os = "linux")]
     #[command(after_help = ps::HELP)]
@@ -452,7 +456,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         #[cfg(target_os = "linux")]
-        Command::Run(args) => Ok(run::run(args)),
+        Command::Run(args) => Ok(run::run(args, false)),
+        Command::Owner(args) => Ok(run::run(args, true)),
         #[cfg(target_os = "linux")]
         Command::Ps(args) => ps::run(&args).map(|()| 0),
         #[cfg(target_os = "linux")]

@@ -15,6 +15,8 @@ use nix::sys::signal::{Signal, raise};
 use super::OWN_FAILURE;
 use crate::export::to_json;
 use crate::run::{DoneWhen, End, Limit, Outcome, Progress, Report, Run, RunError, Runs};
+use crate::sys::child;
+pub(super) use detach::OWNER;
 use detach::{Side, Tell};
 
 pub(super) const HELP: &str = "\
@@ -108,10 +110,12 @@ pub(super) struct RunArgs {
     /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.
     #[arg(long)]
     cgroup: bool,
-    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`. No service
-    /// ends what is left if its owner is killed: the next `reaper` of this user does.
+    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
+    /// Who waits to be told of the start: a file that is open.
+    #[arg(long, hide = true)]
+    tell: Option<i32>,
     /// Write what has become of it to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -123,9 +127,23 @@ pub(super) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Gives the exit status.
-pub(super) fn run(args: RunArgs) -> u8 {
+/// Gives the exit status. With `owner` this is who owns the command in any case, and nobody else is to be started for it.
+pub(super) fn run(args: RunArgs, owner: bool) -> u8 {
     let (report, json, detach) = (args.report.clone(), args.json, args.detach);
+    let waits = args.tell.filter(|_| owner).and_then(child::inherit);
+    let mut words = std::env::args_os().skip(2);
+    if !owner
+        && !detach
+        && words.any(|word| {
+            word.as_encoded_bytes()
+                .windows(8)
+                .any(|part| part == b"--detach")
+        })
+    {
+        // Of the command's.
+        let error = detach::become_owner(None);
+        tracing::debug!("no service will know of this run: {error}");
+    }
     let mut run = owned(args);
     match Runs::of_user() {
         Ok(runs) => {
@@ -138,8 +156,8 @@ pub(super) fn run(args: RunArgs) -> u8 {
         }
         Err(error) => tracing::debug!("{error}"),
     }
-    let tell = match detach.then(detach::part) {
-        None => Tell::default(),
+    let tell = match (detach && !owner).then(detach::part) {
+        None => waits.map_or_else(Tell::default, Tell::to),
         Some(Ok(Side::Caller(status))) => return status,
         Some(Ok(Side::Run(tell))) => tell,
         Some(Err(error)) => {

@@ -1,18 +1,20 @@
 //! Starting a command and standing in for it: signals, terminal, and whoever is left to this process to wait for.
 
+use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, PipeWriter, Write};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
-use nix::unistd::{ForkResult, Pid, dup2_stdin, fork, getppid, read, setsid, write};
+use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsid, write};
 
 use crate::model::event::TICK_NS;
 
@@ -317,6 +319,40 @@ pub fn part() -> nix::Result<Option<Pid>> {
     )?;
     dup2_stdin(null.as_fd())?;
     Ok(None)
+}
+
+/// Becomes this program anew, as it was begun, but with these words; that has this file open too.
+///
+/// # Errors
+/// It has another name by now, or none. Nothing has changed then, but that the file is inherited by commands.
+pub fn begin_anew(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
+    let begin = || -> io::Result<()> {
+        let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
+        let words = words.iter().map(|word| CString::new(word.as_bytes()));
+        let words: Vec<CString> = words.collect::<Result<_, _>>()?;
+        if let Some(file) = file {
+            fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        }
+        if !PIPE_IGNORED.load(Ordering::Relaxed) {
+            // SAFETY: no handler is set.
+            unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }?;
+        }
+        execv(&program, &words)?;
+        Ok(())
+    };
+    let error = begin().err();
+    // SAFETY: as above. As Rust's runtime has it.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    error.unwrap_or_else(|| io::Error::other("it was begun anew"))
+}
+
+/// Takes over a pipe by the number that [`begin_anew`] has left it open by; `None` where there is none.
+pub fn inherit(number: i32) -> Option<PipeWriter> {
+    // SAFETY: it is only asked about; what is no descriptor is an error.
+    let file = unsafe { BorrowedFd::borrow_raw(number.max(3)) };
+    fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
+    // SAFETY: whoever began this program left it for this alone, and nobody else has taken it over.
+    Some(unsafe { OwnedFd::from_raw_fd(number.max(3)) }.into())
 }
 
 /// Has what this process writes go to a file from now on.

@@ -1,9 +1,10 @@
 //! `reaper run --detach`: the run goes on in a child, and this program says what has become of its start.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
 use crate::cli::OWN_FAILURE;
@@ -16,6 +17,9 @@ pub(super) enum Side {
     Run(Tell),
 }
 
+/// By this word a service knows who owns a command, whatever the words are that follow. It is hidden from users.
+pub(in crate::cli) const OWNER: &str = "run-owner";
+
 /// Who waits to be told of the start, if somebody does.
 #[derive(Clone, Default)]
 pub(super) struct Tell(Rc<RefCell<Option<PipeWriter>>>);
@@ -24,7 +28,9 @@ pub(super) struct Tell(Rc<RefCell<Option<PipeWriter>>>);
 pub(super) fn part() -> io::Result<Side> {
     let (mut from, to) = io::pipe()?;
     if child::part()?.is_none() {
-        return Ok(Side::Run(Tell(Rc::new(RefCell::new(Some(to))))));
+        let error = become_owner(Some(&to));
+        tracing::debug!("no service will know of this run: {error}");
+        return Ok(Side::Run(Tell::to(to)));
     }
     drop(to);
     let mut told = Vec::new();
@@ -50,7 +56,29 @@ pub(super) fn part() -> io::Result<Side> {
     Ok(Side::Caller(status))
 }
 
+/// Becomes the owner of a command in the eyes of a service: who is called with `--detach` among its words is none, as it may be
+/// about to leave.
+///
+/// # Errors
+/// This program cannot be begun anew.
+pub(super) fn become_owner(to: Option<&PipeWriter>) -> io::Error {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.get(1).is_none_or(|word| word != "run") {
+        return io::Error::other("it was not called as `reaper run`");
+    }
+    words[1] = OWNER.into();
+    if let Some(to) = to {
+        let number = to.as_fd().as_raw_fd().to_string();
+        words.splice(2..2, ["--tell".into(), number.into()]);
+    }
+    child::begin_anew(&words, to.map(AsFd::as_fd))
+}
+
 impl Tell {
+    pub(super) fn to(to: PipeWriter) -> Tell {
+        Tell(Rc::new(RefCell::new(Some(to))))
+    }
+
     /// It goes on by itself.
     pub(super) fn begun(&self, id: &str) {
         // If nobody waits for it, so be it.

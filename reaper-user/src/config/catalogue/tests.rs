@@ -105,9 +105,10 @@ fn agents_as_they_were_seen_to_run() {
         agent crush; crush; /home/u/go/bin/crush; crush
         agent reaper-run; reaper; /usr/local/bin/reaper; reaper|run|--|npm|test
         agent reaper-run; reaper; /home/u/reaper/target/release/reaper; ./reaper|run|true
-        agent reaper-run; reaper; /usr/bin/reaper; reaper|run|--name|x|--|docker|run|--detach|x
         plain; reaper; /usr/bin/reaper; reaper|run|--detach|--|true
-        plain; reaper; /usr/bin/reaper; reaper|run|--name|x|--timeout|8h|--detach|npm|start
+        plain; reaper; /usr/bin/reaper; reaper|run|--done-when|a -- b|--on-failure|echo  x|--detach|npm|start
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run-owner|--tell|5|--name|x|--detach|npm|start
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run-owner|docker|run|--detach|x
         plain; reaper; /usr/bin/reaper; reaper|daemon|--events|run
         plain; reaper; /opt/REAPER/reaper; reaper|run
         agent crush; crush; $npm/@charmland/crush/bin/crush; crush|run|start the server
