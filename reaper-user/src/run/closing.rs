@@ -16,7 +16,7 @@ use super::record::{Over, Record};
 use super::recording::{boot_id, claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
-use crate::model::event::Key;
+use crate::model::event::{Key, TICK_NS};
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
@@ -25,6 +25,8 @@ use crate::sys::pidfd::Pidfd;
 /// How long it may take until all of a tree stand still.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How long an owner that has let go of its record may take to end. A program that only embeds runs may live on.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 /// How many runs are closed at a time.
 const AT_ONCE: usize = 16;
 /// What is said of a run that nobody saw the end of.
@@ -148,6 +150,7 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
         return Ok(None);
     }
     let procfs = Procfs::default();
+    await_exit(start.wrapper.key(), &procfs);
     let mut family = Family {
         known: record.commands.iter().map(|one| one.who.key()).collect(),
         leaf,
@@ -179,6 +182,25 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
         leaf.remove();
     }
     Ok(Some(over))
+}
+
+/// Waits until an owner that lets go of its record because it ends has ended: its files are closed before it leaves its
+/// process group. If that is orphaned by it, whoever stands still in there by then is sent SIGHUP (`exit_notify` in
+/// kernel/exit.c).
+fn await_exit(owner: Key, procfs: &Procfs) {
+    let pidfd = Pidfd::open(owner.pid);
+    // One that is about to end counts as gone wherever else it is asked.
+    let is_it = |ticks: u64| {
+        owner.same_tick(Key {
+            pid: owner.pid,
+            start: ticks.saturating_mul(TICK_NS),
+        })
+    };
+    if procfs.start_ticks(owner.pid).is_some_and(is_it)
+        && let Ok(pidfd) = pidfd
+    {
+        pidfd.wait(LEAVES_WITHIN);
+    }
 }
 
 /// Those that a run has started, and all that were found to descend from them, or to be in its cgroup.
