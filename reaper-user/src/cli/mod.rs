@@ -134,8 +134,8 @@ Examples:
     #[cfg(target_os = "linux")]
     #[command(after_help = run::HELP)]
     Run(run::RunArgs),
-
     /// The same, begun by that.
+    #[cfg(target_os = "linux")]
     #[command(name = run::OWNER, hide = true)]
     Owner(run::RunArgs),
     /// List your runs: how far they are, what they may still take, and what has become of them.
@@ -457,6 +457,7 @@ pub fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         #[cfg(target_os = "linux")]
         Command::Run(args) => Ok(run::run(args, false)),
+        #[cfg(target_os = "linux")]
         Command::Owner(args) => Ok(run::run(args, true)),
         #[cfg(target_os = "linux")]
         Command::Ps(args) => ps::run(&args).map(|()| 0),
