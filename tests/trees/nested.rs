@@ -133,6 +133,7 @@ fn sub_agent(view: &View) {
         .iter()
         .any(|e| e.event == "session.relaunch");
     assert!(!relaunched, "it was taken for a relaunch");
+    view.await_closed(&world, 2);
     view.end(world, &["terminal"]);
 }
 
