@@ -197,7 +197,7 @@ impl Endings {
         if step == Step::Term {
             // None is to end while others stand: where it was their process group's last tie to the session, the kernel sends
             // those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which none has asked for. So the youngest are first.
-            signalled.sort_unstable_by_key(|(key, _)| Reverse(key.start));
+            signalled.sort_unstable_by_key(|(key, _)| Reverse((key.start, key.pid)));
             for (key, target) in &signalled {
                 if let Some(pidfd) = &target.pidfd {
                     // If it is gone already, so much the better.
