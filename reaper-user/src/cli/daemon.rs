@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{DaemonArgs, Failure, absolute, load, lock, scope, user};
+use super::{Failure, absolute, load, lock, scope, user};
 use crate::api::ask::{Ask, Question};
 use crate::api::peer::Peer;
 use crate::api::server::{self, Socket};
-use crate::config::{Config, EventScope, Mode};
+use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
@@ -23,11 +24,89 @@ use crate::model::agent::NameTable;
 use crate::reap::Times;
 use crate::source::ebpf::pins::{PinError, PinOptions};
 use crate::source::ebpf::{self, Options};
-use crate::source::ladder::{self, Passed, Rung, Wanted};
+use crate::source::ladder::{self, Choice, Passed, Rung, Wanted};
 use crate::source::{Source, SourceError};
 use crate::strays::Scanner;
 use crate::sys;
 use crate::sys::pidfd;
+
+pub(super) const HELP: &str = "\
+Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not
+descend from a recognised agent, and whatever a rule keeps or declares a boundary. With --observe
+the same decisions are made and printed, and no signal is sent.
+
+Without the privilege or the kernel for probes it goes by what else there is: the netlink proc connector
+(root's alone before Linux 6.6), or the process table, and says so. So it does if a source fails while it
+is at work. `reaper doctor` tells what there is here.
+
+Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
+the trees, and the next daemon of the same scope takes them up with all that has happened
+meanwhile. A daemon that is stopped removes them, unless it was started with --leave-armed;
+`reaper detach` removes them too.
+
+Examples:
+  sudo reaper daemon --observe
+  sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
+  sudo reaper daemon --leave-armed         before an upgrade: the next one misses nothing
+  sudo reaper daemon --scope $$            only this shell's descendants
+  reaper daemon --user                     your own agents, without any privilege
+  sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event";
+
+#[derive(Args)]
+pub(super) struct DaemonArgs {
+    /// Settings and rules, in TOML; without it the built-in ones.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Decide and print, but send no signal.
+    #[arg(long, conflicts_with = "enforce")]
+    observe: bool,
+    /// Reap, whatever the config file says.
+    #[arg(long)]
+    enforce: bool,
+    /// Consider only this process and what descends from it, or what runs in this cgroup (a directory
+    /// of cgroup v2) and what descends from that. May be given several times.
+    #[arg(long, value_name = "PID|CGROUP")]
+    scope: Vec<String>,
+    /// Append the event stream to this file as JSON lines; `-` is standard output.
+    #[arg(long, value_name = "FILE|-")]
+    events: Option<PathBuf>,
+    /// JSON lines on standard output instead of readable ones.
+    #[arg(long)]
+    json: bool,
+    /// Have lock, socket and journal where a user's are: $XDG_RUNTIME_DIR/reaper and ~/.local/state/reaper.
+    #[arg(long)]
+    user: bool,
+    /// Where events come from: auto takes the first of the others that can be used here.
+    #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
+    source: Option<Choice>,
+    /// Print the probes' own diagnostics to standard error.
+    #[arg(long)]
+    pub(super) bpf_log: bool,
+    /// Load the probes from this object file instead of the built-in one.
+    #[arg(long, value_name = "FILE")]
+    bpf_object: Option<PathBuf>,
+    /// Directory of the journal, instead of the config's.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
+    journal_dir: Option<PathBuf>,
+    /// Keep no journal of sessions, decisions and outcomes.
+    #[arg(long)]
+    no_journal: bool,
+    /// Directory of the lock file and the socket, instead of the config's.
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+    /// Leave probes, maps and ring pinned and at work when it stops, so that the next start misses nothing.
+    #[arg(long, conflicts_with = "no_pin")]
+    leave_armed: bool,
+    /// Directory of the pins, on a bpffs, instead of the config's.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
+    pin_dir: Option<PathBuf>,
+    /// Pin nothing: tracking ends with this process.
+    #[arg(long)]
+    no_pin: bool,
+    /// Whether the kernel itself sends the first signal to the children of an agent that exits.
+    #[arg(long, value_name = "auto|off", hide_possible_values = true)]
+    kernel_reap: Option<KernelReap>,
+}
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let config = configured(&args)?;

@@ -3,14 +3,47 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use clap::Args;
+
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{count, fit, user, width};
-use super::{Asking, Failure, KeepArgs};
+use super::{Asking, Failure, pid};
 use crate::api::{KEEP_MAX_S, KeepDone, KeepOrder, Keeps};
 
 /// Characters before the command in the list, and of that where there is room.
 const BEFORE: usize = 39;
 const COMMAND_MAX: usize = 256;
+
+pub(super) const HELP: &str = "\
+Only members of an agent's session are ever reaped, so only these can be kept. Who keeps a process
+once more sets the time anew; what was kept with it by --tree stays so, with the new time, until
+`reaper unkeep`. Where a process is kept for itself and with one above it, each wish stands by
+itself, and the longer one counts. A wish is forgotten when its process ends, one with --tree when the
+session does, or when its time is over; then it is decided anew, and what is due is reaped.
+
+Examples:
+  reaper keep 4250                    until it ends
+  reaper keep 4250 --for 2h --tree    for two hours, with all that descends from it
+  reaper keep --list                  what is kept so, by whom, and for how long still
+  REAPER_KEEP=1 npm run dev           needs no asking: it and what it starts are kept";
+
+#[derive(Args)]
+pub(super) struct KeepArgs {
+    /// The process.
+    #[arg(required_unless_present = "list", value_parser = pid())]
+    pid: Option<u32>,
+    /// For how long, such as `2h` or `30min`; without it until it ends.
+    #[arg(long = "for", value_name = "TIME", value_parser = lasts)]
+    lasts: Option<Duration>,
+    /// With all that descends from it.
+    #[arg(long)]
+    tree: bool,
+    /// List what is kept so.
+    #[arg(long, conflicts_with_all = ["pid", "lasts", "tree"])]
+    list: bool,
+    #[command(flatten)]
+    asking: Asking,
+}
 
 pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
     let (asking, client) = (&args.asking, client(&args.asking));

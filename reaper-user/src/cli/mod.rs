@@ -43,8 +43,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, ConfigError, KernelReap};
-use crate::source::ladder::{Choice, Rung};
+use crate::config::{Config, ConfigError};
+use crate::source::ladder::Rung;
 use crate::sys;
 use failure::Failure;
 
@@ -108,28 +108,8 @@ Example:
   sudo reaper demo")]
     Demo,
     /// Watch, decide and reap until it is stopped with Ctrl-C or SIGTERM.
-    #[command(after_help = "\
-Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not
-descend from a recognised agent, and whatever a rule keeps or declares a boundary. With --observe
-the same decisions are made and printed, and no signal is sent.
-
-Without the privilege or the kernel for probes it goes by what else there is: the netlink proc connector
-(root's alone before Linux 6.6), or the process table, and says so. So it does if a source fails while it
-is at work. `reaper doctor` tells what there is here.
-
-Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
-the trees, and the next daemon of the same scope takes them up with all that has happened
-meanwhile. A daemon that is stopped removes them, unless it was started with --leave-armed;
-`reaper detach` removes them too.
-
-Examples:
-  sudo reaper daemon --observe
-  sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
-  sudo reaper daemon --leave-armed         before an upgrade: the next one misses nothing
-  sudo reaper daemon --scope $$            only this shell's descendants
-  reaper daemon --user                     your own agents, without any privilege
-  sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event")]
-    Daemon(DaemonArgs),
+    #[command(after_help = daemon::HELP)]
+    Daemon(daemon::DaemonArgs),
     /// Run a command, and when it ends, end all that it has left behind.
     #[cfg(target_os = "linux")]
     #[command(after_help = run::HELP)]
@@ -212,19 +192,8 @@ Examples:
         asking: Asking,
     },
     /// Keep a process of yours from being reaped, or list what is kept so.
-    #[command(after_help = "\
-Only members of an agent's session are ever reaped, so only these can be kept. Who keeps a process
-once more sets the time anew; what was kept with it by --tree stays so, with the new time, until
-`reaper unkeep`. Where a process is kept for itself and with one above it, each wish stands by
-itself, and the longer one counts. A wish is forgotten when its process ends, one with --tree when the
-session does, or when its time is over; then it is decided anew, and what is due is reaped.
-
-Examples:
-  reaper keep 4250                    until it ends
-  reaper keep 4250 --for 2h --tree    for two hours, with all that descends from it
-  reaper keep --list                  what is kept so, by whom, and for how long still
-  REAPER_KEEP=1 npm run dev           needs no asking: it and what it starts are kept")]
-    Keep(KeepArgs),
+    #[command(after_help = keep::HELP)]
+    Keep(keep::KeepArgs),
     /// Take back `reaper keep`.
     #[command(after_help = "\
 What was asked for the process itself is taken back, with --tree for all that was kept with it. What
@@ -257,7 +226,7 @@ Examples:
     History(history::HistoryArgs),
     /// Find what agents have left behind, in one look: the service's, or one that needs none.
     #[command(after_help = scan::HELP)]
-    Scan(ScanArgs),
+    Scan(scan::ScanArgs),
     /// Check config files, show what is in force, and have the service read its own anew.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -334,102 +303,6 @@ struct Asking {
     /// What the service says, as JSON.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Args)]
-struct ScanArgs {
-    /// End what is found: SIGTERM, and SIGKILL after the grace; tells what was confirmed.
-    #[arg(long)]
-    reap: bool,
-    /// How old an orphaned tool shell has to be that does not name its agent [default: 10min].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    max_age: Option<std::time::Duration>,
-    /// One JSON object instead of a list.
-    #[arg(long)]
-    json: bool,
-    /// The service's socket; that of a service with --scope is named after it.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
-    socket: Option<PathBuf>,
-    /// Ask no service, and go by these settings and rules.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Ask no service, and look only at what descends from this process; nothing above it counts.
-    #[arg(long, value_name = "PID", hide_short_help = true)]
-    scope: Option<u32>,
-}
-
-#[derive(Args)]
-struct KeepArgs {
-    /// The process.
-    #[arg(required_unless_present = "list", value_parser = pid())]
-    pid: Option<u32>,
-    /// For how long, such as `2h` or `30min`; without it until it ends.
-    #[arg(long = "for", value_name = "TIME", value_parser = keep::lasts)]
-    lasts: Option<std::time::Duration>,
-    /// With all that descends from it.
-    #[arg(long)]
-    tree: bool,
-    /// List what is kept so.
-    #[arg(long, conflicts_with_all = ["pid", "lasts", "tree"])]
-    list: bool,
-    #[command(flatten)]
-    asking: Asking,
-}
-
-#[derive(Args)]
-struct DaemonArgs {
-    /// Settings and rules, in TOML; without it the built-in ones.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Decide and print, but send no signal.
-    #[arg(long, conflicts_with = "enforce")]
-    observe: bool,
-    /// Reap, whatever the config file says.
-    #[arg(long)]
-    enforce: bool,
-    /// Consider only this process and what descends from it, or what runs in this cgroup (a directory
-    /// of cgroup v2) and what descends from that. May be given several times.
-    #[arg(long, value_name = "PID|CGROUP")]
-    scope: Vec<String>,
-    /// Append the event stream to this file as JSON lines; `-` is standard output.
-    #[arg(long, value_name = "FILE|-")]
-    events: Option<PathBuf>,
-    /// JSON lines on standard output instead of readable ones.
-    #[arg(long)]
-    json: bool,
-    /// Have lock, socket and journal where a user's are: $XDG_RUNTIME_DIR/reaper and ~/.local/state/reaper.
-    #[arg(long)]
-    user: bool,
-    /// Where events come from: auto takes the first of the others that can be used here.
-    #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
-    source: Option<Choice>,
-    /// Print the probes' own diagnostics to standard error.
-    #[arg(long)]
-    bpf_log: bool,
-    /// Load the probes from this object file instead of the built-in one.
-    #[arg(long, value_name = "FILE")]
-    bpf_object: Option<PathBuf>,
-    /// Directory of the journal, instead of the config's.
-    #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
-    journal_dir: Option<PathBuf>,
-    /// Keep no journal of sessions, decisions and outcomes.
-    #[arg(long)]
-    no_journal: bool,
-    /// Directory of the lock file and the socket, instead of the config's.
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
-    /// Leave probes, maps and ring pinned and at work when it stops, so that the next start misses nothing.
-    #[arg(long, conflicts_with = "no_pin")]
-    leave_armed: bool,
-    /// Directory of the pins, on a bpffs, instead of the config's.
-    #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
-    pin_dir: Option<PathBuf>,
-    /// Pin nothing: tracking ends with this process.
-    #[arg(long)]
-    no_pin: bool,
-    /// Whether the kernel itself sends the first signal to the children of an agent that exits.
-    #[arg(long, value_name = "auto|off", hide_possible_values = true)]
-    kernel_reap: Option<KernelReap>,
 }
 
 #[derive(Args)]

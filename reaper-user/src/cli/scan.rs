@@ -4,12 +4,15 @@ mod heed;
 mod show;
 
 use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
+use clap::Args;
 use hashbrown::HashSet;
 
 use super::client::client;
-use super::{Asking, Failure, ScanArgs, load, scope};
+use super::{Asking, Failure, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, Said};
 use crate::export::to_json;
@@ -47,6 +50,28 @@ Examples:
 Exit status:
   0  nothing is left behind    1  something was found, or the look failed    2  wrong usage or config
   4  --reap: a service is at work and was not asked";
+
+#[derive(Args)]
+pub(super) struct ScanArgs {
+    /// End what is found: SIGTERM, and SIGKILL after the grace; tells what was confirmed.
+    #[arg(long)]
+    reap: bool,
+    /// How old an orphaned tool shell has to be that does not name its agent [default: 10min].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_age: Option<Duration>,
+    /// One JSON object instead of a list.
+    #[arg(long)]
+    json: bool,
+    /// The service's socket; that of a service with --scope is named after it.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
+    socket: Option<PathBuf>,
+    /// Ask no service, and go by these settings and rules.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Ask no service, and look only at what descends from this process; nothing above it counts.
+    #[arg(long, value_name = "PID", hide_short_help = true)]
+    scope: Option<u32>,
+}
 
 /// Gives the exit status.
 pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
