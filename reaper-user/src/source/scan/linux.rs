@@ -9,6 +9,7 @@
 //! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
 //! ([`Scan::vouches`]).
 
+mod held;
 mod late;
 mod read;
 #[cfg(test)]
@@ -20,19 +21,20 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::Options;
 use super::pace::{Found, Pace};
-use super::table::{Table, exit, parents_first};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS};
+use super::table::Table;
+use crate::model::event::{Event, EventKind, Key, Provenance, Seen, TICK_NS};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::source::{Drained, Flaw};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
+use held::Followed;
 use late::Late;
 use read::{Look, Reader};
 
@@ -82,22 +84,6 @@ pub struct Scan {
     /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
     refused: Option<Errno>,
     starved: Option<Errno>,
-}
-
-/// One whose end matters.
-struct Followed {
-    /// As a whole tick.
-    start: u64,
-    /// `None`: there is no room for it.
-    pidfd: Option<Pidfd>,
-}
-
-/// Why one is not held.
-enum Unheld {
-    /// It is another by now, or nobody.
-    Gone,
-    /// It cannot be, for now or for good.
-    Refused(Errno),
 }
 
 impl Scan {
@@ -169,46 +155,6 @@ impl Scan {
         drained
     }
 
-    /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
-    pub fn follow(&mut self, key: Key, wanted: bool) {
-        let key = tick(key);
-        let known = self.followed.get(&key.pid);
-        let known = known.filter(|known| known.start == key.start);
-        if !wanted {
-            if known.is_some() {
-                self.let_go(key.pid);
-            }
-            return;
-        }
-        let news = known.is_none();
-        if known.is_some_and(|known| known.pidfd.is_some()) {
-            return;
-        }
-        let pidfd = match self.hold(key) {
-            Ok(pidfd) => Some(pidfd),
-            // The next pass finds that out.
-            Err(Unheld::Gone) => return,
-            Err(Unheld::Refused(errno)) => {
-                if self.refused.is_none() && self.starved.replace(errno).is_none() {
-                    tracing::warn!(
-                        "pid {}: its end cannot be waited for: {errno}; raise the limit of open files",
-                        key.pid
-                    );
-                }
-                None
-            }
-        };
-        // One that had the pid before has exited.
-        self.let_go(key.pid);
-        self.held += usize::from(pidfd.is_some());
-        let start = key.start;
-        self.followed.insert(key.pid, Followed { start, pidfd });
-        if news {
-            self.pace.stir();
-            self.arm();
-        }
-    }
-
     /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
     pub fn look_now(&mut self) {
         self.pace.at_once();
@@ -232,95 +178,6 @@ impl Scan {
     pub fn set_ladders(&mut self, open: bool) {
         self.pace.press(open);
         self.arm();
-    }
-
-    /// Whether this process is held and has not exited: then its pid is its own, and was since it was told of; and what it
-    /// is was read, if the last pass found that to be something else.
-    pub fn vouches(&self, key: Key) -> bool {
-        if self.failing || self.unread.contains(&key.pid) {
-            return false;
-        }
-        let known = self.followed.get(&key.pid);
-        let known = known.filter(|known| known.start == tick(key).start);
-        let pidfd = known.and_then(|known| known.pidfd.as_ref());
-        pidfd.is_some_and(|pidfd| !pidfd.has_exited())
-    }
-
-    /// Why some are not held, if that is so.
-    pub fn starved(&self) -> Option<Errno> {
-        self.refused.or(self.starved)
-    }
-
-    /// Opens a pidfd on this very process, and has its end wake whoever waits.
-    fn hold(&mut self, key: Key) -> Result<Pidfd, Unheld> {
-        if let Some(errno) = self.refused {
-            return Err(Unheld::Refused(errno));
-        }
-        if self.held >= self.held_max {
-            return Err(Unheld::Refused(Errno::EMFILE));
-        }
-        let pidfd = Pidfd::open(key.pid).map_err(|errno| match errno {
-            // Nobody, or a thread, which is no process.
-            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => Unheld::Gone,
-            errno => Unheld::Refused(errno),
-        })?;
-        match self.reader.look(key.pid) {
-            Look::Alive(now) if now.key == key && !pidfd.has_exited() => {}
-            Look::Unreadable(errno) => return Err(Unheld::Refused(errno)),
-            _ => return Err(Unheld::Gone),
-        }
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, key.pid.into());
-        self.epoll.add(&pidfd, event).map_err(Unheld::Refused)?;
-        Ok(pidfd)
-    }
-
-    fn let_go(&mut self, pid: u32) {
-        let known = self.followed.remove(&pid);
-        // Closing it takes it out of the set.
-        self.held -= usize::from(known.is_some_and(|known| known.pidfd.is_some()));
-    }
-
-    /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
-    fn tell_ends(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
-        let mut ended: Vec<(Key, Option<Ended>)> = Vec::new();
-        loop {
-            let mut events = [EpollEvent::empty(); 64];
-            let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO);
-            let ready = &events[..ready.unwrap_or(0).min(events.len())];
-            let pids = ready.iter().map(EpollEvent::data);
-            let before = ended.len();
-            for pid in pids.filter_map(|pid| u32::try_from(pid).ok()) {
-                let Some(known) = self.followed.get(&pid) else {
-                    continue;
-                };
-                let key = Key {
-                    pid,
-                    start: known.start,
-                };
-                ended.push((key, how(&mut self.reader, key, known.pidfd.as_ref())));
-                self.let_go(pid);
-            }
-            if ended.len() == before {
-                break;
-            }
-        }
-        if ended.is_empty() {
-            return false;
-        }
-        let ended: HashMap<Key, Option<Ended>> = ended.into_iter().collect();
-        let mut keys: Vec<Key> = ended.keys().copied().collect();
-        keys.sort_by_key(|key| (key.start, key.pid));
-        // Nobody is orphaned who is gone.
-        for key in parents_first(&keys, |key| self.table.parent(key))
-            .into_iter()
-            .rev()
-        {
-            self.table.remove(key);
-            let how = ended.get(&key).copied().flatten();
-            tell(exit(key, how.unwrap_or(Ended::Unknown)));
-        }
-        self.pace.hurry(sys::monotonic());
-        true
     }
 
     /// Looks at all processes, and tells what is other than it was. Gives who of them could not be understood for the
@@ -403,7 +260,7 @@ impl Scan {
         let followed = &self.followed;
         let held = |key: Key| {
             let known = followed.get(&key.pid);
-            known.is_some_and(|known| known.start == key.start && known.pidfd.is_some())
+            known.is_some_and(|known| known.is(key) && known.is_held())
         };
         let differences = self.table.compare(held);
         let matters = |pid: u32| self.followed.contains_key(&pid);
@@ -423,11 +280,8 @@ impl Scan {
         let gone = differences.gone.clone();
         self.table.take_in(differences, rows, tell);
         for key in gone {
-            if self
-                .followed
-                .get(&key.pid)
-                .is_some_and(|known| known.start == key.start)
-            {
+            let known = self.followed.get(&key.pid);
+            if known.is_some_and(|known| known.is(key)) {
                 self.let_go(key.pid);
             }
         }
@@ -448,26 +302,6 @@ impl Scan {
             row.pidfd_inode = numbers.get(&row.key.pid).copied().unwrap_or(0);
         }
         Ok(rows)
-    }
-
-    /// There may be room now for those for whom there was none.
-    fn hold_starved(&mut self) {
-        if self.starved.is_none() {
-            return;
-        }
-        let unheld = self.followed.iter().filter(|(_, of)| of.pidfd.is_none());
-        let unheld: Vec<Key> = unheld
-            .map(|(pid, of)| Key {
-                pid: *pid,
-                start: of.start,
-            })
-            .collect();
-        if unheld.is_empty() {
-            self.starved = None;
-        }
-        if self.held < self.held_max {
-            unheld.into_iter().for_each(|key| self.follow(key, true));
-        }
     }
 
     /// Sets the timer to the next pass.
@@ -501,12 +335,6 @@ enum PassError {
     List(#[from] nix::Error),
     #[error(transparent)]
     Read(#[from] ProcfsError),
-}
-
-/// How a held process has ended: the kernel tells that of one that has been waited for, /proc of one that has not.
-fn how(reader: &mut Reader, key: Key, pidfd: Option<&Pidfd>) -> Option<Ended> {
-    let told = || pidfd.and_then(Pidfd::ended);
-    told().or_else(|| reader.status(key)).or_else(told)
 }
 
 /// A key as /proc has it.

@@ -1,0 +1,264 @@
+//! How a story is told.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::{Begins, Mode, SPARED, Scenario, Toll, last_word};
+use crate::cgroup::Cgroup;
+use crate::daemon;
+use crate::proc::Identity;
+use crate::trees::judge;
+use crate::trees::part::{Death, Fate, Part, Starter, arguments};
+use crate::trees::promise::{self, Missed, Promise, Source};
+use crate::trees::view::{TRIES, await_outcomes, await_seen};
+use crate::world::{World, eventually};
+
+impl Scenario {
+    /// In enforce nobody who is due survives and nobody else is touched; in observe the same is decided and
+    /// nobody is touched at all. `count` is told who was wronged before this panics of it.
+    pub fn play(&self, mode: Mode, count: impl Fn(Toll)) {
+        let mut tries = TRIES;
+        while !self.is_told(mode, tries > 1, &count) {
+            tries -= 1;
+            let name = self.name;
+            println!("{name}: the kernel had no room for a message, so it is told once more");
+        }
+    }
+
+    /// Whether it came to its end: not so if the source has said that something was lost, and nobody was wronged.
+    fn is_told(&self, mode: Mode, again: bool, count: impl Fn(Toll)) -> bool {
+        // It can go only when those in it have gone.
+        let unit = self.in_unit.then(|| Cgroup::new(".service"));
+        let mut world = World::new(self.subreaper);
+        if let Some(unit) = unit.as_ref() {
+            let unit = unit.as_ref().expect("a cgroup v2, for a unit of its own");
+            symlink(unit.path(), world.dir().join("unit")).expect("link the cgroup");
+        }
+        for (name, words) in &self.programs {
+            world.provide(name, words);
+        }
+        let told = catch_unwind(AssertUnwindSafe(|| self.tell(&mut world, mode)));
+        let toll = self.toll(&world, mode, told.is_ok());
+        let lossy = self.source == Source::ProcConnector;
+        if told.is_err() && again && lossy && toll.wrong_kills == 0 && daemon::lost(world.dir()) {
+            return false;
+        }
+        count(toll);
+        if let Err(panic) = told {
+            resume_unwind(panic);
+        }
+        true
+    }
+
+    fn tell(&self, world: &mut World, mode: Mode) {
+        let promise = self.promise();
+        let (whole, harmless) = (promise == Promise::Whole, self.is_harmless());
+        let (excused, too_fast) = (self.excused(), self.is_too_fast());
+        self.up_to_the_death(world, mode);
+        if self.again {
+            self.start_again(world);
+        }
+        if mode == Mode::Enforce {
+            if !harmless {
+                eventually("nobody left who is due", || {
+                    self.left(world).is_empty().then_some(())
+                });
+            }
+            if self.closes() && !too_fast {
+                world.await_event("the session is closed", |e| e.event == "session.close");
+            }
+        }
+        self.await_decisions(world);
+        if whole && self.status().is_some() {
+            let agent = world.one(self.victim);
+            world.await_event("the agent's end", |e| e.is("session.root_gone", agent));
+        }
+        if whole && mode == Mode::Observe {
+            self.await_adopters(world);
+        }
+        if mode == Mode::Enforce && !too_fast {
+            await_outcomes(world);
+        }
+        for part in &self.parts {
+            if part.lives() || mode == Mode::Observe && part.fate != Fate::First {
+                world.assert_alive(&[part.role]);
+            }
+        }
+        world.assert_alive(&SPARED);
+        let newcomers = world.second_act();
+        let all_held = !harmless && excused.is_empty();
+        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && all_held) {
+            check(world);
+        }
+        let events = world.stop();
+        if too_fast {
+            judge::only_members_signalled(world, &events);
+        } else {
+            judge::sound(world, &events);
+        }
+        judge::untouched(&events, &newcomers);
+        judge::unsignalled(world, &events, &self.parts);
+        if mode == Mode::Observe {
+            let signal = events.iter().find(|e| e.event == "signal");
+            assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
+            judge::decided_before_the_end(&events);
+        }
+        if let Some(rule) = self.agent {
+            judge::recognised(world, &events, "agent", rule);
+        }
+        if let Some(status) = self.status().filter(|_| whole) {
+            judge::death(world, &events, self.victim, status);
+        }
+        let leeway = self.leeway();
+        for part in self.held() {
+            judge::decided(world, &events, part, leeway);
+            if part.dies() {
+                if whole {
+                    judge::adopted(world, &events, part, mode == Mode::Observe);
+                }
+                if mode == Mode::Enforce {
+                    judge::reaped(world, &events, part, leeway);
+                }
+            }
+        }
+        let role = |(role, _): &Missed| self.parts.iter().find(|part| part.role == *role);
+        let mut missed = excused;
+        missed.retain(|missed| role(missed).is_some_and(Part::is_told));
+        promise::count(self.name, self.source, promise, missed);
+    }
+
+    fn up_to_the_death(&self, world: &mut World, mode: Mode) {
+        let mode = match mode {
+            Mode::Enforce => "--enforce",
+            Mode::Observe => "--observe",
+        };
+        let how = [mode, "--source", self.source.name()];
+        if self.begins == Begins::First {
+            world.watch(self.config, &how);
+        }
+        for part in &self.parts {
+            if let Some(pid) = part.pid {
+                world.introduce(part.role, pid);
+            }
+        }
+        for part in self.parts.iter().filter(|p| p.by == Starter::Launcher) {
+            let its = arguments(&self.parts, Starter::Part(part.role));
+            let how: Vec<_> = [part.how.to_owned()].into_iter().chain(its).collect();
+            world.start(part.role, &how.join(" "));
+            world.await_cast(part.role, 1);
+        }
+        self.start(world);
+        if self.begins == Begins::Within {
+            world.watch_from_within(self.config, &how);
+        }
+        for part in &self.parts {
+            world.await_cast(part.role, part.times);
+        }
+        world.await_cast("agent", 1);
+        if self.begins == Begins::Last {
+            world.watch(self.config, &how);
+        }
+        if self.source != Source::Ebpf && self.begins == Begins::First {
+            self.await_seen(world);
+        }
+        let first = |part: &&Part| part.fate == Fate::First && part.role != self.victim;
+        for part in self.parts.iter().filter(first) {
+            world.kill(part.role);
+        }
+        // What is decided under the living agent is decided before it dies.
+        let before = !matches!(self.death, Death::Relaunches);
+        let whole = self.promise() == Promise::Whole;
+        for part in self.held().filter(|p| whole && before && p.is_detached()) {
+            for who in world.cast(part.role) {
+                world.await_event("an orphan is detached", |e| {
+                    e.is("decision", who) && e.reason.as_deref() == Some("detached")
+                });
+            }
+        }
+        match self.death {
+            Death::Lives => {}
+            Death::Killed => world.kill(self.victim),
+            _ => world.open(&format!("die-{}", self.victim)),
+        }
+        match self.death {
+            Death::LosesLeader => drop(world.await_cast("leaderless", 1)),
+            Death::Relaunches => {
+                world.await_event("a relaunch", |e| e.event == "session.relaunch");
+            }
+            _ => {}
+        }
+    }
+
+    /// What looks has to have seen the agent, and of the others all whom it can: none but the probes know what was gone
+    /// before.
+    fn await_seen(&self, world: &World) {
+        let known = self.status().is_some();
+        let agents: &[&str] = if known { &["agent"] } else { &[] };
+        let members = self.held().filter(|part| part.is_told());
+        let roles = members.map(|part| part.role);
+        for role in agents.iter().copied().chain(roles) {
+            await_seen(world, self.source, role);
+        }
+    }
+
+    fn start(&self, world: &mut World) {
+        let mut args = arguments(&self.parts, Starter::Agent);
+        if let Some(how) = self.death.how().filter(|_| self.victim == "agent") {
+            args.push(format!("die={}", how.replace(' ', "+")));
+        }
+        match self.via {
+            Some(how) => {
+                let words: Vec<_> = [how.to_owned()].into_iter().chain(args).collect();
+                world.start(last_word(how), &words.join(" "));
+            }
+            None => world.order(self.image, "agent", "agent", &args),
+        }
+    }
+
+    fn start_again(&self, world: &mut World) {
+        world.end_act();
+        self.start(world);
+        let its = self.parts.iter().filter(|p| p.by == Starter::Agent);
+        let all = its.map(|part| part.times).sum::<usize>() + 1;
+        eventually("the same tree once more", || {
+            (world.second_act().len() >= all).then_some(())
+        });
+    }
+
+    /// Waits until it is told who has adopted each who is due. Without the probes that is looked for when there is time.
+    fn await_adopters(&self, world: &World) {
+        let due = |part: &&Part| part.dies() && part.adopter.is_some();
+        for part in self.parts.iter().filter(due) {
+            eventually(&format!("the adopter of '{}'", part.role), || {
+                let told = |who: &Identity| judge::adopter(&world.daemon().events(), *who);
+                let cast = world.cast(part.role);
+                cast.iter().all(|who| told(who).is_some()).then_some(())
+            });
+        }
+    }
+
+    /// Waits until all is decided about each of whom that has to be told.
+    fn await_decisions(&self, world: &World) {
+        let earlier = self.leeway().earlier;
+        for part in self.held() {
+            let of_each = part.decisions();
+            let least = if earlier { 1 } else { of_each.len() };
+            let Some(last) = of_each.last() else { continue };
+            eventually(&format!("every decision about '{}'", part.role), || {
+                let events = world.daemon().events();
+                let starved = judge::starved(&events);
+                let mut said: BTreeMap<Identity, Vec<String>> = BTreeMap::new();
+                for (who, _, reason, _) in judge::decisions(world, &events, part.role) {
+                    said.entry(who).or_default().push(reason);
+                }
+                let is_over = |who: &Identity| {
+                    let said = said.get(who).map_or(&[][..], Vec::as_slice);
+                    let last = said.iter().any(|reason| reason == last.reason);
+                    last && said.len() >= least || starved.contains(who)
+                };
+                world.cast(part.role).iter().all(is_over).then_some(())
+            });
+        }
+    }
+}
