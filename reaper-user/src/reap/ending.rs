@@ -214,11 +214,11 @@ impl Endings {
     /// Ends whoever may not be signalled, or has forked since they were looked for.
     fn kill_cgroup(&mut self) {
         let Some(cgroup) = &self.cgroup else { return };
-        let inside = cgroup.pids();
-        if let Err(error) = send::kill_cgroup(cgroup, &inside, &self.procfs) {
+        let inside = match send::kill_cgroup(cgroup, &self.procfs) {
+            Ok(inside) => inside,
             // Whoever was found has been sent SIGKILL anyway.
-            return tracing::debug!("a cgroup cannot be killed as one: {error}");
-        }
+            Err(error) => return tracing::debug!("a cgroup cannot be killed as one: {error}"),
+        };
         let refused = self.targets.iter_mut().filter(|(key, target)| {
             target.done.is_none() && target.refused.is_some() && inside.contains(&key.pid)
         });

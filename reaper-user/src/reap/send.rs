@@ -61,23 +61,21 @@ pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix:
     pidfd.send_signal(signal)
 }
 
-/// Kills all that is in a cgroup, where `inside` has been found before: one that this program has made for what it
-/// started, by a handle on it, so that none is hit that was there before, or in another one of that name. Whoever has got
-/// there since belongs to it by somebody's doing; this program and its ancestors are looked for all the same.
-pub(super) fn kill_cgroup(
-    cgroup: &Cgroup,
-    inside: &HashSet<u32>,
-    procfs: &Procfs,
-) -> io::Result<()> {
+/// Kills all that is in a cgroup, and gives who that was: one that this program has made for what it started, by a handle on
+/// it, so that none is hit that was there before, or in another one of that name. Whoever has got there since belongs to it by
+/// somebody's doing; this program and its ancestors are looked for all the same.
+pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSet<u32>> {
     let own = std::process::id();
-    let line = procfs.line(own);
-    for pid in inside {
+    let inside = cgroup.pids()?;
+    let line = procfs.line(own).map_err(io::Error::other)?;
+    for pid in &inside {
         never(*pid, own)?;
         if line.contains(pid) {
             return Err(nix::Error::EPERM.into());
         }
     }
-    cgroup.kill()
+    cgroup.kill()?;
+    Ok(inside)
 }
 
 /// Nobody decides so; that it cannot happen is worth a second line of defence.

@@ -103,10 +103,10 @@ pub(super) fn attend(run: &mut Run, held: &Held, leaf: Option<Leaf>) -> Result<R
     if let Some(silence) = attended.silence.take() {
         silence.finish(|| attended.pending().iter().any(Came::asks_for_an_end));
     }
-    let leaf = attended.leaf.take();
     let report = attended.report(outcome, &endings);
     // Who is left is told of already.
-    if let Some(leaf) = leaf.filter(|_| report.left.is_empty()) {
+    let leaf = attended.leaf.take().filter(|_| report.left.is_empty());
+    if let Some(leaf) = leaf {
         leaf.remove();
     }
     Ok(report)

@@ -5,7 +5,7 @@
 //! same (`cgroup.kill`). No controller is switched on for it, so that there may be processes in the cgroup above.
 
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,7 @@ use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
-use crate::model::event::Key;
-use crate::source::procfs::{Descendant, Procfs, ProcfsError};
+use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys::cgroup::{self, Cgroup};
 use crate::sys::child;
 
@@ -117,16 +116,29 @@ impl Leaf {
         }
     }
 
-    /// The one that was made by this name, and had this id.
-    pub(super) fn find(directory: &Path, id: u64) -> Option<Leaf> {
-        let cgroup = Cgroup::open(directory).ok()?;
-        let found = cgroup.id().ok()? == id && is_name(directory);
-        found.then(|| Leaf {
+    /// The one that was made by this name, and had this id; `None` where it has been removed since.
+    ///
+    /// # Errors
+    /// There is no telling: it cannot be opened, or no cgroups are mounted there for this process.
+    pub(super) fn find(directory: &Path, id: u64) -> io::Result<Option<Leaf>> {
+        let cgroup = match Cgroup::open(directory) {
+            Ok(cgroup) => cgroup,
+            // Those above it may have gone too, but for the one that is mounted.
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && directory.ancestors().any(cgroup::is_cgroup) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let found = cgroup.id()? == id && is_name(directory);
+        Ok(found.then(|| Leaf {
             directory: directory.to_owned(),
             cgroup: Arc::new(cgroup),
             id,
             procfs: Procfs::default(),
-        })
+        }))
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -157,46 +169,32 @@ impl Leaf {
     }
 
     /// Whether this process, or one that it descends from, is in it.
-    pub(super) fn holds_this(&self) -> bool {
-        let line = self.procfs.line(std::process::id());
-        self.cgroup.pids().iter().any(|pid| line.contains(pid))
+    ///
+    /// # Errors
+    /// There is no telling.
+    pub(super) fn holds_this(&self) -> Result<bool, ProcfsError> {
+        let line = self.procfs.line(std::process::id())?;
+        Ok(self.all()?.iter().any(|pid| line.contains(pid)))
     }
 
     /// Who is in it, but for this process and those it descends from: somebody has put them there.
-    pub(super) fn pids(&self) -> HashSet<u32> {
-        let mut pids = self.cgroup.pids();
-        if !pids.is_empty() {
-            let line = self.procfs.line(std::process::id());
-            pids.retain(|pid| *pid > 1 && !line.contains(pid));
-        }
-        pids
-    }
-
-    /// Adds to the descendants of this process whoever else was in it before these were looked for, with all that descends
-    /// from those.
     ///
     /// # Errors
-    /// The process table cannot be read.
-    pub(super) fn add_to(
-        &self,
-        all: &mut Vec<Descendant>,
-        inside: HashSet<u32>,
-    ) -> Result<(), ProcfsError> {
-        let known: HashSet<Key> = all.iter().map(|one| one.key).collect();
-        let mut others = inside;
-        for key in &known {
-            others.remove(&key.pid);
+    /// There is no telling.
+    pub(super) fn pids(&self) -> Result<HashSet<u32>, ProcfsError> {
+        let mut pids = self.all()?;
+        if !pids.is_empty() {
+            let line = self.procfs.line(std::process::id())?;
+            pids.retain(|pid| *pid > 1 && !line.contains(pid));
         }
-        if !others.is_empty() {
-            let still = || {
-                let mut still = self.pids();
-                still.retain(|pid| others.contains(pid));
-                still
-            };
-            let others = self.procfs.families(&HashSet::new(), still)?.into_iter();
-            all.extend(others.filter(|one| !known.contains(&one.key)));
-        }
-        Ok(())
+        Ok(pids)
+    }
+
+    fn all(&self) -> Result<HashSet<u32>, ProcfsError> {
+        self.cgroup.pids().map_err(|source| ProcfsError::Read {
+            path: self.directory.join("cgroup.procs"),
+            source,
+        })
     }
 
     /// Removes it, with those below it. That it cannot be is warned of.

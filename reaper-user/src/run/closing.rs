@@ -137,13 +137,15 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     }
     let directory = start.cgroup.as_deref().map(Path::new);
     let made = directory.zip(record.cgroup);
-    let leaf = made.and_then(|(directory, made)| Leaf::find(directory, made.id));
+    let leaf = made.map(|(directory, made)| Leaf::find(directory, made.id));
+    let leaf = leaf.transpose()?.flatten();
     if let (Some(directory), None) = (directory, &leaf) {
         cgroup::remove_unused(directory);
     }
     // The line that names the command may have found no room.
-    let begun = leaf.as_ref().is_some_and(|leaf| !leaf.pids().is_empty());
-    if record.commands.is_empty() && !begun {
+    let begun = leaf.as_ref().map(Leaf::pids).transpose();
+    let begun = begun.map_err(io::Error::other)?.unwrap_or_default();
+    if record.commands.is_empty() && begun.is_empty() {
         return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
     if sys::pid_namespace_unless_first()? != start.pid_namespace {
@@ -158,12 +160,14 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     };
     let own = std::process::id();
     let found = family.look().map_err(io::Error::other)?;
-    let holds = family.leaf.as_ref().is_some_and(Leaf::holds_this);
+    let holds = family.leaf.as_ref().map(Leaf::holds_this).transpose();
+    let holds = holds.map_err(io::Error::other)?.unwrap_or_default();
     if found.keys().any(|key| key.pid == own) || holds {
         return Ok(None);
     }
     let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
-    if found.is_empty() && family.inside().is_empty() {
+    let inside = family.inside().map_err(io::Error::other)?;
+    if found.is_empty() && inside.is_empty() {
         if let Some(leaf) = family.leaf {
             leaf.remove();
         }
@@ -178,6 +182,8 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     }
     let left = endings.iter().filter_map(|one| Left::of(one, &procfs));
     over.left = left.collect();
+    let inside = family.inside().unwrap_or_default();
+    over.left.extend(Left::unseen(inside, &over.left));
     if let Some(leaf) = family.leaf.filter(|_| over.left.is_empty()) {
         leaf.remove();
     }
@@ -212,8 +218,9 @@ struct Family<'a> {
 
 impl Family<'_> {
     /// Who is in its cgroup, be it that the process table does not show them to this user.
-    fn inside(&self) -> HashSet<u32> {
-        self.leaf.as_ref().map(Leaf::pids).unwrap_or_default()
+    fn inside(&self) -> Result<HashSet<u32>, ProcfsError> {
+        let inside = self.leaf.as_ref().map(Leaf::pids).transpose();
+        inside.map(Option::unwrap_or_default)
     }
 
     /// Who of it lives. Who has lost all makers since the last look is remembered.
@@ -242,7 +249,7 @@ impl Family<'_> {
             }
             endings.round(|_: &HashSet<Key>| self.look())?;
             if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
-                if self.inside().is_empty() {
+                if self.inside()?.is_empty() {
                     break;
                 }
                 // Whoever is left there is shown to others alone: they can be killed as one, and not be asked.

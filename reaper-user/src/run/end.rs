@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::attend::{Attended, Came};
 use super::cgroup::Leaf;
+use super::report::children;
 use super::{Left, Outcome, Report};
 use crate::model::event::Key;
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
@@ -31,12 +32,10 @@ impl Attended<'_> {
         while self.is_anybody_left() && !endings.is_over() {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
-                // Before: whoever is born meanwhile descends from these.
-                let inside = self.leaf.as_ref().map(Leaf::pids);
-                let mut all = procfs.descendants(own)?;
-                if let (Some(leaf), Some(inside)) = (&self.leaf, inside) {
-                    leaf.add_to(&mut all, inside)?;
-                }
+                let mut all = match &self.leaf {
+                    Some(leaf) => procfs.descendants_and(own, || leaf.pids())?,
+                    None => procfs.descendants(own)?,
+                };
                 if gentle && !held.is_empty() {
                     births.set(leave_to_makers(&mut all, held));
                 }
@@ -65,11 +64,12 @@ impl Attended<'_> {
 
     /// A child of this process, or whoever is in the command's cgroup.
     fn is_anybody_left(&mut self) -> bool {
-        let in_leaf = |leaf: &Leaf| !leaf.pids().is_empty();
+        // If there is no telling, it is asked again, as long as there is time.
+        let in_leaf = |leaf: &Leaf| leaf.pids().map_or(true, |pids| !pids.is_empty());
         self.meet_children() || self.leaf.as_ref().is_some_and(in_leaf)
     }
 
-    pub(super) fn report(mut self, outcome: Outcome, endings: &[Ending]) -> Report {
+    pub(super) fn report(&mut self, outcome: Outcome, endings: &[Ending]) -> Report {
         let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
         let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Ended(_)));
         let (mut count, mut killed, mut memory_rss) = (0, 0, 0);
@@ -84,9 +84,12 @@ impl Attended<'_> {
             let procfs = Procfs::default();
             left.extend(endings.iter().filter_map(|one| Left::of(one, &procfs)));
         }
-        if self.meet_children() {
-            let told: Vec<u32> = left.iter().map(|left| left.pid).collect();
-            left.extend(Left::unseen(&told));
+        if self.is_anybody_left() {
+            let mut pids = children();
+            let inside = self.leaf.as_ref().and_then(|leaf| leaf.pids().ok());
+            pids.extend(inside.unwrap_or_default());
+            let unseen = Left::unseen(pids, &left);
+            left.extend(unseen);
         }
         let command = std::iter::once(self.run.command.get_program());
         let command = command.chain(self.run.command.get_args());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::{End, Outcome};
@@ -105,23 +106,29 @@ impl Left {
         })
     }
 
-    /// Children of this process that /proc does not show, but for those that are told of.
-    pub(super) fn unseen(told: &[u32]) -> Vec<Left> {
-        let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
-        let children = tasks.flatten().filter_map(|task| {
-            let list = std::fs::read_to_string(task.path().join("children"));
-            list.ok()
-        });
-        let pids = children.flat_map(|list| {
-            let pids = list.split_whitespace().map(str::parse::<u32>);
-            pids.flatten().collect::<Vec<_>>()
-        });
-        let unseen = pids.filter(|pid| !told.contains(pid));
-        let left = unseen.map(|pid| Left {
+    /// Those of them that live and are not told of: /proc does not show them.
+    pub(super) fn unseen(pids: HashSet<u32>, told: &[Left]) -> Vec<Left> {
+        let is_told = |pid: u32| told.iter().any(|left| left.pid == pid);
+        let mut unseen: Vec<_> = pids.into_iter().filter(|pid| !is_told(*pid)).collect();
+        unseen.sort_unstable();
+        let left = unseen.into_iter().map(|pid| Left {
             pid,
             command: String::new(),
             why: "another user's, and /proc does not show it".to_owned(),
         });
         left.collect()
     }
+}
+
+/// Children of this process, be it that /proc does not show them.
+pub(super) fn children() -> HashSet<u32> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let lists = tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids = lists.flat_map(|list| {
+        let pids = list.split_whitespace().map(str::parse::<u32>);
+        pids.flatten().collect::<Vec<_>>()
+    });
+    pids.collect()
 }

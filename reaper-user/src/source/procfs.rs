@@ -4,7 +4,6 @@
 //! where its pid is given away meanwhile. That a process is gone is a result, not an error.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -334,16 +333,10 @@ impl Cgroups<'_> {
         let Some(path) = field(file, b"0::") else {
             return 0;
         };
-        // Outside of this program's cgroup namespace, and so of what its mounts show.
-        if path.starts_with(b"/..") {
-            return 0;
-        }
         if let Some(id) = self.known.get(path) {
             return *id;
         }
-        let directory = self
-            .mounts
-            .find("cgroup2", Path::new(OsStr::from_bytes(path)));
+        let directory = self.mounts.cgroup(path);
         let metadata = directory.and_then(|directory| std::fs::metadata(directory).ok());
         let id = metadata.map_or(0, |m| m.ino());
         self.known.insert(path.to_vec(), id);

@@ -1,17 +1,16 @@
 //! Cgroups of version 2: what the kernel calls a cgroup's id is the inode of its directory.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::fs::MetadataExt;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
+use nix::errno::Errno;
 use nix::libc::{O_DIRECTORY, O_NOFOLLOW};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs, statfs};
@@ -51,21 +50,18 @@ impl Cgroup {
     }
 
     /// Who is in it, or in one below it: those that have a pid here. No zombie is in any.
-    pub fn pids(&self) -> HashSet<u32> {
+    ///
+    /// # Errors
+    /// It cannot be asked; one that has gone has nobody.
+    pub fn pids(&self) -> io::Result<HashSet<u32>> {
         let mut pids = HashSet::new();
-        for directory in self.directories() {
-            // Of one that has gone there is nothing to tell; in one of threads alone they count where their process does.
-            let list = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+        for directory in self.directories()? {
+            let list = unless_gone(fs::read_to_string(directory.join("cgroup.procs")))?;
+            let list = list.unwrap_or_default();
             let known = list.lines().filter_map(|line| line.parse::<u32>().ok());
             pids.extend(known.filter(|pid| *pid != 0));
         }
-        pids
-    }
-
-    /// Whether anybody is in it, or in one below it.
-    pub fn is_populated(&self) -> bool {
-        let events = fs::read_to_string(self.file("cgroup.events")).unwrap_or_default();
-        events.lines().any(|line| line == "populated 1")
+        Ok(pids)
     }
 
     /// Waits at most so long until nobody is; whether it came to that.
@@ -112,7 +108,7 @@ impl Cgroup {
     /// # Errors
     /// One cannot be removed.
     pub fn clear(&self) -> io::Result<()> {
-        let below = self.directories().into_iter().skip(1);
+        let below = self.directories()?.into_iter().skip(1);
         let mut below: Vec<_> = below.collect();
         // What lies in another one goes before it.
         below.reverse();
@@ -120,17 +116,34 @@ impl Cgroup {
     }
 
     /// Its own directory, and those below it, each after the one that it lies in.
-    fn directories(&self) -> Vec<PathBuf> {
+    fn directories(&self) -> io::Result<Vec<PathBuf>> {
         let mut all = vec![self.file("")];
         let mut next = 0;
         while let Some(directory) = all.get(next) {
-            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-            let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            let below: Vec<_> = below.map(|entry| entry.path()).collect();
-            all.extend(below);
+            let mut below = Vec::new();
+            for entry in unless_gone(fs::read_dir(directory))?.into_iter().flatten() {
+                let Some(entry) = unless_gone(entry)? else {
+                    break;
+                };
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    below.push(entry.path());
+                }
+            }
+            all.append(&mut below);
             next += 1;
         }
-        all
+        Ok(all)
+    }
+}
+
+/// What is read of a cgroup; `None` where that has gone, or is one of threads alone, who count where their process does.
+fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOENT | Errno::ENODEV | Errno::EOPNOTSUPP) => Ok(None),
+            _ => Err(error),
+        },
+        read => read.map(Some),
     }
 }
 
@@ -150,8 +163,7 @@ pub fn own() -> Option<PathBuf> {
     let file = fs::read("/proc/self/cgroup").ok()?;
     let mut lines = file.split(|byte| *byte == b'\n');
     let path = lines.find_map(|line| line.strip_prefix(b"0::"))?;
-    let mounts = Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?);
-    mounts.find("cgroup2", Path::new(OsStr::from_bytes(path)))
+    Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?).cgroup(path)
 }
 
 /// Whether this is the directory of a cgroup of version 2.

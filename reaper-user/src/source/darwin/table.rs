@@ -108,14 +108,16 @@ impl Procfs {
     }
 
     /// The pids of a process, and of all that it descends from.
-    pub fn line(&self, mut pid: u32) -> HashSet<u32> {
+    ///
+    /// # Errors
+    /// There is no telling: the table cannot be read.
+    pub fn line(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
         let mut line = HashSet::new();
         // Each but once, where the table changes while it is read.
         while pid != 0 && line.insert(pid) {
-            let process = one(pid).ok().flatten();
-            pid = process.map_or(0, |process| process.parent);
+            pid = one(pid)?.map_or(0, |process| process.parent);
         }
-        line
+        Ok(line)
     }
 
     /// Who has exited and is not waited for by its parent.

@@ -1,6 +1,7 @@
 //! Who descends from a process, by what the process table says at the time.
 
 use hashbrown::{HashMap, HashSet};
+use nix::errno::Errno;
 
 use super::parse::Stat;
 use super::{Procfs, ProcfsError};
@@ -27,44 +28,83 @@ impl Procfs {
     /// # Errors
     /// The directory cannot be listed.
     pub fn descendants(&self, of: u32) -> Result<Vec<Descendant>, ProcfsError> {
-        Ok(below(self.rows()?, vec![of]))
+        Ok(below(&self.rows()?, vec![of]))
     }
 
-    /// All of these that live, those whose pids are `inside`, and all that live and descend from one of them.
+    /// The same, and behind them those whose pids are `inside`, and all that live and descend from one of these.
     ///
     /// `inside` is asked before the table is read and after it, and both have to say it: one that ends in between may have
     /// left its pid to a stranger.
     ///
     /// # Errors
-    /// The directory cannot be listed.
+    /// The directory cannot be listed; those of `inside`.
+    pub fn descendants_and(
+        &self,
+        of: u32,
+        inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
+    ) -> Result<Vec<Descendant>, ProcfsError> {
+        let (rows, pids) = self.rows_amid(inside)?;
+        let found = below(&rows, vec![of]);
+        Ok(with_others(found, &rows, |key| pids.contains(&key.pid)))
+    }
+
+    /// All of these that live, those whose pids are `inside`, as above, and all that live and descend from one of them.
+    ///
+    /// # Errors
+    /// As above.
     pub fn families(
         &self,
         of: &HashSet<Key>,
-        inside: impl Fn() -> HashSet<u32>,
+        inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
     ) -> Result<Vec<Descendant>, ProcfsError> {
-        let before = inside();
-        let rows = self.rows()?;
-        let mut pids = inside();
-        pids.retain(|pid| before.contains(pid));
+        let (rows, pids) = self.rows_amid(inside)?;
         let is_one =
             |key: Key| pids.contains(&key.pid) || of.iter().any(|known| known.same_tick(key));
-        let is = |(row, lives): &&Row| *lives && is_one(row.key);
-        let mut found: Vec<Descendant> = rows.iter().filter(is).map(|(row, _)| *row).collect();
-        let makers: Vec<u32> = found.iter().map(|row| row.key.pid).collect();
-        let known: HashSet<u32> = makers.iter().copied().collect();
-        let below = below(rows, makers).into_iter();
-        found.extend(below.filter(|one| !known.contains(&one.key.pid)));
-        Ok(found)
+        Ok(with_others(Vec::new(), &rows, is_one))
     }
 
-    /// The pids of a process, and of all that it descends from.
-    pub fn line(&self, mut pid: u32) -> HashSet<u32> {
+    /// The pids of a process, and of all that it descends from; one that is not shown to this user ends the line.
+    ///
+    /// # Errors
+    /// There is no telling, for want of files or memory.
+    pub fn line(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
         let mut line = HashSet::new();
+        let mut child = None;
         // Each but once, where the table changes while it is read.
         while pid != 0 && line.insert(pid) {
-            pid = self.stat(pid, |stat| stat.parent).unwrap_or(0);
+            match (self.parent(pid)?, child) {
+                (Some(parent), _) => (child, pid) = (Some(pid), parent),
+                // It has ended meanwhile, and its child has another parent, unless it is not shown.
+                (None, Some(child)) => pid = self.parent(child)?.unwrap_or(0),
+                (None, None) => break,
+            }
         }
-        line
+        Ok(line)
+    }
+
+    /// `None`: it is gone, or not shown.
+    fn parent(&self, pid: u32) -> Result<Option<u32>, ProcfsError> {
+        let path = self.root.join(pid.to_string()).join("stat");
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Stat::parse(&bytes).map(|stat| stat.parent)),
+            Err(source) => match source.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
+                    Err(ProcfsError::Read { path, source })
+                }
+                _ => Ok(None),
+            },
+        }
+    }
+
+    fn rows_amid(
+        &self,
+        inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
+    ) -> Result<(Vec<Row>, HashSet<u32>), ProcfsError> {
+        let before = inside()?;
+        let rows = self.rows()?;
+        let mut pids = inside()?;
+        pids.retain(|pid| before.contains(pid));
+        Ok((rows, pids))
     }
 
     fn rows(&self) -> Result<Vec<Row>, ProcfsError> {
@@ -84,10 +124,29 @@ impl Procfs {
     }
 }
 
-fn below(rows: Vec<Row>, mut makers: Vec<u32>) -> Vec<Descendant> {
+/// Adds to what was found all of whom this is so, and all that live and descend from those.
+fn with_others(
+    mut found: Vec<Descendant>,
+    rows: &[Row],
+    is_one: impl Fn(Key) -> bool,
+) -> Vec<Descendant> {
+    let mut known: HashSet<u32> = found.iter().map(|one| one.key.pid).collect();
+    let is = |(row, lives): &&Row| *lives && !known.contains(&row.key.pid) && is_one(row.key);
+    let others: Vec<Descendant> = rows.iter().filter(is).map(|(row, _)| *row).collect();
+    let makers: Vec<u32> = others.iter().map(|row| row.key.pid).collect();
+    known.extend(&makers);
+    found.extend(others);
+    if !makers.is_empty() {
+        let below = below(rows, makers).into_iter();
+        found.extend(below.filter(|one| !known.contains(&one.key.pid)));
+    }
+    found
+}
+
+fn below(rows: &[Row], mut makers: Vec<u32>) -> Vec<Descendant> {
     let mut children: HashMap<u32, Vec<Row>> = HashMap::new();
     for row in rows {
-        children.entry(row.0.parent).or_default().push(row);
+        children.entry(row.0.parent).or_default().push(*row);
     }
     let mut found = Vec::new();
     while let Some(maker) = makers.pop() {

@@ -1,7 +1,7 @@
 //! What is mounted where, as this process sees it.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// One mount.
@@ -32,7 +32,7 @@ impl Mounts {
     }
 
     /// Where a path of a file system of this kind is to be had, by a mount that shows it.
-    pub fn find(&self, kind: &str, path: &Path) -> Option<PathBuf> {
+    fn find(&self, kind: &str, path: &Path) -> Option<PathBuf> {
         let shown = |mount: &Mount| {
             let below = path.strip_prefix(&mount.root).ok()?;
             // With an empty path the name would end in a slash.
@@ -40,6 +40,14 @@ impl Mounts {
         };
         let of_kind = self.0.iter().rev().filter(|mount| mount.kind == kind);
         of_kind.filter_map(shown).next()
+    }
+
+    /// Directory of a cgroup of version 2, by the path that a `cgroup` file of /proc has for it: none of one that is outside of
+    /// this program's cgroup namespace (`/..`), and so of what its mounts show.
+    pub fn cgroup(&self, path: &[u8]) -> Option<PathBuf> {
+        let inside = !path.starts_with(b"/..");
+        let path = inside.then(|| Path::new(OsStr::from_bytes(path)));
+        self.find("cgroup2", path?)
     }
 
     /// The mount that a path lies on, whether there is anything at that path or not.
@@ -91,8 +99,6 @@ fn unescaped(field: &[u8]) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -162,8 +168,9 @@ nonsense
             ("/user.slice/1", Some("/sys/fs/cgroup")),
             ("/user.slice/10", Some("/cg/user.slice/10")),
             ("/", Some("/cg")),
+            ("/../b", None),
         ] {
-            let found = mounts.find("cgroup2", Path::new(path));
+            let found = mounts.cgroup(path.as_bytes());
             assert_eq!(found.as_deref().map(Path::as_os_str), at.map(OsStr::new));
         }
         assert_eq!(mounts.find("cgroup", Path::new("/")), None);
