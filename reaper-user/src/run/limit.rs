@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -106,12 +107,13 @@ impl Queue<'_> {
         builder.recursive(true).mode(0o700).create(self.dir)?;
         let (number, ticket, waiting) = self.join(id)?;
         let mut waits = Some(waits);
+        let mut buried = HashSet::new();
         // Before the first look: what happens after that is told.
         let mut watch: Option<Inotify> = None;
         // It may have begun between the word that a file is closed and the lock's return: looked for again once.
         let mut patience = PollTimeout::from(LOOK_AGAIN_MS);
         loop {
-            let (before, what) = match self.turn(number)? {
+            let (before, what) = match self.turn(number, &buried)? {
                 Turn::Go => break,
                 Turn::Wait(before, what) => (before, what),
             };
@@ -120,7 +122,12 @@ impl Queue<'_> {
             }
             match (what, &watch) {
                 (For::Predecessor(path), _) => await_unlocked(&path)?,
-                (For::Dead(all), _) => all.iter().for_each(|(ticket, run)| bury(ticket, run)),
+                (For::Dead(all), _) => {
+                    for (ticket, run) in all {
+                        bury(&ticket, &run);
+                        buried.insert(ticket);
+                    }
+                }
                 (For::Places, Some(watch)) => {
                     let once = std::mem::replace(&mut patience, PollTimeout::NONE);
                     self.await_events(watch, once, number)?;
@@ -165,7 +172,8 @@ impl Queue<'_> {
         }
     }
 
-    fn turn(&self, number: u64) -> io::Result<Turn> {
+    /// Of those that were `buried` nothing more can be done, be it that their files are still there.
+    fn turn(&self, number: u64, buried: &HashSet<PathBuf>) -> io::Result<Turn> {
         let _lock = self.lock()?;
         let (mut before, mut dead) = (0, Vec::new());
         let tickets = self.numbers(TICKET)?.into_iter();
@@ -174,11 +182,11 @@ impl Queue<'_> {
             match (self.id_unless_lives(&path)?, path) {
                 (None, _) => before += 1,
                 (Some(id), path) => match self.open_record(&id) {
-                    Some(record) => {
+                    Some(record) if !buried.contains(&path) => {
                         before += 1;
                         dead.push((path, record));
                     }
-                    None => drop(fs::remove_file(path)),
+                    _ => drop(fs::remove_file(path)),
                 },
             }
         }
@@ -311,7 +319,7 @@ fn bury(ticket: &Path, run: &Path) {
     if let Err(error) = closed {
         tracing::warn!("the run of {} cannot be closed: {error}", run.display());
     }
-    // Of those before it no number is given anew as long as one waits behind it.
+    // Its number is given to nobody else as long as somebody waits behind it.
     let _ = fs::remove_file(ticket);
 }
 
