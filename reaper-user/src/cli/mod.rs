@@ -114,10 +114,10 @@ Example:
     #[cfg(target_os = "linux")]
     #[command(after_help = run::HELP)]
     Run(run::RunArgs),
-    /// The same, begun by that.
+    /// What that becomes.
     #[cfg(target_os = "linux")]
     #[command(name = run::OWNER, hide = true)]
-    Owner(run::RunArgs),
+    Owner(run::OwnerArgs),
     /// List your runs: how far they are, what they may still take, and what has become of them.
     #[cfg(target_os = "linux")]
     #[command(after_help = ps::HELP)]
@@ -329,9 +329,9 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         #[cfg(target_os = "linux")]
-        Command::Run(args) => Ok(run::run(args, false)),
+        Command::Run(args) => Ok(run::run(args)),
         #[cfg(target_os = "linux")]
-        Command::Owner(args) => Ok(run::run(args, true)),
+        Command::Owner(args) => Ok(run::owner(args)),
         #[cfg(target_os = "linux")]
         Command::Ps(args) => ps::run(&args).map(|()| 0),
         #[cfg(target_os = "linux")]

@@ -113,9 +113,6 @@ pub(super) struct RunArgs {
     /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
-    /// Who waits to be told of the start: a file that is open.
-    #[arg(long, hide = true)]
-    tell: Option<i32>,
     /// Write what has become of it to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -127,37 +124,35 @@ pub(super) struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Gives the exit status. With `owner` this is who owns the command in any case, and nobody else is to be started for it.
-pub(super) fn run(args: RunArgs, owner: bool) -> u8 {
-    let (report, json, detach) = (args.report.clone(), args.json, args.detach);
-    let waits = args.tell.filter(|_| owner).and_then(child::inherit);
-    let mut words = std::env::args_os().skip(2);
-    if !owner
-        && !detach
-        && words.any(|word| {
-            word.as_encoded_bytes()
-                .windows(8)
-                .any(|part| part == b"--detach")
-        })
-    {
-        // Of the command's.
-        let error = detach::become_owner(None);
-        tracing::debug!("no service will know of this run: {error}");
+/// What `reaper run` becomes where a service could take it for one that is about to leave.
+#[derive(Args)]
+pub(super) struct OwnerArgs {
+    /// Who waits to be told of the start: a file that is open.
+    #[arg(long)]
+    tell: Option<i32>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// How its user is told what has become of it.
+struct Told {
+    report: Option<PathBuf>,
+    json: bool,
+}
+
+/// Gives the exit status.
+pub(super) fn run(args: RunArgs) -> u8 {
+    let detach = args.detach;
+    // Of the command's.
+    if !detach && detach::is_among(std::env::args_os().skip(2)) {
+        detach::become_owner(None);
     }
-    let mut run = owned(args);
-    match Runs::of_user() {
-        Ok(runs) => {
-            super::runs::close_dead(&runs, false);
-            run.records = Some(runs);
-        }
-        Err(error) if detach || run.name.is_some() || run.limit.is_some() => {
-            anstream::eprintln!("reaper: {error}");
-            return OWN_FAILURE;
-        }
-        Err(error) => tracing::debug!("{error}"),
-    }
-    let tell = match (detach && !owner).then(detach::part) {
-        None => waits.map_or_else(Tell::default, Tell::to),
+    let (run, told) = match prepare(args) {
+        Ok(prepared) => prepared,
+        Err(status) => return status,
+    };
+    let tell = match detach.then(detach::part) {
+        None => Tell::default(),
         Some(Ok(Side::Caller(status))) => return status,
         Some(Ok(Side::Run(tell))) => tell,
         Some(Err(error)) => {
@@ -165,6 +160,41 @@ pub(super) fn run(args: RunArgs, owner: bool) -> u8 {
             return OWN_FAILURE;
         }
     };
+    own(run, &told, &tell)
+}
+
+/// Gives the exit status of the one that owns the command, and has nobody else do it.
+pub(super) fn owner(args: OwnerArgs) -> u8 {
+    let tell = args.tell.and_then(child::inherit);
+    let tell = tell.map_or_else(Tell::default, Tell::to);
+    match prepare(args.run) {
+        Ok((run, told)) => own(run, &told, &tell),
+        Err(status) => status,
+    }
+}
+
+/// Or the exit status, where it is not to be run: that has been said.
+fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
+    let told = Told {
+        report: args.report.clone(),
+        json: args.json,
+    };
+    let mut run = owned(args);
+    match Runs::of_user() {
+        Ok(runs) => {
+            super::runs::close_dead(&runs, false);
+            run.records = Some(runs);
+        }
+        Err(error) if run.detached || run.name.is_some() || run.limit.is_some() => {
+            anstream::eprintln!("reaper: {error}");
+            return Err(OWN_FAILURE);
+        }
+        Err(error) => tracing::debug!("{error}"),
+    }
+    Ok((run, told))
+}
+
+fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {
     run.progress = Some(Box::new(show(&run, tell.clone())));
     let told = match run.attend() {
         Ok(told) => told,
@@ -187,7 +217,7 @@ pub(super) fn run(args: RunArgs, owner: bool) -> u8 {
     for complaint in &told.complaints {
         anstream::eprintln!("reaper: {complaint}");
     }
-    if let Err(error) = hand_over(&told, report.as_deref(), json) {
+    if let Err(error) = hand_over(&told, how.report.as_deref(), how.json) {
         anstream::eprintln!("reaper: {error:#}");
         return OWN_FAILURE;
     }

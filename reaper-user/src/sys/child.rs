@@ -94,9 +94,7 @@ impl Held {
         };
         Ok(Held { signals, inherited })
     }
-}
 
-impl Held {
     /// A signal that waits and would have ended this process, had it not been made to wait. It is left where it is.
     pub fn asked_to_end(&self) -> Option<Signal> {
         let waiting = pending()?;
@@ -324,7 +322,7 @@ pub fn part() -> nix::Result<Option<Pid>> {
 /// Becomes this program anew, as it was begun, but with these words; that has this file open too.
 ///
 /// # Errors
-/// It has another name by now, or none. Nothing has changed then, but that the file is inherited by commands.
+/// It has another name by now, or none. Nothing has changed then.
 pub fn begin_anew(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     let begin = || -> io::Result<()> {
         let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
@@ -341,18 +339,25 @@ pub fn begin_anew(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error
         Ok(())
     };
     let error = begin().err();
+    if let Some(file) = file {
+        // Whoever reads from it waits until all who have it are gone.
+        let _ = fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    }
     // SAFETY: as above. As Rust's runtime has it.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
     error.unwrap_or_else(|| io::Error::other("it was begun anew"))
 }
 
-/// Takes over a pipe by the number that [`begin_anew`] has left it open by; `None` where there is none.
+/// Takes over a pipe by the number that [`begin_anew`] has left it open by; `None` where there is none. No standard stream is one.
 pub fn inherit(number: i32) -> Option<PipeWriter> {
+    if number <= 2 {
+        return None;
+    }
     // SAFETY: it is only asked about; what is no descriptor is an error.
-    let file = unsafe { BorrowedFd::borrow_raw(number.max(3)) };
+    let file = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
     // SAFETY: whoever began this program left it for this alone, and nobody else has taken it over.
-    Some(unsafe { OwnedFd::from_raw_fd(number.max(3)) }.into())
+    Some(unsafe { OwnedFd::from_raw_fd(number) }.into())
 }
 
 /// Has what this process writes go to a file from now on.
