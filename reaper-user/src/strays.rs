@@ -123,7 +123,7 @@ impl Terms {
             members: &self.members,
             watched_since: self.watched_since,
             kept: &self.kept,
-            max_age: u64::try_from(self.max_age.as_nanos()).unwrap_or(u64::MAX),
+            max_age: sys::nanoseconds(self.max_age),
             now: sys::boot_time(),
             honor_keep: self.rules.honors_keep(),
             waited: &waited,

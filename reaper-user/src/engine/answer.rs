@@ -185,9 +185,8 @@ impl Engine {
         tree: bool,
     ) -> Result<KeepDone, Refusal> {
         let key = self.ordered(peer, &target)?;
-        let lasts = lasts.map(|lasts| u64::try_from(lasts.as_nanos()).unwrap_or(u64::MAX));
         let keep = UserKeep {
-            until_awake: lasts.map(|lasts| sys::monotonic().saturating_add(lasts)),
+            until_awake: lasts.map(sys::after),
             tree,
             by: peer.uid,
             made: keeps::wall_now(),
@@ -198,7 +197,7 @@ impl Engine {
         }
         // What was kept with all below it stays so.
         let keep = self.model.wish_for(key).unwrap_or(keep);
-        let until = lasts.map(|lasts| sys::boot_time().saturating_add(lasts));
+        let until = lasts.map(|lasts| sys::boot_time().saturating_add(sys::nanoseconds(lasts)));
         self.tell_keep(
             key,
             peer,

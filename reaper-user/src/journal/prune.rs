@@ -89,8 +89,7 @@ fn used(connection: &Connection) -> rusqlite::Result<u64> {
 
 /// Before what time something is too old.
 pub(super) fn cutoff(max_age: Duration) -> i64 {
-    let age = u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX);
-    int(sys::wall_time().saturating_sub(age))
+    int(sys::wall_time().saturating_sub(sys::nanoseconds(max_age)))
 }
 
 /// Gives what is free in the file back to the file system.

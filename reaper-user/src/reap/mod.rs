@@ -40,7 +40,7 @@ pub use ladder::{Ladder, Stage, Step, Times};
 pub use reaper::Reaper;
 pub use send::end_own;
 #[cfg(target_os = "linux")]
-pub use send::{STOP, forward, stop_owner};
+pub use send::{STOP, ask_own, forward, stop_owner};
 
 /// How many files are left for others to open, if there are so many.
 const FILES_LEFT: u64 = 256;

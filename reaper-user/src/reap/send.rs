@@ -111,6 +111,16 @@ pub fn stop_owner(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
     pidfd.send_signal(Signal::SIGCONT)
 }
 
+/// Asks a process to end by this signal, and has it go on if it is stopped.
+///
+/// # Errors
+/// As [`end_own`].
+#[cfg(target_os = "linux")]
+pub fn ask_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+    end_own(pidfd, pid, signal)?;
+    pidfd.send_signal(Signal::SIGCONT)
+}
+
 /// Signals a process that this program, or what it started, has started. The caller has made sure of
 /// that after it opened the pidfd, and that this is on the process of this pid.
 ///

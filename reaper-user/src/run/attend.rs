@@ -175,7 +175,7 @@ impl Attended<'_> {
             return Some(Signal::SIGTERM as i32);
         }
         let end = self.end?;
-        let grace = u64::try_from(self.run.times.grace.as_nanos()).unwrap_or(u64::MAX);
+        let grace = sys::nanoseconds(self.run.times.grace);
         let explains = |(number, at): &&(i32, u64)| {
             // As shells and the like do it that have seen to it.
             let said = End::Exited(End::Killed(*number).status());
@@ -295,12 +295,9 @@ impl Attended<'_> {
 
     /// Asks the command alone to end, and waits for that; whether it came.
     pub(super) fn end_leader(&mut self) -> bool {
-        let grace = self.run.times.grace.as_nanos();
-        let until = sys::monotonic().saturating_add(u64::try_from(grace).unwrap_or(u64::MAX));
-        for signal in [self.run.signal, Signal::SIGCONT] {
-            if let Err(error) = reap::forward(&self.pidfd, signal as i32) {
-                tracing::debug!("pid {}: {signal} cannot be sent: {error}", self.pid);
-            }
+        let until = sys::after(self.run.times.grace);
+        if let Err(error) = reap::ask_own(&self.pidfd, self.pid, self.run.signal) {
+            tracing::debug!("pid {}: it cannot be asked to end: {error}", self.pid);
         }
         loop {
             self.meet_children();

@@ -12,14 +12,15 @@ use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
 use super::cgroup::{self, Leaf};
-use super::record::{Over, Record};
-use super::recording::{boot_id, claim, close};
+use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, Over, Record};
+use super::recording::{claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
 use crate::model::event::{Key, TICK_NS};
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
+use crate::sys::host::boot_id;
 use crate::sys::pidfd::Pidfd;
 
 /// How long it may take until all of a tree stand still.
@@ -29,11 +30,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 /// How many runs are closed at a time.
 const AT_ONCE: usize = 16;
-/// What is said of a run that nobody saw the end of.
-const OWNER_GONE: &str = "its `reaper run` was killed";
-const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
-pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
-pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
 
 impl Runs {
     /// Closes all runs whose owner is gone: what is left of them is ended, as their policy says, if it can be told for
@@ -131,7 +127,7 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
             record.outcome().unwrap_or(outcome)
         }
     };
-    let boot = boot_id();
+    let boot = boot_id(Path::new("/"));
     if boot.is_empty() || start.boot_id != boot {
         return Ok(Some(Over::unseen(settle(Outcome::Death), OTHER_BOOT)));
     }
@@ -241,7 +237,7 @@ impl Family<'_> {
         }
         let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
         let mut endings = patient(grace, signal).within(cgroup);
-        let until = after(grace);
+        let until = sys::after(grace);
         while !endings.is_over() {
             if endings.is_gentle() && sys::monotonic() >= until {
                 self.hold()?;
@@ -265,7 +261,7 @@ impl Family<'_> {
     fn hold(&mut self) -> Result<(), ProcfsError> {
         let mut held: HashMap<Key, Pidfd> = HashMap::new();
         let most = files_max();
-        let until = sys::monotonic() + HOLD_MAX.as_nanos() as u64;
+        let until = sys::after(HOLD_MAX);
         while sys::monotonic() < until {
             let fresh = self
                 .look()?
@@ -306,7 +302,7 @@ impl Family<'_> {
     ) -> Result<bool, ProcfsError> {
         let leader = record.commands.first().map(|one| one.who.key());
         let mut endings = patient(grace, signal);
-        let until = after(grace);
+        let until = sys::after(grace);
         while sys::monotonic() < until {
             endings.round(|_: &HashSet<Key>| {
                 let mut found = self.look()?;
@@ -328,9 +324,4 @@ fn patient(grace: Duration, signal: Signal) -> Endings {
         ..Times::default()
     };
     Endings::new(times, signal)
-}
-
-/// So long from now, in ns on the monotonic clock.
-fn after(time: Duration) -> u64 {
-    sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -253,12 +253,10 @@ impl Run {
         let Some(above) = &self.above else {
             return Ok(None);
         };
-        let Some(recording) = &self.recording else {
-            let id = recording::random_id();
-            return Ok(Some(Leaf::make(&cgroup::directory(above, &id))?));
-        };
-        let leaf = Leaf::make(&cgroup::directory(above, recording.id()))?;
-        if let Err(error) = recording.note_cgroup(leaf.id()) {
+        let recording = self.recording.as_ref();
+        let id = recording.map_or_else(recording::random_id, |own| own.id().to_owned());
+        let leaf = Leaf::make(&cgroup::directory(above, &id))?;
+        if let Some(Err(error)) = recording.map(|own| own.note_cgroup(leaf.id())) {
             tracing::debug!("the cgroup of the command cannot be recorded: {error}");
         }
         Ok(Some(leaf))

@@ -4,6 +4,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use hashbrown::HashSet;
+
 use super::DoneWhen;
 use crate::reap::{Due, Endings, Times};
 use crate::source::procfs::{Procfs, ProcfsError};
@@ -40,7 +42,7 @@ impl<'a> Probe<'a> {
             what,
             inherited,
             asked: None,
-            next: later(what.every),
+            next: sys::after(what.every),
             done: false,
             last_word: false,
             failing: false,
@@ -117,13 +119,13 @@ impl<'a> Probe<'a> {
             Ok(child) => {
                 self.asked = Some(Asked {
                     pid: child.id(),
-                    until: later(PATIENCE),
+                    until: sys::after(PATIENCE),
                     at_the_end,
                 });
             }
             Err(error) => {
                 self.complain(&format!("cannot be asked: {error}"));
-                self.next = later(self.what.every);
+                self.next = sys::after(self.what.every);
                 self.last_word = at_the_end;
             }
         }
@@ -133,7 +135,7 @@ impl<'a> Probe<'a> {
         self.asked = None;
         self.done = done;
         self.last_word = asked.at_the_end;
-        self.next = later(self.what.every);
+        self.next = sys::after(self.what.every);
     }
 
     fn complain(&mut self, why: &str) {
@@ -149,19 +151,14 @@ fn end_below(pid: u32) {
     let mut endings = Endings::new(Times::default(), nix::sys::signal::Signal::SIGKILL);
     endings.hasten();
     let find = |_: &_| -> Result<Due, ProcfsError> {
-        let own = procfs.descendants(std::process::id())?;
-        let child = own.into_iter().filter(|one| one.key.pid == pid);
-        let below = procfs.descendants(pid)?;
-        Ok(child.chain(below).map(|one| (one.key, None)).collect())
+        let child = || Ok(HashSet::from_iter([pid]));
+        let all = procfs.families(&HashSet::new(), child)?;
+        Ok(all.into_iter().map(|one| (one.key, None)).collect())
     };
     // Once: what it has forked meanwhile goes with all the rest.
     if let Err(error) = endings.round(find) {
         tracing::warn!("{error}");
     }
-}
-
-fn later(time: Duration) -> u64 {
-    sys::monotonic().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

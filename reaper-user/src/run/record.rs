@@ -134,6 +134,12 @@ pub struct Over {
     pub notes: Vec<String>,
 }
 
+/// What is said of a run that nobody saw the end of.
+pub(super) const OWNER_GONE: &str = "its `reaper run` was killed";
+pub(super) const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
+pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
+pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
+
 impl Over {
     pub(super) fn of(report: &Report) -> Over {
         let (exit_code, exit_signal) = match report.end {

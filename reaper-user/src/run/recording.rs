@@ -15,6 +15,7 @@ use super::cgroup;
 use super::record::{Claim, Line, Made, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
 use super::{Outcome, Run, word};
+use crate::sys::host::boot_id;
 use crate::sys::{self, child};
 
 /// Letters that are not taken for another, in an id.
@@ -230,7 +231,7 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         name: run.name.clone(),
         session: run.session.clone(),
         agent: run.agent.clone(),
-        boot_id: boot_id(),
+        boot_id: boot_id(Path::new("/")),
         pid_namespace: sys::pid_namespace_unless_first()?,
         wrapper: Who { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
@@ -250,12 +251,6 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         }),
         detached: run.detached,
     })
-}
-
-/// Random id of this boot; empty if unknown.
-pub(super) fn boot_id() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    id.unwrap_or_default().trim().to_owned()
 }
 
 /// It begins with a letter, so that it is no pid.

@@ -48,9 +48,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use super::Outcome;
-use super::closing::{OTHER_BOOT, UNWRITTEN};
-use super::record::{Over, Record, Unreadable};
-use super::recording::boot_id;
+use super::record::{OTHER_BOOT, Over, Record, UNWRITTEN, Unreadable};
+use crate::sys::host::boot_id;
 use crate::sys::{owner, places, remote, xdg};
 
 /// How many of those that are closed are kept, and for how long.
@@ -388,7 +387,7 @@ fn read(path: &Path) -> Option<Known> {
     let mut record = usable(path, &bytes)?;
     if record.over.is_none() && path.extension().unwrap_or_default() == CLOSED {
         let outcome = record.outcome().unwrap_or(Outcome::Death);
-        let why = match record.start.boot_id == boot_id() {
+        let why = match record.start.boot_id == boot_id(Path::new("/")) {
             true => UNWRITTEN,
             false => OTHER_BOOT,
         };

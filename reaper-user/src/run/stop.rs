@@ -17,7 +17,7 @@ use super::record::Record;
 use super::recording::claim;
 use super::runs::{self, Known, RecordError, Runs};
 use super::word::Word;
-use crate::reap::{end_own, stop_owner};
+use crate::reap::{ask_own, stop_owner};
 use crate::source::procfs::{Glance, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
 
@@ -117,8 +117,7 @@ impl Runs {
         }
         let pid = start.wrapper.pid;
         let sent = match claimed {
-            Ok(_) => end_own(&owner, pid, Signal::SIGTERM)
-                .and_then(|()| end_own(&owner, pid, Signal::SIGCONT)),
+            Ok(_) => ask_own(&owner, pid, Signal::SIGTERM),
             Err(error) => {
                 let id = known.id();
                 tracing::warn!("run {id}: that it is stopped cannot be written down: {error}");

@@ -147,7 +147,7 @@ impl Host {
         let limits = text("proc/self/limits").unwrap_or_default();
         let release = text("proc/sys/kernel/osrelease").unwrap_or_default();
         Host {
-            boot_id: text("proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            boot_id: boot_id(root),
             euid: field(&status, "Uid:").nth(1).and_then(|id| id.parse().ok()),
             capabilities: Capabilities(
                 field(&status, "CapEff:")
@@ -254,6 +254,12 @@ fn container(root: &Path, release: &str) -> Vec<String> {
         signs.push("wsl (kernel release)".to_owned());
     }
     signs
+}
+
+/// Random id of this boot, by the files below `root`; empty if unknown.
+pub fn boot_id(root: &Path) -> String {
+    let id = std::fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"));
+    id.unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
 pub use ready::readable;
 pub use thread::{hurry, prioritise, raise_open_files};
 
+use std::time::Duration;
+
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {
     now(clock::BOOT)
@@ -48,6 +50,16 @@ pub fn boot_time() -> u64 {
 /// Nanoseconds on a clock that stands still while the machine is suspended: for delays.
 pub fn monotonic() -> u64 {
     now(clock::MONOTONIC)
+}
+
+/// So long from now on that clock; the end of time, where it is longer.
+pub fn after(time: Duration) -> u64 {
+    monotonic().saturating_add(nanoseconds(time))
+}
+
+/// As many as there can be, where it is longer.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// How far the clock since boot is ahead of the other one: for how long the machine has been suspended.

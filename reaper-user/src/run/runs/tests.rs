@@ -58,7 +58,7 @@ impl Drop for Guest {
 /// The record of a run whose owner is gone.
 fn leave(runs: &Runs, command: Option<Who>, change: impl FnOnce(&mut Start)) -> PathBuf {
     let mut start = start("left22");
-    start.boot_id = super::super::recording::boot_id();
+    start.boot_id = boot_id(Path::new("/"));
     start.pid_namespace = crate::sys::pid_namespace_unless_first().unwrap();
     start.grace_ms = 300;
     change(&mut start);

@@ -24,6 +24,7 @@ use crate::source::scan::Options;
 use crate::source::scan::pace::{Found, Pace};
 use crate::source::scan::table::{Glimpse, Print, Table, exit, parents_first};
 use crate::source::{Drained, Flaw};
+use crate::sys;
 
 /// Of how many that have exited the names are remembered, for children that are found later.
 const PAST_MAX: usize = 4096;
@@ -112,13 +113,12 @@ struct Watched {
 impl<K: Kernel> Scan<K> {
     /// Watches nobody yet; who is there is told by the first [`Scan::drain`].
     pub(super) fn of(kernel: K, options: &Options) -> Scan<K> {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut scan = Scan {
             kernel,
             table: Table::default(),
             pace: Pace::new(
-                nanoseconds(options.min_interval),
-                nanoseconds(options.max_interval),
+                sys::nanoseconds(options.min_interval),
+                sys::nanoseconds(options.max_interval),
             ),
             watched: HashMap::new(),
             names: HashMap::new(),

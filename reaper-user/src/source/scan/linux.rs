@@ -105,8 +105,7 @@ impl Scan {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(ScanError::Wait)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, TIMER);
         epoll.add(&timer, event).map_err(ScanError::Wait)?;
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let [min, max] = [options.min_interval, options.max_interval].map(nanoseconds);
+        let [min, max] = [options.min_interval, options.max_interval].map(sys::nanoseconds);
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
         let mut scan = Scan {
             reader: Reader::open(root).map_err(ScanError::List)?,
