@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -61,40 +60,54 @@ impl Runs {
 
 /// Closes runs beside each other: each may need all of its grace.
 fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
-    let helpers = taken.len().saturating_sub(1);
-    let (todo, closed) = (Mutex::new(taken), Mutex::new(Vec::new()));
-    let next = || todo.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let work = || {
-        while let Some((path, file)) = next() {
-            match close_taken(&path, &file) {
-                Ok(known) => closed
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend(known),
-                Err(error) => cannot_close(&path, &error),
-            }
-        }
+    let _files = sys::many_files();
+    let close = |(path, file): &(PathBuf, Flock<File>)| {
+        close_taken(path, file).unwrap_or_else(|error| {
+            cannot_close(path, &error);
+            None
+        })
     };
     thread::scope(|scope| {
-        // Where there are to be no more, those that are there do it.
-        let helpers =
-            (0..helpers).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok());
-        let helpers: Vec<_> = helpers.collect();
-        work();
+        let begin = |one| {
+            let helper = thread::Builder::new().spawn_scoped(scope, move || close(one));
+            // Where there are to be no more threads, this one does it.
+            helper.map_err(|_| one)
+        };
+        let begun: Vec<_> = taken.iter().map(begin).collect();
         // Until they are gone, and not only done: this program may fork next.
-        for helper in helpers {
-            let _ = helper.join();
-        }
-    });
-    closed.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let closed = begun.into_iter().map(|begun| match begun {
+            Ok(helper) => helper.join().unwrap_or_default(),
+            Err(one) => close(one),
+        });
+        closed.flatten().collect()
+    })
 }
 
-fn cannot_close(path: &Path, error: &io::Error) {
+pub(super) fn cannot_close(path: &Path, error: &io::Error) {
     tracing::warn!("the run of {} cannot be closed: {error}", path.display());
 }
 
+/// What has become of an attempt to close a run.
+pub(super) enum Closing {
+    Done(Box<Known>),
+    /// Somebody else has closed it, or it has an owner who lives.
+    NotDue,
+    /// That is not to be done from here.
+    Refused,
+}
+
+/// Closes a run if its owner is gone; with `wait` once that is so.
+pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
+    let Some(file) = runs::take(path, wait)? else {
+        return Ok(Closing::NotDue);
+    };
+    let _files = sys::many_files();
+    let closed = close_taken(path, &file)?;
+    Ok(closed.map_or(Closing::Refused, |known| Closing::Done(Box::new(known))))
+}
+
 /// Closes a run whose owner is gone: its record is locked.
-pub(super) fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>> {
+fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>> {
     let Some(record) = runs::usable(path, &runs::content(file)?) else {
         return Ok(None);
     };

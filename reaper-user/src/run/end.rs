@@ -12,6 +12,7 @@ use super::{Left, Outcome, Report};
 use crate::model::event::Key;
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
 use crate::source::procfs::{Descendant, Procfs, ProcfsError};
+use crate::sys;
 
 /// More than so many who are started amid the end are no clean-up.
 const BIRTHS_MAX: usize = 256;
@@ -22,6 +23,8 @@ impl Attended<'_> {
         if !self.is_anybody_left() {
             return Vec::new();
         }
+        // Each of them takes one.
+        let _files = sys::many_files();
         let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
         let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
         let mut endings = Endings::new(self.run.times, self.run.signal).within(cgroup);

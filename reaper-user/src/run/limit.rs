@@ -21,8 +21,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use super::closing::close_taken;
-use super::runs::{self, OPEN, RecordError, Runs};
+use super::closing::{cannot_close, close_if_dead};
+use super::runs::{OPEN, RecordError, Runs};
 
 /// What the file of one is called that has a place or is to have one, and the other while it waits.
 const TICKET: &str = "ticket";
@@ -42,17 +42,17 @@ pub struct Limit {
 /// A place among those that may run, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
-    _ticket: Held,
+    _ticket: Ticket,
 }
 
 /// A file that is removed when it is let go.
 #[derive(Debug)]
-struct Held {
+struct Ticket {
     file: Flock<File>,
     path: PathBuf,
 }
 
-impl Drop for Held {
+impl Drop for Ticket {
     fn drop(&mut self) {
         // Whoever finds it without a lock removes it.
         let _ = fs::remove_file(&self.path);
@@ -147,7 +147,7 @@ impl Queue<'_> {
     }
 
     /// Takes the next number.
-    fn join(&self, id: &str) -> io::Result<(u64, Held, Held)> {
+    fn join(&self, id: &str) -> io::Result<(u64, Ticket, Ticket)> {
         let _lock = self.lock()?;
         let last = self.numbers(TICKET)?.pop().unwrap_or_default();
         let number = last + 1;
@@ -156,7 +156,7 @@ impl Queue<'_> {
         Ok((number, ticket, self.hold(number, WAITS)?))
     }
 
-    fn hold(&self, number: u64, kind: &str) -> io::Result<Held> {
+    fn hold(&self, number: u64, kind: &str) -> io::Result<Ticket> {
         let path = self.path(number, kind);
         let mut options = File::options();
         // One that is left of somebody who is gone is taken over.
@@ -167,7 +167,7 @@ impl Queue<'_> {
             .mode(0o600)
             .open(&path)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => Ok(Held { file, path }),
+            Ok(file) => Ok(Ticket { file, path }),
             Err((_, errno)) => Err(errno.into()),
         }
     }
@@ -310,14 +310,8 @@ fn number_of(path: &Path, kind: &str) -> Option<u64> {
 /// Has a run that is dead be closed, what is left of it ended by that. Where that cannot be done from here its place is free all the
 /// same: nobody could ever wait for it.
 fn bury(ticket: &Path, run: &Path) {
-    let closed = match runs::take(run, true) {
-        Ok(Some(file)) => close_taken(run, &file).map(drop),
-        // Somebody else has.
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = closed {
-        tracing::warn!("the run of {} cannot be closed: {error}", run.display());
+    if let Err(error) = close_if_dead(run, true) {
+        cannot_close(run, &error);
     }
     // Its number is given to nobody else as long as somebody waits behind it.
     let _ = fs::remove_file(ticket);

@@ -37,6 +37,7 @@ mod attend;
 mod cgroup;
 mod closing;
 mod end;
+mod hearing;
 mod limit;
 mod outcome;
 mod probe;
@@ -46,7 +47,6 @@ mod report;
 mod runs;
 mod silence;
 mod stop;
-mod word;
 
 use std::io;
 use std::path::PathBuf;

@@ -14,7 +14,7 @@ use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use super::cgroup;
 use super::record::{Claim, Line, Made, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
-use super::{Outcome, Run, word};
+use super::{Outcome, Run, hearing};
 use crate::sys::host::boot_id;
 use crate::sys::{self, child};
 
@@ -172,7 +172,7 @@ impl Recording {
 
     /// Writes down what has come of it, and lets it go. By then whoever would have it stop has said so.
     pub(super) fn close(self, over: Over) -> io::Result<()> {
-        word::have_the_last(&self.file);
+        hearing::end(&self.file);
         close(&self.file, &self.path, over, self.lasting)?;
         self.runs.prune_some();
         Ok(())
@@ -204,8 +204,7 @@ pub(super) fn claim(file: &File, outcome: Outcome) -> io::Result<Record> {
 }
 
 /// Writes the last line of a record that is locked, and gives it the name of one that is closed: also where the line cannot be
-/// written, as nothing is left to be done for it.
-/// With `lasting` the line is on the disk then.
+/// written, as nothing is left to be done for it. With `lasting` the line is on the disk then.
 pub(super) fn close(file: &File, path: &Path, over: Over, lasting: bool) -> io::Result<()> {
     let mut written = runs::append(file, &Line::Over(Box::new(over)));
     if lasting {

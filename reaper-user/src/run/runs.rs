@@ -17,12 +17,12 @@
 //! - *At the start*: the command itself writes down who it is before it becomes the program, and has the lock with its
 //!   owner until then. So none is started of which that is not known, but where the disk has become full.
 //! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
-//!   nothing is born unseen. What had lost its own parent by then, and was adopted by the owner alone, nobody can tell from a
-//!   stranger's: it lives on, unless a service runs, which knows, or the run has a cgroup for itself: whoever is in there is
-//!   ended, and the cgroup removed, if that of the name is still the one that was made. So does what one of them starts as it is
-//!   asked to end, and leaves at once; and what a `--done-when` that was being asked has started: itself it is killed by the
-//!   kernel with its owner, and is not written down, as it comes again and again. What follows on the end, `--on-success` and
-//!   `--on-failure`, is written down as the command is, and ended as it is.
+//!   nothing is born unseen. What follows on the end, `--on-success` and `--on-failure`, is written down as the command is, and
+//!   ended as it is. Where the run has a cgroup for itself, whoever is in there is ended too, and the cgroup removed, if that of
+//!   the name is still the one that was made. Else some live on, unless a service runs, which knows them: who had lost their
+//!   own parent by then, and were adopted by the owner alone, so that nobody can tell them from a stranger's; who are started by
+//!   one of them as it is asked to end, and leaves at once; and what a `--done-when` that was being asked has started: itself it
+//!   is killed by the kernel with its owner, and is not written down, as it comes again and again.
 //! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
 //!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
 //! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to

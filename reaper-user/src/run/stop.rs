@@ -12,11 +12,11 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::Signal;
 
 use super::Outcome;
-use super::closing::close_taken;
+use super::closing::{Closing, close_if_dead};
+use super::hearing::Hearing;
 use super::record::Record;
 use super::recording::claim;
 use super::runs::{self, Known, RecordError, Runs};
-use super::word::Word;
 use crate::reap::{ask_own, stop_owner};
 use crate::source::procfs::{Glance, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
@@ -40,6 +40,62 @@ pub enum StopError {
     },
 }
 
+fn failed(known: &Known) -> impl Fn(io::Error) -> StopError {
+    |source| StopError::Io {
+        id: known.id().to_owned(),
+        source,
+    }
+}
+
+fn refused(known: &Known, why: &'static str) -> StopError {
+    StopError::Owner {
+        id: known.id().to_owned(),
+        pid: known.record.start.wrapper.pid,
+        why,
+    }
+}
+
+/// A handle on the owner of a run, if that is to be had and may be signalled; `None` where it is gone, which whoever waits for the
+/// run finds.
+fn owner(known: &Known) -> Result<Option<Pidfd>, StopError> {
+    let failed = failed(known);
+    let start = &known.record.start;
+    if sys::pid_namespace_unless_first().map_err(&failed)? != start.pid_namespace {
+        return Err(refused(
+            known,
+            "is in another pid namespace: stop it from there, as with nsenter or docker exec",
+        ));
+    }
+    // Before anything is claimed: the record itself may be wrong.
+    if start.wrapper.pid <= 1 {
+        return Err(refused(
+            known,
+            "is never signalled: end the container that it is the first process of",
+        ));
+    }
+    // Opened before it is known to be the owner's.
+    let pidfd = Pidfd::open(start.wrapper.pid);
+    match Procfs::default().glance(start.wrapper.key()) {
+        Ok(Glance::Alive { .. }) => {}
+        Ok(Glance::Gone) => return Ok(None),
+        Err(error) => return Err(failed(io::Error::other(error))),
+    }
+    match pidfd {
+        Err(Errno::ESRCH) => Ok(None),
+        pidfd => pidfd.map(Some).map_err(|errno| failed(errno.into())),
+    }
+}
+
+/// While this is there, an owner that still is the owner stays it; `None` where it is it no more.
+fn heard<'a>(known: &Known, file: &'a File) -> Result<Option<Hearing<'a>>, StopError> {
+    let hearing = Hearing::get(file);
+    let owned = match known.is_owned() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        owned => owned.map_err(failed(known))?,
+    };
+    Ok(hearing.filter(|_| owned && runs::is_at(file, &known.path)))
+}
+
 impl Runs {
     /// Has the owner of a run end it, which is then recorded as cancelled, unless it has come to another end by then. Does
     /// not wait for that. A second stop cuts the grace short.
@@ -47,54 +103,16 @@ impl Runs {
     /// # Errors
     /// The owner cannot be asked; one that is gone is no error.
     pub fn stop(&self, known: &Known) -> Result<(), StopError> {
-        let failed = |source| StopError::Io {
-            id: known.id().to_owned(),
-            source,
-        };
-        let start = &known.record.start;
-        let refused = |why| StopError::Owner {
-            id: start.id.clone(),
-            pid: start.wrapper.pid,
-            why,
-        };
+        let failed = failed(known);
         let file = match runs::open(&known.path) {
             // It is closed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file.map_err(failed)?,
+            file => file.map_err(&failed)?,
         };
-        if sys::pid_namespace_unless_first().map_err(failed)? != start.pid_namespace {
-            return Err(refused(
-                "is in another pid namespace: stop it from there, as with nsenter or docker exec",
-            ));
-        }
-        // Before anything is claimed: the record itself may be wrong.
-        if start.wrapper.pid <= 1 {
-            return Err(refused(
-                "is never signalled: end the container that it is the first process of",
-            ));
-        }
-        // Opened before it is known to be the owner's.
-        let owner = Pidfd::open(start.wrapper.pid);
-        match Procfs::default().glance(start.wrapper.key()) {
-            Ok(Glance::Alive { .. }) => {}
-            // Whoever waits for it finds that.
-            Ok(Glance::Gone) => return Ok(()),
-            Err(error) => return Err(failed(io::Error::other(error))),
-        }
-        let owner = match owner {
-            Err(Errno::ESRCH) => return Ok(()),
-            owner => owner.map_err(|errno| failed(errno.into()))?,
+        let Some(owner) = owner(known)? else {
+            return Ok(());
         };
-        // While somebody has the word, an owner that still is the owner stays it.
-        let have = || -> Result<Option<Word<'_>>, StopError> {
-            let word = Word::have(&file);
-            let owned = known.is_owned().or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(false),
-                _ => Err(failed(error)),
-            })?;
-            Ok(word.filter(|_| owned && runs::is_at(&file, &known.path)))
-        };
-        let Some(mut word) = have()? else {
+        let Some(mut hearing) = heard(known, &file)? else {
             return Ok(());
         };
         let is_over = |record: &Record| record.over.is_some() || !runs::is_at(&file, &known.path);
@@ -106,16 +124,16 @@ impl Runs {
         if claimed.as_ref().is_ok_and(decided) {
             // What is to come of it was decided before. Then it is about to be over, unless its end or a command that
             // follows takes its time: that is cut short.
-            drop(word);
+            drop(hearing);
             if self.is_over_soon(known)? {
                 return Ok(());
             }
-            word = match have()? {
-                Some(word) if self.again(known)?.record.over.is_none() => word,
+            hearing = match heard(known, &file)? {
+                Some(hearing) if self.again(known)?.record.over.is_none() => hearing,
                 _ => return Ok(()),
             };
         }
-        let pid = start.wrapper.pid;
+        let pid = known.record.start.wrapper.pid;
         let sent = match claimed {
             Ok(_) => ask_own(&owner, pid, Signal::SIGTERM),
             Err(error) => {
@@ -124,10 +142,10 @@ impl Runs {
                 stop_owner(&owner, pid)
             }
         };
-        drop(word);
+        drop(hearing);
         match sent {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
-            Err(Errno::EPERM) => Err(refused("may not be signalled by this user")),
+            Err(Errno::EPERM) => Err(refused(known, "may not be signalled by this user")),
             Err(errno) => Err(failed(errno.into())),
         }
     }
@@ -149,28 +167,23 @@ impl Runs {
     /// # Errors
     /// It cannot be read any more, or not be closed from here.
     pub fn wait(&self, known: &Known) -> Result<Known, StopError> {
-        let failed = |source| StopError::Io {
-            id: known.id().to_owned(),
-            source,
-        };
+        let failed = failed(known);
         loop {
             let now = self.again(known)?;
             if now.record.over.is_some() {
                 return Ok(now);
             }
-            let Some(file) = runs::take(&now.path, true).map_err(failed)? else {
-                continue;
-            };
-            if let Some(closed) = close_taken(&now.path, &file).map_err(failed)? {
-                return Ok(closed);
+            match close_if_dead(&now.path, true).map_err(&failed)? {
+                Closing::Done(closed) => return Ok(*closed),
+                Closing::NotDue => continue,
+                Closing::Refused => {}
             }
             let now = self.again(known)?;
             if now.record.over.is_none() {
-                return Err(StopError::Owner {
-                    id: now.id().to_owned(),
-                    pid: now.record.start.wrapper.pid,
-                    why: "is gone, and the run cannot be closed from here: it is of another pid namespace, or this is part of it",
-                });
+                return Err(refused(
+                    &now,
+                    "is gone, and the run cannot be closed from here: it is of another pid namespace, or this is part of it",
+                ));
             }
         }
     }

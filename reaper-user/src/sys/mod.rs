@@ -38,6 +38,8 @@ pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};
 pub use memory::{keep_little, swaps, trim};
 pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
 pub use ready::readable;
+#[cfg(target_os = "linux")]
+pub use thread::many_files;
 pub use thread::{hurry, prioritise, raise_open_files};
 
 use std::time::Duration;

@@ -34,6 +34,25 @@ fn low_oom_score() {
     }
 }
 
+/// See [`many_files`].
+pub struct ManyFiles(Option<(u64, u64)>);
+
+/// The same until this is dropped: what is started afterwards is to find the limit as it was.
+pub fn many_files() -> ManyFiles {
+    let before = getrlimit(Resource::RLIMIT_NOFILE).ok();
+    raise_open_files();
+    ManyFiles(before)
+}
+
+impl Drop for ManyFiles {
+    fn drop(&mut self) {
+        if let Some((soft, hard)) = self.0 {
+            // It was permitted before.
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+        }
+    }
+}
+
 /// Raises the limit on open files as far as permitted: each process that is being ended holds one.
 pub fn raise_open_files() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

@@ -5,8 +5,8 @@ use std::thread;
 
 use nix::fcntl::Flock;
 
+use super::super::hearing::Hearing;
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
-use super::super::word::Word;
 use super::super::{Outcome, Run};
 use super::*;
 use crate::model::event::TICK_NS;
@@ -386,7 +386,7 @@ fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
         let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
         let path = runs.path(recording.id(), OPEN);
         let record = open(&path).unwrap();
-        let word = Word::have(&record).expect("the owner is there");
+        let word = Hearing::get(&record).expect("the owner is there");
         let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
         assert!(claim.over.is_none());
         let spoken = AtomicBool::new(false);

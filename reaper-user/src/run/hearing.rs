@@ -1,4 +1,4 @@
-//! That no word to the owner of a run reaches it when it is its owner no more: an embedding program lives on.
+//! That no signal to the owner of a run reaches it when it is its owner no more: an embedding program lives on.
 //!
 //! Whoever is about to signal it has a shared lock on the first byte of the record meanwhile (`F_OFD_SETLK`, fcntl(2)), and the owner
 //! has it alone from right before it closes the record. The kernel gives it back however either ends.
@@ -11,28 +11,28 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// How long the owner waits for whoever has the word: one that was stopped may have it for ever.
+/// How long the owner waits for whoever has it: one that was stopped may have it for ever.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// The right to signal the owner, as long as this is there.
-pub(super) struct Word<'a>(&'a File);
+pub(super) struct Hearing<'a>(&'a File);
 
-impl Word<'_> {
+impl Hearing<'_> {
     /// `None` where the owner is about to be it no more.
-    pub(super) fn have(record: &File) -> Option<Word<'_>> {
-        lock(record, libc::F_RDLCK).then_some(Word(record))
+    pub(super) fn get(record: &File) -> Option<Hearing<'_>> {
+        lock(record, libc::F_RDLCK).then_some(Hearing(record))
     }
 }
 
-impl Drop for Word<'_> {
+impl Drop for Hearing<'_> {
     fn drop(&mut self) {
         lock(self.0, libc::F_UNLCK);
     }
 }
 
 /// Waits until nobody is about to signal the owner, which is this process; nobody begins to any more.
-pub(super) fn have_the_last(record: &File) {
+pub(super) fn end(record: &File) {
     let until = Instant::now() + PATIENCE;
     while !lock(record, libc::F_WRLCK) && Instant::now() < until {
         thread::sleep(LOOK_AGAIN);
