@@ -11,7 +11,10 @@ pub enum Cgroup {}
 
 impl Cgroup {
     /// Who is in it.
-    pub fn pids(&self) -> HashSet<u32> {
+    ///
+    /// # Errors
+    /// None: there is none.
+    pub fn pids(&self) -> io::Result<HashSet<u32>> {
         match *self {}
     }
 
