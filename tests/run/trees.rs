@@ -273,7 +273,7 @@ fn few_open_files(place: &Place) {
     let script = format!(
         "{many}; ./reaper run --grace 300ms -- sh -c \"$many exit 3\"; echo $?; rm up
         ./reaper run --grace 300ms -- sh -c \"$many wait\" & until [ -s up ]; do sleep 0.01; done
-        kill -KILL $!; ./reaper ps"
+        kill -KILL $!; wait $! 2> killed; ./reaper ps"
     );
     let said = place.bash(&script, &[]);
     assert_eq!(
