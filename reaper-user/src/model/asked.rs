@@ -129,26 +129,21 @@ impl Model {
     /// That comes to an end: whoever is asked makes it known, or cannot be asked again.
     pub(super) fn tells_unit_of_root(&self, session: &Session) -> Option<Key> {
         self.sessions.due(session.id)?;
+        // Of one that is there, though it is taken to be gone, nothing is learned.
+        let hears = session.root_gone.is_none() == self.tree.get(session.root).is_some();
         match session.unit {
             Known::Is(_) => None,
             // It may have been read before the root has gone, and not be told yet.
-            Known::Unasked => Some(session.root),
-            Known::Unreadable if session.cgroup_id == 0 => None,
-            Known::Unreadable => {
-                let failed = |node: &Node| {
-                    node.key == session.root
-                        || node
-                            .facts()
-                            .is_some_and(|facts| facts.unit == Known::Unreadable)
-                };
-                let there = self
-                    .tree
-                    .iter()
-                    .filter(|node| node.image.cgroup_id == session.cgroup_id);
-                there
-                    .filter(|node| !failed(node))
-                    .map(|node| node.key)
-                    .min()
+            Known::Unasked if hears => Some(session.root),
+            _ if session.cgroup_id == 0 => None,
+            _ => {
+                let failed = |facts: &Facts| facts.unit == Known::Unreadable;
+                let there = self.tree.iter().filter(|node| {
+                    node.image.cgroup_id == session.cgroup_id
+                        && node.key != session.root
+                        && !node.facts().is_some_and(failed)
+                });
+                there.map(|node| node.key).min()
             }
         }
     }

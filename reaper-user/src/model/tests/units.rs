@@ -1,8 +1,13 @@
 //! A unit of its own is one that is not that of its agent, which may have gone before its own was read.
 
+use proptest::prelude::*;
+use reaper_common::MEMBER_ROOT;
+
+use super::restored::{left, restore};
 use super::rules::{ruled, tell, unit, world};
+use super::survival::{exact, exec, key, mark};
 use super::world::{INIT, World, image};
-use crate::model::event::{Ended, Image, Key};
+use crate::model::event::{Ended, Image, Key, Restored};
 use crate::model::facts::{Facts, Known, Needs};
 use crate::model::policy::{Reason, Verdict};
 
@@ -146,6 +151,21 @@ fn what_was_read_of_a_root_and_is_told_after_its_end_is_waited_for() {
 }
 
 #[test]
+fn a_root_that_is_gone_and_still_to_be_told_of_is_not_asked_in_vain() {
+    let mut w = world(ruled(OWN_UNIT));
+    let [root, tool] = [60, 61].map(key);
+    let gone = Some((key(61).start + 5, Ended::Exited(3)));
+    restore(&mut w, Restored { gone, ..left(root) });
+    exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
+    unit(&mut w, tool, "ci.service");
+    assert_eq!(wanted_for(&w, tool), Some(root));
+    // The ring still has its last exec.
+    let its = mark(Some(root), MEMBER_ROOT);
+    exec(&mut w, root, Some(INIT), "claude", its);
+    assert_eq!(w.why(tool), "keep unreadable own-unit");
+}
+
+#[test]
 fn the_unit_of_a_nested_root_that_lives_is_read_of_that() {
     let mut w = world(ruled(OWN_UNIT));
     let agent = in_cgroup(&mut w, INIT, "claude", 7);
@@ -180,4 +200,43 @@ fn kin_of_one_that_waits_for_the_unit_of_its_root_waits_with_it() {
     unit(&mut w, npm, "session-3.scope");
     let said = ["keep above_kept servers", "keep keep_rule servers"];
     assert_eq!(all.map(|key| w.why(key)), said);
+}
+
+proptest! {
+    /// Whatever is answered, asking ends, and nobody is reaped but by the unit that the root's cgroup has.
+    #[test]
+    fn asking_for_the_unit_of_a_root_ends(
+        read in prop::collection::vec(0..4_usize, 4),
+        answers in prop::collection::vec(0..4_usize, 12),
+    ) {
+        let units = [None, Some("here.scope"), Some("own.service"), Some("there.scope")];
+        let tell = |w: &mut World, key, nth: usize| match units[nth] {
+            Some(its) => unit(w, key, its),
+            None => unreadable(w, key),
+        };
+        let mut w = world(ruled(OWN_UNIT));
+        let beside: Vec<Key> = read.iter().map(|_| in_cgroup(&mut w, INIT, "bash", 7)).collect();
+        for (key, nth) in beside.iter().zip(&read) {
+            tell(&mut w, *key, *nth);
+        }
+        let agent = in_cgroup(&mut w, INIT, "claude", 7);
+        let tool = in_cgroup(&mut w, agent, "x", 8);
+        w.dies_by_signal(agent);
+        unit(&mut w, tool, "own.service");
+        let mut told = Vec::new();
+        for nth in answers {
+            let Some(of) = wanted_for(&w, tool) else { break };
+            tell(&mut w, of, nth);
+            let before = beside.iter().position(|key| *key == of).map(|at| read[at]);
+            let holds = before.is_none_or(|before| before == nth);
+            told.extend(units[nth].filter(|_| holds));
+        }
+        prop_assert_eq!(wanted_for(&w, tool), None);
+        let said = match told.last() {
+            Some(&"own.service") => "reap root_gone",
+            Some(_) => "keep keep_rule own-unit",
+            None => "keep unreadable own-unit",
+        };
+        prop_assert_eq!(w.why(tool), said);
+    }
 }
