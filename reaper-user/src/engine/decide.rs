@@ -8,7 +8,6 @@ use super::follow::{Pending, Tally};
 use crate::config::Mode;
 use crate::export::{Body, Names, SessionRef, Who};
 use crate::model::event::Key;
-use crate::model::facts::Needs;
 use crate::model::policy::{Decision, Reason, Verdict};
 use crate::model::session::{Session, SessionId};
 use crate::reap::{Outcome, Released, Report};
@@ -115,18 +114,6 @@ impl Engine {
         if let Some(session) = node.session {
             if !decision.needs.is_none() {
                 // Nothing is said of it before that is known, or known to be beyond knowing.
-                return self.ask(key, session, &decision);
-            }
-            if decision.reason == Reason::Unreadable
-                && let Some(other) = self.model.stand_in(session)
-            {
-                // It may be the root of which something is missing, that nobody can ask any more.
-                let (needs, relative) = (Needs::UNIT, Some(other));
-                let decision = Decision {
-                    needs,
-                    relative,
-                    ..decision
-                };
                 return self.ask(key, session, &decision);
             }
             let again = match decision.reason {

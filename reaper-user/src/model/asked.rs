@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Model;
 use super::event::Key;
 use super::facts::{Facts, Known, Needs};
-use super::session::{Session, SessionId, Turn};
+use super::session::{Session, Turn};
 use super::tree::Node;
 
 /// What was of the program before, where a process has run another since it was looked at.
@@ -67,6 +67,14 @@ impl Node {
         }
     }
 
+    /// Whether it has gone to another cgroup, of which nobody has told, if it is in this unit now.
+    fn is_elsewhere(&self, unit: &Known<Arc<str>>) -> bool {
+        match (self.facts().map(|facts| &facts.unit), unit) {
+            (Some(Known::Is(before)), Known::Is(now)) => before != now,
+            _ => false,
+        }
+    }
+
     /// Whether `REAPER_KEEP=1` is in its environment, if its exec has told.
     pub fn told_mark(&self) -> Known<bool> {
         self.keep_mark
@@ -96,6 +104,9 @@ impl Model {
         } else {
             asked.without(Needs::UNIT)
         };
+        if asked.has(Needs::UNIT) && node.is_elsewhere(&found.unit) {
+            node.moved(0, at);
+        }
         let read = node.read.get_or_insert_default();
         read.facts.learn(asked, found);
         if asked.has_any(LASTING) {
@@ -112,26 +123,29 @@ impl Model {
         }
     }
 
-    /// Of whom the unit can be read that the root of a session had, if that has gone before its own was: of one that is in
-    /// its cgroup. None where that was tried already.
-    pub fn stand_in(&self, id: SessionId) -> Option<Key> {
-        let session = self.sessions.get(id)?;
-        let read = session.root_gone.is_none() || matches!(session.unit, Known::Is(_));
-        if read || session.cgroup_id == 0 {
-            return None;
-        }
-        let there = self
-            .tree
-            .iter()
-            .filter(|node| node.image.cgroup_id == session.cgroup_id && node.key != session.root);
-        let mut first = None;
-        for node in there {
-            if node.lacks(Needs::UNIT).is_none() {
-                return None;
+    /// Of whom the unit can be read that the root of a session had: of the root itself, or of one in its cgroup once
+    /// that has failed. Nobody where it is known, or not wanted yet, as none of its members is due.
+    ///
+    /// That comes to an end: whoever is asked makes it known, or cannot be asked again.
+    pub(super) fn tells_unit_of_root(&self, session: &Session) -> Option<Key> {
+        self.sessions.due(session.id)?;
+        // Of one that is there, though it is taken to be gone, nothing is learned.
+        let hears = session.root_gone.is_none() == self.tree.get(session.root).is_some();
+        match session.unit {
+            Known::Is(_) => None,
+            // It may have been read before the root has gone, and not be told yet.
+            Known::Unasked if hears => Some(session.root),
+            _ if session.cgroup_id == 0 => None,
+            _ => {
+                let failed = |facts: &Facts| facts.unit == Known::Unreadable;
+                let there = self.tree.iter().filter(|node| {
+                    node.image.cgroup_id == session.cgroup_id
+                        && node.key != session.root
+                        && !node.facts().is_some_and(failed)
+                });
+                there.map(|node| node.key).min()
             }
-            first = first.min(Some(node.key)).or(Some(node.key));
         }
-        first
     }
 
     /// Takes no environment and no unit for known any more: where events are missing, an exec may be among them, of

@@ -39,6 +39,9 @@ impl Needs {
     pub const INPUT: Needs = Needs(32);
     /// [`Facts::inherited`].
     pub const INHERITED: Needs = Needs(64);
+    /// The unit of the root of its session, which its own is compared with. Read of another process as [`Needs::UNIT`]
+    /// of that; no [`Decision`](super::policy::Decision) asks for it by this name.
+    pub(super) const ROOT_UNIT: Needs = Needs(128);
 
     pub fn is_none(self) -> bool {
         self.0 == 0

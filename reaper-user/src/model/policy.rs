@@ -120,7 +120,7 @@ pub struct Decision {
     /// Facts that are wanted before it can be said: then, and only then, the verdict is [`Verdict::Wait`] with
     /// [`Reason::Unread`].
     pub needs: Needs,
-    /// They are wanted of this relative, not of the process itself.
+    /// They are wanted of this process, not of itself: of its kin, or of who tells the unit of its root.
     pub relative: Option<Key>,
     /// Monotonic nanoseconds at which this may change though nothing happens: the end of a delay, with
     /// [`Verdict::Wait`], or of what keeps it.
@@ -260,10 +260,20 @@ fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone
         Known::Unreadable if matters && !kept => return keep(Reason::Unreadable),
         _ => {}
     }
+    (decision.needs, decision.relative) = of_whom(model, session, decision.needs);
     match due.filter(|_| decision.verdict == Verdict::Reap) {
         Some(due) => round.kin.held(model, node, due).unwrap_or(decision),
         None => decision,
     }
+}
+
+/// What is to be read for what a member of a session wants, and of whom, if not of itself: that comes first, as it may
+/// settle the rest.
+fn of_whom(model: &Model, session: &Session, needs: Needs) -> (Needs, Option<Key>) {
+    if needs == Needs::ROOT_UNIT {
+        return (Needs::UNIT, model.tells_unit_of_root(session));
+    }
+    (needs.without(Needs::ROOT_UNIT), None)
 }
 
 /// Whether it has `REAPER_KEEP=1` in its environment, where that means something.

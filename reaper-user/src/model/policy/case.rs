@@ -362,7 +362,10 @@ impl<'a> Case<'a> {
             match (&read.unit, &self.session.unit) {
                 (Known::Is(own), _) if own.is_empty() => Holds::from(!wanted),
                 (Known::Is(own), Known::Is(root)) => Holds::from((own != root) == wanted),
-                (Known::Is(_), _) => Holds::Unreadable,
+                (Known::Is(_), _) => match self.model.tells_unit_of_root(self.session) {
+                    Some(_) => Holds::Ask(Needs::ROOT_UNIT),
+                    None => Holds::Unreadable,
+                },
                 _ => Holds::of(Needs::UNIT, &read.unit, |_| false),
             }
         });

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use super::case::{Case, Hold};
-use super::{Decision, Reason, Verdict, keeps_below, session_of};
+use super::{Decision, Reason, Verdict, keeps_below, of_whom, session_of};
 use crate::model::Model;
 use crate::model::agent::RuleId;
 use crate::model::event::Key;
@@ -202,7 +202,10 @@ impl Holders {
         let holder = |rule, keeps, until| Some(Holder { rule, keeps, until });
         match Case::new(model, node, session, Some(due)).holds() {
             Hold::Nobody => {}
-            Hold::Ask(rule, needs) => own.ask = Some((rule, needs, node.key)),
+            Hold::Ask(rule, needs) => {
+                let (needs, other) = of_whom(model, session, needs);
+                own.ask = Some((rule, needs, other.unwrap_or(node.key)));
+            }
             Hold::Until(rule, until) => own.longest = holder(rule, false, Some(until)),
             Hold::Keep(rule, until) => own.longest = holder(rule, true, until),
         }

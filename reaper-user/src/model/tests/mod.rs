@@ -17,4 +17,5 @@ mod sessions;
 mod survival;
 mod traces;
 mod truth;
+mod units;
 mod world;

@@ -1,13 +1,12 @@
 //! What is known of a process and stops being true: where it lies, and what it was started with.
 
 use super::rules::{read, ruled, unit, world};
+use super::units::OWN_UNIT;
 use super::world::{INIT, USER, World, image};
 use crate::model::event::{EventKind, Image, Key, Mark};
 use crate::model::facts::{Facts, Known, Needs};
 
 use reaper_common::{MEMBER_EXEC, MEMBER_FOLLOWED};
-
-const OWN_UNIT: &str = "[[rule]]\nname = 'own-unit'\naction = 'keep'\nown_unit = true\n";
 
 fn moves(w: &mut World, key: Key, cgroup_id: u64) {
     w.kernel(EventKind::Move {

@@ -6,7 +6,7 @@ use super::survival::{NOBODY, exact, exec, exit, key, mark};
 use super::world::{INIT, USER, World, name};
 use crate::model::event::{Ended, EventKind, Key, Provenance, Restored, TICK_NS};
 
-fn left(root: Key) -> Restored {
+pub(super) fn left(root: Key) -> Restored {
     Restored {
         first_root: root,
         root,
@@ -21,7 +21,7 @@ fn left(root: Key) -> Restored {
     }
 }
 
-fn restore(w: &mut World, left: Restored) {
+pub(super) fn restore(w: &mut World, left: Restored) {
     w.tell(Provenance::Inferred, EventKind::Restored(Box::new(left)));
 }
 

@@ -248,58 +248,6 @@ fn a_living_agent_is_no_prey_of_a_rule() {
 }
 
 #[test]
-fn a_unit_of_its_own_is_one_that_is_not_its_agents() {
-    let rules = "[[rule]]\nname = 'own-unit'\naction = 'keep'\nown_unit = true\n";
-    let in_cgroup = |w: &mut World, parent, id: u64| {
-        let child = w.fork(parent);
-        let mut image = (*super::world::image("x", 0)).clone();
-        image.cgroup_id = id;
-        w.runs(child, image);
-        child
-    };
-    let mut w = world(ruled(rules));
-    let shell = in_cgroup(&mut w, INIT, 7);
-    let agent = w.fork(shell);
-    let mut image = (*super::world::image("claude", 0)).clone();
-    image.cgroup_id = 7;
-    w.runs(agent, image);
-    let (same, service) = (in_cgroup(&mut w, agent, 7), in_cgroup(&mut w, agent, 8));
-    let (scoped, bare, untold) = (
-        in_cgroup(&mut w, agent, 9),
-        in_cgroup(&mut w, agent, 10),
-        in_cgroup(&mut w, agent, 11),
-    );
-    w.dies_by_signal(agent);
-    assert_eq!(w.why(same), "reap root_gone", "nothing is read for it");
-    assert_eq!(w.decide(service).needs, Needs::UNIT);
-    unit(&mut w, service, "web.service");
-    assert_eq!(
-        w.why(service),
-        "keep unreadable own-unit",
-        "its agent's is not known"
-    );
-    // One is asked that is in the same cgroup.
-    let session = w.model.tree.get(service).unwrap().session.unwrap();
-    assert_eq!(w.model.stand_in(session), Some(shell.min(same)));
-    // That of a process in the same cgroup is the agent's.
-    unit(&mut w, same, "session-3.scope");
-    assert_eq!(w.model.stand_in(session), None);
-    unit(&mut w, scoped, "session-3.scope");
-    unit(&mut w, bare, "");
-    tell(&mut w, untold, Needs::UNIT, Facts::unreadable());
-    let keys = [service, scoped, bare, untold];
-    assert_eq!(
-        keys.map(|key| w.why(key)),
-        [
-            "keep keep_rule own-unit",
-            "reap root_gone",
-            "reap root_gone",
-            "keep unreadable own-unit"
-        ]
-    );
-}
-
-#[test]
 fn ages_terminals_children_and_sessions_are_asked_for() {
     let conditions = [
         ("min_age = '5min'", "keep keep_rule r"),
