@@ -31,8 +31,7 @@ impl Scenario {
         // It can go only when those in it have gone.
         let unit = self.in_unit.then(|| Cgroup::new(".service"));
         let mut world = World::new(self.subreaper);
-        if let Some(unit) = unit.as_ref() {
-            let unit = unit.as_ref().expect("a cgroup v2, for a unit of its own");
+        if let Some(unit) = &unit {
             symlink(unit.path(), world.dir().join("unit")).expect("link the cgroup");
         }
         for (name, words) in &self.programs {
