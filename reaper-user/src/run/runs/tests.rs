@@ -1,12 +1,13 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Instant;
 
 use nix::fcntl::Flock;
 
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
-use super::super::word::Word;
+use super::super::word::{Word, have_the_last};
 use super::super::{Outcome, Run};
 use super::*;
 use crate::model::event::TICK_NS;
@@ -21,6 +22,9 @@ fn named(name: &str) -> Run {
     run.name = Some(name.to_owned());
     run
 }
+
+/// How long anything may take before a test gives up on it.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process that is ended with this.
 struct Guest(Child);
@@ -330,7 +334,9 @@ fn the_dead_are_closed_beside_each_other() {
         })
         .collect();
     for (n, guest) in guests.iter().enumerate() {
-        while !dir.path().join(format!("up{n}")).exists() {
+        let (up, until) = (dir.path().join(format!("up{n}")), Instant::now() + DEADLINE);
+        while !up.exists() {
+            assert!(Instant::now() < until, "guest {n} does not come up");
             thread::sleep(Duration::from_millis(2));
         }
         let id = format!("left{n}");
@@ -377,7 +383,12 @@ fn a_name_is_free_when_its_owner_is_gone() {
     assert_eq!(runs.find("web").unwrap().id(), recording.id());
 }
 
-/// Whoever is about to signal it is waited for, and nobody begins to afterwards.
+/// How long an owner that is about to leave is watched, which is to wait.
+const LOOK: Duration = Duration::from_millis(20);
+/// After this an owner waits no more for somebody who does not say their word.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whoever is about to signal it is waited for, and whoever comes later reads that it is over.
 #[test]
 fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -389,22 +400,36 @@ fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
         let word = Word::have(&record).expect("the owner is there");
         let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
         assert!(claim.over.is_none());
-        let spoken = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| {
-                recording
-                    .close(Over::unseen(Outcome::Success, "x"))
-                    .unwrap();
-                assert!(spoken.load(Ordering::SeqCst), "it was not waited for");
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                tell.send(Instant::now()).unwrap();
+                let over = Over::unseen(Outcome::Success, "x");
+                recording.close(over).unwrap();
             });
-            thread::yield_now();
-            spoken.store(true, Ordering::SeqCst);
+            let about_to: Instant = told.recv().unwrap();
+            while path.exists() && about_to.elapsed() < LOOK {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let waits = path.exists() || about_to.elapsed() >= PATIENCE;
+            assert!(waits, "it was not waited for");
             drop(word);
         });
         let late = open(&path.with_extension(CLOSED)).unwrap();
         let over = Record::parse(&content(&late).unwrap()).unwrap().over;
         assert!(over.is_some());
     }
+}
+
+#[test]
+fn nobody_begins_to_signal_an_owner_that_is_about_to_leave() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let path = leave(&runs, None, |_| ());
+    let (owner, other) = (open(&path).unwrap(), open(&path).unwrap());
+    assert!(Word::have(&other).is_some());
+    have_the_last(&owner);
+    assert!(Word::have(&other).is_none());
 }
 
 #[test]
