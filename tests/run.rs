@@ -35,6 +35,9 @@ const NOBODY: u32 = 61_010;
 /// In the environment of all that a test starts, with the directory of the test.
 const MARK: &str = "REAPER_TEST_RUN";
 
+/// Of what has come of a run.
+const REPORT: &str = "report.json";
+
 type Story = fn(&Place);
 
 pub fn trials() -> Vec<Trial> {
@@ -188,6 +191,11 @@ impl Place {
         }
     }
 
+    /// What is told of one with [`reported`].
+    fn report(&self) -> serde_json::Value {
+        serde_json::from_str(&self.read(REPORT)).expect("a report")
+    }
+
     /// Where the records are.
     fn records(&self) -> std::path::PathBuf {
         self.path("state/reaper/runs")
@@ -300,6 +308,11 @@ impl Drop for Place {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
+}
+
+/// The words for a script of a shell of which a report is wanted, behind these.
+fn reported<'a>(words: &[&'a str], script: &'a str) -> Vec<&'a str> {
+    [words, &["--report", REPORT, "--", "sh", "-c", script]].concat()
 }
 
 fn command_line(pid: i32) -> String {
