@@ -2,7 +2,8 @@
 //! agent's tree and touch nobody else. One binary, which is also every process of those trees (`actor`).
 //!
 //! The trees need root. Where `reaper doctor` says that a source cannot be used, what needs that one is listed as
-//! ignored, and the reason is printed; with `CI` set that is a failure.
+//! ignored, and the reason is printed; with `CI` set that is a failure. So is listed, with its reason, what needs a cgroup of
+//! its own, a tree in tmux, or a kernel that signals by itself, where there is none.
 //!
 //! `REAPER_TEST_SLOWDOWN=10` is for a machine that is so many times slower: tests wait so much longer before they
 //! give up. What they ask for stays the same.
@@ -56,7 +57,11 @@ fn main() -> ExitCode {
             }
         }
         let its = of_source(source).into_iter();
-        trials.extend(its.map(|trial| trial.with_ignored_flag(missing.is_some())));
+        trials.extend(its.map(|trial| {
+            // It may lack something else that it needs.
+            let left_out = missing.is_some() || trial.has_ignored_flag();
+            trial.with_ignored_flag(left_out)
+        }));
     }
     let conclusion = libtest_mimic::run(&args, trials);
     if let Some(matrix) = trees::promise::matrix() {

@@ -35,10 +35,13 @@ const NOBODY: u32 = 61_010;
 /// In the environment of all that a test starts, with the directory of the test.
 const MARK: &str = "REAPER_TEST_RUN";
 
+/// Of what has come of a run.
+const REPORT: &str = "report.json";
+
 type Story = fn(&Place);
 
 pub fn trials() -> Vec<Trial> {
-    let everywhere = [
+    let all = [
         status::STORIES,
         passes::STORIES,
         signals::STORIES,
@@ -48,31 +51,28 @@ pub fn trials() -> Vec<Trial> {
         records::STORIES,
         places::STORIES,
         lost::STORIES,
-        cgroup::STORIES,
-    ]
-    .concat();
-    let root = nix::unistd::geteuid().is_root();
-    let mut trials = Vec::new();
-    for (name, story) in everywhere {
-        if root {
-            trials.push(play("as-root", name, 0, story));
-        }
-        trials.push(play("as-nobody", name, NOBODY, story));
+    ];
+    let mut trials = as_each(&all.concat(), &[trees::ROOTS, lost::ROOTS].concat());
+    let left_out = !crate::cgroup::can_be_made();
+    let in_a_cgroup = as_each(cgroup::STORIES, cgroup::ROOTS).into_iter();
+    trials.extend(in_a_cgroup.map(|trial| trial.with_ignored_flag(left_out)));
+    trials
+}
+
+/// Those for everybody, and those for whom root is needed.
+fn as_each(everybodys: &[(&str, Story)], roots: &[(&str, Story)]) -> Vec<Trial> {
+    let as_root = |(name, story): &(&str, Story)| play("as-root", name, 0, *story);
+    let as_nobody = |(name, story): &(&str, Story)| play("as-nobody", name, NOBODY, *story);
+    let mut trials: Vec<_> = everybodys.iter().map(as_nobody).collect();
+    if nix::unistd::geteuid().is_root() {
+        trials.extend(everybodys.iter().chain(roots).map(as_root));
     }
-    let roots = [trees::ROOTS, lost::ROOTS, cgroup::ROOTS].concat();
-    let roots = roots.iter().filter(|_| root);
-    trials.extend(roots.map(|(name, story)| play("as-root", name, 0, *story)));
     trials
 }
 
 /// Those for which a service is needed too.
 pub fn beside_a_service() -> Vec<Trial> {
-    let mut trials = Vec::new();
-    for (name, story) in beside::STORIES {
-        trials.push(play("as-root", name, 0, *story));
-        trials.push(play("as-nobody", name, NOBODY, *story));
-    }
-    trials
+    as_each(beside::STORIES, &[])
 }
 
 fn play(who: &str, name: &str, uid: u32, story: Story) -> Trial {
@@ -191,6 +191,11 @@ impl Place {
         }
     }
 
+    /// What is told of one with [`reported`].
+    fn report(&self) -> serde_json::Value {
+        serde_json::from_str(&self.read(REPORT)).expect("a report")
+    }
+
     /// Where the records are.
     fn records(&self) -> std::path::PathBuf {
         self.path("state/reaper/runs")
@@ -303,6 +308,11 @@ impl Drop for Place {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
+}
+
+/// The words for a script of a shell of which a report is wanted, behind these.
+fn reported<'a>(words: &[&'a str], script: &'a str) -> Vec<&'a str> {
+    [words, &["--report", REPORT, "--", "sh", "-c", script]].concat()
 }
 
 fn command_line(pid: i32) -> String {

@@ -109,8 +109,7 @@ fn no_service() {
 fn asked() {
     let mut world = World::new(true);
     world.watch(CONFIG, &["--observe"]);
-    let words = ["parent=worker".into(), "leaf=sleep".into()];
-    world.order("claude", "agent", "agent", &words);
+    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     let agent = world.await_cast("agent", 1)[0];
     let leaf = world.await_cast("leaf", 1)[0];
     let status = told(&world, &["status"]);

@@ -1,7 +1,6 @@
 //! `reaper scan` and a service's first look, on a tree of their own and on nothing else.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 
 use libtest_mimic::Trial;
 use serde_json::Value;
@@ -298,9 +297,7 @@ fn recorded() {
     world.provide(program, &[format!("bin/{program}")]);
     let rules = format!("[[agent]]\nname = '{name}'\ncomm = '{program}'\n{SERVERS}");
     world.watch(&format!("{CONFIG}{rules}"), &[]);
-    // Their processes put files there.
-    let all = std::fs::Permissions::from_mode(0o1777);
-    std::fs::set_permissions(world.dir(), all).expect("open the directory to all");
+    world.open_to_all();
     let uid = user();
     let user = format!("setpriv --reuid {uid} --clear-groups");
     let words = "leaf=double+setsid other=double+setsid server=double+listen";

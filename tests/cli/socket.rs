@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -115,6 +115,7 @@ fn crowded() {
 fn history_of_its_owner() {
     let mut world = World::new(true);
     world.watch(CONFIG, &[]);
+    world.open_to_all();
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     let user = "exec setpriv --reuid 4242 --clear-groups";
     let claude = "{dir}/node_modules/.bin/claude actor agent mine {dir} own=sleep";
@@ -172,9 +173,7 @@ fn scan_heeds() {
     let (leaf, other) = (left("leaf"), left("kept"));
     // Its terminal session ends with it.
     let uid = user();
-    // Their processes put files there.
-    let all = fs::Permissions::from_mode(0o1777);
-    fs::set_permissions(world.dir(), all).expect("open the directory to all");
+    world.open_to_all();
     let user = format!("exec setsid setpriv --reuid {uid} --clear-groups");
     world.start("agent", &format!("{user} {claude} {leaf} {other}"));
     world.await_cast("agent", 1);

@@ -143,6 +143,11 @@ impl Entry {
         scenario
     }
 
+    /// Whether it can be told only where one can be made.
+    pub fn needs_cgroup(&self) -> bool {
+        self.unit
+    }
+
     fn death(&'static self) -> Death {
         match self.dies.as_str() {
             "killed" => Death::Killed,

@@ -255,12 +255,14 @@ fn open_records(place: &Place) -> Vec<PathBuf> {
 /// Would not hear of SIGTERM.
 const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
 
-/// Runs a script with a file system of its own for the records.
+/// Runs `one`, and `two` whose owner is killed, with a file system of its own for the records; then a script, which stops the
+/// one and says who lives. Nobody does.
 fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
     let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
         run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
             last=$!; until [ -s $name ]; do sleep 0.01; done; }
-        lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }";
+        lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }
+        run one; run two; kill -KILL $last";
     fs::create_dir(place.path("state")).expect("create a directory");
     let mut command = place.command("unshare");
     command.env("deaf", DEAF);
@@ -270,27 +272,21 @@ fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
         command.args(words).arg(format!("{mount}\n{script}")),
     );
     place.await_alone();
+    assert!(
+        said.out.contains("(one) stopped\n") && said.out.ends_with("one is gone\ntwo is gone\n"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     said
 }
 
 /// What has become full meanwhile has had room for the end of each run.
 fn disk_full(place: &Place) {
-    let script = "run one; run two; kill -KILL $last
-        cat /dev/zero > state/fill 2> /dev/null || true
+    let script = "cat /dev/zero > state/fill 2> /dev/null || true
         ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
         wait $(jobs -p) 2> /dev/null || true";
-    let said = with_disk(place, script);
-    assert!(
-        said.out.contains("(one) stopped\n"),
-        "{}{}",
-        said.out,
-        said.err
-    );
-    assert!(
-        said.out.ends_with("one is gone\ntwo is gone\n"),
-        "{}",
-        said.out
-    );
+    with_disk(place, script);
     let said = place.read("ps");
     for outcome in ["\"cancelled\"", "\"death\""] {
         assert_eq!(said.matches(outcome).count(), 1, "{said}");
@@ -300,24 +296,12 @@ fn disk_full(place: &Place) {
 
 /// Whoever cannot write a word ends it all the same, and says so.
 fn disk_read_only(place: &Place) {
-    let script = "run one; run two; kill -KILL $last
-        cat > inner << 'END'
+    let script = "cat > inner << 'END'
             mount --bind state state; mount -o remount,bind,ro state
             ./reaper stop one
 END
         unshare --mount --propagation private sh ./inner; lives one; lives two";
     let said = with_disk(place, script);
-    assert!(
-        said.out.contains("(one) stopped\n"),
-        "{}{}",
-        said.out,
-        said.err
-    );
-    assert!(
-        said.out.ends_with("one is gone\ntwo is gone\n"),
-        "{}",
-        said.out
-    );
     let unwritten = said.err.matches("cannot be written down").count();
     assert_eq!(unwritten, 2, "{}", said.err);
 }

@@ -2,9 +2,7 @@
 
 use std::fs;
 
-use serde_json::Value;
-
-use super::{Place, Story};
+use super::{Place, Story, reported};
 
 pub const STORIES: &[(&str, Story)] = &[
     ("endings", endings),
@@ -44,11 +42,11 @@ fn endings(place: &Place) {
             "--timeout",
             "1200ms",
         ];
-        words.extend(["--clean-on-success", "tree", "--report", "report.json"]);
+        words.extend(["--clean-on-success", "tree"]);
         words.extend([hook("--on-success"), hook("--on-failure")].concat());
-        let said = place.run(&[&words[..], &["--", "sh", "-c", script]].concat());
+        let said = place.run(&reported(&words, script));
         assert_eq!(said.code, Some(status), "{script}: {}", said.err);
-        let report: Value = serde_json::from_str(&place.read("report.json")).expect("a report");
+        let report = place.report();
         assert_eq!(report["outcome"], outcome, "{script}");
         assert_eq!(report["left"].as_array().map(Vec::len), Some(0), "{script}");
         assert_eq!(
@@ -161,7 +159,7 @@ fn reports(place: &Place) {
     );
     let lines: Vec<_> = others.lines().collect();
     for report in [lines[0], &place.read("file")] {
-        let report: Value = serde_json::from_str(report).expect("a report");
+        let report: serde_json::Value = serde_json::from_str(report).expect("a report");
         assert_eq!(report["outcome"], "success");
     }
     assert_eq!(lines[1], "0");

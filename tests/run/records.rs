@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use super::{Place, Story};
+use super::{Place, Story, reported};
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
@@ -26,7 +26,7 @@ pub const STORIES: &[(&str, Story)] = &[
 /// With all there is to know of it, while it runs and afterwards.
 fn detached(place: &Place) {
     let script = "echo one; echo two >&2; setsid sleep 60 & until [ -e go ]; do sleep 0.02; done; echo three; exit 7";
-    let said = place.ask(&[
+    let words = [
         "run",
         "--detach",
         "--name",
@@ -37,13 +37,8 @@ fn detached(place: &Place) {
         "codex",
         "--timeout",
         "1h",
-        "--report",
-        "report.json",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]);
+    ];
+    let said = place.ask(&reported(&words, script));
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let id = said.out.trim_end().to_owned();
     assert_eq!(said.out, format!("{id}\n"));
@@ -86,7 +81,7 @@ fn detached(place: &Place) {
         (&run["state"], &run["outcome"], &run["exit_code"]),
         (&"over".into(), &"failed".into(), &7.into())
     );
-    let report: Value = serde_json::from_str(&place.read("report.json")).expect("a report");
+    let report = place.report();
     for (field, value) in [
         ("run", id.as_str()),
         ("name", "web"),

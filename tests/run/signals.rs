@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use super::{Place, Story};
+use super::{Place, Story, reported};
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
@@ -120,18 +120,11 @@ fn stop_is_neutral(place: &Place) {
             "--clean-on-success",
             "kept",
         ];
-        let words = [
-            &hooks[..],
-            &["--report", "report.json", "--", "sh", "-c", &script],
-        ]
-        .concat();
-        let mut run = place.start(&words);
+        let mut run = place.start(&reported(&hooks, &script));
         place.await_pid("pid");
         run.signal(signal);
         assert_eq!(run.end(), status, "{script}");
-        let report: serde_json::Value =
-            serde_json::from_str(&place.read("report.json")).expect("a report");
-        assert_eq!(report["outcome"], "cancelled", "{script}");
+        assert_eq!(place.report()["outcome"], "cancelled", "{script}");
         assert!(
             place.path("kept").exists() && !place.path("hook").exists(),
             "{script}"

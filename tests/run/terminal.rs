@@ -25,6 +25,9 @@ pub const STORIES: &[(&str, Story)] = &[
     ("terminal-idle", idle),
 ];
 
+/// Of the shell, without the space that it ends in.
+const PROMPT: &str = ">";
+
 /// A window with a shell.
 struct Terminal<'a>(&'a Place);
 
@@ -42,7 +45,7 @@ impl Terminal<'_> {
             "30",
             "env PS1='> ' bash --norc --noprofile -i",
         ]);
-        terminal.await_screen("a prompt", |screen| screen.contains('>'));
+        terminal.await_prompt(PROMPT);
         terminal
     }
 
@@ -77,6 +80,19 @@ impl Terminal<'_> {
         })
     }
 
+    /// Waits until a shell with this prompt asks for a line. What is typed before may be lost: to whoever had the terminal
+    /// before, or as that is set up anew.
+    fn await_prompt(&self, prompt: &str) {
+        self.await_screen("a prompt", |screen| asks(screen, prompt));
+    }
+
+    /// The same, once it has told that what ran there is stopped.
+    fn await_stopped(&self, prompt: &str) {
+        self.await_screen("stopped", |screen| {
+            screen.contains("Stopped") && asks(screen, prompt)
+        });
+    }
+
     /// Waits until so many processes live whose command line is this.
     fn await_running(&self, line: &str, n: usize) {
         eventually(&format!("{n} × {line}"), || {
@@ -87,6 +103,12 @@ impl Terminal<'_> {
             (all.count() == n).then_some(())
         });
     }
+}
+
+/// Whether the last line is a prompt, and nothing behind it.
+fn asks(screen: &str, prompt: &str) -> bool {
+    let last = screen.trim_end().lines().next_back();
+    last.is_some_and(|line| line.trim_end() == prompt)
 }
 
 impl Drop for Terminal<'_> {
@@ -110,15 +132,18 @@ fn interrupt(place: &Place) {
     terminal.say("./reaper run -- sh -c 'setsid sleep 61 & exec sleep 60'");
     terminal.await_running("sleep 60", 1);
     terminal.key("C-c");
+    terminal.await_prompt(PROMPT);
     terminal.say("echo \"<$?>\"");
     let screen = terminal.await_line("<130>");
     assert!(!screen.contains("reaper:"), "{screen}");
     terminal.await_running("sleep 61", 0);
     // One that catches it.
+    terminal.await_prompt(PROMPT);
     terminal.say("./reaper run -- bash -c 'trap \"echo caught; exit 4\" INT; echo up > up; while :; do sleep 0.05; done'");
     place.await_said("up", |said| !said.is_empty());
     terminal.key("C-c");
     terminal.await_screen("caught", |screen| screen.contains("caught\n"));
+    terminal.await_prompt(PROMPT);
     terminal.say("echo \"<$?>\"");
     let screen = terminal.await_line("<4>");
     assert_eq!(screen.matches("caught\n").count(), 1, "{screen}");
@@ -130,6 +155,7 @@ fn interrupt_of_a_loop(place: &Place) {
     terminal.say("while :; do ./reaper run -- sleep 60; done");
     terminal.await_running("sleep 60", 1);
     terminal.key("C-c");
+    terminal.await_prompt(PROMPT);
     terminal.say("echo '<over>'");
     terminal.await_line("<over>");
     terminal.await_running("sleep 60", 0);
@@ -169,7 +195,7 @@ fn stop(place: &Place) {
     terminal.await_screen("it runs", |_| place.living().len() >= 4);
     for _ in 0..2 {
         terminal.key("C-z");
-        terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+        terminal.await_stopped(PROMPT);
         terminal.say("clear; fg");
         terminal.await_screen("continued", |screen| {
             screen.contains("./reaper run") && !screen.contains("Stopped")
@@ -177,6 +203,7 @@ fn stop(place: &Place) {
     }
     terminal.say("heard");
     terminal.await_line("<heard>");
+    terminal.await_prompt(PROMPT);
     terminal.say("echo \"<$?>\"");
     terminal.await_line("<6>");
 }
@@ -204,11 +231,12 @@ fn full_screen(place: &Place) {
     terminal.await_screen("the text", shown);
     for _ in 0..2 {
         terminal.key("C-z");
-        terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+        terminal.await_stopped(PROMPT);
         terminal.say("clear; fg");
         terminal.await_screen("the text again", shown);
     }
     terminal.say(quit);
+    terminal.await_prompt(PROMPT);
     terminal.say("echo \"<$?>\" > left");
     place.await_said("left", |said| said == "<0>\n");
 }
@@ -216,20 +244,20 @@ fn full_screen(place: &Place) {
 fn shell_inside(place: &Place) {
     let terminal = Terminal::new(place);
     terminal.say("PS1='inner: ' ./reaper run -- bash --norc --noprofile -i");
-    terminal.await_screen("the inner prompt", |screen| {
-        screen.contains("inner:") && screen.lines().any(|line| line.trim_end() == "inner:")
-    });
+    terminal.await_prompt("inner:");
     terminal.say("sleep 60");
     terminal.await_running("sleep 60", 1);
     terminal.key("C-z");
-    terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+    terminal.await_stopped("inner:");
     terminal.say("fg");
     terminal.await_screen("continued", |screen| {
         screen.trim_end().ends_with("sleep 60")
     });
     terminal.key("C-c");
     terminal.await_running("sleep 60", 0);
+    terminal.await_prompt("inner:");
     terminal.say("setsid sleep 62 & exit 5");
+    terminal.await_prompt(PROMPT);
     terminal.await_running("sleep 62", 0);
     terminal.say("echo \"<$?>\"");
     terminal.await_line("<5>");
@@ -240,11 +268,14 @@ fn pipeline(place: &Place) {
     terminal.say("./reaper run -- sh -c 'echo one; exec sleep 60' | ./reaper run -- cat");
     terminal.await_line("one");
     terminal.key("C-z");
-    terminal.await_screen("stopped", |screen| screen.contains("Stopped"));
+    terminal.await_stopped(PROMPT);
     terminal.say("clear; fg");
-    terminal.await_screen("continued", |screen| screen.contains("./reaper run"));
+    terminal.await_screen("continued", |screen| {
+        screen.contains("./reaper run") && !screen.contains("Stopped")
+    });
     terminal.key("C-c");
     terminal.await_running("sleep 60", 0);
+    terminal.await_prompt(PROMPT);
     terminal.say("echo \"<$?>\"");
     terminal.await_line("<130>");
 }
@@ -260,6 +291,7 @@ fn background(place: &Place) {
             .filter(|one| crate::proc::stat(one.pid).is_some_and(|stat| stat.state == b'T'));
         stopped.count() == 2
     });
+    terminal.await_prompt(PROMPT);
     terminal.say("clear; fg");
     terminal.await_screen("in the foreground", |screen| {
         screen.lines().any(|line| line.starts_with("./reaper run"))
@@ -295,6 +327,7 @@ fn idle(place: &Place) {
     terminal.await_screen("it writes to the terminal itself", |screen| {
         screen.contains("/dev/")
     });
+    terminal.await_prompt(PROMPT);
     terminal.await_running("sleep 60", 0);
     terminal.say("echo \"<$?>\"");
     terminal.await_line("<124>");

@@ -5,9 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
-use super::{NOBODY, Place, Story};
+use super::{NOBODY, Place, Story, reported};
 use crate::cli;
 use crate::proc;
 use crate::world::eventually;
@@ -35,7 +33,7 @@ pub const ROOTS: &[(&str, Story)] = &[
 fn hundred_orphans(place: &Place) {
     let script = "for i in $(seq 100); do (setsid true &); (setsid sleep 60 &); done; echo $$ > pid
         until [ -e go ]; do sleep 0.02; done; exit 3";
-    let mut run = place.start(&["--report", "report.json", "--", "sh", "-c", script]);
+    let mut run = place.start(&reported(&[], script));
     let command = place.await_pid("pid");
     eventually("a hundred orphans and no zombie", || {
         let all = proc::all().into_iter();
@@ -46,11 +44,7 @@ fn hundred_orphans(place: &Place) {
     fs::write(place.path("go"), "").expect("let it end");
     assert_eq!(run.end(), 3);
     place.assert_alone();
-    assert_eq!(report(place)["ended"], 100);
-}
-
-fn report(place: &Place) -> Value {
-    serde_json::from_str(&place.read("report.json")).expect("a report")
+    assert_eq!(place.report()["ended"], 100);
 }
 
 /// A script each, and its status.
@@ -115,25 +109,12 @@ fn grace(place: &Place) {
     let script = "sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done";
     let began = Instant::now();
-    let words = [
-        "--grace",
-        "800ms",
-        "--report",
-        "report.json",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    let said = place.run(&words);
+    let said = place.run(&reported(&["--grace", "800ms"], script));
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(began.elapsed() >= Duration::from_millis(800));
     // With the child that it has at that time.
-    assert!(
-        report(place)["killed"].as_u64() >= Some(1),
-        "{}",
-        report(place)
-    );
+    let report = place.report();
+    assert!(report["killed"].as_u64() >= Some(1), "{report}");
 }
 
 /// Whoever needs a while for its end has it, with those that it starts for that.

@@ -20,20 +20,28 @@ pub use story::{Mode, Scenario, Toll};
 pub use table::OWN_RULES;
 use view::View;
 
+use crate::cgroup;
+
 /// The grace that all trees get unless they say otherwise.
 pub const CONFIG: &str = "grace = \"500ms\"\n";
 
 /// A story with a play of its own.
 type Story = (&'static str, fn(&View));
 
-fn special() -> impl Iterator<Item = Story> {
+/// Those with a play of their own, and whether there is here what they need.
+fn special() -> impl Iterator<Item = (Story, bool)> {
     let all = [
-        special::STORIES,
-        nested::STORIES,
-        pids::STORIES,
-        races::STORIES,
+        (special::STORIES, true),
+        (special::IN_TMUX, special::has_tmux()),
+        (special::IN_A_CGROUP, cgroup::can_be_made()),
+        (nested::STORIES, true),
+        (pids::STORIES, true),
+        (races::STORIES, true),
     ];
-    all.into_iter().flatten().copied()
+    let each = |(stories, possible): (&'static [Story], bool)| {
+        stories.iter().map(move |story| (*story, possible))
+    };
+    all.into_iter().flat_map(each)
 }
 
 /// Every tree in `enforce`.
@@ -56,7 +64,9 @@ pub fn through(source: Source) -> Vec<Trial> {
 }
 
 fn seen(kind: &str, source: Source) -> Vec<Trial> {
-    let told = |(name, story): Story| trial(kind, name, move || View::tell(source, name, story));
+    let told = |((name, story), possible): (Story, bool)| {
+        trial(kind, name, move || View::tell(source, name, story)).with_ignored_flag(!possible)
+    };
     let rows = of_table(kind, source, Mode::Enforce).into_iter();
     rows.chain(special().map(told)).collect()
 }

@@ -65,15 +65,15 @@ impl Source {
         }
     }
 
-    /// What it promises of the story of this name, but for those whom it may [miss](Source::misses).
+    /// What it promises of the story of this name, but for those who are [excused](Source::excuse).
     pub fn promises(self, story: &str) -> Promise {
         let mut stories = self.of_stories().iter();
         let named = stories.find(|(name, _)| *name == story);
         named.map_or(self.usually(), |(_, promise)| *promise)
     }
 
-    /// What it promises instead of one that is started in this way, if that is less.
-    pub fn misses(self, way: &str) -> Option<Promise> {
+    /// What it promises instead of one that is started in this way, if that is less: that one is excused.
+    pub fn excuse(self, way: &str) -> Option<Promise> {
         let mut ways = self.of_ways().iter();
         let found = ways.find(|(words, ..)| words.contains(&way));
         found.map(|(_, _, promise)| *promise)
@@ -125,23 +125,22 @@ const PROCFS_STORIES: &[(&str, Promise)] = &[
     ("two-threads-give-away", UNSEEN),
 ];
 
-/// A part of a story, and what is promised of it alone.
-pub type Missed = (&'static str, Promise);
+/// A part of a story that is excused, and what is promised of it alone.
+pub type Excused = (&'static str, Promise);
 
 /// How a story came out.
 struct Kept {
     promise: Promise,
-    /// Of whom less was promised.
-    missed: Vec<Missed>,
+    excused: Vec<Excused>,
 }
 
 /// The stories that came out as each source promises.
 static KEPT: Mutex<BTreeMap<(&str, Source), Kept>> = Mutex::new(BTreeMap::new());
 
-/// A story has come out as promised: to these parts of it happened what nobody is promised to be spared.
-pub fn count(story: &'static str, source: Source, promise: Promise, missed: Vec<Missed>) {
+/// A story has come out as promised, these parts of it excused.
+pub fn count(story: &'static str, source: Source, promise: Promise, excused: Vec<Excused>) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.insert((story, source), Kept { promise, missed });
+    kept.insert((story, source), Kept { promise, excused });
 }
 
 /// The promises that were kept, as tables; nothing where only one source was tried.
@@ -153,7 +152,7 @@ pub fn matrix() -> Option<String> {
         return None;
     }
     let mut lines = vec![
-        "| source | told whole | ended, not all of it told | so but for some who escape | harmless, may leave some | says that it cannot |".into(),
+        "| source | told whole | ended, not all of it told | ended, but for those named below | harmless, may leave some | says that it cannot |".into(),
         "|---|---|---|---|---|---|".into(),
     ];
     for source in &sources {
@@ -184,15 +183,15 @@ pub fn matrix() -> Option<String> {
             lines.push(format!("| {what} | `{name}` | {promise} |"));
         }
     }
-    for ((story, source), Kept { promise, missed }) in kept.iter() {
+    for ((story, source), Kept { promise, excused }) in kept.iter() {
         let name = source.name();
         if *promise != source.usually() {
             lines.push(format!("| story {story} | `{name}` | {promise} |"));
         }
-        let mut whys: Vec<Promise> = missed.iter().map(|(_, promise)| *promise).collect();
+        let mut whys: Vec<Promise> = excused.iter().map(|(_, promise)| *promise).collect();
         whys.dedup();
         for why in whys {
-            let roles = missed.iter().filter(|(_, promise)| *promise == why);
+            let roles = excused.iter().filter(|(_, promise)| *promise == why);
             let roles: Vec<&str> = roles.map(|(role, _)| *role).collect();
             let who = roles.join(", ");
             lines.push(format!("| {who} in story {story} | `{name}` | {why} |"));
@@ -206,7 +205,7 @@ impl Kept {
         match self.promise {
             Promise::Harmless(_) => 3,
             Promise::Refused(_) => 4,
-            Promise::Whole | Promise::Ended(_) if !self.missed.is_empty() => 2,
+            Promise::Whole | Promise::Ended(_) if !self.excused.is_empty() => 2,
             Promise::Whole => 0,
             Promise::Ended(_) => 1,
         }

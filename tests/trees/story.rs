@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::CONFIG;
 use super::judge::Leeway;
 use super::part::{Death, Fate, Part, origin};
-use super::promise::{self, Missed, Promise, Source};
+use super::promise::{self, Excused, Promise, Source};
 use crate::daemon;
 use crate::proc::Identity;
 use crate::world::World;
@@ -175,30 +175,30 @@ impl Scenario {
         matches!(self.promise(), Promise::Harmless(_) | Promise::Refused(_))
     }
 
-    /// What is promised of a part alone, if that is less: the source may miss it, or somebody above it.
-    fn missed(&self, part: &Part) -> Option<Promise> {
+    /// What is promised of a part alone, if that is less: the source excuses it, or somebody above it.
+    fn excuse(&self, part: &Part) -> Option<Promise> {
         let (maker, way) = origin(&self.parts, part);
-        let missed = self.source.misses(way);
-        missed.or_else(|| self.missed(maker.filter(|maker| maker.role != part.role)?))
+        let excuse = self.source.excuse(way);
+        excuse.or_else(|| self.excuse(maker.filter(|maker| maker.role != part.role)?))
     }
 
     /// The parts to which has to happen what is said of them.
-    fn held(&self) -> impl Iterator<Item = &Part> {
+    fn not_excused(&self) -> impl Iterator<Item = &Part> {
         let all = self.parts.iter().filter(|_| !self.is_harmless());
-        all.filter(|part| self.missed(part).is_none())
+        all.filter(|part| self.excuse(part).is_none())
     }
 
     /// The others.
-    pub fn excused(&self) -> Vec<Missed> {
-        let missed = |part: &Part| Some((part.role, self.missed(part)?));
-        self.parts.iter().filter_map(missed).collect()
+    pub fn excused(&self) -> Vec<Excused> {
+        let excused = |part: &Part| Some((part.role, self.excuse(part)?));
+        self.parts.iter().filter_map(excused).collect()
     }
 
     /// Whether the daemon may be stopped in the middle of it.
     fn is_too_fast(&self) -> bool {
-        let missed = self.parts.iter().filter_map(|part| self.missed(part));
+        let excuses = self.parts.iter().filter_map(|part| self.excuse(part));
         std::iter::once(self.promise())
-            .chain(missed)
+            .chain(excuses)
             .any(|promise| promise == promise::TOO_FAST)
     }
 
@@ -237,7 +237,7 @@ impl Scenario {
     }
 
     /// Living processes that should be gone: all below the launcher whose role is not one that lives, and whoever
-    /// reported a role that does not, wherever it is now. Where somebody may escape, who has not reported may be theirs.
+    /// reported a role that does not, wherever it is now. Where somebody is excused, who has not reported may be theirs.
     fn left(&self, world: &World) -> Vec<Identity> {
         let excused = self.excused();
         let mut spared = self.spared();

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use super::judge;
-use super::promise::{self, Missed, Promise, Source};
+use super::promise::{self, Excused, Promise, Source};
 use crate::daemon::Event;
 use crate::proc::Identity;
 use crate::world::{World, eventually};
@@ -18,8 +18,8 @@ pub struct View {
     pub promise: Promise,
     /// The kernel had no room for a message, and that was told.
     lost: Cell<bool>,
-    /// Of whom less is promised than of the story.
-    missed: RefCell<Vec<Missed>>,
+    /// Of whom less is promised than of the story, as far as has been noted.
+    excused: RefCell<Vec<Excused>>,
 }
 
 impl View {
@@ -29,12 +29,12 @@ impl View {
             source,
             promise: source.promises(name),
             lost: Cell::new(false),
-            missed: RefCell::default(),
+            excused: RefCell::default(),
         };
         for left in (0..TRIES).rev() {
             story(&view);
             if !view.lost.replace(false) {
-                return promise::count(name, source, view.promise, view.missed.take());
+                return promise::count(name, source, view.promise, view.excused.take());
             }
             assert!(left > 0, "messages were lost each time");
             println!("{name}: the kernel had no room for a message, so it is told once more");
@@ -57,13 +57,13 @@ impl View {
         !unknown.contains(&self.promise)
     }
 
-    /// Whether one that is started in this way must be ended like the others.
-    pub fn catches(&self, role: &'static str, way: &str) -> bool {
-        let missed = self.source.misses(way);
-        let mut all = self.missed.borrow_mut();
+    /// Whether one that is started in this way is excused, where the others must be ended: which is noted.
+    pub fn note_excused(&self, role: &'static str, way: &str) -> bool {
+        let excuse = self.source.excuse(way);
+        let mut all = self.excused.borrow_mut();
         all.retain(|(known, _)| *known != role);
-        all.extend(missed.map(|promise| (role, promise)));
-        missed.is_none()
+        all.extend(excuse.map(|promise| (role, promise)));
+        excuse.is_some()
     }
 
     /// What the daemon is asked for.

@@ -10,7 +10,7 @@ use crate::daemon;
 use crate::proc::Identity;
 use crate::trees::judge;
 use crate::trees::part::{Death, Fate, Part, Starter, arguments};
-use crate::trees::promise::{self, Missed, Promise, Source};
+use crate::trees::promise::{self, Excused, Promise, Source};
 use crate::trees::view::{TRIES, await_outcomes, await_seen};
 use crate::world::{World, eventually};
 
@@ -19,20 +19,19 @@ impl Scenario {
     /// nobody is touched at all. `count` is told who was wronged before this panics of it.
     pub fn play(&self, mode: Mode, count: impl Fn(Toll)) {
         let mut tries = TRIES;
-        while !self.is_told(mode, tries > 1, &count) {
+        while !self.comes_to_its_end(mode, tries > 1, &count) {
             tries -= 1;
             let name = self.name;
             println!("{name}: the kernel had no room for a message, so it is told once more");
         }
     }
 
-    /// Whether it came to its end: not so if the source has said that something was lost, and nobody was wronged.
-    fn is_told(&self, mode: Mode, again: bool, count: impl Fn(Toll)) -> bool {
+    /// Whether it comes to its end: not so if the source has said that something was lost, and nobody was wronged.
+    fn comes_to_its_end(&self, mode: Mode, again: bool, count: impl Fn(Toll)) -> bool {
         // It can go only when those in it have gone.
         let unit = self.in_unit.then(|| Cgroup::new(".service"));
         let mut world = World::new(self.subreaper);
-        if let Some(unit) = unit.as_ref() {
-            let unit = unit.as_ref().expect("a cgroup v2, for a unit of its own");
+        if let Some(unit) = &unit {
             symlink(unit.path(), world.dir().join("unit")).expect("link the cgroup");
         }
         for (name, words) in &self.programs {
@@ -54,7 +53,7 @@ impl Scenario {
     fn tell(&self, world: &mut World, mode: Mode) {
         let promise = self.promise();
         let (whole, harmless) = (promise == Promise::Whole, self.is_harmless());
-        let (excused, too_fast) = (self.excused(), self.is_too_fast());
+        let (mut excused, too_fast) = (self.excused(), self.is_too_fast());
         self.up_to_the_death(world, mode);
         if self.again {
             self.start_again(world);
@@ -87,8 +86,8 @@ impl Scenario {
         }
         world.assert_alive(&SPARED);
         let newcomers = world.second_act();
-        let all_held = !harmless && excused.is_empty();
-        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && all_held) {
+        let none_excused = !harmless && excused.is_empty();
+        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && none_excused) {
             check(world);
         }
         let events = world.stop();
@@ -111,7 +110,7 @@ impl Scenario {
             judge::death(world, &events, self.victim, status);
         }
         let leeway = self.leeway();
-        for part in self.held() {
+        for part in self.not_excused() {
             judge::decided(world, &events, part, leeway);
             if part.dies() {
                 if whole {
@@ -122,10 +121,9 @@ impl Scenario {
                 }
             }
         }
-        let role = |(role, _): &Missed| self.parts.iter().find(|part| part.role == *role);
-        let mut missed = excused;
-        missed.retain(|missed| role(missed).is_some_and(Part::is_told));
-        promise::count(self.name, self.source, promise, missed);
+        let role = |(role, _): &Excused| self.parts.iter().find(|part| part.role == *role);
+        excused.retain(|one| role(one).is_some_and(Part::is_told));
+        promise::count(self.name, self.source, promise, excused);
     }
 
     fn up_to_the_death(&self, world: &mut World, mode: Mode) {
@@ -169,7 +167,10 @@ impl Scenario {
         // What is decided under the living agent is decided before it dies.
         let before = !matches!(self.death, Death::Relaunches);
         let whole = self.promise() == Promise::Whole;
-        for part in self.held().filter(|p| whole && before && p.is_detached()) {
+        for part in self
+            .not_excused()
+            .filter(|p| whole && before && p.is_detached())
+        {
             for who in world.cast(part.role) {
                 world.await_event("an orphan is detached", |e| {
                     e.is("decision", who) && e.reason.as_deref() == Some("detached")
@@ -195,7 +196,7 @@ impl Scenario {
     fn await_seen(&self, world: &World) {
         let known = self.status().is_some();
         let agents: &[&str] = if known { &["agent"] } else { &[] };
-        let members = self.held().filter(|part| part.is_told());
+        let members = self.not_excused().filter(|part| part.is_told());
         let roles = members.map(|part| part.role);
         for role in agents.iter().copied().chain(roles) {
             await_seen(world, self.source, role);
@@ -241,7 +242,7 @@ impl Scenario {
     /// Waits until all is decided about each of whom that has to be told.
     fn await_decisions(&self, world: &World) {
         let earlier = self.leeway().earlier;
-        for part in self.held() {
+        for part in self.not_excused() {
             let of_each = part.decisions();
             let least = if earlier { 1 } else { of_each.len() };
             let Some(last) = of_each.last() else { continue };

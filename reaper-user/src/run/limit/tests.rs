@@ -5,6 +5,9 @@ use std::thread;
 
 use super::*;
 
+/// The run that asks for a place.
+const OWN: &str = "self22";
+
 fn limit(runs: usize) -> Limit {
     Limit {
         group: "x".to_owned(),
@@ -17,7 +20,7 @@ fn who_comes_first_goes_first() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
     let first = runs
-        .place(&limit(1), "self22", |_| panic!("there is a place"))
+        .place(&limit(1), OWN, |_| panic!("there is a place"))
         .unwrap();
     let order = Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -25,7 +28,7 @@ fn who_comes_first_goes_first() {
             let (tell, told) = channel();
             let (order, runs) = (&order, &runs);
             scope.spawn(move || {
-                let place = runs.place(&limit(1), "self22", |before| tell.send(before).unwrap());
+                let place = runs.place(&limit(1), OWN, |before| tell.send(before).unwrap());
                 order.lock().unwrap().push(n);
                 drop(place.unwrap());
             });
@@ -45,7 +48,7 @@ fn there_are_never_more_than_the_limit() {
     thread::scope(|scope| {
         for _ in 0..40 {
             scope.spawn(|| {
-                let place = runs.place(&limit(3), "self22", |_| ()).unwrap();
+                let place = runs.place(&limit(3), OWN, |_| ()).unwrap();
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 thread::yield_now();
                 now.fetch_sub(1, Ordering::SeqCst);
@@ -69,7 +72,7 @@ fn the_places_of_those_who_are_gone_are_free() {
     for name in ["1.ticket", "2.ticket", "2.waits", "7.ticket", "junk"] {
         fs::write(group.join(name), "").unwrap();
     }
-    let place = runs.place(&limit(1), "self22", |_| panic!("there is a place"));
+    let place = runs.place(&limit(1), OWN, |_| panic!("there is a place"));
     assert!(group.join("8.ticket").exists());
     drop(place);
 }

@@ -1,11 +1,12 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Instant;
 
-use nix::fcntl::Flock;
+use nix::fcntl::{FallocateFlags, Flock, fallocate};
 
-use super::super::hearing::Hearing;
+use super::super::hearing::{self, Hearing};
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
 use super::super::{Outcome, Run};
 use super::*;
@@ -21,6 +22,9 @@ fn named(name: &str) -> Run {
     run.name = Some(name.to_owned());
     run
 }
+
+/// How long anything may take before a test gives up on it.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process that is ended with this.
 struct Guest(Child);
@@ -330,7 +334,9 @@ fn the_dead_are_closed_beside_each_other() {
         })
         .collect();
     for (n, guest) in guests.iter().enumerate() {
-        while !dir.path().join(format!("up{n}")).exists() {
+        let (up, until) = (dir.path().join(format!("up{n}")), Instant::now() + DEADLINE);
+        while !up.exists() {
+            assert!(Instant::now() < until, "guest {n} does not come up");
             thread::sleep(Duration::from_millis(2));
         }
         let id = format!("left{n}");
@@ -352,9 +358,31 @@ fn the_dead_are_closed_beside_each_other() {
 fn a_record_has_room_for_what_follows() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let recording = runs.begin(&named("x")).unwrap();
-    let meta = fs::metadata(runs.path(recording.id(), OPEN)).unwrap();
-    assert!(meta.blocks() * 512 >= meta.len() + 4096, "{meta:?}");
+    let probe = File::create(dir.path().join("probe")).unwrap();
+    if let Err(errno) = fallocate(&probe, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1) {
+        eprintln!("left out: this file system keeps no room: {errno}");
+        return;
+    }
+    // Of each length, so that after one of them what follows begins a new block.
+    for length in (0..4096).step_by(256) {
+        let mut run = named("x");
+        run.session = Some("x".repeat(length));
+        let recording = runs.begin(&run).unwrap();
+        let path = runs.path(recording.id(), OPEN);
+        let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
+        let before = blocks(&path);
+        let who = runs.find("x").unwrap().record.start.wrapper;
+        append(&open(&path).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+        recording.claim(Outcome::Timeout);
+        recording
+            .close(Over::unseen(Outcome::Timeout, "x"))
+            .unwrap();
+        let after = blocks(&path.with_extension(CLOSED));
+        assert!(
+            after <= before,
+            "{after} blocks after {before}, with {length} bytes more"
+        );
+    }
 }
 
 /// Killed with its container, it cannot be closed from here: its name is free all the same.
@@ -377,7 +405,12 @@ fn a_name_is_free_when_its_owner_is_gone() {
     assert_eq!(runs.find("web").unwrap().id(), recording.id());
 }
 
-/// Whoever is about to signal it is waited for, and nobody begins to afterwards.
+/// How long an owner that is about to leave is watched, which is to wait.
+const LOOK: Duration = Duration::from_millis(20);
+/// After this an owner waits no more for somebody who does not say their word.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Whoever is about to signal it is waited for, and whoever comes later reads that it is over.
 #[test]
 fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -389,22 +422,36 @@ fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
         let word = Hearing::get(&record).expect("the owner is there");
         let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
         assert!(claim.over.is_none());
-        let spoken = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| {
-                recording
-                    .close(Over::unseen(Outcome::Success, "x"))
-                    .unwrap();
-                assert!(spoken.load(Ordering::SeqCst), "it was not waited for");
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                tell.send(Instant::now()).unwrap();
+                let over = Over::unseen(Outcome::Success, "x");
+                recording.close(over).unwrap();
             });
-            thread::yield_now();
-            spoken.store(true, Ordering::SeqCst);
+            let about_to: Instant = told.recv().unwrap();
+            while path.exists() && about_to.elapsed() < LOOK {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let waits = path.exists() || about_to.elapsed() >= PATIENCE;
+            assert!(waits, "it was not waited for");
             drop(word);
         });
         let late = open(&path.with_extension(CLOSED)).unwrap();
         let over = Record::parse(&content(&late).unwrap()).unwrap().over;
         assert!(over.is_some());
     }
+}
+
+#[test]
+fn nobody_begins_to_signal_an_owner_that_is_about_to_leave() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    let path = leave(&runs, None, |_| ());
+    let (owner, other) = (open(&path).unwrap(), open(&path).unwrap());
+    assert!(Hearing::get(&other).is_some());
+    hearing::end(&owner);
+    assert!(Hearing::get(&other).is_none());
 }
 
 #[test]
