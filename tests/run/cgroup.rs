@@ -34,6 +34,9 @@ pub const STORIES: &[(&str, Story)] = &[
 /// For whom root is needed.
 pub const ROOTS: &[(&str, Story)] = &[
     ("cgroup-not-shown", |place| tell(place, not_shown)),
+    ("cgroup-of-the-killed-not-shown", |place| {
+        tell(place, lost_and_not_shown)
+    }),
     ("cgroup-of-threads", |place| tell(place, threaded)),
     ("cgroup-with-owner", |place| tell(place, with_owner)),
 ];
@@ -310,6 +313,27 @@ fn lose(place: &Place, home: &Home, grace: &str, script: &str) -> serde_json::Va
     let known = place.ps(&["--all"]).remove(0);
     assert!(known["ended"].as_u64() >= Some(3), "{known}");
     known
+}
+
+/// Nobody closes it where its cgroup is not to be seen: who has lost all lineage in there would live on.
+fn lost_and_not_shown(place: &Place, home: &Home) {
+    let script = "(setsid sh -c 'echo $$ > escaped; exec sleep 60' &)
+        until [ -s escaped ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60";
+    let mut run =
+        place.start_as(&mut home.reaper(place, &["--name", "x", "--", "sh", "-c", script]));
+    let left = ["pid", "escaped"].map(|name| place.await_pid(name));
+    run.signal(nix::libc::SIGKILL);
+    assert_eq!(run.end(), 137);
+    let script = "umount -l \"$(findmnt -n -o TARGET -T \"$0\")\" && ./reaper ps";
+    let mut unshare = place.command("unshare");
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    let said = cli::run(place.dir.path(), unshare.arg(home.path()));
+    assert!(said.err.contains("is not to be seen"), "{}", said.err);
+    assert!(said.out.contains(" x "), "{}", said.out);
+    assert!(left.iter().all(|one| one.lives()));
+    let said = place.ask(&["ps"]);
+    assert!(said.err.contains("(x) is closed"), "{}", said.err);
+    place.assert_alone();
 }
 
 /// What was made for a command that has never begun is removed.

@@ -5,13 +5,14 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use super::{NOBODY, Place, Story, reported};
+use super::{NOBODY, Place, REPORT, Story, reported};
 use crate::cli;
 use crate::proc;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
     ("few-open-files", few_open_files),
+    ("more-files-than-usual", more_files),
     ("hundred-orphans", hundred_orphans),
     ("leftovers", leftovers),
     ("actors", actors),
@@ -246,6 +247,27 @@ fn not_permitted(place: &Place) {
     assert!(said.err.contains(&told), "{}", said.err);
     assert!(root.lives());
     assert!(root.signal(nix::sys::signal::Signal::SIGKILL));
+}
+
+/// All are asked before the first has ended, though they are more than files may usually be open. What follows on it finds
+/// that limit as it was.
+fn more_files(place: &Place) {
+    let member = "all() { until [ $(wc -l < $1) -ge 70 ]; do sleep 0.1; done; }
+        trap 'echo >> asked; all asked; exit' TERM; echo >> up; while :; do sleep 0.1; done";
+    let command = "for i in $(seq 70); do sh -c \"$MEMBER\" & done
+        until [ $(wc -l < up) -ge 70 ]; do sleep 0.1; done; exit 3";
+    let mut bash = place.command("bash");
+    let script = "ulimit -Sn 64; : > up; : > asked
+        ./reaper run --grace 25s --report \"$0\" --on-failure 'ulimit -Sn > limit' -- sh -c \"$1\"";
+    bash.args(["-c", script, REPORT, command])
+        .env("MEMBER", member);
+    let said = cli::run(place.dir.path(), &mut bash);
+    assert_eq!(said.code, Some(3), "{}", said.err);
+    let report = place.report();
+    assert_eq!(report["killed"], 0, "{report}");
+    assert!(report["ended"].as_u64() >= Some(70), "{report}");
+    assert_eq!(place.read("limit"), "64\n");
+    place.assert_alone();
 }
 
 /// More are left than files may be open, by the command and by an owner that was killed.

@@ -130,7 +130,12 @@ impl Leaf {
             {
                 return Ok(None);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                let directory = directory.display();
+                return Err(io::Error::other(format!(
+                    "its cgroup {directory} is not to be seen from here: {error}"
+                )));
+            }
         };
         let found = cgroup.id()? == id && is_name(directory);
         Ok(found.then(|| Leaf {
