@@ -10,7 +10,7 @@ use crate::proc::Identity;
 use crate::world::{World, eventually};
 
 /// How often a story is told at most where the source can lose messages of a sudden, and says so.
-pub const TRIES: usize = 3;
+pub const TRIES: usize = 10;
 
 /// See the module.
 pub struct View {
