@@ -18,6 +18,7 @@ pub const STORIES: &[(&str, Story)] = &[
     ("cgroup-statuses", |place| tell(place, statuses)),
     ("cgroup-and-time", |place| tell(place, time_is_up)),
     ("cgroups-below", |place| tell(place, below)),
+    ("cgroup-closed-off", |place| tell(place, closed_off)),
     ("cgroup-with-strangers", |place| tell(place, strangers)),
     ("cgroup-and-hook", |place| tell(place, hook)),
     ("cgroup-without-record", |place| tell(place, unrecorded)),
@@ -334,6 +335,19 @@ fn lost_and_not_shown(place: &Place, home: &Home) {
     let said = place.ask(&["ps"]);
     assert!(said.err.contains("(x) is closed"), "{}", said.err);
     place.assert_alone();
+}
+
+/// One below it that may not be looked into costs nobody their end.
+fn closed_off(place: &Place, home: &Home) {
+    let script = "for leaf in \"$0\"/reaper-run-*; do mkdir -m 0 \"$leaf/x\" || exit 9; done
+        (setsid sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.1; done' &)
+        until [ -s up ]; do sleep 0.01; done; exit 3";
+    let path = home.path().display().to_string();
+    let said = home.run(
+        place,
+        &["--grace", "200ms", "--", "sh", "-c", script, &path],
+    );
+    assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
 }
 
 /// What was made for a command that has never begun is removed.

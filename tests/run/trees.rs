@@ -252,13 +252,13 @@ fn not_permitted(place: &Place) {
 /// All are asked before the first has ended, though they are more than files may usually be open. What follows on it finds
 /// that limit as it was.
 fn more_files(place: &Place) {
-    let member = "all() { until [ $(wc -l < $1) -ge 70 ]; do sleep 0.1; done; }
-        trap 'echo >> asked; all asked; exit' TERM; echo >> up; while :; do sleep 0.1; done";
+    let member = "all() { until [ $(wc -l < $1) -ge 70 ]; do sleep 0.5; done; }
+        trap 'echo >> asked; all asked; exit' TERM; echo >> up; while :; do sleep 0.5; done";
     let command = "for i in $(seq 70); do sh -c \"$MEMBER\" & done
         until [ $(wc -l < up) -ge 70 ]; do sleep 0.1; done; exit 3";
     let mut bash = place.command("bash");
     let script = "ulimit -Sn 64; : > up; : > asked
-        ./reaper run --grace 25s --report \"$0\" --on-failure 'ulimit -Sn > limit' -- sh -c \"$1\"";
+        ./reaper run --grace 60s --report \"$0\" --on-failure 'ulimit -Sn > limit' -- sh -c \"$1\"";
     bash.args(["-c", script, REPORT, command])
         .env("MEMBER", member);
     let said = cli::run(place.dir.path(), &mut bash);

@@ -119,7 +119,7 @@ impl Leaf {
     /// The one that was made by this name, and had this id; `None` where it has been removed since.
     ///
     /// # Errors
-    /// There is no telling: it cannot be opened, or no cgroups are mounted there for this process.
+    /// There is no telling: it cannot be opened, or no cgroup of version 2 is mounted above it for this process.
     pub(super) fn find(directory: &Path, id: u64) -> io::Result<Option<Leaf>> {
         let cgroup = match Cgroup::open(directory) {
             Ok(cgroup) => cgroup,

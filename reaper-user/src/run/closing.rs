@@ -62,10 +62,13 @@ impl Runs {
 fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
     let _files = sys::many_files();
     let close = |(path, file): &(PathBuf, Flock<File>)| {
-        close_taken(path, file).unwrap_or_else(|error| {
+        let closed = close_taken(path, file).unwrap_or_else(|error| {
             cannot_close(path, &error);
             None
-        })
+        });
+        // Who waits for this one is not to wait for the others too.
+        let _ = File::unlock(file);
+        closed
     };
     thread::scope(|scope| {
         let begin = |one| {
@@ -147,7 +150,12 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     let directory = start.cgroup.as_deref().map(Path::new);
     let made = directory.zip(record.cgroup);
     let leaf = made.map(|(directory, made)| Leaf::find(directory, made.id));
-    let leaf = leaf.transpose()?.flatten();
+    let elsewhere = sys::pid_namespace_unless_first()? != start.pid_namespace;
+    let leaf = match leaf.transpose() {
+        // It is for others to see to.
+        Err(_) if elsewhere => return Ok(None),
+        leaf => leaf?.flatten(),
+    };
     if let (Some(directory), None) = (directory, &leaf) {
         cgroup::remove_unused(directory);
     }
@@ -157,7 +165,7 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     if record.commands.is_empty() && begun.is_empty() {
         return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
     }
-    if sys::pid_namespace_unless_first()? != start.pid_namespace {
+    if elsewhere {
         return Ok(None);
     }
     let procfs = Procfs::default();

@@ -35,9 +35,14 @@ impl Attended<'_> {
         while self.is_anybody_left() && !endings.is_over() {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
-                let mut all = match &self.leaf {
-                    Some(leaf) => procfs.descendants_and(own, || leaf.pids())?,
-                    None => procfs.descendants(own)?,
+                let with_leaf = self.leaf.as_ref().map(|leaf| {
+                    let all = procfs.descendants_and(own, || leaf.pids());
+                    all.inspect_err(|error| tracing::debug!("{error}"))
+                });
+                // That there is no telling who is in there is no reason to spare the others.
+                let mut all = match with_leaf {
+                    Some(Ok(all)) => all,
+                    Some(Err(_)) | None => procfs.descendants(own)?,
                 };
                 if gentle && !held.is_empty() {
                     births.set(leave_to_makers(&mut all, held));

@@ -106,15 +106,23 @@ impl Left {
         })
     }
 
-    /// Those of them that live and are not told of: /proc does not show them.
+    /// Those of them that live and are not told of: /proc does not show them, or they have come meanwhile.
     pub(super) fn unseen(pids: HashSet<u32>, told: &[Left]) -> Vec<Left> {
         let is_told = |pid: u32| told.iter().any(|left| left.pid == pid);
         let mut unseen: Vec<_> = pids.into_iter().filter(|pid| !is_told(*pid)).collect();
         unseen.sort_unstable();
-        let left = unseen.into_iter().map(|pid| Left {
-            pid,
-            command: String::new(),
-            why: "another user's, and /proc does not show it".to_owned(),
+        let procfs = Procfs::default();
+        let left = unseen.into_iter().map(|pid| {
+            let comm = procfs.comm(pid);
+            let why = match comm {
+                Some(_) => "it came while the others were being ended",
+                None => "another user's, and /proc does not show it",
+            };
+            Left {
+                pid,
+                command: comm.unwrap_or_default(),
+                why: why.to_owned(),
+            }
         });
         left.collect()
     }

@@ -136,11 +136,12 @@ impl Cgroup {
     }
 }
 
-/// What is read of a cgroup; `None` where that has gone, or is one of threads alone, who count where their process does.
+/// What is read of a cgroup; `None` where that has gone, or is one of threads alone, who count where their process does, or is
+/// closed to this user by whoever has made it within one of theirs: `cgroup.kill` reaches who is in there too.
 fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::ENOENT | Errno::ENODEV | Errno::EOPNOTSUPP) => Ok(None),
+            Some(Errno::ENOENT | Errno::ENODEV | Errno::EOPNOTSUPP | Errno::EACCES) => Ok(None),
             _ => Err(error),
         },
         read => read.map(Some),

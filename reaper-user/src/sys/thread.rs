@@ -1,5 +1,7 @@
 //! What the engine asks of the scheduler and of its limits.
 
+use std::sync::{Mutex, PoisonError};
+
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
@@ -35,18 +37,27 @@ fn low_oom_score() {
 }
 
 /// See [`many_files`].
-pub struct ManyFiles(Option<(u64, u64)>);
+pub struct ManyFiles;
 
-/// The same until this is dropped: what is started afterwards is to find the limit as it was.
+/// How many of them there are, and what the limit was before the first.
+static MANY_FILES: Mutex<(usize, Option<(u64, u64)>)> = Mutex::new((0, None));
+
+/// The same until all of these are dropped: what is started afterwards is to find the limit as it was.
 pub fn many_files() -> ManyFiles {
-    let before = getrlimit(Resource::RLIMIT_NOFILE).ok();
-    raise_open_files();
-    ManyFiles(before)
+    let mut many = MANY_FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    if many.0 == 0 {
+        many.1 = getrlimit(Resource::RLIMIT_NOFILE).ok();
+        raise_open_files();
+    }
+    many.0 += 1;
+    ManyFiles
 }
 
 impl Drop for ManyFiles {
     fn drop(&mut self) {
-        if let Some((soft, hard)) = self.0 {
+        let mut many = MANY_FILES.lock().unwrap_or_else(PoisonError::into_inner);
+        many.0 -= 1;
+        if let Some((soft, hard)) = many.1.filter(|_| many.0 == 0) {
             // It was permitted before.
             let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
         }
