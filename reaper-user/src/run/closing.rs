@@ -95,7 +95,7 @@ pub(super) enum Closing {
     Done(Box<Known>),
     /// Somebody else has closed it, or it has an owner who lives.
     NotDue,
-    /// That is not to be done from here.
+    /// That is not to be done from here, or there was nothing to do but to give it its last name.
     Refused,
 }
 

@@ -33,6 +33,8 @@ pub mod remote;
 mod thread;
 pub mod xdg;
 
+use std::time::Duration;
+
 #[cfg(target_os = "linux")]
 pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};
 pub use memory::{keep_little, swaps, trim};
@@ -41,8 +43,6 @@ pub use ready::readable;
 #[cfg(target_os = "linux")]
 pub use thread::many_files;
 pub use thread::{hurry, prioritise, raise_open_files};
-
-use std::time::Duration;
 
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {
@@ -59,7 +59,7 @@ pub fn after(time: Duration) -> u64 {
     monotonic().saturating_add(nanoseconds(time))
 }
 
-/// As many as there can be, where it is longer.
+/// A time in nanoseconds; as many as there can be, where it is longer.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
