@@ -4,6 +4,7 @@
 
 mod beside;
 mod cgroup;
+mod handed;
 mod lost;
 mod owner;
 mod passes;
@@ -72,7 +73,7 @@ fn as_each(everybodys: &[(&str, Story)], roots: &[(&str, Story)]) -> Vec<Trial> 
 
 /// Those for which a service is needed too.
 pub fn beside_a_service() -> Vec<Trial> {
-    as_each(beside::STORIES, &[])
+    as_each(&[beside::STORIES, handed::STORIES].concat(), &[])
 }
 
 fn play(who: &str, name: &str, uid: u32, story: Story) -> Trial {

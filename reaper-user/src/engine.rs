@@ -13,6 +13,7 @@
 mod answer;
 mod cgroups;
 mod decide;
+mod end;
 mod fall;
 mod follow;
 mod gaps;
@@ -444,7 +445,7 @@ impl Engine {
         if drained.lost > self.lost.total {
             self.look_for_loss();
         }
-        if !self.fall_back() && !self.source.has_waiting() && self.gap.is_none() {
+        if !self.fall_back() && !self.source.has_untold() && self.gap.is_none() {
             self.whole_until = began;
         }
         drained.records

@@ -1,14 +1,20 @@
 //! `reaper run` with a service at work on what it starts: who owns a command ends it as without one, and neither gets in the
 //! other's way.
 
-use std::path::Path;
-
+use super::handed::{Watched, open};
 use super::{Place, Story};
-use crate::daemon::{self, Daemon};
-use crate::trees::CONFIG;
-use crate::world::{eventually, link};
+use crate::daemon;
+use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[("beside-a-service", beside)];
+pub const STORIES: &[(&str, Story)] = &[
+    ("beside-a-service", |place| beside(place, ALIKE)),
+    ("by-a-service", |place| {
+        beside(
+            place,
+            &ALIKE.replace("reaper run", "reaper run --socket sock"),
+        )
+    }),
+];
 
 /// What is to be as it is without: each says what is wrong, if something is.
 const ALIKE: &str = r#"
@@ -44,22 +50,12 @@ const KILLED: &str = "
     until [ -s owner ]; do sleep 0.01; done; kill -KILL $(cat owner)
     wait";
 
-fn beside(place: &Place) {
+fn beside(place: &Place, alike: &str) {
     let script = format!(
-        "until [ -e go ]; do sleep 0.01; done; {ALIKE} echo over > alike; until [ -e kill ]; do sleep 0.01; done; {KILLED}
+        "{alike} echo over > alike; until [ -e kill ]; do sleep 0.01; done; {KILLED}
         echo over > killed; until [ -e leave ]; do sleep 0.01; done"
     );
-    let mut shell = place.command("sh");
-    let mut shell = place.start_as(shell.args(["-c", &script]));
-    // As it is called where it is installed: by that it is known.
-    link(Path::new(daemon::REAPER), &place.path("bin/reaper"));
-    let scope = shell.pid().to_string();
-    let files = place.path("service");
-    std::fs::create_dir(&files).expect("create a directory");
-    let arguments = daemon::arguments(&files, Some(&scope), CONFIG, &[]);
-    let service = Daemon::start(&files, &arguments);
-    let open = |gate| std::fs::write(place.path(gate), "").expect("open the gate");
-    open("go");
+    let Watched { mut shell, service } = Watched::begin(place, &script, &[]);
     place.await_said("alike", |said| !said.is_empty());
     assert_eq!(place.read("out") + &place.read("err"), "");
     let own = shell.pid();
@@ -72,7 +68,7 @@ fn beside(place: &Place) {
         shells.then_some(())
     };
     eventually("nothing is left but who waits", alone);
-    open("kill");
+    open(place, "kill");
     place.await_said("killed", |said| !said.is_empty());
     eventually("the service has ended what is left", alone);
     let recognised = |event: &daemon::Event| {
@@ -80,6 +76,6 @@ fn beside(place: &Place) {
     };
     assert!(service.events().iter().any(recognised));
     drop(service);
-    open("leave");
+    open(place, "leave");
     assert_eq!(shell.end(), 0);
 }

@@ -19,6 +19,9 @@ pub const STORIES: &[(&str, Story)] = &[
     ("cgroup-and-time", |place| tell(place, time_is_up)),
     ("cgroups-below", |place| tell(place, below)),
     ("cgroup-closed-off", |place| tell(place, closed_off)),
+    ("cgroup-closed-off-with-owner", |place| {
+        tell(place, closed_off_with_owner)
+    }),
     ("cgroup-with-strangers", |place| tell(place, strangers)),
     ("cgroup-and-hook", |place| tell(place, hook)),
     ("cgroup-without-record", |place| tell(place, unrecorded)),
@@ -348,6 +351,24 @@ fn closed_off(place: &Place, home: &Home) {
         &["--grace", "200ms", "--", "sh", "-c", script, &path],
     );
     assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
+}
+
+/// The owner has been put where it may not look itself: it is not killed with those who are to be.
+fn closed_off_with_owner(place: &Place, home: &Home) {
+    let script = "for leaf in \"$0\"/reaper-run-*; do
+            mkdir \"$leaf/x\" && echo $PPID > \"$leaf/x/cgroup.procs\" && chmod 0 \"$leaf/x\" || exit 9
+        done
+        (setsid sh -c 'trap \"\" TERM; echo up > up; exec sleep 60' &)
+        until [ -s up ]; do sleep 0.01; done; exit 6";
+    let path = home.path().display().to_string();
+    let words = ["--grace", "200ms", "--", "sh", "-c", script, &path];
+    let said = cli::run(place.dir.path(), &mut home.reaper(place, &words));
+    assert_eq!(said.code, Some(6), "{}", said.err);
+    assert!(said.err.contains("is left"), "{}", said.err);
+    for left in home.below() {
+        eventually("it is empty", || fs::remove_dir(left.join("x")).ok());
+        fs::remove_dir(&left).expect("remove it");
+    }
 }
 
 /// What was made for a command that has never begun is removed.

@@ -23,6 +23,7 @@ pub const STORIES: &[(&str, Story)] = &[
     ("terminal-size", size),
     ("terminal-closed", closed),
     ("terminal-idle", idle),
+    ("terminal-not-idle", not_idle),
 ];
 
 /// Of the shell, without the space that it ends in.
@@ -163,7 +164,7 @@ fn interrupt_of_a_loop(place: &Place) {
 
 /// However soon after its start: it is not lost between this program and the command.
 fn interrupt_at_once(place: &Place) {
-    for n in 0..40 {
+    for n in 0..400 {
         let pty = openpty(None, None).expect("a terminal");
         let (mut keys, terminal) = (fs::File::from(pty.master), pty.slave);
         let _ = fs::remove_file(place.path("up"));
@@ -180,6 +181,10 @@ fn interrupt_at_once(place: &Place) {
         keys.write_all(b"\x03").expect("interrupt it");
         assert_ne!(run.end(), 0);
         place.await_alone();
+        // Beside others it takes longer until it is begun.
+        if n >= 40 && !place.ps(&["--all"]).is_empty() {
+            break;
+        }
     }
     let all = place.ps(&["--all"]);
     assert!(!all.is_empty(), "none was begun");
@@ -335,4 +340,16 @@ fn idle(place: &Place) {
     terminal.await_running("sleep 60", 0);
     terminal.say("echo \"<$?>\"");
     terminal.await_line("<124>");
+}
+
+/// What it says to either counts, up to its last word.
+fn not_idle(place: &Place) {
+    let terminal = Terminal::new(place);
+    let script =
+        "for i in {1..12}; do sleep 0.3; echo \"at $i\" >&$((i % 2 + 1)); done; exec sleep 60";
+    fs::write(place.path("script"), script).expect("write the script");
+    terminal.say("./reaper run --idle 2s --report report.json -- bash ./script");
+    terminal.await_line("at 12");
+    terminal.await_prompt(PROMPT);
+    assert_eq!(place.report()["outcome"], "idle");
 }

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
 use super::peer::{Peer, Target};
-use super::{KeepDone, Refusal, Status};
+use super::{Claimed, KeepDone, Refusal, Status};
 use crate::export::{Grounds, Record, SessionRef};
 use crate::model::Scope;
 use crate::model::agent::{Action, Ruleset};
@@ -59,6 +60,20 @@ pub enum Question {
     Tell(Vec<Record>),
     /// Read the config anew.
     Reload,
+    /// End what descends from the one who asks.
+    End(EndAsked),
+}
+
+/// How the tree of a session's root is to be ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndAsked {
+    /// The one who asks; its start is a whole tick.
+    pub root: Key,
+    /// In nanoseconds since boot: after that it is not wanted any more.
+    pub until: u64,
+    /// Sent first.
+    pub signal: Signal,
+    pub grace: Duration,
 }
 
 #[derive(Debug)]
@@ -82,6 +97,8 @@ pub enum Answer {
     Told,
     /// What is in force now, or why that stays which was.
     Reload(Result<String, String>),
+    /// Who is being ended.
+    End(Vec<Claimed>),
     Refused(Refusal),
 }
 
@@ -205,6 +222,9 @@ pub struct Story {
     pub facts: Facts,
     /// Whether decisions are carried out.
     pub enforce: bool,
+    /// What it is, or would be, sent first.
+    pub signal: Signal,
+    /// How long before SIGKILL.
     pub grace: Duration,
     /// Events are missing, and nothing new is decided.
     pub gap: bool,

@@ -17,6 +17,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::Refusal;
+use super::peer::pid_of;
 
 /// How long the service may take: longer than it gives itself.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -32,8 +33,8 @@ pub enum ClientError {
     Refused(Refusal),
     #[error("what answers on {} is no reaper service, or of another version: {what}", path.display())]
     Foreign { path: PathBuf, what: String },
-    #[error("the service on {} does not answer within {} s", .0.display(), PATIENCE.as_secs())]
-    Silent(PathBuf),
+    #[error("the service on {} does not answer within {} s", path.display(), patience.as_secs())]
+    Silent { path: PathBuf, patience: Duration },
     /// It may have been asked to do something, and may have done it.
     #[error("the service on {} ended before it had answered", .0.display())]
     Ended(PathBuf),
@@ -62,12 +63,15 @@ fn why(path: &Path, source: &io::Error) -> String {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    patience: Duration,
 }
 
 /// What the service has said, as it was said.
 #[derive(Clone, Debug)]
 pub struct Said {
     pub body: Bytes,
+    /// Of the service, where it is in this pid namespace.
+    pub pid: Option<u32>,
     socket: PathBuf,
 }
 
@@ -84,8 +88,15 @@ impl Said {
 
 impl Client {
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        let socket = socket.into();
-        Client { socket }
+        Client {
+            socket: socket.into(),
+            patience: PATIENCE,
+        }
+    }
+
+    /// With this time for an answer.
+    pub fn within(self, patience: Duration) -> Client {
+        Client { patience, ..self }
     }
 
     pub fn socket(&self) -> &Path {
@@ -116,8 +127,13 @@ impl Client {
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let exchange = timeout(PATIENCE, self.exchange(method, path, body)).await;
-            exchange.unwrap_or_else(|_| Err(ClientError::Silent(self.socket.clone())))
+            let exchange = timeout(self.patience, self.exchange(method, path, body)).await;
+            exchange.unwrap_or_else(|_| {
+                Err(ClientError::Silent {
+                    path: self.socket.clone(),
+                    patience: self.patience,
+                })
+            })
         })
     }
 
@@ -136,6 +152,7 @@ impl Client {
             path: self.socket.clone(),
             what: error.to_string(),
         };
+        let pid = stream.peer_cred().ok().and_then(|cred| pid_of(&cred));
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|e| foreign(&e))?;
         let request = Request::builder()
@@ -158,7 +175,7 @@ impl Client {
             let body = body.map_err(|e| e.downcast_ref().map_or_else(|| foreign(&*e), broken))?;
             let body = body.to_bytes();
             let socket = self.socket.clone();
-            let said = Said { body, socket };
+            let said = Said { body, pid, socket };
             if status == StatusCode::OK {
                 return Ok(said);
             }

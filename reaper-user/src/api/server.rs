@@ -276,12 +276,12 @@ async fn accept(listener: UnixListener, scanner: Scanner, clock: Clock, patience
                 continue;
             }
         };
-        let Ok(peer) = Peer::of(&stream) else {
+        let Ok((peer, pid)) = Peer::of(&stream) else {
             continue;
         };
         match Place::take(&shared, peer) {
             Some(place) => {
-                tokio::task::spawn_local(converse(stream, peer, place));
+                tokio::task::spawn_local(converse(stream, (peer, pid), place));
             }
             // Said without waiting for what it wants, and as far as its buffer takes it.
             None => drop(stream.try_write(route::busy().as_bytes())),
@@ -290,9 +290,9 @@ async fn accept(listener: UnixListener, scanner: Scanner, clock: Clock, patience
 }
 
 /// One connection: one request, one answer.
-async fn converse(stream: UnixStream, peer: Peer, place: Place) {
+async fn converse(stream: UnixStream, who: (Peer, Option<u32>), place: Place) {
     let shared = &place.shared;
-    let service = service_fn(|request| route::answer(request, peer, shared));
+    let service = service_fn(|request| route::answer(request, who, shared));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.patience.request)

@@ -13,8 +13,8 @@ use super::{Asking, Failure, user};
 use crate::api::client::{Client, ClientError, Said};
 use crate::api::server::ServerError;
 use crate::api::{self, Reloaded};
-use crate::config::Config;
 use crate::export::printable;
+use crate::sys::places;
 
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
@@ -31,7 +31,7 @@ impl From<ClientError> for Failure {
             }
             ClientError::NoService { .. }
             | ClientError::Foreign { .. }
-            | ClientError::Silent(_)
+            | ClientError::Silent { .. }
             | ClientError::Ended(_) => Failure::NoService(said),
             ClientError::Refused(_) => Failure::Refused(said),
             ClientError::Io(error) => Failure::Other(error.into()),
@@ -49,8 +49,8 @@ impl From<ServerError> for Failure {
 }
 
 /// The socket of the host's service or, where there is none, that of the user's own.
-fn usual() -> PathBuf {
-    let host = Config::default().runtime_dir.join(api::SOCKET);
+pub(super) fn usual() -> PathBuf {
+    let host = Path::new(places::RUNTIME).join(api::SOCKET);
     let own = user::runtime_dir().map(|directory| directory.join(api::SOCKET));
     match own {
         Some(own) if !host.exists() && own.exists() => own,

@@ -24,7 +24,8 @@ The command has the terminal, stdin, signals and exit status as if it had been s
 when it ends, all that descends from it is ended: SIGTERM, and SIGKILL after the grace. That holds whatever
 it does with setsid, nohup, double forks or user ids, and needs neither root nor a service. Not followed is what another
 program starts for it: docker, systemd-run, cron, a tmux server that is there already. If this program itself is
-killed by SIGKILL, a service that runs ends the rest; without one, see below.
+killed by SIGKILL, a service that runs ends the rest; without one, see below. Where there is one, it does so in any case: this
+program asks it, and does it itself if the service does not answer within a second, dies, or is late by a second.
 
 With --cgroup the command is born in a cgroup (v2) below the one that this is started in, and whoever is in there is ended
 with it, at last all at once by cgroup.kill (Linux 5.14): also what runs under another user id, and, where this
@@ -33,7 +34,8 @@ program is killed, what has lost its parents. This user has to be able to make o
 
 Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
 What somebody sends to the whole process group reaches the command twice, as it is in that group too: from a terminal
-once. Where a time runs out the whole tree is ended. Silence on a terminal is known to 8 seconds.
+once. Where a time runs out the whole tree is ended. What --idle waits for is broken by whoever writes to the
+terminal that the command's stdout or stderr is, though not through /dev/tty; to a file or a pipe it alone writes.
 
 A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
 ~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
@@ -113,6 +115,9 @@ pub(super) struct RunArgs {
     /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
+    /// The socket of a service that may end what is left, and tell of it, instead of the usual one.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// Write what has become of it to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -255,6 +260,7 @@ fn owned(args: RunArgs) -> Run {
     run.limit = args.limit;
     run.cgroup = args.cgroup;
     run.detached = args.detach;
+    run.service = Some(args.socket.unwrap_or_else(super::client::usual));
     run
 }
 

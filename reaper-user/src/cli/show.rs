@@ -115,7 +115,8 @@ fn decided(judged: &Judged) -> Option<String> {
     let named = || rule.unwrap_or(&judged.reason);
     let time = judged.for_s.map(span);
     Some(match (judged.verdict.as_str(), judged.reason.as_str()) {
-        ("keep", "root_alive" | "detached") | ("reap", "root_gone" | "born_while_due") => {
+        ("keep", "root_alive" | "detached")
+        | ("reap", "root_gone" | "born_while_due" | "end_ordered") => {
             return None;
         }
         ("wait", "unread") => "undecided".into(),

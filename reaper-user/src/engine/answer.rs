@@ -43,6 +43,9 @@ impl Engine {
         if answer.is_closed() {
             return 0;
         }
+        if let Question::End(asked) = question {
+            return self.end(peer, &asked, answer);
+        }
         let mut read = self.settle();
         self.model.set_now(sys::boot_time());
         let said = self.reply(peer, question);
@@ -63,9 +66,13 @@ impl Engine {
             Question::Tree { agent, all } => Answer::Tree(view.tree(agent.as_deref(), all)?),
             Question::Explain { pid } => {
                 let story = view.story(pid)?;
+                let node = self.model.tree.get(story.row.key);
+                let ladder = node.and_then(|node| self.model.ladder_of(node));
+                let (signal, grace) = self.follow.reaper.begins_with(ladder, self.settings.times);
                 Answer::Explain(Box::new(crate::api::ask::Story {
                     enforce: self.settings.mode == Mode::Enforce,
-                    grace: self.settings.times.grace,
+                    signal,
+                    grace,
                     gap: self.gap.is_some(),
                     unwatched: self.settings.config.reap_strays && story.row.key.start < self.began,
                     ..story
@@ -91,8 +98,10 @@ impl Engine {
                 self.tell_all(records);
                 Answer::Told
             }
-            // Takes its time, and is answered when that is over.
-            Question::Reload => return Err(Refusal::new("conflict", "the config is being read")),
+            // Answered elsewhere: they take more than a look.
+            Question::Reload | Question::End(_) => {
+                return Err(Refusal::new("conflict", "it is being seen to"));
+            }
         })
     }
 

@@ -99,12 +99,17 @@ impl Engine {
     }
 
     fn has_ladder(&self, pending: &Pending) -> bool {
-        let session = match *pending {
-            Pending::Process(key) => self.model.tree.get(key).and_then(|node| node.session),
-            Pending::Session(id) => Some(id),
+        let ladder = match *pending {
+            Pending::Process(key) => {
+                let node = self.model.tree.get(key);
+                node.and_then(|node| self.model.ladder_of(node))
+            }
+            Pending::Session(id) => {
+                let due = self.model.sessions.due(id);
+                due.map(|(ladder, _)| ladder.id)
+            }
         };
-        let due = session.and_then(|id| self.model.sessions.due(id));
-        due.is_some_and(|(ladder, _)| self.follow.reaper.is_open(ladder.id))
+        ladder.is_some_and(|id| self.follow.reaper.is_open(id))
     }
 
     fn carry_out(&mut self, key: Key, decision: Decision) {
@@ -221,6 +226,7 @@ impl Engine {
                 }
                 // What is left of it and of those in it, if anything, is kept.
                 Report::Done { session } => {
+                    self.model.end_orders_of(session);
                     let gone = |session: &&Session| session.root_gone.is_some();
                     over.extend(
                         self.model

@@ -251,7 +251,7 @@ impl Follow {
     fn joined(&mut self, model: &Model, node: &Node) {
         if node
             .session
-            .is_some_and(|id| model.rules.judges_living(false) || model.sessions.due(id).is_some())
+            .is_some_and(|_| model.rules.judges_living(false) || model.ladder_of(node).is_some())
         {
             self.pending.push(Pending::Process(node.key));
         }

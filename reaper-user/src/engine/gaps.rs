@@ -18,6 +18,8 @@ use crate::sys;
 /// How long after a survey that failed the next one begins, at first and at most.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
+/// How much of what was told before a gap is closed is waited for: everything else waits meanwhile, for some ms each.
+const DRAINS_MAX: u32 = 10;
 
 /// A stretch of time in which events may be missing.
 pub struct Gap {
@@ -171,7 +173,13 @@ impl Engine {
     /// ring that is always full does not keep all from being ended. Where nothing could be found the
     /// gap stays open.
     pub(super) fn close_gap(&mut self, survey: Option<Result<Survey, EngineError>>) {
-        self.drain();
+        // What was found is not to be known before what has led to it.
+        for _ in 0..DRAINS_MAX {
+            self.drain();
+            if !self.source.has_waiting() {
+                break;
+            }
+        }
         let survey = match survey {
             Some(Ok(survey)) => survey,
             failed => {

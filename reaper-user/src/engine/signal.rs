@@ -37,7 +37,7 @@ impl Engine {
             lost
         };
         let lossless = now == lost && self.lost.total == lost;
-        if self.source.has_waiting() {
+        if self.source.has_untold() {
             // What has been told of them is not known yet.
             self.look_again();
         }

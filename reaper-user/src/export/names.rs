@@ -152,6 +152,7 @@ pub fn in_words(reason: &str) -> &str {
     match reason {
         "root_gone" => "its agent is gone",
         "born_while_due" => "born after its agent was gone",
+        "end_ordered" => "its session is ended",
         "detached" => "orphaned, and its agent lives",
         "root_alive" => "its agent lives",
         "keep_mark" => "REAPER_KEEP=1",

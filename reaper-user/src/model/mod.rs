@@ -5,6 +5,7 @@
 pub mod agent;
 mod asked;
 mod clock;
+pub mod end_order;
 pub mod event;
 pub mod facts;
 mod foreign;
@@ -151,6 +152,11 @@ impl Model {
                 for turn in turns {
                     sink(self, Step::Session(&turn));
                 }
+            }
+            // Its end was known sooner, by its pidfd or a look.
+            EventKind::Exec { key, ref image, .. } if self.tree.has_exited(key) => {
+                let boundary = matches!(self.rules.classify(image), Class::Boundary(_));
+                self.tree.ran_last(key, image, boundary);
             }
             // All that was told of it but its end was lost.
             EventKind::Exit {

@@ -43,6 +43,8 @@ pub enum Reason {
     RootGone,
     /// It was born when its agent was gone already.
     BornWhileDue,
+    /// The root of its session has ordered that.
+    EndOrdered,
     /// Its parent is gone, its agent is not.
     Detached,
     /// Its agent lives, and so does its parent.
@@ -85,6 +87,7 @@ impl Reason {
         match self {
             Reason::RootGone => "root_gone",
             Reason::BornWhileDue => "born_while_due",
+            Reason::EndOrdered => "end_ordered",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
             Reason::KeepMark => "keep_mark",
@@ -177,8 +180,8 @@ impl<'a> Round<'a> {
 
 /// Decides about a process; one that does not live is not a member.
 ///
-/// The first that says something wins: what is never signalled, what is no member, what a user keeps, what
-/// is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
+/// The first that says something wins: what is never signalled, what is no member, what its root has ordered, what a user
+/// keeps, what is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
 /// due, and lives by right of its agent if not. Nothing is read that does not matter.
 fn decide(round: &Round<'_>, key: Key) -> Decision {
     let model = round.model;
@@ -191,6 +194,13 @@ fn decide(round: &Round<'_>, key: Key) -> Decision {
     let Some(session) = session_of(model, node) else {
         return Decision::keep(Reason::NotAMember);
     };
+    // Whoever has given that could do it themselves, so that nothing else keeps it.
+    if node.ordered_by().is_some() {
+        return Decision {
+            verdict: Verdict::Reap,
+            ..Decision::keep(Reason::EndOrdered)
+        };
+    }
     let due = model.sessions.due(session.id).map(|(_, due)| due);
     judge(round, node, session, due)
 }

@@ -277,6 +277,7 @@ impl Sessions {
         node.boundary = Some(Arc::clone(rule));
         node.watched = true;
         (node.unsure, node.inferred) = (false, None);
+        node.end_order = None;
         let Some(id) = node.session.take() else {
             return;
         };

@@ -3,6 +3,8 @@
 //! found then, and whose pidfd has not become readable, is the one that the pidfd is on. Where it matters under which
 //! uids it runs, that is asked once more right before each signal.
 
+mod target;
+
 use std::cmp::Reverse;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,12 +13,13 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
-use super::{Failure, Ladder, Outcome, Released, Step, Times, files_max, send};
+use super::{Ladder, Outcome, Step, Times, files_max, send};
 use crate::model::event::{Ended, Key, Uids};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::{self, Pidfd};
+use target::Target;
 
 /// How long all of it may take beyond grace and patience: who goes on forking for longer is told of.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -39,17 +42,14 @@ pub struct Ending {
     pub memory: Option<Memory>,
 }
 
-struct Target {
-    /// Given back once it has ended.
-    pidfd: Option<Pidfd>,
-    strongest: Option<Signal>,
-    first_signal: Option<u64>,
-    memory: Option<Memory>,
-    refused: Option<nix::Error>,
-    /// At the last look there was something that spares it.
-    spared: bool,
-    /// What came of it, and when.
-    done: Option<(Outcome, u64)>,
+/// One that another has begun to end.
+#[derive(Clone, Copy, Debug)]
+pub struct Handed {
+    pub key: Key,
+    /// What it was sent.
+    pub signal: Signal,
+    /// As in [`Ending`].
+    pub memory: Option<Memory>,
 }
 
 /// Ends all that `find` says is to be ended, up to where it finds nobody new. It is given those who are being
@@ -75,8 +75,15 @@ pub fn end_all<E>(
 pub struct Endings {
     targets: HashMap<Key, Target>,
     ladder: Ladder,
-    /// Sent first.
-    gentle: Signal,
+    /// Those who were handed over to another, by pid.
+    handed: HashMap<u32, Handed>,
+    /// That is at it.
+    by_another: bool,
+    /// Some have come in the last round who may be theirs too.
+    has_unasked: bool,
+    /// Until when those have to be gone, once it is time for SIGKILL, on the monotonic clock.
+    until: Option<u64>,
+    stuck_after: Duration,
     /// Whatever is in there is to be ended.
     cgroup: Option<Arc<Cgroup>>,
     procfs: Procfs,
@@ -98,8 +105,12 @@ impl Endings {
         let limit = limit.saturating_add(LIMIT).as_nanos();
         Endings {
             targets: HashMap::new(),
-            ladder: Ladder::new(times, now),
-            gentle,
+            ladder: Ladder::new(times, now).asking(gentle),
+            handed: HashMap::new(),
+            by_another: false,
+            has_unasked: false,
+            until: None,
+            stuck_after: times.stuck_after,
             cgroup: None,
             procfs: Procfs::default(),
             resident: u64::MAX,
@@ -114,11 +125,62 @@ impl Endings {
         Endings { cgroup, ..self }
     }
 
+    /// Leaves these to another, who ends them, as a rule by the same signal and with the same grace: they are only waited
+    /// for, until [`Endings::take_over`], or until they live for so long after they should have been killed as a stuck one is
+    /// waited for.
+    pub fn hand_over(&mut self, handed: Vec<Handed>) {
+        for one in handed {
+            // Of one that is told of again the first is right.
+            if !is_among(&self.handed, one.key) {
+                self.handed.insert(one.key.pid, one);
+            }
+        }
+        self.by_another = true;
+        if !self.ladder.is_gentle() && self.until.is_none() {
+            self.until = Some(sys::after(self.stuck_after));
+        }
+    }
+
+    /// Whether somebody has come in the last round, in the grace, whom the other may have begun to end too, as one that was born to
+    /// those whom they are ending. They are signalled in the next, unless they are handed over.
+    pub fn has_unasked(&self) -> bool {
+        self.has_unasked
+    }
+
+    /// The other is not there any more: those who are left of theirs get from here what is due by now, though they may have had
+    /// it.
+    pub fn take_over(&mut self) {
+        self.by_another = false;
+        for (key, target) in &mut self.targets {
+            if is_among(&self.handed, *key) {
+                target.strongest = None;
+            }
+        }
+        if !self.ladder.is_gentle() {
+            // With as much patience as if they had been its own.
+            self.ladder = self.ladder.begun_anew(sys::monotonic());
+            self.resident = u64::MAX;
+        }
+    }
+
     /// The grace is over now.
     pub fn hasten(&mut self) {
-        if self.ladder.is_gentle() {
-            self.ladder.kill(sys::monotonic());
+        if !self.ladder.is_gentle() {
+            return;
         }
+        self.kill(sys::monotonic());
+        // They may be gone before they are looked at again.
+        let handed = &self.handed;
+        let targets = self.targets.iter_mut();
+        let theirs = targets.filter(|(key, target)| {
+            self.by_another && target.done.is_none() && is_among(handed, **key)
+        });
+        theirs.for_each(|(_, target)| target.handed(Step::Kill));
+    }
+
+    fn kill(&mut self, now: u64) {
+        self.ladder.kill(now);
+        self.until = Some(now.saturating_add(sys::nanoseconds(self.stuck_after)));
     }
 
     /// Whether it is not time for SIGKILL.
@@ -155,6 +217,7 @@ impl Endings {
         let mut due = find(&held)?;
         let mut opened = HashMap::new();
         let before = self.targets.len();
+        let mut fresh = HashSet::new();
         let open = self.targets.values().any(|target| target.pidfd.is_some());
         for key in due.keys().filter(|key| !held.contains(*key)) {
             match Pidfd::open(key.pid) {
@@ -175,28 +238,39 @@ impl Endings {
             for _ in &opened {
                 self.ladder.claimed();
             }
+            if self.by_another && self.ladder.is_gentle() {
+                let handed = |key: &&Key| is_among(&self.handed, **key);
+                fresh.extend(opened.keys().filter(|key| !handed(key)).copied());
+            }
             self.targets.extend(opened);
         }
+        self.has_unasked = !fresh.is_empty();
         let now = sys::monotonic();
         if self.ladder.is_gentle() && self.ladder.deadline() <= now {
-            self.ladder.kill(now);
+            self.kill(now);
+        }
+        if self.by_another && self.until.is_some_and(|until| until <= now) {
+            self.take_over();
         }
         let (own, step) = (std::process::id(), self.ladder.step(0, false));
         let left = self.targets.iter_mut();
-        let mut signalled = Vec::new();
+        let (mut signalled, mut unread) = (Vec::new(), Vec::new());
         for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
             target.spared = match due.get(key) {
                 Some(None) => false,
                 Some(Some(uids)) => target.uids(key.pid) != Some(*uids),
                 None => true,
             };
-            if !target.spared && target.signal(*key, own, step, self.gentle) {
+            if self.by_another && is_among(&self.handed, *key) {
+                target.handed(step);
+                unread.push((key, target));
+            } else if fresh.contains(key) {
+                // Its turn comes when the other has been asked whether it is theirs.
+            } else if !target.spared && target.signal(*key, own, step) {
                 signalled.push((key, target));
             }
         }
-        if step == Step::Term {
-            // None is to end while others stand: where it was their process group's last tie to the session, the kernel sends
-            // those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which none has asked for. So the youngest are first.
+        if matches!(step, Step::Ask(_)) {
             signalled.sort_unstable_by_key(|(key, _)| Reverse((key.start, key.pid)));
             for (key, target) in &signalled {
                 if let Some(pidfd) = &target.pidfd {
@@ -205,7 +279,8 @@ impl Endings {
                 }
             }
         }
-        for (key, target) in signalled {
+        // Those too of whom the other has no reading.
+        for (key, target) in signalled.into_iter().chain(unread) {
             target.weigh(*key, &self.procfs);
         }
         Ok(self.targets.len() - before)
@@ -296,7 +371,7 @@ impl Endings {
         if resident < self.resident || !self.ladder.warned() {
             self.resident = resident;
             self.ladder.progress(sys::monotonic());
-        } else {
+        } else if !self.by_another {
             self.stuck = true;
         }
     }
@@ -305,97 +380,38 @@ impl Endings {
     pub fn told(mut self) -> Vec<Ending> {
         // Somebody else may have seen their end first.
         self.confirm();
-        let told = self.targets.into_iter();
-        let mut told: Vec<_> = told
-            .map(|(key, target)| target.told(key, &self.procfs))
-            .collect();
+        let (mut handed, mut told) = (self.handed, Vec::new());
+        for (key, mut target) in self.targets {
+            if is_among(&handed, key)
+                && let Some(one) = handed.remove(&key.pid)
+            {
+                target.memory = one.memory.or(target.memory);
+            }
+            told.push(target.told(key, &self.procfs));
+        }
+        // Gone before they were looked for.
+        told.extend(handed.into_values().map(Handed::told));
         told.sort_by_key(|ending| ending.key);
         told
     }
 }
 
-impl Target {
-    fn new(pidfd: Pidfd) -> Target {
-        Target {
-            pidfd: Some(pidfd),
-            strongest: None,
-            first_signal: None,
-            memory: None,
-            refused: None,
-            spared: false,
-            done: None,
-        }
-    }
+fn is_among(handed: &HashMap<u32, Handed>, key: Key) -> bool {
+    let one = handed.get(&key.pid);
+    one.is_some_and(|one| one.key.same_tick(key))
+}
 
-    fn has_exited(&self) -> bool {
-        self.pidfd.as_ref().is_none_or(Pidfd::has_exited)
-    }
-
-    fn uids(&self, pid: u32) -> Option<Uids> {
-        self.pidfd.as_ref()?.uids(pid)
-    }
-
-    /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
-    fn signal(&mut self, key: Key, own: u32, step: Step, gentle: Signal) -> bool {
-        let signal = match step {
-            Step::Term => gentle,
-            step => step.signal(),
-        };
-        if self.strongest == Some(signal) {
-            return false;
-        }
-        let Some(pidfd) = &self.pidfd else {
-            return false;
-        };
-        let sent = match step {
-            Step::Term => send::ask(pidfd, key.pid, own, gentle),
-            step => send::send(pidfd, key.pid, own, step),
-        };
-        match sent {
-            Ok(()) => {
-                self.strongest = Some(signal);
-                self.refused = None;
-                self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
-                return true;
-            }
-            // It has exited: its pidfd says so.
-            Err(nix::Error::ESRCH) => {}
-            Err(error) => self.refused = Some(error),
-        }
-        false
-    }
-
-    /// Notes what it has after its first signal.
-    fn weigh(&mut self, key: Key, procfs: &Procfs) {
-        if self.memory.is_none() {
-            let memory = procfs.memory(key.pid, true);
-            // By then the pid may be somebody else's.
-            self.memory = memory.filter(|_| !self.has_exited());
-        }
-    }
-
-    fn told(self, key: Key, procfs: &Procfs) -> Ending {
-        let (outcome, at) = self.done.unwrap_or_else(|| {
-            let failure = match self.refused {
-                _ if self.spared => return (Outcome::Released(Released::Unreadable), 0),
-                Some(nix::Error::EPERM) => Failure::Eperm,
-                Some(errno) => Failure::Errno(errno as i32),
-                None => Failure::Stuck(procfs.state(key.pid).unwrap_or('?')),
-            };
-            (Outcome::Failed(failure), 0)
-        });
-        let outcome = match outcome {
-            Outcome::Ended(_) if self.strongest.is_none() => Outcome::Released(Released::Gone),
-            outcome => outcome,
-        };
-        let ended = matches!(outcome, Outcome::Ended(_));
-        let first = self.first_signal.filter(|_| ended);
+impl Handed {
+    fn told(self) -> Ending {
         Ending {
-            key,
-            outcome,
-            signal: self.strongest,
-            duration: first.map(|first| at.saturating_sub(first)),
+            key: self.key,
+            outcome: Outcome::Ended(Ended::Unknown),
+            signal: Some(self.signal),
+            duration: None,
             memory: self.memory,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,7 @@ impl Default for Times {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// SIGTERM has been sent; SIGKILL follows at the deadline.
+    /// SIGTERM, or what is in its place, has been sent; SIGKILL follows at the deadline.
     Term { kill_at: u64 },
     /// SIGKILL has been sent, and is to whatever appears.
     Kill { look_at: u64 },
@@ -37,8 +37,10 @@ pub enum Stage {
 /// What a process is sent on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// SIGTERM, and SIGCONT, without which a stopped process would not see it.
-    Term,
+    /// The signal that is to be first. A stopped process sees it when it is woken, by [`Step::Wake`], after all others of its
+    /// tree have had it and the youngest first: none is to end while others stand. Where it was their process group's last tie to
+    /// the session, the kernel sends those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which nobody has asked for.
+    Ask(Signal),
     /// SIGCONT alone: SIGTERM has been sent to it by another, and a second one may mean more to it.
     Wake,
     Kill,
@@ -48,7 +50,8 @@ impl Step {
     /// What the process has been sent after it, be it by another.
     pub fn signal(self) -> Signal {
         match self {
-            Step::Term | Step::Wake => Signal::SIGTERM,
+            Step::Ask(signal) => signal,
+            Step::Wake => Signal::SIGTERM,
             Step::Kill => Signal::SIGKILL,
         }
     }
@@ -58,6 +61,8 @@ impl Step {
 #[derive(Clone, Debug)]
 pub struct Ladder {
     times: Times,
+    /// Sent first.
+    gentle: Signal,
     stage: Stage,
     births: u32,
     open: u32,
@@ -72,10 +77,21 @@ impl Ladder {
         Ladder::resumed(times, now.saturating_add(ns(times.grace)), now)
     }
 
+    /// The same with another signal first than SIGTERM.
+    pub fn asking(self, gentle: Signal) -> Ladder {
+        Ladder { gentle, ..self }
+    }
+
+    /// What it sends first, and how long before SIGKILL.
+    pub fn begins_with(&self) -> (Signal, Duration) {
+        (self.gentle, self.times.grace)
+    }
+
     /// One that another service has opened, whose SIGKILL is due at `kill_at`.
     pub fn resumed(times: Times, kill_at: u64, now: u64) -> Ladder {
         let mut ladder = Ladder {
             times,
+            gentle: Signal::SIGTERM,
             stage: Stage::Term { kill_at },
             births: 0,
             open: 0,
@@ -101,7 +117,7 @@ impl Ladder {
         } else if had & MEMBER_TERM != 0 {
             Step::Wake
         } else {
-            Step::Term
+            Step::Ask(self.gentle)
         }
     }
 
@@ -138,6 +154,17 @@ impl Ladder {
         self.stage = Stage::Kill {
             look_at: now + ns(self.times.stuck_after) / 2,
         };
+    }
+
+    /// One that has come to SIGKILL, with those on it, as it was when it came to that.
+    pub fn begun_anew(&self, now: u64) -> Ladder {
+        let mut ladder = Ladder {
+            looked: false,
+            looking: false,
+            ..self.clone()
+        };
+        ladder.kill(now);
+        ladder
     }
 
     /// A look that finds nothing moving: whether there has been one before since the last sign of

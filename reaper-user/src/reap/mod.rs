@@ -35,7 +35,7 @@ use crate::model::session::SessionId;
 use crate::source::procfs::Memory;
 
 pub use confirm::Confirm;
-pub use ending::{Due, Ending, Endings, end_all};
+pub use ending::{Due, Ending, Endings, Handed, end_all};
 pub use ladder::{Ladder, Stage, Step, Times};
 pub use reaper::Reaper;
 pub use send::end_own;

@@ -4,17 +4,20 @@ mod end;
 mod signal;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use hashbrown::HashMap;
+use nix::sys::signal::Signal;
 
 use super::target::Target;
 use super::weigh::Scales;
 use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times, files_max};
 use crate::model::Model;
 use crate::model::event::{Ended, Key};
-use crate::model::policy::{Decision, Reason};
+use crate::model::policy::Decision;
 use crate::model::session::SessionId;
 use crate::model::tree::Node;
+use crate::source::procfs::Memory;
 use crate::sys;
 
 /// See the module.
@@ -105,6 +108,42 @@ impl Reaper {
         }
     }
 
+    /// Opens a session's ladder with delays and a first signal of its own, before anybody is claimed on it. Where somebody is on
+    /// it already SIGKILL is due now if there is no grace; false where there is to be one, and the ladder has another, asks by
+    /// another signal, or has come to SIGKILL.
+    pub fn open(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
+        let now = sys::monotonic();
+        let open = self.ladders.get_mut(&session);
+        let Some(ladder) = open.filter(|ladder| !ladder.is_empty()) else {
+            let ladder = Ladder::new(times, now).asking(gentle);
+            self.ladders.insert(session, ladder);
+            return true;
+        };
+        if !times.grace.is_zero() {
+            return ladder.is_gentle() && ladder.begins_with() == (gentle, times.grace);
+        }
+        if ladder.is_gentle() {
+            ladder.kill(now);
+            self.queue_all(session);
+        }
+        true
+    }
+
+    /// What a session's ladder sends first, and how long before SIGKILL: of that which goes on, or else of one that began now.
+    pub fn begins_with(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
+        let open = session.and_then(|session| self.ladders.get(&session));
+        let usual = (Signal::SIGTERM, times.grace);
+        open.map_or(usual, Ladder::begins_with)
+    }
+
+    /// What a claimed process had right after its first signal, as far as it has been read; `None` where it is not claimed,
+    /// has exited, or may not be signalled.
+    pub fn claimed(&self, key: Key) -> Option<Option<Memory>> {
+        let target = self.targets.get(&key);
+        let target = target.filter(|one| one.ended.is_none() && one.refused.is_none());
+        target.map(Target::memory)
+    }
+
     /// Whether something waits to be signalled.
     pub fn has_queued(&self) -> bool {
         !self.queue.is_empty()
@@ -143,9 +182,8 @@ impl Reaper {
             return false;
         };
         // A rule may want it reaped though its agent lives.
-        let ladder = model.sessions.due(session).map(|(ladder, _)| ladder.id);
-        let ladder = ladder.unwrap_or(session);
-        let late = decision.reason == Reason::BornWhileDue;
+        let ladder = model.ladder_of(node).unwrap_or(session);
+        let late = model.is_born_late(node, decision);
         let had = node.signalled;
         let held =
             !self.observe && self.step_on(ladder, late) && node.orphaned.is_none() && had == 0;

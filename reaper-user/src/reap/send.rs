@@ -40,25 +40,14 @@ pub(super) fn still_due(round: &Round<'_>, key: Key) -> Result<Decision, Release
     }
 }
 
-/// Sends what the step asks for.
+/// Sends what the step asks for. Who is asked has to be woken, once all are that are asked together: see [`Step::Ask`].
 pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: Step) -> nix::Result<()> {
     never(pid, own_pid)?;
     match step {
-        Step::Term => {
-            pidfd.send_signal(Signal::SIGTERM)?;
-            // If it is gone already, so much the better.
-            let _ = pidfd.send_signal(Signal::SIGCONT);
-            Ok(())
-        }
+        Step::Ask(signal) => pidfd.send_signal(signal),
         Step::Wake => pidfd.send_signal(Signal::SIGCONT),
         Step::Kill => pidfd.send_signal(Signal::SIGKILL),
     }
-}
-
-/// Asks it to end by this signal; one that is stopped sees it when it is woken.
-pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix::Result<()> {
-    never(pid, own_pid)?;
-    pidfd.send_signal(signal)
 }
 
 /// Kills all that is in a cgroup, and gives who that was: one that this program has made for what it started, by a handle on
@@ -67,10 +56,11 @@ pub(super) fn ask(pidfd: &Pidfd, pid: u32, own_pid: u32, signal: Signal) -> nix:
 pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSet<u32>> {
     let own = std::process::id();
     let inside = cgroup.pids()?;
-    let line = procfs.line(own).map_err(io::Error::other)?;
     for pid in &inside {
         never(*pid, own)?;
-        if line.contains(pid) {
+    }
+    for pid in procfs.line(own).map_err(io::Error::other)? {
+        if cgroup.holds(pid)? {
             return Err(nix::Error::EPERM.into());
         }
     }

@@ -50,6 +50,7 @@ fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<
     let mut hook = Run {
         times: run.times,
         signal: run.signal,
+        service: run.service.clone(),
         ..Run::new(command)
     };
     let leaf = match run.make_leaf() {

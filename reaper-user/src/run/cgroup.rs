@@ -178,8 +178,13 @@ impl Leaf {
     /// # Errors
     /// There is no telling.
     pub(super) fn holds_this(&self) -> Result<bool, ProcfsError> {
-        let line = self.procfs.line(std::process::id())?;
-        Ok(self.all()?.iter().any(|pid| line.contains(pid)))
+        for pid in self.procfs.line(std::process::id())? {
+            let holds = self.cgroup.holds(pid);
+            if holds.map_err(|source| self.unread(source))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Who is in it, but for this process and those it descends from: somebody has put them there.
@@ -196,10 +201,14 @@ impl Leaf {
     }
 
     fn all(&self) -> Result<HashSet<u32>, ProcfsError> {
-        self.cgroup.pids().map_err(|source| ProcfsError::Read {
+        self.cgroup.pids().map_err(|source| self.unread(source))
+    }
+
+    fn unread(&self, source: io::Error) -> ProcfsError {
+        ProcfsError::Read {
             path: self.directory.join("cgroup.procs"),
             source,
-        })
+        }
     }
 
     /// Removes it, with those below it. That it cannot be is warned of.

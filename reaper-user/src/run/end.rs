@@ -1,6 +1,7 @@
 //! Ending what is left of a command.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
@@ -8,6 +9,7 @@ use nix::sys::signal::Signal;
 use super::attend::{Attended, Came};
 use super::cgroup::Leaf;
 use super::report::children;
+use super::service::Service;
 use super::{Left, Outcome, Report};
 use crate::model::event::Key;
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
@@ -31,8 +33,12 @@ impl Attended<'_> {
         if !led {
             endings.hasten();
         }
+        let mut service = self.leave_to_service(&mut endings);
         let (procfs, own) = (Procfs::default(), std::process::id());
         while self.is_anybody_left() && !endings.is_over() {
+            if service.take_if(|service| service.is_gone()).is_some() {
+                endings.take_over();
+            }
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
                 let with_leaf = self.leaf.as_ref().map(|leaf| {
@@ -56,18 +62,45 @@ impl Attended<'_> {
                     0
                 }
             };
-            if births.get() > BIRTHS_MAX {
-                endings.hasten();
+            let mut at_once = births.get() > BIRTHS_MAX;
+            let mut again = fresh > 0 && !endings.is_gentle();
+            if endings.has_unasked()
+                && let Some(asked) = &service
+            {
+                match asked.ask_again() {
+                    Some(handed) => endings.hand_over(handed),
+                    None => {
+                        endings.take_over();
+                        service = None;
+                    }
+                }
+                again = true;
             }
             // Who forks without end is not to have time for it.
-            if fresh == 0 || endings.is_gentle() {
+            if !again && !at_once {
                 endings.wait(Some(self.signals()));
             }
-            if self.pending().iter().any(Came::asks_for_an_end) {
+            at_once |= self.pending().iter().any(Came::asks_for_an_end);
+            if at_once && endings.is_gentle() {
                 endings.hasten();
+                if service.take_if(|service| !service.hasten()).is_some() {
+                    endings.take_over();
+                }
             }
         }
         endings.told()
+    }
+
+    /// Has a service end those whom it knows to be of this tree, where there is one.
+    fn leave_to_service(&self, endings: &mut Endings) -> Option<Service> {
+        let socket = self.run.service.as_deref()?;
+        let grace = match endings.is_gentle() {
+            true => self.run.times.grace,
+            false => Duration::ZERO,
+        };
+        let (service, handed) = Service::ask(socket, self.run.signal, grace)?;
+        endings.hand_over(handed);
+        Some(service)
     }
 
     /// A child of this process, or whoever is in the command's cgroup.

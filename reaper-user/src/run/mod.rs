@@ -8,6 +8,8 @@
 //! The command can have a cgroup for itself ([`Run::cgroup`]): then what is in there is the run's too, and can be ended by whoever
 //! may write to it.
 //!
+//! Where a service watches it ([`Run::service`]), that ends the tree in this process's place, and what it does is in its stream.
+//!
 //! A run can be written down ([`Runs`]): then it is found, stopped and waited for by others, and if this process is killed, the next
 //! one ends what is left.
 //!
@@ -45,6 +47,7 @@ mod record;
 mod recording;
 mod report;
 mod runs;
+mod service;
 mod silence;
 mod stop;
 
@@ -109,6 +112,9 @@ pub struct Run {
     /// those who run under another user id, and, where this process is killed, those who have lost all lineage. What
     /// [`Run::done_when`] asks is not in it. Starting takes some 10 ms more.
     pub cgroup: bool,
+    /// Socket of a service (`reaper daemon`) that ends those of the tree whom it watches, and tells of it. Where none answers within a
+    /// second, it dies, or they live a second after the grace, this process does that itself, as it does with whoever that does not know.
+    pub service: Option<PathBuf>,
     /// Whoever has started this process has let go of it.
     pub detached: bool,
     /// Told how far it is.
@@ -163,6 +169,7 @@ impl Run {
             agent: None,
             limit: None,
             cgroup: false,
+            service: None,
             detached: false,
             progress: None,
             recording: None,

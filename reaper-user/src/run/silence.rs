@@ -1,11 +1,12 @@
 //! For how long a command has said nothing.
 //!
-//! What it writes to a terminal the terminal itself has the time of; everything else goes through a pipe of this process's.
+//! When it writes to a terminal the kernel tells; everything else goes through a pipe of this process's.
+
+mod terminal;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, PipeReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,25 +21,26 @@ use super::RunError;
 use crate::model::event::TICK_NS;
 use crate::source::procfs::Procfs;
 use crate::sys;
+use terminal::Terminal;
 
-/// The kernel writes down when a terminal was written to no more exactly than so (`tty_update_time`, drivers/tty/tty_io.c).
-const TERMINAL_STEP: Duration = Duration::from_secs(8);
 /// How long what is still in a pipe is waited for when nobody of the tree is left to write to it.
 const REST: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Silence {
     passed: Arc<Passed>,
-    terminals: Vec<File>,
+    terminals: Vec<Terminal>,
     /// Ends when all pipes have.
     piped: Receiver<()>,
     cpu: Option<Cpu>,
 }
 
-/// What the copying tells of itself.
+/// What is noted of what is written.
 struct Passed {
     /// When something came through a pipe last, in ns on the monotonic clock.
-    last: AtomicU64,
+    piped: AtomicU64,
+    /// When a terminal was written to last.
+    shown: AtomicU64,
     /// How many have something in hand that is still to be written.
     writing: AtomicUsize,
 }
@@ -61,7 +63,8 @@ impl Silence {
         let (done, piped) = channel();
         let mut silence = Silence {
             passed: Arc::new(Passed {
-                last: AtomicU64::new(now),
+                piped: AtomicU64::new(now),
+                shown: AtomicU64::new(now),
                 writing: AtomicUsize::new(0),
             }),
             terminals: Vec::new(),
@@ -69,10 +72,11 @@ impl Silence {
             cpu: cpu.then_some(Cpu { ticks: 0, at: now }),
         };
         let out = silence.pipe(io::stdout(), &done).map_err(cannot)?;
-        let shared = out.as_ref().filter(|_| same(&io::stdout(), &io::stderr()));
-        let err = match shared {
-            Some(out) => out.try_clone().map(Some),
-            None => silence.pipe(io::stderr(), &done),
+        let err = match (&out, same(&io::stdout(), &io::stderr())) {
+            (Some(out), true) => out.try_clone().map(Some),
+            // One terminal.
+            (None, true) => Ok(None),
+            (_, false) => silence.pipe(io::stderr(), &done),
         };
         if let Some(err) = err.map_err(cannot)? {
             command.stderr(err);
@@ -97,7 +101,7 @@ impl Silence {
         let terminal = to.is_terminal();
         let to = File::from(to.as_fd().try_clone_to_owned()?);
         if terminal {
-            self.terminals.push(to);
+            self.terminals.push(Terminal::begin(to, &self.passed)?);
             return Ok(None);
         }
         let (from, pipe) = io::pipe()?;
@@ -112,12 +116,14 @@ impl Silence {
     /// For how long nothing was said by now. Where that matters, at the limit, it is asked who works in silence.
     pub(super) fn lasts(&mut self, limit: Duration) -> Duration {
         let now = sys::monotonic();
-        let piped = now.saturating_sub(self.passed.last.load(Ordering::Relaxed));
+        let last = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let last = last(&self.passed.piped).max(last(&self.passed.shown));
+        let told = now.saturating_sub(last);
         let silent = self
             .terminals
             .iter()
-            .filter_map(written)
-            .fold(Duration::from_nanos(piped), Duration::min);
+            .filter_map(Terminal::written)
+            .fold(Duration::from_nanos(told), Duration::min);
         let Some(cpu) = &mut self.cpu else {
             return silent;
         };
@@ -144,12 +150,12 @@ impl Silence {
     /// reads it may take their time, up to where it is given up.
     pub(super) fn finish(self, give_up: impl Fn() -> bool) {
         loop {
-            let before = self.passed.last.load(Ordering::Relaxed);
+            let before = self.passed.piped.load(Ordering::Relaxed);
             match self.piped.recv_timeout(REST) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    let moved = self.passed.last.load(Ordering::Relaxed) != before
+                    let moved = self.passed.piped.load(Ordering::Relaxed) != before
                         || self.passed.writing.load(Ordering::Relaxed) > 0;
                     if !moved || give_up() {
                         return;
@@ -168,7 +174,7 @@ fn copy_on(mut from: PipeReader, mut to: File, passed: &Passed, _done: Sender<()
             Ok(0) => return,
             Ok(n) => {
                 passed.writing.fetch_add(1, Ordering::Relaxed);
-                passed.last.store(sys::monotonic(), Ordering::Relaxed);
+                passed.piped.store(sys::monotonic(), Ordering::Relaxed);
                 let written = write_all(&mut to, &buffer[..n]);
                 passed.writing.fetch_sub(1, Ordering::Relaxed);
                 // If nobody reads any more, the command learns that as it would have without a pipe in between.
@@ -211,14 +217,4 @@ fn same(one: &impl AsFd, other: &impl AsFd) -> bool {
         Some((stat.st_dev, stat.st_ino))
     };
     name(one.as_fd()).is_some_and(|one| Some(one) == name(other.as_fd()))
-}
-
-/// How long ago a terminal was written to, at most: less is not known.
-fn written(terminal: &File) -> Option<Duration> {
-    let meta = terminal.metadata().ok()?;
-    let at = u64::try_from(meta.mtime())
-        .ok()?
-        .saturating_mul(1_000_000_000);
-    let ago = Duration::from_nanos(sys::wall_time().saturating_sub(at));
-    Some(ago.saturating_sub(TERMINAL_STEP))
 }

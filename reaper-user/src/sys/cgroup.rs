@@ -64,6 +64,35 @@ impl Cgroup {
         Ok(pids)
     }
 
+    /// Whether a process is in it, or in one below it, be it that this user may not look into that: by what /proc says of the process,
+    /// and by the name of the directory, which no other cgroup may have.
+    ///
+    /// # Errors
+    /// There is no telling; one that is gone is nowhere, and one of no cgroup of version 2 in none.
+    pub fn holds(&self, pid: u32) -> io::Result<bool> {
+        let own = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let directory = fs::read_link(own)?;
+        let name = directory.file_name().unwrap_or_default().as_encoded_bytes();
+        let file = match fs::read(format!("/proc/{pid}/cgroup")) {
+            Err(error)
+                if [Errno::ENOENT, Errno::ESRCH]
+                    .map(|e| Some(e as i32))
+                    .contains(&error.raw_os_error()) =>
+            {
+                return Ok(false);
+            }
+            // Of another user's the process table does not say it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(self.pids()?.contains(&pid));
+            }
+            file => file?,
+        };
+        let mut lines = file.split(|byte| *byte == b'\n');
+        let path = lines.find_map(|line| line.strip_prefix(b"0::"));
+        let mut names = path.unwrap_or_default().split(|byte| *byte == b'/');
+        Ok(names.any(|one| one == name))
+    }
+
     /// Waits at most so long until nobody is; whether it came to that.
     ///
     /// # Errors

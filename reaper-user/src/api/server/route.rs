@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{BODY_MAX, Shared};
 use crate::api::ask::{Answer, Ask, Question};
 use crate::api::peer::{Peer, Target};
-use crate::api::{Refusal, show};
+use crate::api::{Claims, Refusal, show};
 use crate::export::to_json;
 use question::{methods, question, segments};
 use scan::{Look, scanned};
@@ -67,11 +67,11 @@ impl Refusal {
 /// Answers one request. Never fails: what goes wrong is an answer too.
 pub(super) async fn answer(
     request: Request<Incoming>,
-    peer: Peer,
+    (peer, pid): (Peer, Option<u32>),
     shared: &Shared,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let allowed = methods(request.uri().path());
-    Ok(match converse(request, peer, shared).await {
+    Ok(match converse(request, (peer, pid), shared).await {
         Ok(body) => response(StatusCode::OK, body),
         Err(refusal) => {
             let mut response = response(refusal.status(), to_json(&refusal));
@@ -94,7 +94,11 @@ fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Answered<Vec<u8>> {
+async fn converse(
+    request: Request<Incoming>,
+    (peer, pid): (Peer, Option<u32>),
+    shared: &Shared,
+) -> Answered<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
         let what = format!("the body is larger than {BODY_MAX} bytes");
@@ -124,7 +128,7 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> An
         let told = history::told(shared.scanner.journal(), query);
         return shared.histories.run(shared.patience.answer, told).await;
     }
-    let question = question(&head.method, path, query, &body, peer)?;
+    let question = question(&head.method, path, query, &body, (peer, pid))?;
     let scan = match question {
         Question::Scan { max_age, reap } => Some((max_age, reap)),
         _ => None,
@@ -216,6 +220,7 @@ async fn put(answer: Answer, clock: Arc<crate::export::Clock>) -> Answered<Vec<u
         Answer::Agents(agents) => Ok(to_json(&show::agents(agents))),
         Answer::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
         Answer::Keep(done) => Ok(to_json(&done)),
+        Answer::End(processes) => Ok(to_json(&Claims { processes })),
         Answer::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         Answer::Reload(Err(message)) => Err(Refusal::new("conflict", message)),
         Answer::Refused(refusal) => Err(refusal),

@@ -58,6 +58,7 @@ fn reason(story: &Story, judged: &Judged) -> String {
     match judged.reason {
         "root_gone" => by(&due()),
         "born_while_due" => by(&format!("{}, and it was born after that", due())),
+        "end_ordered" => format!("{} ends all that it has started", agent(story)),
         "detached" => format!(
             "its parent has exited, but its agent {} lives",
             agent(story)
@@ -202,7 +203,7 @@ fn signals(story: &Story) -> String {
         return "nothing is signalled, as this service only observes".into();
     }
     let grace = humantime::format_duration(story.grace);
-    format!("SIGTERM, and SIGKILL {grace} later")
+    format!("{}, and SIGKILL {grace} later", story.signal)
 }
 
 /// What has to be read.

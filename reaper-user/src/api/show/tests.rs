@@ -2,6 +2,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use super::*;
 use crate::api::ask::{self, Stranger};
 use crate::export::SessionRef;
@@ -167,6 +169,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         stranger: None,
         facts: Facts::default(),
         enforce: true,
+        signal: Signal::SIGTERM,
         grace: Duration::from_secs(5),
         gap: false,
         unwatched: false,

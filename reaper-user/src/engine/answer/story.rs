@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use super::view::View;
 use crate::api::Refusal;
 use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
@@ -49,6 +51,7 @@ impl View<'_> {
             facts: facts(node),
             lineage,
             enforce: true,
+            signal: Signal::SIGTERM,
             grace: Duration::ZERO,
             gap: false,
             unwatched: false,

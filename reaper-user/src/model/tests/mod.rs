@@ -8,6 +8,7 @@ mod looks;
 mod marks;
 mod merging;
 mod moves;
+mod ordered;
 mod properties;
 mod restart;
 mod restored;

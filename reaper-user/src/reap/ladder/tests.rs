@@ -53,7 +53,7 @@ fn what_a_process_is_sent() {
     const BOTH: u32 = MEMBER_TERM | MEMBER_KILL;
     let mut ladder = ladder(1);
     for (had, init, gentle) in [
-        (0, false, Step::Term),
+        (0, false, Step::Ask(Signal::SIGTERM)),
         (MEMBER_TERM, false, Step::Wake),
         (MEMBER_KILL, false, Step::Kill),
         (BOTH, false, Step::Kill),

@@ -75,7 +75,8 @@ impl Reaper {
             target.rss = rss;
             match target.refused {
                 Some(failure) => stuck.push((*key, failure)),
-                None if target.strongest == Some(Signal::SIGKILL) => {
+                // Or it has exited, and that does not come to its end.
+                None if target.ended.is_some() || target.strongest == Some(Signal::SIGKILL) => {
                     stuck.push((*key, Failure::Stuck(state)));
                 }
                 // It has come since, and has not had its signal yet.
@@ -85,7 +86,7 @@ impl Reaper {
         let Some(ladder) = self.ladders.get_mut(&session) else {
             return;
         };
-        if progress || !ladder.warned() {
+        if progress || !ladder.warned() || stuck.is_empty() {
             ladder.progress(now);
             return;
         }

@@ -126,9 +126,20 @@ impl Reaper {
             }
         }
         let round = model.round();
+        let mut asked = Vec::new();
         for (key, identified) in opened {
-            if let Err(released) = self.signal(&round, key, identified) {
-                self.finish(key, Outcome::Released(released));
+            match self.signal(&round, key, identified) {
+                Ok(Some(Step::Ask(_))) => asked.push(key),
+                Ok(_) => {}
+                Err(released) => self.finish(key, Outcome::Released(released)),
+            }
+        }
+        // They stand with the oldest first.
+        for key in asked.into_iter().rev() {
+            let target = self.targets.get(&key);
+            if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
+                // If it is gone already, so much the better.
+                let _ = send::send(pidfd, key.pid, self.own_pid, Step::Wake);
             }
         }
     }
@@ -157,14 +168,15 @@ impl Reaper {
         }
     }
 
+    /// Gives what was sent, if anything was.
     fn signal(
         &mut self,
         round: &Round<'_>,
         key: Key,
         identified: Result<(), Released>,
-    ) -> Result<(), Released> {
+    ) -> Result<Option<Step>, Released> {
         let Some(target) = self.targets.get_mut(&key) else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(pidfd) = &target.pidfd else {
             let decision = send::still_due(round, key)?;
@@ -175,7 +187,7 @@ impl Reaper {
         let waited_for = target.strongest.is_some();
         if target.ended.is_some() {
             return if waited_for {
-                Ok(())
+                Ok(None)
             } else {
                 Err(Released::Gone)
             };
@@ -184,11 +196,11 @@ impl Reaper {
         let init = node.is_some_and(|node| node.namespace_init);
         target.had |= node.map_or(0, |node| node.signalled);
         let decision = match identified.and_then(|()| send::still_due(round, key)) {
-            Err(Released::Gone) if waited_for => return Ok(()),
+            Err(Released::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
             Err(Released::Gone) if target.had != 0 => {
                 self.confirm.add(pidfd, key, target.token);
-                return Ok(());
+                return Ok(None);
             }
             verified => verified?,
         };
@@ -201,9 +213,10 @@ impl Reaper {
         let step = ladder.step(target.had, init);
         let first = target.strongest.is_none() && target.had == 0;
         if target.strongest == Some(step.signal()) {
-            return Ok(());
+            return Ok(None);
         }
-        match send::send(pidfd, key.pid, self.own_pid, step) {
+        let sent = send::send(pidfd, key.pid, self.own_pid, step);
+        match sent {
             Ok(()) => {
                 target.refused = None;
                 if target.strongest.replace(step.signal()).is_none() {
@@ -227,6 +240,6 @@ impl Reaper {
             Err(errno) => target.refused = Some(Failure::Errno(errno as i32)),
         }
         self.confirm.add(pidfd, key, target.token);
-        Ok(())
+        Ok(sent.is_ok().then_some(step))
     }
 }

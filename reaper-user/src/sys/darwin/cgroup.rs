@@ -18,6 +18,14 @@ impl Cgroup {
         match *self {}
     }
 
+    /// Whether a process is in it.
+    ///
+    /// # Errors
+    /// None: there is none.
+    pub fn holds(&self, _pid: u32) -> io::Result<bool> {
+        match *self {}
+    }
+
     /// Ends all that is in it. Nothing but `crate::reap` may call this.
     ///
     /// # Errors

@@ -5,10 +5,11 @@ use std::time::Duration;
 use hyper::Method;
 
 use super::Answered;
-use crate::api::ask::Question;
+use crate::api::ask::{EndAsked, Question};
 use crate::api::peer::{Peer, Target};
-use crate::api::{KEEP_MAX_S, KeepOrder, Refusal};
+use crate::api::{EndRequest, KEEP_MAX_S, KeepOrder, Refusal};
 use crate::export::printable;
+use crate::model::event::Key;
 
 /// Characters of a name that is told of.
 const NAME_MAX: usize = 64;
@@ -19,7 +20,7 @@ pub(super) fn methods(path: &str) -> &'static str {
         ["v1", "status" | "tree" | "agents" | "history"] | ["v1", "explain", _] => "GET",
         ["v1", "keeps" | "scan"] => "GET, POST",
         ["v1", "keeps", _] => "DELETE",
-        ["v1", "config", "reload"] => "POST",
+        ["v1", "end"] | ["v1", "config", "reload"] => "POST",
         _ => "",
     }
 }
@@ -34,7 +35,7 @@ pub(super) fn question(
     path: &str,
     query: Option<&str>,
     body: &[u8],
-    peer: Peer,
+    (peer, pid): (Peer, Option<u32>),
 ) -> Answered<Question> {
     let mut query = Query::read(query)?;
     let question = match (method.as_str(), segments(path).as_slice()) {
@@ -64,6 +65,7 @@ pub(super) fn question(
             only_root(peer, "reload the config")?;
             Question::Reload
         }
+        ("POST", ["v1", "end"]) => end(body, pid)?,
         _ => return Err(unknown(method, path)),
     };
     query.finish()?;
@@ -102,6 +104,31 @@ fn keep(body: &[u8], peer: Peer) -> Answered<Question> {
         lasts: order.for_s.map(Duration::from_secs),
         tree: order.tree,
     })
+}
+
+fn end(body: &[u8], pid: Option<u32>) -> Answered<Question> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        let what = format!(
+            r#"the body is not as {{"pid":42,"start_ns":120000000,"until_ns":130000000,"signal":"SIGTERM","grace_ms":5000}}: {why}"#
+        );
+        Refusal::new("bad_request", what)
+    };
+    let order: EndRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
+    let signal = order.signal.parse().map_err(|_| wrong(&"no such signal"))?;
+    if pid != Some(order.pid) {
+        let what =
+            "only the process itself may ask for that, from the pid namespace of this service";
+        return Err(Refusal::new("eperm", what));
+    }
+    Ok(Question::End(EndAsked {
+        root: Key {
+            pid: order.pid,
+            start: order.start_ns,
+        },
+        until: order.until_ns,
+        signal,
+        grace: Duration::from_millis(order.grace_ms),
+    }))
 }
 
 /// A process that the one who asks may signal.
@@ -200,7 +227,7 @@ mod tests {
         let path = format!("/v1/keeps/{pid}");
         let body = format!(r#"{{"pid":{pid}}}"#);
         let asked = |method, path, body: &str, peer| {
-            let asked = question(&method, path, None, body.as_bytes(), peer);
+            let asked = question(&method, path, None, body.as_bytes(), (peer, Some(pid)));
             asked.map_err(|refusal| refusal.error)
         };
         for (method, path, body) in [

@@ -1,0 +1,89 @@
+//! The end that the root of a session orders for all that descends from it.
+
+use tokio::sync::oneshot;
+
+use super::Engine;
+use super::follow::Pending;
+use crate::api::ask::{Answer, EndAsked};
+use crate::api::peer::Peer;
+use crate::api::{Claimed, Refusal};
+use crate::config::Mode;
+use crate::model::event::Key;
+use crate::reap::Times;
+use crate::sys;
+
+impl Engine {
+    /// Answers as soon as those who are there have been sent the first signal, as far as they can be by now. Gives how many records were read for that.
+    pub(super) fn end(
+        &mut self,
+        peer: Peer,
+        asked: &EndAsked,
+        answer: oneshot::Sender<Answer>,
+    ) -> u64 {
+        let mut read = self.settle();
+        self.model.set_now(sys::boot_time());
+        let said = match self.order_end(peer, asked) {
+            Ok(members) => {
+                self.decide();
+                read += self.signal();
+                Answer::End(self.claimed(members))
+            }
+            Err(refusal) => Answer::Refused(refusal),
+        };
+        // Whoever waits for it ends them itself if it waits too long.
+        self.send(said, answer);
+        // Before it is read that they are gone.
+        self.report();
+        read + self.settle()
+    }
+
+    /// Those of them who are being ended, on whichever ladder they are.
+    fn claimed(&self, members: Vec<Key>) -> Vec<Claimed> {
+        let claimed = members.into_iter().filter_map(|key| {
+            let memory = self.follow.reaper.claimed(key)?;
+            Some(Claimed {
+                pid: key.pid,
+                start_ns: key.start,
+                rss: memory.map(|memory| memory.rss),
+            })
+        });
+        claimed.collect()
+    }
+
+    /// Gives whom it is for.
+    fn order_end(&mut self, peer: Peer, asked: &EndAsked) -> Result<Vec<Key>, Refusal> {
+        if self.settings.mode == Mode::Observe {
+            let what = "this service only observes";
+            return Err(Refusal::new("conflict", what));
+        }
+        if self.gap.is_some() {
+            let what = "events are missing, and whose a process is is being looked for";
+            return Err(Refusal::new("busy", what));
+        }
+        if sys::boot_time() > asked.until {
+            let what = "the time is over until which that was wanted";
+            return Err(Refusal::new("timeout", what));
+        }
+        let pid = asked.root.pid;
+        let root = self.model.tree.by_pid(pid).map(|node| node.key);
+        let root = root.filter(|root| root.same_tick(asked.root));
+        let ordered = root.and_then(|root| self.model.to_be_ordered(root, peer.uid));
+        let Some((order, meant)) = ordered else {
+            let what = format!("process {pid} is the root of no session");
+            return Err(Refusal::new("not_found", what));
+        };
+        let times = Times {
+            grace: asked.grace,
+            ..self.settings.times
+        };
+        let reaper = &mut self.follow.reaper;
+        if !meant.is_empty() && !reaper.open(order.session, times, asked.signal) {
+            let what = "others of that session are being killed already";
+            return Err(Refusal::new("conflict", what));
+        }
+        self.model.order_end(order, &meant);
+        let pending = meant.iter().copied().map(Pending::Process);
+        self.follow.pending.extend(pending);
+        Ok(meant)
+    }
+}

@@ -1,0 +1,115 @@
+//! What the root of a session wants ended: all that descends from it, and whoever is born to those.
+//!
+//! It is an order about processes, not about the session: what the root starts afterwards is not meant, though it is a
+//! member of the same one. It is over when nobody is left of those whom it reaches, and goes no further than that: not to who
+//! is born to one whom it does not reach, and not beyond a boundary.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::Model;
+use super::event::Key;
+use super::policy::{Decision, Reason};
+use super::session::{Session, SessionId};
+use super::tree::Node;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndOrder {
+    /// On whose ladder it is.
+    pub session: SessionId,
+    /// Uid of who has given it, whom it takes no further than kill(2) would.
+    pub by: u32,
+    /// Nanoseconds since boot.
+    pub at: u64,
+}
+
+impl EndOrder {
+    /// Whether who has given it may signal a process themselves.
+    fn reaches(&self, node: &Node) -> bool {
+        self.by == 0 || self.by == node.uids.real
+    }
+}
+
+impl Node {
+    /// What it is to be ended by, if that is for it as it is now.
+    pub(super) fn ordered_by(&self) -> Option<&Arc<EndOrder>> {
+        self.end_order.as_ref().filter(|order| order.reaches(self))
+    }
+
+    /// What a child of its is to be ended by.
+    pub(super) fn end_order_at_birth(&self) -> Option<Arc<EndOrder>> {
+        self.ordered_by()
+            .filter(|_| self.session.is_some())
+            .cloned()
+    }
+}
+
+impl Model {
+    /// Whom an order of the root of a session would be for, on behalf of `by`: all that descends from it now, by the parents
+    /// that they have, who are surely members of that session, or of one in it. `None` where the process is no root.
+    pub fn to_be_ordered(&self, root: Key, by: u32) -> Option<(EndOrder, Vec<Key>)> {
+        let order = EndOrder {
+            session: self.sessions.of_root(root)?.id,
+            by,
+            at: self.clock.now(),
+        };
+        let inwards = self.sessions.inwards(order.session);
+        let inwards: HashSet<SessionId> = inwards.map(|session| session.id).collect();
+        let is_meant = |node: &&Node| {
+            let member = node.session.is_some_and(|id| inwards.contains(&id));
+            member && !node.unsure && node.inferred.is_none() && order.reaches(node)
+        };
+        let meant = self.tree.descendants(root).filter(is_meant);
+        let meant = meant.map(|node| node.key).collect();
+        Some((order, meant))
+    }
+
+    /// Has them ended by an order.
+    pub fn order_end(&mut self, order: EndOrder, meant: &[Key]) {
+        let order = Arc::new(order);
+        for key in meant {
+            if let Some(node) = self.tree.get_mut(*key) {
+                // What is ordered once more began when it was ordered first, be it by who is outside of this session.
+                node.end_order.get_or_insert_with(|| Arc::clone(&order));
+            }
+        }
+    }
+
+    /// What a session's root has ordered is over.
+    pub fn end_orders_of(&mut self, session: SessionId) {
+        let inwards = self.sessions.inwards(session);
+        let members: Vec<u32> = inwards.flat_map(Session::members).collect();
+        for pid in members {
+            let key = self.tree.by_pid(pid).map(|node| node.key);
+            if let Some(node) = key.and_then(|key| self.tree.get_mut(key)) {
+                let other = |order: &Arc<EndOrder>| order.session != session;
+                node.end_order = node.end_order.take().filter(other);
+            }
+        }
+    }
+
+    /// On whose ladder a member belongs that is to be ended because a root is gone, or has ordered so.
+    pub fn ladder_of(&self, node: &Node) -> Option<SessionId> {
+        let due = self.sessions.due(node.session?);
+        let due = due.map(|(ladder, _)| ladder.id);
+        let ordered = node.ordered_by().map(|order| order.session);
+        match (due, ordered) {
+            // The outer one of both.
+            (Some(due), Some(ordered)) => {
+                let outer = self.sessions.outwards(due).any(|outer| outer.id == ordered);
+                Some(if outer { ordered } else { due })
+            }
+            (due, ordered) => due.or(ordered),
+        }
+    }
+
+    /// Whether a member was born when its end was decided already.
+    pub fn is_born_late(&self, node: &Node, decision: &Decision) -> bool {
+        match node.ordered_by() {
+            Some(order) => node.key.start > order.at,
+            None => decision.reason == Reason::BornWhileDue,
+        }
+    }
+}

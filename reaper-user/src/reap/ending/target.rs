@@ -1,0 +1,109 @@
+//! One process on its way to its end.
+
+use nix::sys::signal::Signal;
+
+use super::Ending;
+use crate::model::event::{Key, Uids};
+use crate::reap::{Failure, Outcome, Released, Step, send};
+use crate::source::procfs::{Memory, Procfs};
+use crate::sys;
+use crate::sys::pidfd::Pidfd;
+
+/// See the module.
+pub(super) struct Target {
+    /// Given back once it has ended.
+    pub(super) pidfd: Option<Pidfd>,
+    pub(super) strongest: Option<Signal>,
+    pub(super) first_signal: Option<u64>,
+    pub(super) memory: Option<Memory>,
+    pub(super) refused: Option<nix::Error>,
+    /// At the last look there was something that spares it.
+    pub(super) spared: bool,
+    /// What came of it, and when.
+    pub(super) done: Option<(Outcome, u64)>,
+}
+
+impl Target {
+    pub(super) fn new(pidfd: Pidfd) -> Target {
+        Target {
+            pidfd: Some(pidfd),
+            strongest: None,
+            first_signal: None,
+            memory: None,
+            refused: None,
+            spared: false,
+            done: None,
+        }
+    }
+
+    pub(super) fn has_exited(&self) -> bool {
+        self.pidfd.as_ref().is_none_or(Pidfd::has_exited)
+    }
+
+    pub(super) fn uids(&self, pid: u32) -> Option<Uids> {
+        self.pidfd.as_ref()?.uids(pid)
+    }
+
+    /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
+    pub(super) fn signal(&mut self, key: Key, own: u32, step: Step) -> bool {
+        let signal = step.signal();
+        if self.strongest == Some(signal) {
+            return false;
+        }
+        let Some(pidfd) = &self.pidfd else {
+            return false;
+        };
+        match send::send(pidfd, key.pid, own, step) {
+            Ok(()) => {
+                self.strongest = Some(signal);
+                self.refused = None;
+                self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
+                return true;
+            }
+            // It has exited: its pidfd says so.
+            Err(nix::Error::ESRCH) => {}
+            Err(error) => self.refused = Some(error),
+        }
+        false
+    }
+
+    /// Another sees to it that it is sent what is due.
+    pub(super) fn handed(&mut self, step: Step) {
+        self.strongest = Some(step.signal());
+        self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
+    }
+
+    /// Notes what it has after its first signal.
+    pub(super) fn weigh(&mut self, key: Key, procfs: &Procfs) {
+        if self.memory.is_none() {
+            let memory = procfs.memory(key.pid, true);
+            // By then the pid may be somebody else's.
+            self.memory = memory.filter(|_| !self.has_exited());
+        }
+    }
+
+    pub(super) fn told(self, key: Key, procfs: &Procfs) -> Ending {
+        let (outcome, at) = self.done.unwrap_or_else(|| {
+            let failure = match self.refused {
+                _ if self.spared => return (Outcome::Released(Released::Unreadable), 0),
+                Some(nix::Error::EPERM) => Failure::Eperm,
+                Some(errno) => Failure::Errno(errno as i32),
+                None => Failure::Stuck(procfs.state(key.pid).unwrap_or('?')),
+            };
+            (Outcome::Failed(failure), 0)
+        });
+        let outcome = match outcome {
+            Outcome::Ended(_) if self.strongest.is_none() => Outcome::Released(Released::Gone),
+            outcome => outcome,
+        };
+        let ended = matches!(outcome, Outcome::Ended(_));
+        let first = self.first_signal.filter(|_| ended);
+        Ending {
+            key,
+            outcome,
+            signal: self.strongest,
+            duration: first.map(|first| at.saturating_sub(first)),
+            memory: self.memory,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What is left to another, on processes of the test's own.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+use crate::model::event::TICK_NS;
+
+/// A shell that may not heed SIGTERM.
+struct One {
+    child: Child,
+    key: Key,
+}
+
+impl One {
+    fn new(deaf: bool) -> One {
+        let trap = if deaf { "trap '' TERM;" } else { "" };
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", &format!("{trap} echo up; exec sleep 60")])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        let pid = child.id();
+        let ticks = Procfs::default().start_ticks(pid).unwrap();
+        let start = ticks * TICK_NS;
+        One {
+            child,
+            key: Key { pid, start },
+        }
+    }
+
+    fn due(&self) -> Due {
+        HashMap::from_iter([(self.key, None)])
+    }
+
+    fn handed(&self) -> Vec<Handed> {
+        vec![Handed {
+            key: self.key,
+            signal: Signal::SIGTERM,
+            memory: None,
+        }]
+    }
+
+    fn lives(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// By which signal it has ended.
+    fn ended(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().signal()
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn endings(grace: Duration) -> Endings {
+    let times = Times {
+        grace,
+        stuck_after: Duration::from_millis(200),
+    };
+    Endings::new(times, Signal::SIGTERM)
+}
+
+/// One round, in which these are found.
+fn round(endings: &mut Endings, one: &One) {
+    let found = endings.round(|_: &HashSet<Key>| Ok::<Due, ()>(one.due()));
+    found.unwrap();
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[test]
+fn who_should_have_been_killed_by_the_other_is_taken_over() {
+    for grace in [Duration::ZERO, Duration::from_millis(50)] {
+        let mut one = One::new(true);
+        let mut endings = endings(grace);
+        endings.hand_over(one.handed());
+        round(&mut endings, &one);
+        assert!(one.lives(), "it is the other's");
+        while endings.wait(None) > 0 {
+            assert!(!endings.is_over(), "it was given up");
+            round(&mut endings, &one);
+        }
+        assert_eq!(one.ended(), Some(9), "{grace:?}");
+        let told = endings.told();
+        assert_eq!(told[0].signal, Some(Signal::SIGKILL));
+        assert!(matches!(told[0].outcome, Outcome::Ended(_)));
+    }
+}
+
+#[test]
+fn where_the_other_is_gone_they_are_asked_from_here() {
+    let mut one = One::new(false);
+    let mut endings = endings(LONG);
+    endings.hand_over(one.handed());
+    for _ in 0..3 {
+        round(&mut endings, &one);
+    }
+    assert!(one.lives(), "it is the other's");
+    endings.take_over();
+    round(&mut endings, &one);
+    assert_eq!(one.ended(), Some(15));
+}
+
+#[test]
+fn what_was_asked_from_here_is_not_asked_again() {
+    let (own, others) = (One::new(true), One::new(true));
+    let mut endings = endings(LONG);
+    round(&mut endings, &own);
+    endings.hand_over(others.handed());
+    round(&mut endings, &others);
+    endings.take_over();
+    let sent = |key| endings.targets[&key].strongest;
+    assert_eq!(sent(own.key), Some(Signal::SIGTERM));
+    assert_eq!(sent(others.key), None, "it is its turn");
+}
+
+#[test]
+fn who_comes_in_the_grace_is_asked_once_it_is_known_whose_it_is() {
+    let (mut own, mut others) = (One::new(false), One::new(false));
+    let nobody = One::new(false);
+    let mut endings = endings(LONG);
+    endings.hand_over(nobody.handed());
+    for one in [&own, &others] {
+        round(&mut endings, one);
+        assert!(endings.has_unasked());
+    }
+    endings.hand_over(others.handed());
+    round(&mut endings, &own);
+    assert!(!endings.has_unasked());
+    assert_eq!(own.ended(), Some(15));
+    round(&mut endings, &others);
+    assert!(others.lives(), "it is the other's");
+}
+
+#[test]
+fn who_was_gone_before_they_were_looked_for_was_ended_by_the_other() {
+    let one = One::new(false);
+    let key = one.key;
+    let mut endings = endings(LONG);
+    endings.hand_over(one.handed());
+    drop(one);
+    let told = endings.told();
+    assert_eq!((told[0].key, told[0].signal), (key, Some(Signal::SIGTERM)));
+    assert!(matches!(told[0].outcome, Outcome::Ended(_)));
+}
