@@ -1,4 +1,4 @@
-//! What finds no room.
+//! What finds no room, and what is read long after it was told.
 
 use nix::sys::signal::Signal;
 
@@ -10,6 +10,7 @@ pub const STORIES: &[Story] = &[
     ("fork-bomb-with-a-tiny-ring", || overrun("ebpf")),
     ("births-lost-with-a-tiny-ring", || births_lost("ebpf")),
     ("members-full", members_full),
+    ("server-before-the-agent", || server_first("ebpf")),
 ];
 
 /// The same where the proc connector's socket has no room for more.
@@ -20,6 +21,7 @@ pub const CONNECTORS: &[Story] = &[
     ("births-lost-with-a-small-socket", || {
         births_lost("proc-connector")
     }),
+    ("server-before-the-agent", || server_first("proc-connector")),
 ];
 
 /// An agent that has a leaf, somebody who has thousands of children when told to, and one who is kept, with a source
@@ -34,14 +36,13 @@ fn crowded(source: &str, many: &str) -> Lasting {
     life
 }
 
-/// What `meanwhile` does is too much to be read afterwards, however fast.
+/// What `meanwhile` does is read afterwards, as far as there is room for it.
 fn unread(life: &mut Lasting, meanwhile: impl FnOnce(&mut Lasting)) {
     let daemon = daemon(life);
     assert!(
         daemon.signal(Signal::SIGSTOP),
         "the daemon could not be stopped"
     );
-    life.world.open("go");
     meanwhile(life);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
 }
@@ -50,6 +51,7 @@ fn unread(life: &mut Lasting, meanwhile: impl FnOnce(&mut Lasting)) {
 fn overrun(source: &str) {
     let mut life = crowded(source, "bomb=later+go+swarm+swarm+2000");
     unread(&mut life, |life| {
+        life.world.open("go");
         life.world.await_cast("brood", 1500);
         life.world.kill("agent");
         life.world.await_cast("brood", 2000);
@@ -65,6 +67,7 @@ fn overrun(source: &str) {
 fn births_lost(source: &str) {
     let mut life = crowded(source, "shell=later+go+bomb+swarm+1200");
     unread(&mut life, |life| {
+        life.world.open("go");
         life.world.await_cast("bomb", 1);
         life.world.await_cast("brood", 1200);
     });
@@ -94,6 +97,29 @@ fn members_full() {
         .await_event("the session is closed", |e| e.event == "session.close");
     life.world.stop();
     assert_gap(&life, "members_full");
+}
+
+/// `server & exec claude`, of which all is read when the agent runs: what the shell has started is not the agent's.
+fn server_first(source: &str) {
+    let mut life = Lasting::new(OWN_RULES, &["--source", source]);
+    unread(&mut life, |life| {
+        let dir = life.world.dir().display().to_string();
+        let script = format!(
+            "{dir}/bin/worker actor sleep server {dir} &
+             exec {dir}/node_modules/.bin/claude actor agent agent {dir} leaf=sleep"
+        );
+        std::fs::write(format!("{dir}/script"), script).expect("write a script");
+        life.world.start("shell", &format!("run sh {dir}/script"));
+        for role in ["server", "agent", "leaf"] {
+            life.world.await_cast(role, 1);
+        }
+    });
+    life.await_sessions(&["agent"]);
+    life.world.kill("agent");
+    life.await_left(&["server"]);
+    life.await_closed(1);
+    life.world.stop();
+    life.judge(&["server"]);
 }
 
 fn daemon(life: &Lasting) -> Identity {

@@ -64,12 +64,12 @@ impl Tree {
                 mark,
             } => {
                 let makers = [creator, parent].into_iter().flatten();
+                let image = makers.clone().find_map(|key| self.image(key).cloned());
+                let image = image.unwrap_or_default();
                 let maker = makers.filter_map(|key| self.get(key)).next();
-                let image = maker
-                    .map(|node| Arc::clone(&node.image))
-                    .unwrap_or_default();
                 let read = maker.and_then(|node| node.read_at_birth(time));
                 let keep_mark = maker.map_or(Known::Unasked, |node| node.keep_mark_at_birth(time));
+                let end_order = maker.and_then(Node::end_order_at_birth);
                 let birth = Birth {
                     parent,
                     birth_parent: parent,
@@ -83,6 +83,7 @@ impl Tree {
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
                 node.forked |= creator.is_some() || parent.is_some();
+                node.end_order = node.end_order.take().or(end_order);
                 match known {
                     None => (node.uids, node.read, node.keep_mark) = (uids, read, keep_mark),
                     Some(true) => {}
@@ -261,6 +262,7 @@ impl Tree {
                 weighed: None,
                 read: None,
                 user_keeps: Vec::new(),
+                end_order: None,
                 provenance,
                 kernel_thread: false,
                 namespace_init: false,

@@ -200,6 +200,15 @@ impl Source {
         }
     }
 
+    /// Whether there is something that has been told of and not been handed over.
+    pub fn has_untold(&self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Source::ProcConnector(connector) => connector.has_untold(),
+            Source::Ebpf(_) | Source::Scan(_) => false,
+        }
+    }
+
     /// Why it tells nothing any more, if it does not: the next one is to take its place.
     pub fn failure(&self) -> Option<SourceError> {
         match self {

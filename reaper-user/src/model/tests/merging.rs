@@ -23,6 +23,36 @@ fn what_ran_before_is_a_session_like_any_other() {
     assert_eq!(w.why(agent), "keep not_a_member");
 }
 
+/// Its end may be known by its pidfd before all is read that it has done.
+#[test]
+fn whoever_is_told_of_after_the_end_of_its_maker_runs_what_that_ran() {
+    for restless in [false, true] {
+        let mut w = World::new();
+        let agent = w.spawn(INIT, "claude");
+        let shell = w.spawn(agent, "bash");
+        if restless {
+            w.fork(shell);
+        }
+        w.exit(shell);
+        let server = w.fork(shell);
+        assert_eq!(w.model.tree.comm(server), b"bash");
+        // Which is told last of all, where it is told late.
+        let boundary = w.spawn(agent, "bash");
+        w.exit(boundary);
+        w.exec(boundary, "tmux");
+        let nobodys = w.fork(boundary);
+        let other = w.spawn(agent, "bash");
+        w.exit(other);
+        w.exec(other, "dash");
+        let dashs = w.fork(other);
+        assert_eq!(w.model.tree.comm(dashs), b"dash");
+        w.dies_by_signal(agent);
+        assert_eq!(w.why(server), "reap root_gone");
+        assert_eq!(w.why(dashs), "reap root_gone");
+        assert_eq!(w.why(nobodys), "keep not_a_member");
+    }
+}
+
 #[test]
 fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     let mut w = World::new();

@@ -1,7 +1,9 @@
 //! What can be asked of the tree.
 
+use std::sync::Arc;
+
 use super::node::Lineage;
-use super::{Exited, Key, Node, Tree};
+use super::{Exited, Image, Key, Node, Tree};
 
 impl Tree {
     /// Living processes.
@@ -30,6 +32,14 @@ impl Tree {
     /// What is kept of an exited process.
     pub fn exited(&self, key: Key) -> Option<&Exited> {
         self.exited.get(&key)
+    }
+
+    /// What a process runs that lives, or ran last that is kept or has exited lately.
+    pub(super) fn image(&self, key: Key) -> Option<&Arc<Image>> {
+        let image = self.get(key).map(|node| &node.image);
+        let exited = || self.exited(key).map(|exited| &exited.image);
+        let gone = || self.gone(key).map(|gone| &gone.image);
+        image.or_else(exited).or_else(gone)
     }
 
     /// What a process that lives, or is kept, is called; empty if it is neither.

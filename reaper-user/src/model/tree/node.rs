@@ -7,6 +7,7 @@ use reaper_common::{
 };
 
 use crate::model::asked::Read;
+use crate::model::end_order::EndOrder;
 use crate::model::event::{Ended, Image, Key, Mark, Provenance, Seen, Uids};
 use crate::model::facts::Known;
 use crate::model::policy::Weighed;
@@ -65,6 +66,8 @@ pub struct Node {
     pub(in crate::model) read: Option<Box<Read>>,
     /// What users have asked for that is for it, also what is over.
     pub(in crate::model) user_keeps: Vec<UserKeep>,
+    /// It, or one that it descends from, is to be ended by this.
+    pub(in crate::model) end_order: Option<Arc<EndOrder>>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
@@ -203,6 +206,7 @@ pub(super) struct Birth {
 /// What is remembered of a process that has exited lately.
 pub(super) struct Gone {
     pub(super) start: u64,
+    pub(super) image: Arc<Image>,
     pub(super) lineage: Lineage,
     pub(super) user_keeps: Vec<UserKeep>,
 }

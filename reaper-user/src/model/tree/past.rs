@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::node::{Exited, Gone, Lineage, Node};
 use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
-use crate::model::event::{Ended, Key, TICK_NS};
+use crate::model::event::{Ended, Image, Key, TICK_NS};
 use crate::model::user_keep::UserKeep;
 
 /// What is remembered of the last [`RECENT_MAX`] processes of some kind.
@@ -120,10 +120,34 @@ impl Tree {
         let user_keeps = node.user_keeps.clone();
         let gone = Gone {
             start,
+            image: Arc::clone(&node.image),
             lineage,
             user_keeps,
         };
         self.recent.insert(key, gone);
+    }
+
+    /// Whether it is remembered of a process that it has exited.
+    pub(in crate::model) fn has_exited(&self, key: Key) -> bool {
+        self.get(key).is_none() && (self.gone(key).is_some() || self.exited.contains_key(&key))
+    }
+
+    /// What an exited process had run last is told only now; a boundary's children are nobody's.
+    pub(in crate::model) fn ran_last(&mut self, key: Key, image: &Arc<Image>, boundary: bool) {
+        if self.gone(key).is_some()
+            && let Some(gone) = self.recent.by_key.get_mut(&tick(key))
+        {
+            gone.image = Arc::clone(image);
+            if boundary {
+                gone.lineage = Lineage::default();
+            }
+        }
+        if let Some(exited) = self.exited.get_mut(&key) {
+            exited.image = Arc::clone(image);
+            if boundary {
+                exited.lineage = Lineage::default();
+            }
+        }
     }
 
     /// Remembers that a process is a member of nothing by this program's word.

@@ -60,12 +60,3 @@ impl ConnectorError {
         ConnectorError::ask(Errno::from_raw(errno.cast_signed().wrapping_abs()))
     }
 }
-
-impl From<super::Failure> for ConnectorError {
-    fn from(failure: super::Failure) -> ConnectorError {
-        match failure {
-            super::Failure::Socket(errno) => ConnectorError::Broken(errno),
-            super::Failure::Behind => ConnectorError::Behind,
-        }
-    }
-}

@@ -3,6 +3,9 @@
 use std::os::unix::fs::symlink;
 use std::sync::{Arc, Mutex};
 
+use hashbrown::HashMap;
+
+use super::parse::What;
 use super::*;
 use crate::model::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
 
@@ -19,6 +22,8 @@ struct World {
     translator: Translator,
     /// By pid; nobody else has one.
     numbers: Arc<Mutex<HashMap<u32, u64>>>,
+    /// Who has run another program since what is told.
+    moved_on: Vec<u32>,
 }
 
 impl World {
@@ -36,6 +41,7 @@ impl World {
             dir,
             translator,
             numbers,
+            moved_on: Vec::new(),
         };
         world.process(1, 0, 0);
         world.survey();
@@ -73,8 +79,10 @@ impl World {
     /// What is told of something, in short.
     fn told(&mut self, time: u64, what: What) -> String {
         let mut told = Vec::new();
+        let mut sink = |event| told.push(short(&event));
+        let mut has_moved_on = |pid| self.moved_on.contains(&pid);
         self.translator
-            .take(time, what, &mut |event| told.push(short(&event)));
+            .take(time, what, &mut has_moved_on, &mut sink);
         told.join(", ")
     }
     fn survey(&mut self) {
@@ -329,6 +337,38 @@ fn what_is_forked_by_an_unknown_program_is_looked_at_itself() {
     // Which is known from then on.
     w.process(13, 12, 500);
     assert_eq!(w.fork(START + 4, 12, 13), "fork 13+4 of 12+3 uid 1000");
+}
+
+/// `sh -c 'server & exec agent'`, of which all is read when the agent runs: the server is not its.
+#[test]
+fn what_is_seen_is_not_told_of_the_program_before() {
+    let mut w = World::new();
+    w.process(10, 1, 500);
+    w.fork(START + 1, 1, 10);
+    w.moved_on.push(10);
+    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of nobody uid 1000 ");
+    let uids = Uids {
+        real: 5,
+        effective: 5,
+    };
+    let (thread, process) = (10, 10);
+    let changed = What::Uids {
+        thread,
+        process,
+        uids,
+    };
+    assert_eq!(w.told(START + 3, changed), "");
+    w.process(11, 10, 500);
+    w.moved_on.push(11);
+    assert_eq!(
+        w.fork(START + 4, 10, 11),
+        "fork 11+4 of 10+1 uid 1000, exec 11+4 of nobody uid 1000 "
+    );
+    w.moved_on.clear();
+    assert_eq!(
+        w.exec(START + 5, 10),
+        "exec 10+1 of 1 uid 1000 /usr/bin/prog"
+    );
 }
 
 #[test]

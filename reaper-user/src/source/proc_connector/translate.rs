@@ -1,6 +1,7 @@
 //! From what the connector tells, and what /proc adds to it, to events: who is who, and when one is gone.
 
 pub(super) mod again;
+pub(super) mod held;
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::What;
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
 use crate::source::procfs::{Look, Procfs, ProcfsError};
-use again::Doubted;
+use again::{Doubted, Unread};
+use held::{HasMovedOn, Held, Out};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -21,8 +23,9 @@ pub struct Translator {
     programs: Aside,
     glimpses: Glimpses,
     known: Map<u32, Process>,
-    /// Whose programs could not be read in time, and how often that is still tried.
-    unread: Vec<(Key, u32)>,
+    /// Whose programs could not be read in time: makers before their copies.
+    unread: Vec<Unread>,
+    held: Held,
     /// Who may have ended, and could not be read.
     doubted: Vec<Doubted>,
     /// How many of these have been given up.
@@ -34,6 +37,8 @@ pub struct Translator {
 struct Process {
     /// The start is a whole tick where no fork was told.
     key: Key,
+    /// The pid of who made it; `None` where no fork was told.
+    maker: Option<u32>,
     /// What the kernel has numbered it by at its fork; 0 if that is not known.
     number: u64,
     /// Unknown until something told or needed them.
@@ -57,16 +62,23 @@ impl Translator {
             procfs,
             known: Map::default(),
             unread: Vec::new(),
+            held: Held::default(),
             doubted: Vec::new(),
             missed: 0,
         }
     }
 
     /// Takes in one thing that happened at a time since boot.
-    pub fn take(&mut self, time: u64, what: What, sink: &mut impl FnMut(Event)) {
-        match what {
-            What::Fork { parent, child } => self.fork(time, parent, child, sink),
-            What::Exec { process } => self.exec(time, process, sink),
+    pub fn take(
+        &mut self,
+        time: u64,
+        what: What,
+        has_moved_on: HasMovedOn<'_>,
+        sink: &mut impl FnMut(Event),
+    ) {
+        self.through(has_moved_on, sink, |this, out| match what {
+            What::Fork { parent, child } => this.fork(time, parent, child, out),
+            What::Exec { process } => this.exec(time, process, out),
             What::Uids {
                 thread,
                 process,
@@ -74,7 +86,7 @@ impl Translator {
             } => {
                 // The C library changes those of all threads; the first one's are the process's.
                 if thread == process {
-                    self.change_uids(time, process, uids, sink);
+                    this.change_uids(time, process, uids, out);
                 }
             }
             What::Exit {
@@ -82,9 +94,34 @@ impl Translator {
                 process,
                 status,
                 parent,
-            } => self.exit(time, thread, process, status, parent, sink),
+            } => this.exit(time, thread, process, status, parent, out),
             What::Answer { .. } | What::Other => {}
-        }
+        });
+    }
+
+    /// Does what tells of something, and then tells what need not wait any more.
+    fn through(
+        &mut self,
+        has_moved_on: HasMovedOn<'_>,
+        sink: &mut impl FnMut(Event),
+        work: impl FnOnce(&mut Translator, &mut Out<'_>),
+    ) {
+        let mut held = std::mem::take(&mut self.held);
+        work(
+            self,
+            &mut Out {
+                held: &mut held,
+                has_moved_on,
+                sink,
+            },
+        );
+        held.release(|key, time| self.awaits(key, time), sink);
+        self.held = held;
+    }
+
+    /// Whether some of what was taken in waits to be told.
+    pub fn holds_back(&self) -> bool {
+        !self.held.is_empty()
     }
 
     /// Puts what is known right by /proc: at the beginning, and after a loss. Who is gone is told of by whoever looks for
@@ -148,7 +185,7 @@ impl Translator {
         self.glimpses.state(key, number)
     }
 
-    fn fork(&mut self, time: u64, parent: u32, child: u32, sink: &mut impl FnMut(Event)) {
+    fn fork(&mut self, time: u64, parent: u32, child: u32, out: &mut Out<'_>) {
         let born = self
             .glimpses
             .newborn(child)
@@ -174,7 +211,7 @@ impl Translator {
         if let Some(known) = known.filter(|_| !outdated && found.is_none()) {
             // Who had the pid before is gone, though nobody has told so.
             self.known.remove(&child);
-            sink(ended(time, Provenance::Inferred, &known, None));
+            out.tell(ended(time, Provenance::Inferred, &known, None));
         }
         let parent = self.key_of(parent, time);
         let maker = parent.and_then(|parent| self.known.get(&parent.pid).copied());
@@ -186,6 +223,7 @@ impl Translator {
         let number = number.map_or(0, |born| born.number);
         if !outdated {
             let process = Process {
+                maker: parent.map(|parent| parent.pid),
                 number,
                 uids,
                 unknown,
@@ -193,7 +231,7 @@ impl Translator {
             };
             self.known.insert(child, process);
         }
-        sink(Event {
+        out.tell(Event {
             time,
             provenance: Provenance::Kernel,
             kind: EventKind::Fork {
@@ -207,42 +245,49 @@ impl Translator {
             },
         });
         // It runs what its maker ran, which it may still be there to tell.
-        if unknown && !outdated && born.is_some() {
-            self.tell_program(time, key, false, sink);
+        if unknown && !outdated && !self.await_as_copy(time, key, parent, out) && born.is_some() {
+            self.tell_program(time, key, false, out);
         }
     }
 
-    fn exec(&mut self, time: u64, pid: u32, sink: &mut impl FnMut(Event)) {
+    fn exec(&mut self, time: u64, pid: u32, out: &mut Out<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
         };
+        // A thread that runs a program becomes the first one.
+        if let Some(process) = self.known.get_mut(&pid) {
+            (process.half_dead, process.status) = (false, None);
+        }
+        // Nobody will know any more what it ran before.
+        self.unread.retain(|unread| unread.key != key);
         // Most that are gone need no thread to say so.
         let gone = self.state(key) == State::Gone;
-        self.tell_program(time, key, gone, sink);
+        self.tell_program(time, key, gone, out);
     }
 
     /// Tells which program a process runs by now. Where that cannot be read any more it is unknown: nothing that was
     /// known of the last one holds for it, nor for whom it has forked since.
-    fn tell_program(&mut self, time: u64, key: Key, gone: bool, sink: &mut impl FnMut(Event)) {
+    fn tell_program(&mut self, time: u64, key: Key, gone: bool, out: &mut Out<'_>) {
         let found = match gone {
             true => None,
             false => self.programs.look(key.pid),
         };
-        let seen = match found {
-            Some(Look::Alive(seen)) if seen.key.same_tick(key) => Some(seen),
-            // Of whoever has the pid by now events of its own tell.
-            Some(_) => None,
-            None => {
-                if !gone {
-                    self.doubt_program(key);
-                }
-                None
+        let doubtful = found.is_none() && !gone;
+        let seen = found.and_then(|found| match found {
+            // Whoever it forked before it ran the next one is none of that one's.
+            Look::Alive(seen) if seen.key.same_tick(key) && !out.has_moved_on(key.pid) => {
+                Some(seen)
             }
-        };
-        self.tell(time, key, seen, sink);
+            // Of what it runs by now, as of whoever has the pid by now, events of its own tell.
+            _ => None,
+        });
+        self.tell(time, key, seen, out);
+        if doubtful {
+            self.await_program(key, time, out);
+        }
     }
 
-    fn tell(&mut self, time: u64, key: Key, seen: Option<Seen>, sink: &mut impl FnMut(Event)) {
+    fn tell(&mut self, time: u64, key: Key, seen: Option<Seen>, out: &mut Out<'_>) {
         let (uids, parent, image) = match seen {
             Some(seen) => (
                 Some(seen.uids),
@@ -254,12 +299,10 @@ impl Translator {
         let Some(process) = self.known.get_mut(&key.pid) else {
             return;
         };
-        // A thread that runs a program becomes the first one.
-        (process.half_dead, process.status) = (false, None);
         process.uids = uids.or(process.uids);
         process.unknown = image.is_none();
         let image = image.unwrap_or_default();
-        sink(Event {
+        out.tell(Event {
             time,
             provenance: Provenance::Kernel,
             kind: EventKind::Exec {
@@ -274,7 +317,7 @@ impl Translator {
     }
 
     /// The model learns of new user ids by a row of the process table.
-    fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, sink: &mut impl FnMut(Event)) {
+    fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, out: &mut Out<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
         };
@@ -287,9 +330,10 @@ impl Translator {
         let Some(Look::Alive(mut seen)) = self.programs.look(pid) else {
             return;
         };
-        if seen.key.same_tick(key) {
+        // The exec tells of them too.
+        if seen.key.same_tick(key) && !out.has_moved_on(pid) {
             (seen.key, seen.exact) = (key, key.exact_start().is_some());
-            sink(Event {
+            out.tell(Event {
                 time: seen.at,
                 provenance: Provenance::Procfs,
                 kind: EventKind::Seen(seen),
@@ -304,7 +348,7 @@ impl Translator {
         pid: u32,
         status: u32,
         parent: u32,
-        sink: &mut impl FnMut(Event),
+        out: &mut Out<'_>,
     ) {
         let first = thread == pid;
         let known = self.known.get(&pid).copied();
@@ -331,7 +375,7 @@ impl Translator {
                 if let EventKind::Exit { parent: of, .. } = &mut event.kind {
                     *of = self.known.get(&parent).map(|parent| parent.key);
                 }
-                return sink(event);
+                return out.tell(event);
             }
             State::Unknown => self.doubt(process.key),
             State::Lives { .. } | State::Hidden => {}
@@ -383,6 +427,7 @@ impl Process {
     fn new(key: Key) -> Process {
         Process {
             key,
+            maker: None,
             number: 0,
             uids: None,
             half_dead: false,

@@ -1,39 +1,19 @@
-//! What is counted of what does not come, what is said where it cannot be used, and a real process.
+//! What is said where it cannot be used, and a real process.
 
 use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use nix::errno::Errno;
 
 use super::*;
-
-#[test]
-fn numbers_that_are_missing_are_counted_once() {
-    let mut count = Count::default();
-    for (cpu, number) in [(0, 5), (1, 100), (0, 6), (1, 101), (0, 7)] {
-        count.meet(cpu, number);
-    }
-    assert_eq!(count.lost.total, 0);
-    count.overran();
-    assert_eq!(
-        count.lost.total, 1,
-        "at once, though the number is not known"
-    );
-    count.meet(0, 11);
-    assert_eq!(count.lost.total, 3);
-    // Without a word.
-    count.meet(1, 104);
-    assert_eq!(count.lost.total, 5);
-    count.meet(2, u32::MAX);
-    count.meet(2, 0);
-    assert_eq!(count.lost.total, 5);
-}
+use crate::source::proc_connector::listening::PATIENCE;
 
 /// One that is told nothing.
 fn deaf() -> ProcConnector {
     ProcConnector {
-        socket: Listening(Connector::broken()),
+        inbox: Inbox::new(Listening::deaf(), Vec::new()),
         translator: Translator::new(Procfs::new("/nowhere"), Box::new(number), PATIENCE),
-        waiting: VecDeque::new(),
-        count: Count::default(),
-        failure: None,
+        outrun: false,
         survey_after: None,
         delay: 0,
         grown: 0,
@@ -139,7 +119,7 @@ fn is_told_of_a_life() -> bool {
             return false;
         }
         assert!(Instant::now() < deadline, "{story:?}");
-        source.socket.0.wait(Duration::from_millis(100));
+        source.inbox.listening.wait(Duration::from_millis(100));
         source.drain(|event| match event.kind {
             EventKind::Fork {
                 child,

@@ -36,6 +36,7 @@ fn successors_in_the_same_tick_have_other_numbers() {
         child: 11,
     };
     let mut sink = |event: Event| told.push(event.kind);
-    w.translator.take(START + 4, fork, &mut sink);
+    w.translator
+        .take(START + 4, fork, &mut |_| false, &mut sink);
     assert!(matches!(told[..], [EventKind::Fork { pidfd_inode: 0, .. }]));
 }

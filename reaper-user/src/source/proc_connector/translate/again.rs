@@ -1,17 +1,47 @@
 //! Those whom /proc did not tell of when it was asked: a few more looks, soon.
 
+use std::time::{Duration, Instant};
+
+use super::held::{HasMovedOn, Out};
 use super::{Process, Translator, ended};
 use crate::model::event::{Event, Key, Provenance};
 use crate::source::proc_connector::glimpse::State;
 use crate::source::procfs::Look;
 use crate::sys;
 
-/// How often it is tried again to read a program, or whether one has ended, and of how many at once.
+/// How often it is tried again to read a program, or whether one has ended, beside once at once; and of how many.
 pub const TRIES: u32 = 3;
-pub const UNREAD_MAX: usize = 64;
-/// How long after an end that could not be read the next look comes, in ns: it may be for want of open files, which
-/// others have to give back.
+pub const UNREAD_MAX: usize = 1024;
+/// How long it is looked again at programs in one go: signals, timers and questions wait for it.
+const LOOKS_MAX: Duration = Duration::from_millis(20);
+/// How long after a look that brought nothing the next one comes, in ns: it may be for want of open files, which others
+/// have to give back.
 pub const LOOK_AFTER: u64 = 40_000_000;
+
+/// One whose program could not be read when it was told that it had run one.
+pub struct Unread {
+    pub key: Key,
+    /// When it had, in ns since boot.
+    time: u64,
+    /// How often it is still tried.
+    tries: u32,
+    /// When it is looked at again, on the monotonic clock.
+    at: u64,
+    /// It has run none: this process has made it, and is awaited too.
+    copy_of: Option<Key>,
+}
+
+impl Unread {
+    pub fn new(key: Key, time: u64) -> Unread {
+        Unread {
+            key,
+            time,
+            tries: TRIES,
+            at: 0,
+            copy_of: None,
+        }
+    }
+}
 
 /// One of whom the last thread may have exited.
 pub struct Doubted {
@@ -24,9 +54,16 @@ pub struct Doubted {
 impl Translator {
     /// Looks again at those who could not be read when they were told of. Gives how many are left to be looked at.
     /// `now` is monotonic.
-    pub fn look_again(&mut self, now: u64, sink: &mut impl FnMut(Event)) -> usize {
-        self.look_for_programs(sink);
-        self.look_for_ends(now, sink);
+    pub fn look_again(
+        &mut self,
+        now: u64,
+        has_moved_on: HasMovedOn<'_>,
+        sink: &mut impl FnMut(Event),
+    ) -> usize {
+        self.through(has_moved_on, sink, |this, out| {
+            this.look_for_programs(now, out);
+            this.look_for_ends(now, out);
+        });
         self.unread.len() + self.doubted.len()
     }
 
@@ -36,23 +73,71 @@ impl Translator {
     }
 
     /// A machine may have been too busy.
-    fn look_for_programs(&mut self, sink: &mut impl FnMut(Event)) {
-        for (key, tries) in std::mem::take(&mut self.unread) {
-            let known = self.known.get(&key.pid).filter(|known| known.key == key);
-            if known.is_none_or(|known| !known.unknown) {
+    fn look_for_programs(&mut self, now: u64, out: &mut Out<'_>) {
+        // Of whom it is told what they have handed on to those who are copies of them.
+        let mut resolved = Vec::new();
+        let began = Instant::now();
+        for unread in std::mem::take(&mut self.unread) {
+            let key = unread.key;
+            let unknown = self.is_unknown(key);
+            if unread
+                .copy_of
+                .is_some_and(|maker| resolved.contains(&maker))
+            {
+                if let Some(copy) = self.known.get_mut(&key.pid).filter(|_| unknown) {
+                    copy.unknown = false;
+                }
+                // Also one that is gone, and has left copies of its own.
+                resolved.push(key);
+                continue;
+            }
+            // A maker that has run another program since comes after its copies, and is no matter of theirs.
+            let is_copy = |other: &Unread| unread.copy_of == Some(other.key);
+            if self.unread.iter().any(is_copy) {
+                self.unread.push(unread);
+                continue;
+            }
+            if !unknown {
+                continue;
+            }
+            if unread.at > now || began.elapsed() > LOOKS_MAX {
+                self.unread.push(unread);
                 continue;
             }
             match self.programs.look(key.pid) {
-                Some(Look::Alive(seen)) if seen.key.same_tick(key) => {
-                    self.tell(seen.at, key, Some(seen), sink);
+                Some(Look::Alive(seen))
+                    if seen.key.same_tick(key) && !out.has_moved_on(key.pid) =>
+                {
+                    // Otherwise those were told of without it.
+                    if out.has_place(key, unread.time) {
+                        resolved.push(key);
+                    }
+                    self.tell(unread.time, key, Some(seen), out);
                 }
-                None if tries > 0 => self.unread.push((key, tries - 1)),
+                None if unread.tries > 0 => self.unread.push(Unread {
+                    tries: unread.tries - 1,
+                    at: now.saturating_add(LOOK_AFTER),
+                    ..unread
+                }),
                 _ => {}
             }
         }
     }
 
-    fn look_for_ends(&mut self, now: u64, sink: &mut impl FnMut(Event)) {
+    /// Whether it lives, and it is not known what it runs.
+    fn is_unknown(&self, key: Key) -> bool {
+        let known = self.known.get(&key.pid);
+        known.is_some_and(|known| known.key == key && known.unknown)
+    }
+
+    /// Whether it may still be told what a process has run at a time.
+    pub(super) fn awaits(&self, key: Key, time: u64) -> bool {
+        let unknown = self.is_unknown(key);
+        let is = |unread: &Unread| (unread.key, unread.time) == (key, time);
+        unknown && self.unread.iter().any(is)
+    }
+
+    fn look_for_ends(&mut self, now: u64, out: &mut Out<'_>) {
         for doubted in std::mem::take(&mut self.doubted) {
             let Doubted { key, tries, at } = doubted;
             let known = self.known.get(&key.pid).filter(|known| known.key == key);
@@ -68,7 +153,7 @@ impl Translator {
                 State::Gone => {
                     self.known.remove(&key.pid);
                     let time = sys::boot_time();
-                    sink(ended(time, Provenance::Inferred, &known, None));
+                    out.tell(ended(time, Provenance::Inferred, &known, None));
                 }
                 State::Lives { leader_dead } => {
                     let half_dead = leader_dead;
@@ -87,11 +172,38 @@ impl Translator {
         }
     }
 
-    /// One runs another program, which cannot be read.
-    pub(super) fn doubt_program(&mut self, key: Key) {
-        if self.unread.len() < UNREAD_MAX {
-            self.unread.push((key, TRIES));
+    /// One runs a program that cannot be read: there is another look, for which what follows from it waits.
+    pub(super) fn await_program(&mut self, key: Key, time: u64, out: &mut Out<'_>) {
+        // Copies hardly ever need a look.
+        let runs = |unread: &&Unread| unread.copy_of.is_none();
+        if self.unread.iter().filter(runs).count() < UNREAD_MAX {
+            self.put(Unread::new(key, time), out);
         }
+    }
+
+    /// One that has run nothing yet is what its maker is: if that is awaited, so is this, with it. Gives whether it is.
+    pub(super) fn await_as_copy(
+        &mut self,
+        time: u64,
+        key: Key,
+        maker: Option<Key>,
+        out: &mut Out<'_>,
+    ) -> bool {
+        let mut awaited = self.unread.iter().map(|unread| Some(unread.key));
+        let awaited = maker.is_some() && awaited.any(|key| key == maker);
+        if awaited {
+            let unread = Unread::new(key, time);
+            let copy_of = maker;
+            self.put(Unread { copy_of, ..unread }, out);
+        }
+        awaited
+    }
+
+    fn put(&mut self, unread: Unread, out: &mut Out<'_>) {
+        let maker = self.known.get(&unread.key.pid);
+        let maker = maker.and_then(|process| process.maker);
+        out.await_program(unread.key, maker, unread.time);
+        self.unread.push(unread);
     }
 
     /// One may have ended, and cannot be read.
