@@ -9,7 +9,6 @@ use nix::unistd::Pid;
 use super::{Place, Started, Story};
 use crate::cli;
 use crate::daemon::{self, Daemon, Event};
-use crate::trees::CONFIG;
 use crate::world::{eventually, link};
 
 pub const STORIES: &[(&str, Story)] = &[
@@ -34,7 +33,8 @@ const SCRIPTS: [(&str, &str); 4] = [
         "sh -c 'trap \"\" TERM INT; echo up > up; while :; do sleep 0.05; done' &
         until [ -e up ]; do sleep 0.01; done; exit 5",
     ),
-    // Says when it is asked, and leaves then; so does one that it starts before.
+    // Says when it is asked, and leaves then, as soon as one that it starts first is up: that takes its time, says when it is asked,
+    // and waits whether it is once more.
     (
         "server",
         "trap 'echo asked >> asked; sh ./late & until [ -e late-up ]; do sleep 0.01; done; exit' TERM
@@ -42,7 +42,8 @@ const SCRIPTS: [(&str, &str); 4] = [
     ),
     (
         "late",
-        "trap 'echo asked >> asked' TERM; echo up > late-up; n=0; while [ $n -lt 50 ]; do sleep 0.02; n=$((n + 1)); done",
+        "sleep 0.2; trap 'echo asked >> asked; n=980' TERM; echo up > late-up
+        n=0; while [ $n -lt 1000 ]; do sleep 0.02; n=$((n + 1)); done",
     ),
     (
         "agent",
@@ -70,7 +71,8 @@ impl Watched {
         let scope = shell.pid().to_string();
         let files = place.path("service");
         std::fs::create_dir(&files).expect("create a directory");
-        let arguments = daemon::arguments(&files, Some(&scope), CONFIG, more);
+        // With the usual grace: a shell has to come to ask, and on a busy machine that takes its time.
+        let arguments = daemon::arguments(&files, Some(&scope), "", more);
         let service = Daemon::start(&files, &arguments);
         let run = std::fs::read_dir(files.join("run")).expect("list the runtime directory");
         let socket = run
@@ -139,8 +141,8 @@ fn ended(place: &Place) {
     let script = format!(
         "run='./bin/reaper run --socket sock'
         $run --report left --on-failure '{hook}' -- sh -c 'for i in 1 2 3 4 5; do setsid sleep 60 & done; exit 3'; echo $? >> said
-        $run --report killed --grace 300ms --signal INT --timeout 300ms -- sh -c 'trap : TERM INT; while :; do sleep 0.02; done'; echo $? >> said
-        $run --report first --leader-first --timeout 300ms -- sh -c 'sleep 60 & trap \"exit 7\" TERM; while :; do sleep 0.02; done'; echo $? >> said
+        $run --report killed --grace 300ms --signal INT --timeout 1s -- sh -c 'trap : TERM INT; while :; do sleep 0.02; done'; echo $? >> said
+        $run --report first --leader-first --timeout 1s -- sh -c 'sleep 60 & trap \"exit 7\" TERM; while :; do sleep 0.02; done'; echo $? >> said
         $run --report nothing -- true; echo $? >> said
         until [ -e leave ]; do sleep 0.01; done"
     );

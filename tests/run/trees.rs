@@ -136,9 +136,9 @@ fn leader_first(place: &Place) {
     let words = [
         "--leader-first",
         "--grace",
-        "2s",
+        "3s",
         "--timeout",
-        "600ms",
+        "1s",
         "--",
         "sh",
         "-c",
@@ -154,7 +154,7 @@ fn leader_first(place: &Place) {
     let began = Instant::now();
     let said = place.run(&[&words[..], &[&format!("{worker}{leader}")]].concat());
     assert_eq!(said.code, Some(124), "{}", said.err);
-    assert!(began.elapsed() >= Duration::from_millis(2600));
+    assert!(began.elapsed() >= Duration::from_millis(4000));
 }
 
 fn two_hundred_runs(place: &Place) {

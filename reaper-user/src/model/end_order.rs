@@ -105,11 +105,26 @@ impl Model {
         }
     }
 
-    /// Whether a member was born when its end was decided already.
+    /// Whether a member was born when its end was decided already: what its maker needs for a clean-up, perhaps.
     pub fn is_born_late(&self, node: &Node, decision: &Decision) -> bool {
         match node.ordered_by() {
-            Some(order) => node.key.start > order.at,
+            Some(order) => node.key.start > order.at || self.is_of_one_asked(node),
             None => decision.reason == Reason::BornWhileDue,
         }
+    }
+
+    /// Whether one from whom it descends has been signalled, and all between them were born, as it was, when the root of their
+    /// session was gone: then that is why, and an order that came later changes nothing.
+    fn is_of_one_asked(&self, node: &Node) -> bool {
+        let Some((_, due)) = node.session.and_then(|id| self.sessions.due(id)) else {
+            return false;
+        };
+        let late = |node: &Node| self.born_after(node, due);
+        let mut makers = self.tree.ancestors(node.key);
+        // Who was born before, and was not signalled, is the last to be looked at.
+        late(node)
+            && makers
+                .find(|maker| maker.signalled != 0 || !late(maker))
+                .is_some_and(|maker| maker.signalled != 0)
     }
 }

@@ -1,5 +1,7 @@
 //! What the root of a session has ended of what it has started.
 
+use reaper_common::MEMBER_TERM;
+
 use super::rules::{marked, pass, read, world};
 use super::world::{INIT, USER, World};
 use crate::model::event::{Ended, Key, Uids};
@@ -167,6 +169,26 @@ fn of_two_ladders_the_outer_one_counts() {
     w.dies_by_signal(agent);
     order(&mut w, nested, USER.real);
     assert_eq!(ladder(&w, inside), outer);
+}
+
+/// Whom one starts that has been asked before, as its agent is gone, is what that cleans up with; what one starts that is only
+/// asked now is not.
+#[test]
+fn whoever_is_born_to_one_that_was_asked_before_the_order_is_born_late() {
+    let (mut w, [run, _, _]) = tree();
+    let agent = w.spawn(run, "codex");
+    let [asked, kept] = ["server", "apt"].map(|name| w.spawn(agent, name));
+    w.end(agent, KILLED, Some(run));
+    w.model.signalled(asked, MEMBER_TERM);
+    let [clean_up, script] = [asked, kept].map(|maker| w.spawn(maker, "sh"));
+    let [its, scripts] = [clean_up, script].map(|maker| w.spawn(maker, "rm"));
+    order(&mut w, run, USER.real);
+    let late = [(clean_up, true), (its, true), (asked, false)];
+    for (key, late) in late.into_iter().chain([(script, false), (scripts, false)]) {
+        assert_eq!(w.why(key), ORDERED);
+        let node = w.model.tree.get(key).unwrap();
+        assert_eq!(w.model.is_born_late(node, &w.decide(key)), late);
+    }
 }
 
 /// What is ordered by one inside does not take the place of what was ordered before.
