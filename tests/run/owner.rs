@@ -7,6 +7,7 @@ use super::{Place, Story, reported};
 pub const STORIES: &[(&str, Story)] = &[
     ("endings", endings),
     ("probes", probes),
+    ("slow-last-word", slow_last_word),
     ("interrupted-last-word", interrupted_last_word),
     ("hooks", hooks),
     ("reports", reports),
@@ -34,13 +35,16 @@ fn endings(place: &Place) {
         let made = place.bash(REPOSITORY, &[]);
         assert_eq!(made.code, Some(0), "{}", made.err);
         let hook = |option| [option, "echo $REAPER_OUTCOME >> hook"];
+        // Short only where it is to run out.
+        let short = outcome == "timeout";
+        let timeout = if short { "1200ms" } else { "60s" };
         let mut words = vec![
             "--done-when",
             "test -e tree/done",
             "--every",
             "100ms",
             "--timeout",
-            "1200ms",
+            timeout,
         ];
         words.extend(["--clean-on-success", "tree"]);
         words.extend([hook("--on-success"), hook("--on-failure")].concat());
@@ -97,6 +101,21 @@ fn probes(place: &Place) {
             said.err
         );
     }
+}
+
+/// The time is that of the command: to be asked about it takes none of it.
+fn slow_last_word(place: &Place) {
+    let words = [
+        "--timeout",
+        "2s",
+        "--every",
+        "50s",
+        "--done-when",
+        "sleep 3",
+    ];
+    let said = place.run(&reported(&words, "exit 7"));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert_eq!(place.report()["outcome"], "success");
 }
 
 /// Whoever is tired of waiting for an answer need not.

@@ -144,17 +144,19 @@ impl Attended<'_> {
         // With a probe the end counts once that has been asked about it.
         let probe = self.probe.as_ref();
         let settled = probe.is_none_or(|probe| probe.has_last_word());
+        // What has ended takes no time any more, however long that is asked.
+        let lives = self.end.is_none();
         Facts {
             done: probe.map(Probe::says_done),
             end: self.end.filter(|_| settled),
             stop: self.stopped_by(),
             age: Duration::from_nanos(now.saturating_sub(self.began)),
-            budget: self.run.timeout,
+            budget: self.run.timeout.filter(|_| lives),
             silent: match &mut self.silence {
                 Some(silence) => silence.lasts(self.run.idle.unwrap_or_default()),
                 None => Duration::ZERO,
             },
-            idle: self.run.idle,
+            idle: self.run.idle.filter(|_| lives),
         }
     }
 
@@ -189,9 +191,7 @@ impl Attended<'_> {
 
     /// When to look again, if nothing happens before.
     fn deadline(&self, facts: &Facts) -> Option<Duration> {
-        let lives = self.end.is_none();
-        let budget = facts.budget.filter(|_| lives);
-        let idle = facts.idle.filter(|_| lives);
+        let Facts { budget, idle, .. } = *facts;
         let probe = self.probe.as_ref().and_then(Probe::deadline);
         let probe = probe.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
         [
