@@ -30,6 +30,7 @@ mod undecided;
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -149,6 +150,8 @@ pub struct Engine {
     gaps: u64,
     /// In observe: processes that would have been reaped.
     would_have_reaped: u64,
+    /// Records read since the engine has last asked how long it may rest.
+    drained: u64,
     /// Sessions that are over, and where the ring stood when they were.
     over: VecDeque<(u64, Key)>,
 }
@@ -200,6 +203,7 @@ impl Engine {
             began: sys::boot_time(),
             gaps: 0,
             would_have_reaped: 0,
+            drained: 0,
             over: VecDeque::new(),
         };
         engine.take_up()?;
@@ -265,6 +269,8 @@ impl Engine {
                     self.look_for_loss();
                 }
             }
+            // What was read on the way may be what a probe was to wake this thread for.
+            rest.read(mem::take(&mut self.drained));
             let timers = [
                 self.follow.reaper.next_deadline(),
                 self.undecided.next(),
@@ -392,7 +398,7 @@ impl Engine {
         };
         let (position, release) = (ring.position(), ring.release());
         if ring.held() > ring.size() / 2 {
-            release.up_to(position - ring.size() / 4);
+            release.up_to(ring.behind());
         }
         if out.is_idle() {
             release.up_to(position);
@@ -432,6 +438,7 @@ impl Engine {
         self.follow.finds_news = false;
         self.followed();
         self.count.events += drained.records;
+        self.drained += drained.records;
         if let Some(flaw) = drained.flaw {
             self.tell(Body::Malformed {
                 count: drained.malformed,

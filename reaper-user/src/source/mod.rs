@@ -80,6 +80,10 @@ pub enum Flaw {
     /// A record of the kernel's is none.
     #[error("{0}")]
     Record(Defect),
+    /// In so many bytes of the ring there is no telling where a record begins.
+    #[cfg(target_os = "linux")]
+    #[error("the ring holds no record where one should begin, and {0} bytes of it are skipped")]
+    Ring(u64),
     /// A process's own file in /proc; what is known of it stays as it is, and it is sent nothing.
     #[cfg(target_os = "linux")]
     #[error("/proc/{0}/stat cannot be understood, and that process is left alone")]

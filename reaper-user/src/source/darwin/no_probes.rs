@@ -131,6 +131,7 @@ impl State {
         set_ladders(bool) -> Done;
         set_condemned(u64) -> Done;
         set_reaps(bool) -> Done;
+        await_probes();
         set_seeded(bool) -> Done;
         set_lost_told(u64) -> Done;
         lost_told() -> u64;
@@ -151,6 +152,7 @@ impl Ring {
     uncallable! {
         size() -> u64;
         position() -> u64;
+        behind() -> u64;
         held() -> u64;
         waiting() -> u64;
         release() -> Release;

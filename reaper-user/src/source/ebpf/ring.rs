@@ -4,9 +4,10 @@
 //! Where the reader stands is kept in the ring itself. A service that is killed leaves what it had not
 //! given back for the next one, which reads it again: events come at least once.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::MapData;
 
@@ -17,13 +18,24 @@ use crate::sys::{Record, RingMemory};
 
 /// Looks at a record that is still being written before the thread sleeps.
 const SPINS: u32 = 4096;
+/// How long a record may be written: what takes longer is none.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+/// In so many parts of the ring a place is known where a record begins.
+const PARTS: u64 = 8;
 
 /// The ring's reader. There is one.
 pub struct Ring {
     map: MapData,
+    reader: Reader,
+}
+
+/// What it reads, and how far it is.
+struct Reader {
     memory: Arc<RingMemory>,
     /// Up to where records have been handed over, in bytes since the ring was made.
     read: u64,
+    /// Where records began that have been handed over, a part of the ring apart, the oldest first.
+    begun: VecDeque<u64>,
 }
 
 /// Gives room in the ring back, from any thread.
@@ -42,53 +54,99 @@ impl Ring {
         let size = map.info().map_err(SourceError::map)?.max_entries();
         let memory = RingMemory::map(map.fd().as_fd(), size);
         let memory = memory.map_err(|e| SourceError::Map(e.into()))?;
-        Ok(Ring {
-            map,
-            read: memory.consumed(),
-            memory: Arc::new(memory),
-        })
+        let reader = Reader::new(memory);
+        Ok(Ring { map, reader })
     }
 
     /// Bytes in the ring.
     pub fn size(&self) -> u64 {
-        self.memory.size()
+        self.reader.memory.size()
     }
 
     /// Up to where records have been handed over.
     pub fn position(&self) -> u64 {
-        self.read
+        self.reader.read
+    }
+
+    /// A position a quarter of the ring behind that, or somewhat more, to give room back up to: a record begins there, as it
+    /// has to for whoever reads on from it.
+    pub fn behind(&self) -> u64 {
+        self.reader.behind()
     }
 
     /// Bytes that have been handed over and not been given back.
     pub fn held(&self) -> u64 {
-        self.read.saturating_sub(self.memory.consumed())
+        self.position()
+            .saturating_sub(self.reader.memory.consumed())
     }
 
     /// Bytes that wait to be read.
     pub fn waiting(&self) -> u64 {
-        self.produced().saturating_sub(self.read)
+        self.produced().saturating_sub(self.position())
     }
 
     pub fn release(&self) -> Release {
-        Release(Arc::clone(&self.memory))
+        Release(Arc::clone(&self.reader.memory))
     }
 
     /// How far probes have reserved room, in bytes since the ring was made. Whatever happened before
     /// this call is in the ring before this position.
     pub(super) fn produced(&self) -> u64 {
-        self.memory.produced()
+        self.reader.memory.produced()
     }
 
-    /// Hands over the records before a position, in order, waiting for those still being written:
-    /// a probe takes well under a microsecond between reserving room and committing.
-    pub(super) fn drain_until(&mut self, position: u64, mut sink: impl FnMut(Event)) -> Drained {
+    /// See [`Reader::drain_until`].
+    pub(super) fn drain_until(&mut self, position: u64, sink: impl FnMut(Event)) -> Drained {
+        self.reader.drain_until(position, sink)
+    }
+}
+
+impl Reader {
+    fn new(memory: RingMemory) -> Reader {
+        Reader {
+            read: memory.consumed(),
+            memory: Arc::new(memory),
+            begun: VecDeque::new(),
+        }
+    }
+
+    /// See [`Ring::behind`].
+    fn behind(&self) -> u64 {
+        let most = self.read.saturating_sub(self.memory.size() / 4);
+        let begun = self.begun.iter().rev().find(|at| **at <= most);
+        // Nothing is given back by this.
+        begun.copied().unwrap_or_default()
+    }
+
+    /// A record has been read, and the next one begins there.
+    fn go_on_at(&mut self, next: u64) {
+        self.read = next;
+        let part = self.memory.size() / PARTS;
+        if self.begun.back().is_none_or(|last| next - last >= part) {
+            self.begun.push_back(next);
+            // The last of them lie in more than the quarter that is held in any case.
+            if self.begun.len() as u64 > PARTS {
+                self.begun.pop_front();
+            }
+        }
+    }
+
+    /// Hands over the records before a position, where one begins, in order, waiting for those still being written:
+    /// a probe takes well under a microsecond between reserving room and committing. Where there is no record, all up
+    /// to that position is skipped.
+    fn drain_until(&mut self, position: u64, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
         let mut spins = 0_u32;
+        let mut since = None;
         while position.wrapping_sub(self.read).cast_signed() > 0 {
             let (bytes, next) = match self.memory.record(self.read) {
+                Record::Written { next, .. } | Record::Discarded { next } if next > position => {
+                    self.skip_to(position, &mut drained);
+                    break;
+                }
                 Record::Written { bytes, next } => (bytes, next),
                 Record::Discarded { next } => {
-                    self.read = next;
+                    self.go_on_at(next);
                     continue;
                 }
                 Record::BeingWritten => {
@@ -96,6 +154,12 @@ impl Ring {
                     spins += 1;
                     if spins.is_multiple_of(SPINS) {
                         std::thread::sleep(Duration::from_micros(50));
+                        let (at, began) = *since.get_or_insert_with(|| (self.read, Instant::now()));
+                        if at != self.read {
+                            since = None;
+                        } else if began.elapsed() > WRITTEN_WITHIN {
+                            self.skip_to(position, &mut drained);
+                        }
                     }
                     std::hint::spin_loop();
                     continue;
@@ -109,9 +173,16 @@ impl Ring {
                     drained.flaw = Some(Flaw::Record(defect));
                 }
             }
-            self.read = next;
+            self.go_on_at(next);
         }
         drained
+    }
+
+    /// What stands here is no record, so that nothing before that position can be found.
+    fn skip_to(&mut self, position: u64, drained: &mut Drained) {
+        drained.malformed += 1;
+        drained.flaw = Some(Flaw::Ring(position - self.read));
+        self.go_on_at(position);
     }
 }
 
@@ -120,3 +191,6 @@ impl AsFd for Ring {
         self.map.fd().as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;
