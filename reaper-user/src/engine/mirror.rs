@@ -139,6 +139,14 @@ impl Engine {
             while self.mirror_marks()? > 0 {
                 self.drain();
             }
+            // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
+            if let Some(maps) = self.source.maps().filter(|_| self.source.filters()) {
+                maps.await_probes();
+                self.drain();
+                if self.mirror_marks()? > 0 {
+                    continue;
+                }
+            }
             self.set_seeded(true)?;
             // What was born to somebody who was not marked yet has been told of, if it was before this.
             self.drain();

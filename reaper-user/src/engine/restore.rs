@@ -47,7 +47,12 @@ impl Engine {
         // Of what was skipped before now, what is found here has to serve.
         self.skipped = self.source.skipped();
         let complete = self.source.is_complete() && self.skipped == 0;
-        let survey = Surveyor::new(&self.source, complete)?.survey(Whom::Everybody)?;
+        let surveyor = Surveyor::new(&self.source, complete)?;
+        let mut survey = surveyor.survey(Whom::Everybody)?;
+        if survey.unreadable > 0 {
+            // Whoever is not known now is nobody's from now on, and the machine may only have been busy.
+            survey = surveyor.survey(Whom::Everybody)?;
+        }
         let pinned = self
             .source
             .pinned_at()

@@ -1,8 +1,14 @@
 //! What the engine asks of the scheduler and of its limits.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Of include/uapi/linux/membarrier.h.
+const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+/// How long a probe may take, be it that the host takes its processor away meanwhile.
+const PROBE_MAX: Duration = Duration::from_millis(20);
 
 /// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
 /// of memory. What is not permitted is left out: it makes things slower, not wrong.
@@ -33,6 +39,21 @@ pub fn hurry() {
 fn low_oom_score() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::debug!("no low OOM score: {error}");
+    }
+}
+
+/// Waits until every probe that is at work on any processor now is through: probes of tracepoints run in a reader's section of
+/// RCU, and this waits as `synchronize_rcu` does (`MEMBARRIER_CMD_GLOBAL`, membarrier(2)). Takes some 10 ms.
+pub fn await_probes() {
+    // SAFETY: no memory is involved.
+    let said = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if said != 0 {
+        // Refused where processors run without a tick. A probe takes well under a microsecond.
+        tracing::debug!(
+            "no word of probes at work: {}",
+            std::io::Error::last_os_error()
+        );
+        std::thread::sleep(PROBE_MAX);
     }
 }
 

@@ -13,7 +13,7 @@ use super::record::{key, mark, raw};
 use super::{Lost, SourceError};
 use crate::model::agent::NameTable;
 use crate::model::event::{Key, Mark};
-use crate::sys::Counters;
+use crate::sys::{self, Counters};
 
 /// Whether a pinned map has the kind and the sizes that one of this name has here.
 pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
@@ -295,6 +295,11 @@ impl State {
     /// Says whether the probes may send first signals.
     pub fn set_reaps(&mut self, reaps: bool) -> Result<(), SourceError> {
         self.say(CONTROL_REAPS, reaps.into())
+    }
+
+    /// Waits until all probes that are at work now have told what they tell, by what the maps said when they began.
+    pub fn await_probes(&self) {
+        sys::await_probes();
     }
 
     /// Says whether all members that were found running are in the map. From then on the probes tell of
