@@ -213,6 +213,7 @@ fn scan_heeds() {
 
     world.crash();
     world.kill("agent");
+    world.await_gone(&["agent"]);
     let looked = || reaper(world.dir(), &scan);
     let said = looked();
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);

@@ -115,7 +115,7 @@ sleep 100 &
 canary=$!
 echo $canary > canary
 ./my-agent -c 'sleep 101 & echo $! > one; sleep 102 & echo $! > two; echo $$ > agent; wait' &
-until_told '[ "$(./reaper tree --socket run/reaper/*.sock | grep -c -- "- sleep 10")" = 2 ]'
+until_told '[ -s agent ] && [ "$(./reaper tree --socket run/reaper/*.sock | grep -c -- "- sleep 10")" = 2 ]'
 "#;
 
 /// And ends with.

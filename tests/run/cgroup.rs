@@ -374,7 +374,10 @@ fn closed_off_with_owner(place: &Place, home: &Home) {
 /// What was made for a command that has never begun is removed.
 fn never_begun(place: &Place, home: &Home) {
     let holds = place.start_as(&mut place.reaper(&["--limit", "x=1", "--", "sleep", "60"]));
-    eventually("the place is taken", || place.ps(&[]).first().map(drop));
+    // It is recorded before it has the place.
+    eventually("the place is taken", || {
+        (place.ps(&[]).first()?["state"] == "running").then_some(())
+    });
     let waits = place.start_as(&mut home.reaper(place, &["--limit", "x=1", "--", "true"]));
     eventually("its cgroup is there", || home.below().first().map(drop));
     waits.signal(nix::libc::SIGKILL);

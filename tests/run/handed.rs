@@ -141,8 +141,8 @@ fn ended(place: &Place) {
     let script = format!(
         "run='./bin/reaper run --socket sock'
         $run --report left --on-failure '{hook}' -- sh -c 'for i in 1 2 3 4 5; do setsid sleep 60 & done; exit 3'; echo $? >> said
-        $run --report killed --grace 300ms --signal INT --timeout 1s -- sh -c 'trap : TERM INT; while :; do sleep 0.02; done'; echo $? >> said
-        $run --report first --leader-first --timeout 1s -- sh -c 'sleep 60 & trap \"exit 7\" TERM; while :; do sleep 0.02; done'; echo $? >> said
+        $run --report killed --grace 300ms --signal INT --timeout 3s -- sh -c 'trap : TERM INT; while :; do sleep 0.02; done'; echo $? >> said
+        $run --report first --leader-first --timeout 3s -- sh -c 'sleep 60 & trap \"exit 7\" TERM; while :; do sleep 0.02; done'; echo $? >> said
         $run --report nothing -- true; echo $? >> said
         until [ -e leave ]; do sleep 0.01; done"
     );
@@ -158,7 +158,6 @@ fn ended(place: &Place) {
     let left = report(place, "left");
     let told = ["ended", "killed"].map(|figure| left[figure].as_u64());
     assert_eq!(told, [Some(5), Some(0)], "{left}");
-    assert!(left["memory.rss"].as_u64() > Some(0), "{left}");
     let killed = report(place, "killed");
     assert_eq!(killed["exit_signal"], 9, "{killed}");
     assert_eq!(report(place, "first")["exit_code"], 7);
@@ -198,6 +197,8 @@ fn hastened(place: &Place) {
     place.await_said("over", |said| !said.is_empty());
     let report = report(place, "report");
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
+    // Who goes at the first signal may be gone before it is weighed; this one was there for that.
+    assert!(report["memory.rss"].as_u64() > Some(0), "{report}");
     watched.await_event(is_sent("SIGKILL"));
     open(place, "leave");
     watched.end(place, 0);
@@ -229,9 +230,9 @@ fn stands_still(place: &Place) {
     watched.end(place, 3);
 }
 
-/// A run that leaves one behind who does not end when it is asked.
+/// A run that leaves one behind who does not end when it is asked. In its grace a test has to hear of that and stop the service.
 const DEAF: &str =
-    "./bin/reaper run --socket sock --grace 500ms --report report -- sh ./leaves-a-deaf-one";
+    "./bin/reaper run --socket sock --grace 2s --report report -- sh ./leaves-a-deaf-one";
 
 fn stands_still_in_the_grace(place: &Place) {
     let watched = Watched::begin(
@@ -270,10 +271,11 @@ fn asks_once(place: &Place) {
     for name in ["by-agent", "by-command"] {
         assert_eq!(place.read(name), "asked\n".repeat(2), "{name}");
     }
-    let agents = watched.count(|event| {
+    let is_agent = |event: &Event| {
         event.event == "session.open" && event.agent.as_deref() != Some("reaper-run")
-    });
-    assert_eq!(agents, 1, "the agent was recognised");
+    };
+    watched.await_event(is_agent);
+    assert_eq!(watched.count(is_agent), 1, "the agent was recognised");
     open(place, "leave");
     watched.end(place, 0);
 }
@@ -282,10 +284,11 @@ fn asks_once(place: &Place) {
 fn inside(place: &Place) {
     let script = "
         run='./bin/reaper run --socket sock'
-        $run --timeout 500ms --grace 500ms --report report -- $run --grace 10min -- sh -c 'sh ./leaves-a-deaf-one; sleep 60'
+        $run --done-when 'test -e left' --every 50ms --grace 500ms --report report -- \
+            $run --grace 10min -- sh -c 'sh ./leaves-a-deaf-one; echo left > left; exec sleep 60'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    assert_eq!(place.await_said("said", |said| !said.is_empty()), "124\n");
+    assert_eq!(place.await_said("said", |said| !said.is_empty()), "0\n");
     let report = report(place, "report");
     assert_eq!(report["left"].as_array().map(Vec::len), Some(0), "{report}");
     let released = |event: &Event| {
@@ -315,7 +318,7 @@ fn others(place: &Place) {
     assert_eq!(place.await_said("said", |said| !said.is_empty()), "3\n");
     let report = report(place, "report");
     assert!(report["ended"].as_u64() >= Some(2), "{report}");
-    assert!(watched.count(is_ordered) >= 1);
+    watched.await_event(is_ordered);
     open(place, "leave");
     watched.end(place, 0);
 }

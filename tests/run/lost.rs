@@ -262,7 +262,7 @@ fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
         run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
             last=$!; until [ -s $name ]; do sleep 0.01; done; }
         lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }
-        run one; run two; kill -KILL $last";
+        run one; run two; kill -KILL $last; wait $last 2> /dev/null || true";
     fs::create_dir(place.path("state")).expect("create a directory");
     let mut command = place.command("unshare");
     command.env("deaf", DEAF);

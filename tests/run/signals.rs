@@ -71,7 +71,7 @@ fn stopped_and_continued(place: &Place) {
 
 /// One that was set before is sent by the kernel, and to this program alone.
 fn alarm(place: &Place) {
-    let script = "exec perl -e 'alarm 1; exec @ARGV' ./reaper run -- sleep 60";
+    let script = "exec perl -e 'alarm 4; exec @ARGV' ./reaper run -- sleep 60";
     let said = place.bash(script, &[]);
     assert_eq!(said.code, Some(142), "{}", said.err);
     place.assert_alone();

@@ -94,6 +94,17 @@ impl Terminal<'_> {
         });
     }
 
+    /// Waits until what the shell has been told to continue goes on: the shell writes its line first, and gives it the terminal
+    /// and SIGCONT after that. All wait then, `reaper run` too, which has passed on what it was sent.
+    fn await_continued(&self, like: impl Fn(&str) -> bool) {
+        self.await_screen("continued", like);
+        eventually("nobody is stopped, and all wait", || {
+            let living = self.0.living();
+            let mut states = living.iter().filter_map(|one| crate::proc::stat(one.pid));
+            states.all(|stat| stat.state == b'S').then_some(())
+        });
+    }
+
     /// Waits until so many processes live whose command line is this.
     fn await_running(&self, line: &str, n: usize) {
         eventually(&format!("{n} × {line}"), || {
@@ -197,12 +208,12 @@ fn interrupt_at_once(place: &Place) {
 fn stop(place: &Place) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'read line; echo \"<$line>\"; exit 6'");
-    terminal.await_screen("it runs", |_| place.living().len() >= 4);
+    terminal.await_running("sh -c read line; echo \"<$line>\"; exit 6", 1);
     for _ in 0..2 {
         terminal.key("C-z");
         terminal.await_stopped(PROMPT);
         terminal.say("clear; fg");
-        terminal.await_screen("continued", |screen| {
+        terminal.await_continued(|screen| {
             screen.contains("./reaper run") && !screen.contains("Stopped")
         });
     }
@@ -259,9 +270,7 @@ fn shell_inside(place: &Place) {
     terminal.key("C-z");
     terminal.await_stopped("inner:");
     terminal.say("fg");
-    terminal.await_screen("continued", |screen| {
-        screen.trim_end().ends_with("sleep 60")
-    });
+    terminal.await_continued(|screen| screen.trim_end().ends_with("sleep 60"));
     terminal.key("C-c");
     terminal.await_running("sleep 60", 0);
     terminal.await_prompt("inner:");
@@ -279,9 +288,8 @@ fn pipeline(place: &Place) {
     terminal.key("C-z");
     terminal.await_stopped(PROMPT);
     terminal.say("clear; fg");
-    terminal.await_screen("continued", |screen| {
-        screen.contains("./reaper run") && !screen.contains("Stopped")
-    });
+    terminal
+        .await_continued(|screen| screen.contains("./reaper run") && !screen.contains("Stopped"));
     terminal.key("C-c");
     terminal.await_running("sleep 60", 0);
     terminal.await_prompt(PROMPT);
@@ -332,7 +340,7 @@ fn closed(place: &Place) {
 
 fn idle(place: &Place) {
     let terminal = Terminal::new(place);
-    terminal.say("./reaper run --idle 1s -- sh -c 'tty; exec sleep 60'");
+    terminal.say("./reaper run --idle 3s -- sh -c 'tty; exec sleep 60'");
     terminal.await_screen("it writes to the terminal itself", |screen| {
         screen.contains("/dev/")
     });
@@ -348,7 +356,7 @@ fn not_idle(place: &Place) {
     let script =
         "for i in {1..12}; do sleep 0.3; echo \"at $i\" >&$((i % 2 + 1)); done; exec sleep 60";
     fs::write(place.path("script"), script).expect("write the script");
-    terminal.say("./reaper run --idle 2s --report report.json -- bash ./script");
+    terminal.say("./reaper run --idle 3s --report report.json -- bash ./script");
     terminal.await_line("at 12");
     terminal.await_prompt(PROMPT);
     assert_eq!(place.report()["outcome"], "idle");

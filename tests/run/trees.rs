@@ -131,30 +131,36 @@ fn drain(place: &Place) {
 fn leader_first(place: &Place) {
     let worker = "sh -c 'trap \"echo x >> asked\" TERM; trap \"echo x > told; exit\" USR1; echo $$ > pid; while :; do sleep 0.02; done' & w=$!
         until [ -s pid ]; do sleep 0.01; done;";
-    let leader =
-        "trap 'sleep 0.5; kill -USR1 $w; wait $w; exit 0' TERM; while :; do sleep 0.02; done";
+    // It is asked to end once its trap is set.
+    let on = "TERM; echo > ready; while :; do sleep 0.02; done";
+    let leader = format!("trap 'sleep 0.5; kill -USR1 $w; wait $w; exit 0' {on}");
     let words = [
         "--leader-first",
         "--grace",
         "3s",
-        "--timeout",
-        "1s",
+        "--done-when",
+        "test -e ready",
+        "--every",
+        "50ms",
         "--",
         "sh",
         "-c",
     ];
     let said = place.run(&[&words[..], &[&format!("{worker}{leader}")]].concat());
-    assert_eq!(said.code, Some(124), "{}", said.err);
+    assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(
         (place.read("asked").as_str(), place.read("told").as_str()),
         ("", "x\n")
     );
     // One that does not do its part.
-    let leader = "trap '' TERM; while :; do sleep 0.02; done";
+    for said in ["ready", "pid"] {
+        fs::remove_file(place.path(said)).expect("remove what the first has said");
+    }
+    let leader = format!("trap '' {on}");
     let began = Instant::now();
     let said = place.run(&[&words[..], &[&format!("{worker}{leader}")]].concat());
-    assert_eq!(said.code, Some(124), "{}", said.err);
-    assert!(began.elapsed() >= Duration::from_millis(4000));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(began.elapsed() >= Duration::from_secs(3));
 }
 
 fn two_hundred_runs(place: &Place) {
@@ -234,8 +240,9 @@ fn not_permitted(place: &Place) {
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
     chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");
     fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("let it become root's");
+    // It is told of by its name, which is to be that of what it becomes at last.
     let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec sleep 60' &
-        until [ -s pid ]; do sleep 0.01; done; exit 3";
+        until grep -qx sleep /proc/$!/comm; do sleep 0.01; done; exit 3";
     let mut command = place.reaper(&["--grace", "200ms", "--json", "--", "sh", "-c", script]);
     let said = cli::run(place.dir.path(), command.uid(NOBODY).gid(NOBODY));
     let root = place.await_pid("pid");

@@ -110,7 +110,7 @@ fn upgrade() {
     fs::write(&other, object).expect("write the other object");
     let other = ["--bpf-object", other.to_str().expect("a path in UTF-8")];
     let probes = life.pins.one("probes-");
-    life.agent("agent", &["busy=busy+1200", "leaf=sleep"], &["leaf"]);
+    life.agent("agent", &["busy=busy+6000", "leaf=sleep"], &["leaf"]);
     life.world.await_cast("brood", 20);
     // After a stop that leaves it armed, and after none.
     life.world.crash();

@@ -4,6 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::{Lasting, Story};
+use crate::cli::told;
 use crate::trees::OWN_RULES;
 
 pub const STORIES: &[Story] = &[
@@ -31,6 +32,8 @@ fn down_for_ten_seconds() {
     life.agent("exits", &children, &["stubborn", "keeper"]);
     life.agent("stays", &["stays-leaf=sleep"], &["stays-leaf"]);
     life.await_sessions(&["killed", "exits", "stays"]);
+    // It leaves word of them for the next one after it has told of them, and before it answers.
+    told(&life.world, &["status"]);
     life.world.crash();
     let back = Instant::now() + Duration::from_secs(10);
     life.world.open("go");

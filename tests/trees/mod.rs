@@ -22,8 +22,9 @@ use view::View;
 
 use crate::cgroup;
 
-/// The grace that all trees get unless they say otherwise.
-pub const CONFIG: &str = "grace = \"500ms\"\n";
+/// What all trees get unless they say otherwise: a short grace, and time enough for one that is killed to end where the
+/// machine is busy with others.
+pub const CONFIG: &str = "grace = \"500ms\"\nstuck_after = \"10s\"\n";
 
 /// A story with a play of its own.
 type Story = (&'static str, fn(&View));

@@ -4,10 +4,11 @@ use super::part::{Death, Part};
 use super::story::Scenario;
 use crate::world::World;
 
-const PATIENT: &str = "grace = \"4s\"\n";
+const PATIENT: &str = "grace = \"4s\"\nstuck_after = \"10s\"\n";
 /// An agent, a boundary and a keep beside the built-in ones.
 pub const OWN_RULES: &str = r#"
 grace = "500ms"
+stuck_after = "10s"
 
 [[agent]]
 name = "my-agent"

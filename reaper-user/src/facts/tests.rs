@@ -253,11 +253,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
         };
         assert_eq!(answer.found.marks, expected, "{:?}", answer.key);
     }
-    assert!(
-        began.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        began.elapsed()
-    );
+    // Soon after those two were given up, and long before all that it may take.
+    let took = began.elapsed();
+    assert!(took < Duration::from_nanos(LIMIT_IN_ALL / 2), "{took:?}");
     // More than there can be threads: even then there is an answer.
     for (key, _) in &stuck[2..] {
         reader.ask(*key, Needs::MARKS, true);
@@ -283,7 +281,7 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     let loose = Instant::now();
     while ask(&mut reader, fine, Needs::MARKS).marks != Known::Is(1) {
         assert!(
-            loose.elapsed() < Duration::from_secs(20),
+            loose.elapsed() < Duration::from_secs(60),
             "nobody reads any more"
         );
         for (_, pipe) in &stuck {
@@ -413,5 +411,5 @@ fn cpu_use_takes_two_looks() {
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(found[&idle], Known::Is(0));
     // How much it gets depends on who else runs.
-    assert!(matches!(found[&busy], Known::Is(5..=120)), "{found:?}");
+    assert!(matches!(found[&busy], Known::Is(1..=120)), "{found:?}");
 }

@@ -74,7 +74,7 @@ impl Scenario {
             world.await_event("the agent's end", |e| e.is("session.root_gone", agent));
         }
         if whole && mode == Mode::Observe {
-            self.await_adopters(world);
+            self.await_adopters(world, |_| true);
         }
         if mode == Mode::Enforce && !too_fast {
             await_outcomes(world);
@@ -177,6 +177,10 @@ impl Scenario {
                 });
             }
         }
+        // And it is known who has adopted it: a member may be ended before somebody has looked whom it had adopted.
+        if whole && before {
+            self.await_adopters(world, Part::is_detached);
+        }
         match self.death {
             Death::Lives => {}
             Death::Killed => world.kill(self.victim),
@@ -227,9 +231,10 @@ impl Scenario {
         });
     }
 
-    /// Waits until it is told who has adopted each who is due. Without the probes that is looked for when there is time.
-    fn await_adopters(&self, world: &World) {
-        let due = |part: &&Part| part.dies() && part.adopter.is_some();
+    /// Waits until it is told who has adopted each `of` those who are due. Without the probes that is looked for when there
+    /// is time.
+    fn await_adopters(&self, world: &World, of: impl Fn(&Part) -> bool) {
+        let due = |part: &&Part| part.dies() && part.adopter.is_some() && of(part);
         for part in self.parts.iter().filter(due) {
             eventually(&format!("the adopter of '{}'", part.role), || {
                 let told = |who: &Identity| judge::adopter(&world.daemon().events(), *who);

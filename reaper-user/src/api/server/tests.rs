@@ -14,12 +14,20 @@ use crate::model::Scope;
 use crate::model::event::Key;
 use crate::reap::Times;
 
-/// Short, so that the slow are waited for in a test.
+/// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
 const SHORT: Patience = Patience {
-    request: Duration::from_millis(300),
-    answer: Duration::from_millis(300),
-    reaping: Duration::from_millis(300),
-    whole: Duration::from_secs(5),
+    request: Duration::from_secs(2),
+    answer: Duration::from_secs(2),
+    reaping: Duration::from_secs(2),
+    whole: Duration::from_secs(8),
+};
+
+/// Where nothing is slow but the machine.
+const LONG: Patience = Patience {
+    request: Duration::from_secs(20),
+    answer: Duration::from_secs(20),
+    reaping: Duration::from_secs(20),
+    whole: Duration::from_secs(60),
 };
 
 /// A server, and an engine of which only the questions are looked at.
@@ -31,19 +39,25 @@ struct World {
 
 impl World {
     fn new(answer: impl Fn(&Question) -> Option<Answer> + Send + 'static) -> World {
-        World::beside(tempfile::tempdir().unwrap(), None, answer)
+        World::beside(tempfile::tempdir().unwrap(), None, LONG, answer)
+    }
+
+    /// One in which somebody is too slow.
+    fn hasty(answer: impl Fn(&Question) -> Option<Answer> + Send + 'static) -> World {
+        World::beside(tempfile::tempdir().unwrap(), None, SHORT, answer)
     }
 
     /// With this journal.
     fn beside(
         dir: tempfile::TempDir,
         journal: Option<PathBuf>,
+        patience: Patience,
         answer: impl Fn(&Question) -> Option<Answer> + Send + 'static,
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
         let (asks, mut questions) = mpsc::channel::<Ask>(QUEUE);
         let scanner = Scanner::new(asks, journal);
-        let server = socket.serve_within(scanner, Clock::new("boot".into()), SHORT);
+        let server = socket.serve_within(scanner, Clock::new("boot".into()), patience);
         let (tell, asked) = std_mpsc::channel();
         std::thread::spawn(move || {
             // Who gets no answer goes on waiting for one.
@@ -266,7 +280,7 @@ fn what_is_no_request_is_refused() {
 
 #[test]
 fn who_stops_in_the_middle_is_not_waited_for() {
-    let world = World::new(nothing_kept);
+    let world = World::hasty(nothing_kept);
     let began = Instant::now();
     let (code, _) = world.raw(b"GET /v1/keeps HT");
     assert!(matches!(code, 0 | 408), "{code}");
@@ -283,7 +297,7 @@ fn who_stops_in_the_middle_is_not_waited_for() {
 
 #[test]
 fn a_late_answer_is_not_waited_for() {
-    let world = World::new(|question| match question {
+    let world = World::hasty(|question| match question {
         Question::Agents => None,
         other => nothing_kept(other),
     });
@@ -315,10 +329,11 @@ fn what_takes_long_is_in_no_other_answers_way() {
     // Whoever opens this waits until somebody writes to it.
     let journal = dir.path().join("journal.db");
     nix::unistd::mkfifo(&journal, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let world = World::beside(dir, Some(journal.clone()), |question| match question {
+    let answer = |question: &Question| match question {
         Question::Scan { .. } => Some(Answer::Scan(Vec::new(), watched())),
         other => nothing_kept(other),
-    });
+    };
+    let world = World::beside(dir, Some(journal.clone()), SHORT, answer);
     let late = |line| {
         let (code, said) = world.ask(line, "");
         assert_eq!(code, 504, "{line}: {said}");
@@ -347,11 +362,17 @@ fn what_takes_long_is_in_no_other_answers_way() {
     late("GET /v1/history");
     late("GET /v1/history?since_s=1");
     busy("GET /v1/history", "history");
+    let mut quickest = Duration::MAX;
     for _ in 0..20 {
         let began = Instant::now();
         assert_eq!(world.ask("GET /v1/keeps", "").0, 200);
-        assert!(began.elapsed() < SHORT.answer, "it has waited");
+        let took = began.elapsed();
+        assert!(took < SHORT.answer, "it has waited");
+        quickest = quickest.min(took);
     }
+    // A busy machine holds up one or the other, but not each.
+    let short = Duration::from_millis(300);
+    assert!(quickest < short, "all have waited: {quickest:?}");
     let aside = journal.with_extension("aside");
     fs::rename(&journal, &aside).unwrap();
     fs::write(&journal, "no journal").unwrap();
@@ -395,7 +416,7 @@ fn an_engine_that_is_gone_is_named() {
     let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
     let (asks, _) = mpsc::channel(1);
     let _server = socket
-        .serve_within(Scanner::new(asks, None), Clock::new("boot".into()), SHORT)
+        .serve_within(Scanner::new(asks, None), Clock::new("boot".into()), LONG)
         .unwrap();
     let error = Client::new(dir.path().join("s.sock"))
         .get("/v1/status")

@@ -86,10 +86,14 @@ fn what_has_gathered_since_the_last_run_is_told_whole() {
     // What follows has the room that it would have had without.
     flood(&mut sink, WAITING_MAX);
     drop(stopped);
+    // For so many a busy machine may need longer than the end is waited for: only the last one is left to that.
+    eventually(|| sink.is_idle());
+    sink.push(decided());
+    sink.flush();
     drop(sink);
     writer.join();
     let told = (out.count("members.full"), out.count("dropped"));
-    assert_eq!(told, (5 * WAITING_MAX, 0));
+    assert_eq!(told, (5 * WAITING_MAX + 1, 0));
 }
 
 #[test]
@@ -102,6 +106,7 @@ fn a_slow_reader_holds_nobody_up_and_is_told_what_was_left_out() {
     assert!(before.elapsed() < PATIENCE);
     assert!(!sink.is_idle());
     drop(stopped);
+    eventually(|| sink.is_idle());
     drop(sink);
     writer.join();
     assert!(out.count("members.full") < 4 * WAITING_MAX);
@@ -260,7 +265,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
 }
 
 fn eventually(mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + 2 * PATIENCE;
+    let end = Instant::now() + Duration::from_secs(30);
     while !is_so() {
         assert!(Instant::now() < end, "not in time");
         std::thread::sleep(Duration::from_millis(1));

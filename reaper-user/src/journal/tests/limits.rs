@@ -130,11 +130,17 @@ fn what_cannot_be_written_at_once_is_written_later() {
     let world = World::new();
     let journal = world.open();
     let other = hold(&world);
-    let before = Instant::now();
-    journal.feed().take(&whole(1, 100, 0));
-    assert!(before.elapsed() < Duration::from_millis(100), "it waited");
+    let mut feed = journal.feed();
+    let took = (1..=5).map(|n| {
+        let before = Instant::now();
+        feed.take(&whole(1, n * 100, 0));
+        before.elapsed()
+    });
+    // A busy machine holds up one or the other, but not each.
+    let quickest = took.min().unwrap();
+    assert!(quickest < Duration::from_millis(100), "all waited");
     assert!(journal.keeper().keep(&[]).is_err(), "nor can a keep");
     drop(other);
-    eventually("it is written", || world.all().len() == 1);
+    eventually("it is written", || world.all().len() == 5);
     journal.close();
 }

@@ -64,7 +64,8 @@ impl Drop for One {
 fn endings(grace: Duration) -> Endings {
     let times = Times {
         grace,
-        stuck_after: Duration::from_millis(200),
+        // Longer than a busy machine takes to end one that was sent SIGKILL.
+        stuck_after: Duration::from_secs(2),
     };
     Endings::new(times, Signal::SIGTERM)
 }
