@@ -29,6 +29,18 @@ pub const STORIES: &[(&str, Story)] = &[
 /// Of the shell, without the space that it ends in.
 const PROMPT: &str = ">";
 
+/// What a window showed last, told where a test fails of it.
+#[derive(Default)]
+struct Seen(String);
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- on the screen\n{}\n---", self.0.trim_end());
+        }
+    }
+}
+
 /// A window with a shell.
 struct Terminal<'a>(&'a Place);
 
@@ -69,8 +81,10 @@ impl Terminal<'_> {
     }
 
     fn await_screen(&self, what: &str, like: impl Fn(&str) -> bool) -> String {
+        let mut seen = Seen::default();
         eventually(&format!("on the screen: {what}"), || {
-            Some(self.tmux(&["capture-pane", "-p"])).filter(|screen| like(screen))
+            seen.0 = self.tmux(&["capture-pane", "-p"]);
+            like(&seen.0).then(|| seen.0.clone())
         })
     }
 
