@@ -165,7 +165,7 @@ impl Engine {
         Ok(())
     }
 
-    fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
+    pub(super) fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
         let maps = self.source.maps_mut();
         maps.map_or(Ok(()), |maps| Ok(maps.set_seeded(seeded)?))
     }

@@ -47,11 +47,18 @@ impl Engine {
         // Of what was skipped before now, what is found here has to serve.
         self.skipped = self.source.skipped();
         let complete = self.source.is_complete() && self.skipped == 0;
+        if !complete {
+            // Whoever is followed only from now on has children of whom nobody would tell.
+            self.set_seeded(false)?;
+        }
         let surveyor = Surveyor::new(&self.source, complete)?;
         let mut survey = surveyor.survey(Whom::Everybody)?;
         if survey.unreadable > 0 {
             // Whoever is not known now is nobody's from now on, and the machine may only have been busy.
-            survey = surveyor.survey(Whom::Everybody)?;
+            let again = surveyor.survey(Whom::Everybody)?;
+            if again.unreadable < survey.unreadable {
+                survey = again;
+            }
         }
         let pinned = self
             .source

@@ -1,6 +1,7 @@
 //! A round of signals: whom they are for is looked at once more.
 
 use std::cell::LazyCell;
+use std::mem;
 use std::time::Duration;
 
 use hashbrown::HashSet;
@@ -29,16 +30,20 @@ impl Engine {
         self.source.look_now();
         let vouching = self.follow.reaper.needs_vouching(&self.model);
         let lost = self.lost.total;
+        let was_lossy = mem::take(&mut self.lossy);
         let read = self.drain();
+        // Known only now, so that nothing has been looked at for it.
+        let missed = self.lossy;
+        self.lossy |= was_lossy;
         // A record that was dropped says so only in the next one: what rests on there being none asks.
         let now = if vouching {
             self.source.lost_total()
         } else {
             lost
         };
-        let lossless = now == lost && self.lost.total == lost;
-        if self.source.has_untold() {
-            // What has been told of them is not known yet.
+        let lossless = now == lost && self.lost.total == lost && !missed;
+        if missed || self.source.has_untold() {
+            // What has happened to them is not known, or not yet.
             self.look_again();
         }
         self.leave_unvouched();

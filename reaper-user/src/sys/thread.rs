@@ -7,7 +7,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Of include/uapi/linux/membarrier.h.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-/// How long a probe may take, be it that the host takes its processor away meanwhile.
+/// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
 /// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
@@ -48,11 +48,14 @@ pub fn await_probes() {
     // SAFETY: no memory is involved.
     let said = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if said != 0 {
-        // Refused where processors run without a tick. A probe takes well under a microsecond.
+        // Refused where processors run without a tick.
         tracing::debug!(
             "no word of probes at work: {}",
             std::io::Error::last_os_error()
         );
+    }
+    // On a single processor it waits for nobody.
+    if said != 0 || std::thread::available_parallelism().is_ok_and(|n| n.get() == 1) {
         std::thread::sleep(PROBE_MAX);
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aya::maps::MapData;
 
@@ -18,8 +18,11 @@ use crate::sys::{Record, RingMemory};
 
 /// Looks at a record that is still being written before the thread sleeps.
 const SPINS: u32 = 4096;
-/// How long a record may be written: what takes longer is none.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+/// How long it sleeps.
+const NAP: Duration = Duration::from_micros(50);
+/// After so many naps, with as many looks between two of them, what is still being written is no record: some seconds. For one of
+/// them a host may well keep a processor that is at it.
+const NAPS_MAX: u32 = 10_000;
 /// In so many parts of the ring a place is known where a record begins.
 const PARTS: u64 = 8;
 
@@ -114,6 +117,8 @@ impl Reader {
     fn behind(&self) -> u64 {
         let most = self.read.saturating_sub(self.memory.size() / 4);
         let begun = self.begun.iter().rev().find(|at| **at <= most);
+        // The first one is closer only where the others have been skipped.
+        let begun = begun.or(self.begun.front());
         // Nothing is given back by this.
         begun.copied().unwrap_or_default()
     }
@@ -136,8 +141,8 @@ impl Reader {
     /// to that position is skipped.
     fn drain_until(&mut self, position: u64, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
-        let mut spins = 0_u32;
-        let mut since = None;
+        // At the record that is read from here.
+        let (mut at, mut spins) = (self.read, 0_u32);
         while position.wrapping_sub(self.read).cast_signed() > 0 {
             let (bytes, next) = match self.memory.record(self.read) {
                 Record::Written { next, .. } | Record::Discarded { next } if next > position => {
@@ -150,16 +155,16 @@ impl Reader {
                     continue;
                 }
                 Record::BeingWritten => {
+                    if at != self.read {
+                        (at, spins) = (self.read, 0);
+                    }
                     // It may be this thread that keeps the probe from the processor.
                     spins += 1;
                     if spins.is_multiple_of(SPINS) {
-                        std::thread::sleep(Duration::from_micros(50));
-                        let (at, began) = *since.get_or_insert_with(|| (self.read, Instant::now()));
-                        if at != self.read {
-                            since = None;
-                        } else if began.elapsed() > WRITTEN_WITHIN {
-                            self.skip_to(position, &mut drained);
-                        }
+                        std::thread::sleep(NAP);
+                    }
+                    if spins > NAPS_MAX * SPINS {
+                        self.skip_to(position, &mut drained);
                     }
                     std::hint::spin_loop();
                     continue;
