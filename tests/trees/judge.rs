@@ -8,9 +8,7 @@ use crate::proc::Identity;
 use crate::world::World;
 
 /// Why something is kept for the time being that could not be read.
-pub const UNREAD: &str = "unreadable";
-/// For how long a decision waits at least for what is being read of a process, in ns.
-const READ_FOR_NS: u64 = 100_000_000;
+const UNREAD: &str = "unreadable";
 /// Decisions that say no more than that nothing is to be done.
 const IDLE: [&str; 2] = ["root_alive", "not_a_member"];
 
@@ -43,7 +41,7 @@ pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decide
 /// What may be told besides, or left out.
 #[derive(Clone, Copy, Debug)]
 pub struct Leeway {
-    /// That something could not be read at first may have been told before, however soon.
+    /// That something could not be read at first may have been told before.
     pub unread: bool,
     /// What was decided before the last may not have been, and that somebody was an orphan before it was due may not
     /// have been seen: it was looked at too late for that.
@@ -61,10 +59,9 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
         words.collect::<Vec<_>>().join(" ")
     };
     let mut by_process: BTreeMap<Identity, BTreeSet<String>> = BTreeMap::new();
-    let expected = wanted.iter().any(|said| said.reason == UNREAD);
-    let counts = |who| expected || !leeway.unread && unread_at_once(events, who);
+    let at_once = !leeway.unread || wanted.iter().any(|said| said.reason == UNREAD);
     let all = decisions(world, events, part.role).into_iter();
-    for (who, decision, reason, rule) in all.filter(|d| d.2 != UNREAD || counts(d.0)) {
+    for (who, decision, reason, rule) in all.filter(|d| at_once || d.2 != UNREAD) {
         let any_rule = |said: &&part::Said| {
             said.rule.is_none() && said.decision == decision && said.reason == reason
         };
@@ -108,16 +105,6 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
             who.pid
         );
     }
-}
-
-/// Whether it was told of a process that it could not be read before reading it could have taken too long. On a busy machine
-/// whoever reads may have no turn for so long; it is tried again.
-fn unread_at_once(events: &[Event], who: Identity) -> bool {
-    let gone = events.iter().find(|e| e.event == "session.root_gone");
-    let over = gone.map(|gone| gone.time_boot_ns + READ_FOR_NS);
-    let unread = |e: &&Event| e.is("decision", who) && e.reason.as_deref() == Some(UNREAD);
-    let mut unread = events.iter().filter(unread);
-    unread.any(|e| over.is_none_or(|over| e.time_boot_ns < over))
 }
 
 /// Nobody of those that live on was signalled, or was to be.

@@ -411,5 +411,5 @@ fn cpu_use_takes_two_looks() {
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(found[&idle], Known::Is(0));
     // How much it gets depends on who else runs.
-    assert!(matches!(found[&busy], Known::Is(1..=120)), "{found:?}");
+    assert!(matches!(found[&busy], Known::Is(5..=120)), "{found:?}");
 }
