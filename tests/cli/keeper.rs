@@ -44,6 +44,11 @@ pub struct Keeper(pub Child);
 
 impl Keeper {
     pub fn start(grace: &TempDir) -> Keeper {
+        Keeper::of(LEFT, 8, grace)
+    }
+
+    /// Runs a script, below which so many processes sleep once it is up.
+    pub fn of(script: &str, asleep: usize, grace: &TempDir) -> Keeper {
         let here = grace.path().display();
         let config = format!(
             "grace = '300ms'\njournal_dir = '{here}/journal'\nruntime_dir = '{here}/run'\n"
@@ -53,8 +58,9 @@ impl Keeper {
         let dead = gone.id();
         gone.wait().expect("wait for it");
         let mut command = Command::new("sh");
-        command.args(["-c", LEFT, &dead.to_string()]);
+        command.args(["-c", script, &dead.to_string()]);
         command
+            .current_dir(grace.path())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").expect("a PATH"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -73,7 +79,7 @@ impl Keeper {
             .expect("read from it");
         assert_eq!(line, "up\n");
         // All have become what they are to be.
-        keeper.await_asleep(8);
+        keeper.await_asleep(asleep);
         keeper
     }
 

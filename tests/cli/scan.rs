@@ -15,6 +15,7 @@ use crate::world::{TempDir, World, eventually};
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("cli", "scan", scan),
+        trial("cli", "scan-beside-a-living-agent", beside_a_living_agent),
         trial("cli", "scan-usage", usage),
     ]
 }
@@ -127,6 +128,80 @@ fn scan() {
         "{}",
         told.out
     );
+}
+
+/// Two agents, each with an orphan that names it and with a child; the first is killed. A third agent runs in a shell
+/// that has the marker of an agent that is gone, as has what that shell left behind. `$0` is a pid of no process.
+const AGENTS: &str = r#"
+    export leave='CLAUDECODE=1 CLAUDE_PID=$$ setsid sh -c "sleep $1 & exit"; sleep $2; :'
+    ./claude -c "$leave" agent 3101 3102 & gone=$!
+    ./claude -c "$leave" agent 3103 3104 &
+    CLAUDECODE=1 CLAUDE_PID=$0 sh -c '
+        setsid sh -c "sleep 3105 & exit"
+        env -u CLAUDE_PID -u CLAUDECODE ./claude -c "sleep 3106; :"
+        :' &
+    echo up
+    read x
+    kill -KILL $gone
+    sleep 3107
+"#;
+
+/// Evidence that names an agent that is gone counts beside agents that live; what they own, or may own, is kept.
+fn beside_a_living_agent() {
+    let dir = TempDir::new();
+    std::fs::copy("/bin/sh", dir.path().join("claude")).expect("copy a shell");
+    let mut keeper = Keeper::of(AGENTS, 6, &dir);
+    let named = |keeper: &Keeper, name: &[u8]| {
+        let comm = |pid| std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let is_named = |id: &crate::proc::Identity| comm(id.pid).trim_ascii() == name;
+        keeper.living().filter(is_named).count()
+    };
+    assert_eq!(named(&keeper, b"claude"), 3);
+    // It is marked as what is reaped, and outside of the scope.
+    let canary = std::process::Command::new("sleep")
+        .args(["3108"])
+        .env("CLAUDECODE", "1")
+        .env("CLAUDE_PID", dead())
+        .spawn()
+        .expect("start a canary");
+    let mut canary = Keeper(canary);
+    keeper.go_on();
+    eventually("the first agent is gone", || {
+        (named(&keeper, b"claude") == 2).then_some(())
+    });
+    let pid = keeper.0.id().to_string();
+    let look = |more: &[&str]| -> Value {
+        let args = ["scan", "--config", "c.toml", "--json", "--scope", &pid];
+        let told = reaper(dir.path(), &[&args[..], more].concat());
+        serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {}", told.err))
+    };
+    let report = look(&[]);
+    let found = BTreeMap::from([("sleep 3101".to_owned(), "dead_owner".to_owned())]);
+    assert_eq!(said(&report, "found"), found, "{report}");
+    let spared = said(&report, "spared");
+    for (command, reason) in [("sleep 3103", "owner_alive"), ("sleep 3105", "shared_mark")] {
+        let said = spared.get(command).map(String::as_str);
+        assert_eq!(said, Some(reason), "{spared:?}");
+    }
+    let report = look(&["--reap"]);
+    let found = said(&report, "found");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found["sleep 3101"].contains("ended"), "{found:?}");
+    assert_eq!(
+        keeper.sleepers(),
+        ["3102", "3103", "3104", "3105", "3106", "3107"]
+    );
+    let end = canary.0.try_wait().expect("ask for its end");
+    assert_eq!(end, None, "the canary was ended");
+}
+
+/// A pid of no process.
+fn dead() -> String {
+    let mut gone = std::process::Command::new("true")
+        .spawn()
+        .expect("run true");
+    gone.wait().expect("wait for it");
+    gone.id().to_string()
 }
 
 fn usage() {

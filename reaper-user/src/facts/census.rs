@@ -85,18 +85,19 @@ fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
         trace: Known::Unreadable,
         // Where it cannot be told, no pid is taken at its word.
         nested: true,
+        inner_pid: None,
         seen,
     };
     if !row.seen.kernel_thread
         && let Some(mut subject) = Subject::open(procfs.root(), row.seen.key)
     {
-        let nested = subject.is_nested().unwrap_or(true);
+        let (nested, inner_pid) = subject.is_nested().unwrap_or((true, None));
         let unit = subject.unit();
         let login_uid = subject.login_uid();
         let environ = subject.environ();
         let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
         if subject.lives() {
-            row.nested = nested;
+            (row.nested, row.inner_pid) = (nested, inner_pid);
             row.unit = unit;
             row.login_uid = login_uid;
             row.trace = trace.map_or(Known::Unreadable, Known::Is);

@@ -1,13 +1,25 @@
 //! Who is a leftover of an agent, of a process table alone: what began before anybody watched has no lineage.
 //!
 //! # Evidence
-//! Strong, so that a process is to be reaped, is
-//! - a mark in its environment that names the agent's pid (`CLAUDE_PID`, `OPENCODE_PID`), where that pid is
-//!   nobody's now or that of a process that is younger, the process is an orphan, and no agent lives that may be its
-//!   owner. Any script can set that variable: another mark of the same agent has to be there too, and a service that
-//!   acts by itself asks for a record that the pid was an agent's, of the same user, before the process began;
-//! - that it runs the shell of a Claude tool, is an orphan and old, and no agent lives that may be its owner;
-//! - that it was recorded as a member of a session whose root is gone.
+//! | evidence | names | the agent is gone if | other living agents that keep the process |
+//! |---|---|---|---|
+//! | marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or one that began after the leftover | its possible successors |
+//! | recorded member of a session | its root: pid and start time | no process has both | its possible successors |
+//! | id of a conversation (`CLAUDE_CODE_SESSION_ID`) | one conversation | never shown by this alone | one whose arguments name the id |
+//! | command line of a Claude tool's shell | a kind of agent | no agent of that user is older than the shell | any that is older |
+//! | other markers (`CLAUDECODE=1`) | a kind of agent | never shown: reported | - |
+//!
+//! Any script can set a variable. A marker with a pid needs another marker of the same agent beside it. A service that
+//! acts by itself also needs a record that the pid was an agent's, of the same user, before the process began. The
+//! process must be an orphan, and a tool's shell must be old.
+//!
+//! A living agent that is not the one named keeps nothing, with these exceptions:
+//! - A *possible successor*: an agent of the same kind and user in a terminal that another process began, and that may
+//!   be an orphan itself; or the server to which Claude Code hands conversations.
+//! - *The same marker*: a living agent of that user, or an ancestor of one under that user, has a variable with the
+//!   same pid or conversation. A shell started inside an agent hands it on, so it proves nothing.
+//! - An agent or an ancestor of one that cannot be read, since it may have that marker. Programs that build a new
+//!   environment for a login are left out.
 //!
 //! All that descends from such a process is part of it, up to the outermost for which strong evidence speaks: what
 //! keeps anybody on the way keeps all below. Everything weaker is reported: a mark without an owner, an owner that
@@ -54,8 +66,8 @@ use super::Scope;
 use super::agent::Ruleset;
 use super::event::{Key, Seen};
 use super::facts::Known;
-pub(in crate::model) use judge::is_terminal;
-pub use trace::{EnvMark, Multiplexer, Trace};
+pub(in crate::model) use judge::{is_login, is_terminal};
+pub use trace::{Conversation, EnvMark, Multiplexer, Trace};
 
 /// A process, and what was read of it for this.
 #[derive(Clone, Debug)]
@@ -70,6 +82,8 @@ pub struct Row {
     pub login_uid: Option<u32>,
     /// It runs in a pid namespace below this program's, where pids are others.
     pub nested: bool,
+    /// Its pid in the innermost of these namespaces; `None` if it is not nested or that cannot be read.
+    pub inner_pid: Option<u32>,
 }
 
 /// All processes.
@@ -150,8 +164,10 @@ pub enum Doubt {
     OwnerUnknown(u32),
     /// An agent of this kind lives that may be its owner.
     AgentAlive(u32),
-    /// This process cannot be read, and may be its agent.
+    /// This process cannot be read: it may be its agent, or carry its marker.
     AgentUnsure(u32),
+    /// This process carries the same marker, and is a living agent or an ancestor of one.
+    SharedMark(u32),
     /// It may run under another user than its agent.
     ChangedUid,
     /// Its parent lives, or cannot be told to have adopted it.
@@ -265,6 +281,7 @@ impl Doubt {
             Doubt::OwnerUnknown(_) => "owner_unknown",
             Doubt::AgentAlive(_) => "agent_alive",
             Doubt::AgentUnsure(_) => "agent_unsure",
+            Doubt::SharedMark(_) => "shared_mark",
             Doubt::AgentUnknown => "agent_unknown",
             Doubt::ChangedUid => "changed_uid",
             Doubt::NotOrphan => "not_orphan",

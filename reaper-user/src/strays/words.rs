@@ -25,8 +25,13 @@ pub fn why(stray: &Stray) -> String {
             Doubt::OwnerUnknown(pid) => format!(
                 "nobody knows who {pid} was, since no session of it is recorded: only by `reaper scan --reap`"
             ),
-            Doubt::AgentAlive(pid) => format!("agent {pid} may have started it, and lives"),
-            Doubt::AgentUnsure(pid) => format!("{pid} may be its agent, and cannot be read"),
+            Doubt::AgentAlive(pid) => format!("agent {pid} lives and may own it"),
+            Doubt::AgentUnsure(pid) => {
+                format!("process {pid} cannot be read: it may be its agent, or carry the same marker")
+            }
+            Doubt::SharedMark(pid) => format!(
+                "process {pid}, a living agent or an ancestor of one, carries the same marker"
+            ),
             Doubt::ChangedUid => {
                 "it may run under another user than its agent: sudo, su and the like hand marks on".into()
             }

@@ -30,6 +30,7 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
             unit: Known::Unreadable,
             trace: Known::Unreadable,
             nested: false,
+            inner_pid: None,
             seen,
         };
         if let Some(mut subject) = Subject::open(Path::new(""), row.seen.key) {

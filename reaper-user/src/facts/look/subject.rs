@@ -12,7 +12,7 @@ use crate::model::agent::Pattern;
 use crate::model::event::{Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, says_something};
 use crate::model::stray::Trace;
-use crate::source::procfs::parse::{Stat, field, is_nested, number, words};
+use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
 use crate::sys;
 
@@ -119,10 +119,12 @@ impl Subject {
         Some(Inherited { trace, directory })
     }
 
-    /// Whether its pid is another in a namespace of its own; `None` if that cannot be told.
-    pub(in crate::facts) fn is_nested(&mut self) -> Option<bool> {
+    /// Whether its pid is another in a namespace of its own, and which; `None` if that cannot be told.
+    pub(in crate::facts) fn is_nested(&mut self) -> Option<(bool, Option<u32>)> {
         self.dir.read("status", &mut self.buffer).ok()?;
-        Some(is_nested(&self.buffer))
+        let nested = is_nested(&self.buffer);
+        let inner = innermost_pid(&self.buffer).filter(|_| nested);
+        Some((nested, inner))
     }
 
     /// The user that has logged in, by the kernel's audit; `None` if nobody has, or the kernel does not tell.

@@ -3,6 +3,7 @@
 
 mod evidence;
 mod host;
+mod living;
 mod order;
 mod spare;
 
@@ -13,8 +14,10 @@ use hashbrown::{HashMap, HashSet};
 use super::{Doubt, Question, Recorded, Row, Stray, Table, Verdict};
 use crate::model::agent::Class;
 use crate::model::event::{Key, TICK_NS, Uids};
-use evidence::{Agents, Claim, resembles_agent};
+use evidence::{Claim, resembles_agent};
 use host::Hosts;
+use living::Agents;
+pub(in crate::model) use living::is_login;
 pub(in crate::model) use spare::is_terminal;
 use spare::{Spared, Waiting};
 
@@ -297,7 +300,8 @@ impl<'a> Judge<'a> {
         let claim = self.standings[of].claim.as_ref()?;
         let agent = standing.agent.flatten();
         // What lives by right of a living agent is that one's.
-        if agent.is_some_and(|agent| agent != at || standing.strong.is_none()) {
+        let is_left = standing.strong.is_some() || claim.doubt == Some(Doubt::Agent);
+        if agent.is_some_and(|agent| agent != at || !is_left) {
             return None;
         }
         Some(Stray {

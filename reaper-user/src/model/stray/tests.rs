@@ -1,5 +1,6 @@
 //! Tables of processes, and what is to be said of one of them.
 
+mod living;
 mod owner;
 mod spared;
 mod unsure;
@@ -15,6 +16,7 @@ const SHELL: &str =
     "/bin/bash\0-c\0source /home/u/.claude/shell-snapshots/snapshot-bash-1.sh && eval x";
 
 /// A process: its start is in seconds.
+#[derive(Debug)]
 struct P {
     pid: u32,
     parent: u32,
@@ -28,6 +30,8 @@ struct P {
     login_uid: Option<u32>,
     listening: Known<bool>,
     nested: bool,
+    inner_pid: Option<u32>,
+    tty: u32,
 }
 
 fn p(pid: u32, parent: u32, start: u64, argv: &'static str, env: &'static str) -> P {
@@ -44,6 +48,8 @@ fn p(pid: u32, parent: u32, start: u64, argv: &'static str, env: &'static str) -
         login_uid: None,
         listening: Known::Is(false),
         nested: false,
+        inner_pid: None,
+        tty: 0,
     }
 }
 
@@ -58,6 +64,7 @@ impl P {
             argv_full_len: argv.len() as u32,
             argv,
             sid: self.sid,
+            tty: self.tty,
             ..Image::default()
         };
         Row {
@@ -87,6 +94,7 @@ impl P {
             listening: self.listening,
             login_uid: self.login_uid,
             nested: self.nested,
+            inner_pid: self.inner_pid,
         }
     }
 }
@@ -109,6 +117,7 @@ fn rules() -> Ruleset {
     Ruleset::new(vec![
         other_uid,
         rule("tmux", Action::Boundary, "**/tmux"),
+        rule("claude-daemon", Action::Boundary, "**/claude-server"),
         rule("claude-code", Action::Agent, "**/claude"),
         rule("codex", Action::Agent, "**/codex"),
         rule("ssh-agent", Action::Keep, "**/ssh-agent"),
@@ -437,7 +446,12 @@ fn a_recorded_session() {
         agent: "claude-code".into(),
         ..alike(100, 4300)
     };
-    let all = table(&[p(200, 60, 100, NODE, ""), p(90, 60, 120, "/x/claude", "")]);
+    let heir = P {
+        sid: 91,
+        tty: 7,
+        ..p(90, 60, 120, "/x/claude", "")
+    };
+    let all = table(&[p(200, 60, 100, NODE, ""), heir]);
     let strays = ask_recorded(&all, std::slice::from_ref(&claude), |_| {});
     assert_eq!(said(&strays, 200), "agent_alive");
     // A user wants it kept.
@@ -458,6 +472,8 @@ fn an_environment_tells_no_secrets() {
         .map(|mark| (mark.variable, mark.owner))
         .collect();
     assert_eq!(marks, [("CLAUDE_PID", Some(12)), ("CODEX_CI", None)]);
+    let told = format!("{:?}", Trace::of(b"CODEX_THREAD_ID=0198-secret\0", true));
+    assert!(!told.contains("secret"), "{told}");
     assert!(!Trace::of(b"REAPER_KEEP=0\0", true).keep);
     assert_eq!(Trace::of(b"CLAUDE_PID=1\0", true).owners().count(), 0);
 }

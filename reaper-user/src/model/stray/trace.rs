@@ -1,5 +1,7 @@
 //! What an environment tells of the agent that its process may come from.
 
+use std::hash::{DefaultHasher, Hasher};
+
 /// A variable by which an agent marks what it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnvMark {
@@ -8,6 +10,31 @@ pub struct EnvMark {
     pub variable: &'static str,
     /// Pid of the agent, in the pid namespace that it runs in, where the variable tells it.
     pub owner: Option<u32>,
+    /// The conversation of the agent, where the variable holds its id.
+    pub conversation: Option<Conversation>,
+}
+
+/// Digest of the id of an agent's conversation, which outlives the process when another agent continues it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Conversation(u64);
+
+impl Conversation {
+    /// Bytes of the shortest id: a shorter word says too little.
+    const SHORTEST: usize = 8;
+
+    /// Returns None if `id` is too short to identify a conversation.
+    fn of(id: &[u8]) -> Option<Conversation> {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(id);
+        (id.len() >= Conversation::SHORTEST).then(|| Conversation(hasher.finish()))
+    }
+
+    /// Returns all that an argument vector may name: as a word of its own, in a path or in an option.
+    pub fn named_in(argv: &[u8]) -> impl Iterator<Item = Conversation> {
+        let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        argv.split(move |byte| !is_part(byte))
+            .filter_map(Conversation::of)
+    }
 }
 
 /// A terminal multiplexer, or the like, that the process was started in, be it by way of an agent.
@@ -53,25 +80,31 @@ enum Value {
     Begins(&'static str),
     /// The agent's pid.
     Owner,
+    /// The id of the agent's conversation.
+    Conversation,
 }
 
 const MARKS: &[(&str, Value, &str)] = &[
     ("CLAUDE_PID", Value::Owner, "claude-code"),
     ("CLAUDECODE", Value::Any, "claude-code"),
-    ("CLAUDE_CODE_SESSION_ID", Value::Any, "claude-code"),
+    ("CLAUDE_CODE_SESSION_ID", Value::Conversation, "claude-code"),
     ("AI_AGENT", Value::Begins("claude-code"), "claude-code"),
-    ("CODEX_THREAD_ID", Value::Any, "codex"),
+    ("CODEX_THREAD_ID", Value::Conversation, "codex"),
     ("CODEX_CI", Value::Any, "codex"),
     ("CODEX_MANAGED_BY_NPM", Value::Any, "codex"),
     ("GEMINI_CLI", Value::Any, "gemini-cli"),
     ("GEMINI_CLI_NO_RELAUNCH", Value::Any, "gemini-cli"),
     ("COPILOT_CLI", Value::Any, "copilot-cli"),
-    ("COPILOT_AGENT_SESSION_ID", Value::Any, "copilot-cli"),
+    (
+        "COPILOT_AGENT_SESSION_ID",
+        Value::Conversation,
+        "copilot-cli",
+    ),
     ("OPENCODE_PID", Value::Owner, "opencode"),
     ("OPENCODE", Value::Any, "opencode"),
     ("QWEN_CODE", Value::Any, "qwen-code"),
     ("QWEN_CODE_NO_RELAUNCH", Value::Any, "qwen-code"),
-    ("AMP_CURRENT_THREAD_ID", Value::Any, "amp"),
+    ("AMP_CURRENT_THREAD_ID", Value::Conversation, "amp"),
     ("AGENT", Value::Begins("amp"), "amp"),
     ("CURSOR_AGENT", Value::Any, "cursor-agent"),
     ("CRUSH", Value::Any, "crush"),
@@ -96,16 +129,25 @@ impl Trace {
             trace.switched |= SWITCHED.contains(&name);
             trace.add_multiplexer(name, value);
             for (variable, wanted, agent) in MARKS.iter().filter(|m| m.0.as_bytes() == name) {
-                let (fits, owner) = match wanted {
-                    Value::Any => (!value.is_empty(), None),
-                    Value::Begins(text) => (value.starts_with(text.as_bytes()), None),
-                    Value::Owner => (true, pid(value)),
+                let (mut owner, mut conversation) = (None, None);
+                let fits = match wanted {
+                    Value::Any => !value.is_empty(),
+                    Value::Begins(text) => value.starts_with(text.as_bytes()),
+                    Value::Owner => {
+                        owner = pid(value);
+                        true
+                    }
+                    Value::Conversation => {
+                        conversation = Conversation::of(value);
+                        !value.is_empty()
+                    }
                 };
                 if fits {
                     let mark = EnvMark {
                         agent,
                         variable,
                         owner,
+                        conversation,
                     };
                     trace.cut |= !take_in(&mut trace.marks, mark);
                 }
@@ -137,6 +179,11 @@ impl Trace {
     /// The pids that are told of agents.
     pub fn owners(&self) -> impl Iterator<Item = u32> {
         self.marks.iter().filter_map(|mark| mark.owner)
+    }
+
+    /// The conversations that are told of agents.
+    pub fn conversations(&self) -> impl Iterator<Item = Conversation> {
+        self.marks.iter().filter_map(|mark| mark.conversation)
     }
 
     /// Whether an agent's other marks are there too: a pid alone anybody may have put there.

@@ -127,6 +127,11 @@ pub(crate) fn is_nested(status: &[u8]) -> bool {
         .is_some()
 }
 
+/// Returns the pid of a process in the innermost pid namespace that it runs in, if the kernel reports one.
+pub(crate) fn innermost_pid(status: &[u8]) -> Option<u32> {
+    number(words(field(status, b"NSpid:")?).last()?)
+}
+
 /// What follows `name` on the line that begins with it.
 pub(crate) fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     file.split(|&b| b == b'\n')

@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
-
-use super::host::Eldest;
 use super::{Judge, file_name, tick};
-use crate::model::event::{Image, Key};
+use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::Known;
 use crate::model::stray::{Doubt, EnvMark, Evidence, Row, Trace};
 
 /// The rule whose tool shells are known by their command line.
-const CLAUDE: &str = "claude-code";
+pub(super) const CLAUDE: &str = "claude-code";
 /// What stands in the command line of those.
 const SNAPSHOT: &[u8] = b"/shell-snapshots/snapshot-";
 const SHELLS: &[&[u8]] = &[b"bash", b"zsh", b"sh", b"dash", b"busybox"];
@@ -40,51 +37,6 @@ pub(super) struct Claim {
     pub(super) agent: Arc<str>,
     pub(super) evidence: Evidence,
     pub(super) doubt: Option<Doubt>,
-}
-
-/// Agents that live.
-#[derive(Default)]
-pub(super) struct Agents {
-    /// By name and real uid those that began first.
-    named: HashMap<(Arc<str>, u32), Eldest>,
-    /// By real uid those that no rule knows: they may be of any name.
-    unnamed: HashMap<u32, Eldest>,
-    /// By real uid all of them.
-    any: HashMap<u32, Eldest>,
-    /// Name and real uid of those that have another pid in a namespace of their own, by which their marks name them.
-    nested: HashSet<(Arc<str>, u32)>,
-}
-
-impl Agents {
-    pub(super) fn of(judge: &Judge<'_>) -> Agents {
-        let mut agents = Agents::default();
-        let rules = judge.question.rules;
-        for row in judge.table.rows.values().filter(|row| judge.is_agent(row)) {
-            let (key, uid) = (row.seen.key, row.seen.uids.real);
-            agents.any.entry(uid).or_default().add(key);
-            let Some(rule) = rules.agent(&row.seen.image) else {
-                agents.unnamed.entry(uid).or_default().add(key);
-                continue;
-            };
-            let named = (Arc::clone(rules.name(rule)), uid);
-            if row.nested {
-                agents.nested.insert(named.clone());
-            }
-            agents.named.entry(named).or_default().add(key);
-        }
-        agents
-    }
-
-    /// Another one of the same user that began by then: of this name, as far as that is known, or of any.
-    fn possible_owner(&self, row: &Row, name: Option<&str>, by: u64) -> Option<u32> {
-        let uid = row.seen.uids.real;
-        let possible = match name {
-            Some(name) => [self.named.get(&(name.into(), uid)), self.unnamed.get(&uid)],
-            None => [self.any.get(&uid), None],
-        };
-        let mut possible = possible.into_iter().flatten();
-        possible.find_map(|eldest| eldest.other_by(row, by))
-    }
 }
 
 impl<'a> Judge<'a> {
@@ -133,9 +85,10 @@ impl<'a> Judge<'a> {
         } else if self.has_changed_uid(row, trace) {
             Some(Doubt::ChangedUid)
         } else {
-            let agent = self.agent_doubt(row, Some(mark.agent), row.seen.key.start);
-            let lies = agent.or_else(|| self.may_lie(row, trace));
-            lies.or_else(|| self.unknown_owner(row, trace).map(Doubt::OwnerUnknown))
+            let doubt = self.successor_doubt(row, trace, mark.agent, 0);
+            let doubt = doubt.or_else(|| self.shared_doubt(row, trace));
+            let doubt = doubt.or_else(|| self.may_lie(row, trace));
+            doubt.or_else(|| self.unknown_owner(row, trace).map(Doubt::OwnerUnknown))
         }
     }
 
@@ -162,7 +115,9 @@ impl<'a> Judge<'a> {
             Some(Doubt::NotOrphan)
         } else if self.has_changed_uid(row, trace) {
             Some(Doubt::ChangedUid)
-        } else if let Some(doubt) = self.agent_doubt(row, None, row.seen.key.start) {
+        } else if let Some(doubt) = self.agent_doubt(row) {
+            Some(doubt)
+        } else if let Some(doubt) = self.agents.continuer_doubt(row, trace) {
             Some(doubt)
         } else if age < self.question.max_age {
             Some(Doubt::Young)
@@ -190,9 +145,11 @@ impl<'a> Judge<'a> {
             let named = self.named_owner_doubt(row, trace);
             // Its root may have handed over to another while nobody watched; not so of what is being ended.
             let heir = || {
+                // The table knows starts to the tick.
+                let since = root.start - root.start % TICK_NS;
                 let known = self.question.rules.agent_named(&session.agent);
                 let unknown = known.is_none().then_some(Doubt::AgentUnknown);
-                let alive = self.agent_doubt(row, Some(&session.agent), u64::MAX);
+                let alive = self.successor_doubt(row, trace, &session.agent, since);
                 alive.or(unknown)
             };
             named.or_else(|| heir().filter(|_| root.pid > 0))
@@ -204,22 +161,42 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Whether an agent of this name, or of any, that began by then lives, or may, and so may be its own.
-    fn agent_doubt(&self, row: &Row, name: Option<&str>, by: u64) -> Option<Doubt> {
-        let alive = self.agents.possible_owner(row, name, by);
+    /// Returns the living agent, of any name, that may own a process whose evidence names no agent: one of the same
+    /// user that began no later.
+    fn agent_doubt(&self, row: &Row) -> Option<Doubt> {
+        let alive = self.agents.older_than(row);
         let unsure = || self.unread_of(row).map(Doubt::AgentUnsure);
         alive.map(Doubt::AgentAlive).or_else(unsure)
     }
 
+    /// Returns the living agent that may have taken over from one that is gone; its successors began at `since` or later.
+    fn successor_doubt(&self, row: &Row, trace: &Trace, agent: &str, since: u64) -> Option<Doubt> {
+        let named = self.agents.continuer_doubt(row, trace);
+        let alive = || self.agents.successor(row, agent, since);
+        let unsure = || self.unread_of(row).map(Doubt::AgentUnsure);
+        named
+            .or_else(|| alive().map(Doubt::AgentAlive))
+            .or_else(unsure)
+    }
+
+    /// Returns the doubt about a marker that a living agent of the same user, or an ancestor of one, may carry too.
+    fn shared_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+        // A process that carries a living agent is in doubt for that reason alone.
+        if self.carriers.contains(&row.seen.key.pid) {
+            return Some(Doubt::Agent);
+        }
+        self.agents.shared_doubt(row, trace)
+    }
+
     /// Whether one of the agents that it names lives, or may.
     fn owner_doubt(&self, row: &Row, trace: &Trace, agent: &str) -> Option<Doubt> {
-        // In another namespace the pid is somebody else's; what was cut off may name another.
-        let elsewhere = (agent.into(), row.seen.uids.real);
-        let elsewhere = self.agents.nested.contains(&elsewhere);
-        let unsure = row.nested || elsewhere || trace.cut;
-        let unsure = trace.owners().next().filter(|_| unsure);
+        // In another PID namespace the pid is that of another process; what was cut off may name another agent.
+        let unsure = |pid: &u32| {
+            row.nested || trace.cut || self.agents.has_nested(agent, row.seen.uids.real, *pid)
+        };
+        let unsure = || trace.owners().find(unsure).map(Doubt::OwnerUnsure);
         let named = self.named_owner_doubt(row, trace);
-        named.or_else(|| unsure.map(Doubt::OwnerUnsure))
+        named.or_else(unsure)
     }
 
     /// The same of those alone who are there under such a pid.
@@ -227,11 +204,8 @@ impl<'a> Judge<'a> {
         let mut unsure = None;
         for pid in trace.owners().filter(|_| !row.nested) {
             match self.table.rows.get(&pid) {
-                // Another agent by now, or this one after all, and what it names was begun for it.
-                Some(owner) if owner.seen.key.start > row.seen.key.start => {
-                    let unsure_of = self.is_agent(owner).then_some(Doubt::OwnerUnsure(pid));
-                    unsure = unsure.or(unsure_of);
-                }
+                // The pid was reused: this process began after the leftover did.
+                Some(owner) if owner.seen.key.start > row.seen.key.start => {}
                 Some(_) => return Some(Doubt::OwnerAlive(pid)),
                 None if self.table.unread.contains_key(&pid) => {
                     unsure = Some(Doubt::OwnerUnsure(pid));
@@ -249,7 +223,7 @@ impl<'a> Judge<'a> {
         let of_program = || {
             let mut sessions = self.question.recorded.iter();
             PROGRAMS_UIDS.contains(&uid)
-                && !self.agents.any.contains_key(&uid)
+                && !self.agents.has_user(uid)
                 && !sessions.any(|session| session.uid == Some(uid))
         };
         is_switched(row)
@@ -292,6 +266,7 @@ impl Doubt {
             | Doubt::OwnerUnsure(_)
             | Doubt::AgentAlive(_)
             | Doubt::AgentUnsure(_)
+            | Doubt::SharedMark(_)
             | Doubt::AgentUnknown => true,
             Doubt::NoOwner
             | Doubt::OwnerUnknown(_)

@@ -71,29 +71,29 @@ fn an_owner_alone_is_a_plain_mark() {
 }
 
 #[test]
-fn an_agent_that_lives_may_be_its_owner() {
+fn living_agent_shields_only_evidence_without_a_pid() {
     let agent = |start, argv| p(70, 60, start, argv, "");
     let of = |uid, agent| P {
         uid,
         euid: uid,
         ..agent
     };
-    for (agent, of_mark, of_shell) in [
-        (agent(99, "/x/claude"), "agent_alive", "agent_alive"),
+    for (agent, of_shell) in [
+        (agent(99, "/x/claude"), "agent_alive"),
         // It came later, or is another user's.
-        (agent(101, "/x/claude"), "reap", "reap"),
-        (of(1001, agent(99, "/x/claude")), "reap", "reap"),
+        (agent(101, "/x/claude"), "reap"),
+        (of(1001, agent(99, "/x/claude")), "reap"),
         // Of another name.
-        (agent(99, "/x/codex"), "reap", "agent_alive"),
+        (agent(99, "/x/codex"), "agent_alive"),
         // Which no rule knows.
-        (agent(99, "/x/claude-next"), "agent_alive", "agent_alive"),
-        (agent(99, "/x/cursor-agent"), "agent_alive", "agent_alive"),
-        (agent(99, "/x/goose"), "agent_alive", "agent_alive"),
-        (agent(99, "/x/amplifier"), "reap", "reap"),
-        (agent(99, "/x/cat\0claude"), "reap", "reap"),
+        (agent(99, "/x/claude-next"), "agent_alive"),
+        (agent(99, "/x/cursor-agent"), "agent_alive"),
+        (agent(99, "/x/goose"), "agent_alive"),
+        (agent(99, "/x/amplifier"), "reap"),
+        (agent(99, "/x/cat\0claude"), "reap"),
     ] {
         let name = agent.argv;
-        for (argv, env, expected) in [(NODE, DEAD, of_mark), (SHELL, BARE, of_shell)] {
+        for (argv, env, expected) in [(NODE, DEAD, "reap"), (SHELL, BARE, of_shell)] {
             let all = table(&[
                 P {
                     argv: name,
@@ -134,7 +134,7 @@ fn what_carries_an_agent_that_lives_is_left_alone() {
     let of = |pid| said(&strays, pid);
     assert_eq!(
         [200, 201, 202, 203, 204].map(of),
-        ["agent", "agent", "agent", "-", "reap"]
+        ["agent", "-", "-", "-", "-"]
     );
 }
 
@@ -222,13 +222,20 @@ fn a_user_of_one_program_is_another_than_the_agents() {
 }
 
 #[test]
-fn an_agent_in_another_namespace_is_of_one_user() {
-    let agent = |uid| P {
+fn agent_in_a_namespace_is_named_by_its_pid_there() {
+    let agent = |uid, inner_pid| P {
         uid,
         euid: uid,
         nested: true,
+        inner_pid,
         ..p(90, 60, 150, "/x/claude", "")
     };
-    check("owner_unsure", &[agent(1000), p(200, 1, 100, NODE, DEAD)]);
-    check("reap", &[agent(1001), p(200, 1, 100, NODE, DEAD)]);
+    for (agent, expected) in [
+        (agent(1000, Some(4100)), "owner_unsure"),
+        (agent(1000, None), "owner_unsure"),
+        (agent(1000, Some(7)), "reap"),
+        (agent(1001, Some(4100)), "reap"),
+    ] {
+        check(expected, &[agent, p(200, 1, 100, NODE, DEAD)]);
+    }
 }

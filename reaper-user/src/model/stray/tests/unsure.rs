@@ -77,7 +77,7 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
         // No such places.
         (host("/usr/bin/cat", 1000), "reap"),
         (host("/usr/bin/ssh-agent", 1000), "reap"),
-        (host("/x/claude", 1000), "agent_alive"),
+        (host("/x/claude", 1000), "agent_unsure"),
     ] {
         check(expected, &[host, p(312, 1, 70, NODE, DEAD)]);
     }
@@ -275,8 +275,8 @@ fn an_agent_may_be_known_by_another_pid_than_here() {
     };
     let left = || p(200, 1, 100, NODE, DEAD);
     check("owner_unsure", &[agent(true, "/x/claude"), left()]);
-    check("agent_alive", &[agent(false, "/x/claude"), left()]);
+    check("reap", &[agent(false, "/x/claude"), left()]);
     check("reap", &[agent(true, "/bin/cat"), left()]);
-    // The one that is named is younger, and an agent nevertheless.
-    check("owner_unsure", &[p(4100, 60, 150, "/x/claude", ""), left()]);
+    // An agent that began later has reused the pid.
+    check("reap", &[p(4100, 60, 150, "/x/claude", ""), left()]);
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::damage::{hostile, real};
-use crate::source::procfs::parse::is_nested;
+use crate::source::procfs::parse::{innermost_pid, is_nested};
 
 /// The number of a field as proc(5) counts them, 0 for what is negative.
 fn numbered(stat: &[u8], field: usize) -> Option<u64> {
@@ -49,6 +49,7 @@ proptest! {
         let ids = words(field(&bytes, b"NSpid:").unwrap_or_default()).count();
         prop_assert!(!namespace_init(&bytes) || ids > 1);
         prop_assert_eq!(is_nested(&bytes), ids > 1);
+        prop_assert!(innermost_pid(&bytes).is_none() || ids > 0);
     }
 
     #[test]
