@@ -8,6 +8,8 @@
 //!   pid names one session, and needs another mark of the agent beside it; a mark without a pid names those of its agent that ran when
 //!   the process began. Below a multiplexer or a terminal that may have handed them on they are worth nothing, unless
 //!   the root runs in that multiplexer too.
+//!   A mark that a living agent of that user carries too, or an ancestor of one, names nothing, unless that agent is
+//!   nested in the session: a shell started inside of an agent hands it on. What cannot be read may carry it.
 //! - A *directory* says something only if it is that of a root that ran when the process began, or is below it, and only
 //!   where nothing else can: without marks, a terminal and a multiplexer. Of all agents that may be its own it has to be known where
 //!   they work.
@@ -16,15 +18,20 @@
 
 use std::path::Path;
 
+use hashbrown::HashSet;
+
 use super::inferred::{Evidence, is_later, may_be_adopted};
 use super::{Session, SessionId, Sessions};
-use crate::model::event::Key;
+use crate::model::event::{Image, Key};
 use crate::model::facts::{Inherited, Known, Needs};
-use crate::model::stray::{EnvMark, is_terminal};
+use crate::model::stray::{EnvMark, is_login, is_terminal};
 use crate::model::tree::{Node, Tree};
 
 /// What has to be known of one before it can be told whose it is.
 const WANTED: Needs = Needs::INHERITED.and(Needs::UNIT);
+
+/// Number of ancestors of an agent that are read. Where there are more, one of them may carry any mark.
+const ANCESTORS_MAX: usize = 64;
 
 impl Sessions {
     /// Whether a process that nothing else makes a member may be one by what it has from its makers.
@@ -57,7 +64,28 @@ impl Sessions {
         };
         let own = std::iter::once((node.key, node.lacks(WANTED)));
         let all = own.chain(self.possible(node).filter_map(of_root));
-        all.filter(|(_, wanted)| !wanted.is_none()).collect()
+        let mut wanted: Vec<_> = all.filter(|(_, wanted)| !wanted.is_none()).collect();
+        let read = node.facts().map(|facts| &facts.inherited);
+        if wanted.is_empty() && matches!(read, Some(Known::Is(own)) if !own.trace.marks.is_empty())
+        {
+            wanted = self.wanted_of_carriers(tree, node);
+        }
+        wanted
+    }
+
+    /// Returns the living agents of the same user, and their ancestors, whose environment has not been read.
+    fn wanted_of_carriers(&self, tree: &Tree, node: &Node) -> Vec<(Key, Needs)> {
+        let mut wanted: HashSet<Key> = HashSet::new();
+        for session in self.living(node) {
+            if session.inherited == Known::Unasked {
+                wanted.insert(session.root);
+            }
+            let above = may_hand_on(tree, session).take(ANCESTORS_MAX);
+            let unread = above.filter(|above| !above.lacks(Needs::INHERITED).is_none());
+            wanted.extend(unread.map(|above| above.key));
+        }
+        let with_needs = |key| (key, Needs::INHERITED);
+        wanted.into_iter().map(with_needs).collect()
     }
 
     /// Whose a suspect is, and what says so.
@@ -81,7 +109,7 @@ impl Sessions {
         let named = possible.iter().copied().filter(|session| {
             // With the shell that the agent was typed in.
             let at_home = session.sid == node.image.sid && session.sid != 0;
-            self.is_named_by_all(session, (node, own, nested), &possible)
+            self.is_named_by_all(tree, session, (node, own, nested), &possible)
                 && !may_be_handed_on(own, session)
                 && (at_home || !is_of_others(tree, node))
         });
@@ -104,6 +132,7 @@ impl Sessions {
     /// Whether all marks say so that are not known to come from elsewhere.
     fn is_named_by_all(
         &self,
+        tree: &Tree,
         session: &Session,
         (node, own, nested): (&Node, &Inherited, bool),
         possible: &[&Session],
@@ -133,10 +162,46 @@ impl Sessions {
             let read = matches!(session.inherited, Known::Is(_));
             mark.owner.is_some() || read && !came_with_root(mark)
         };
-        told.iter().any(|mark| proves(mark) && named(mark, session))
+        let elsewhere = |mark: &EnvMark| self.may_be_carried_elsewhere(tree, mark, session, node);
+        told.iter()
+            .any(|mark| proves(mark) && named(mark, session) && !elsewhere(mark))
             && told.iter().all(|mark| {
                 came_with_root(mark) || self.outwards_of(session).any(|around| named(mark, around))
             })
+    }
+
+    /// Open sessions of the same user whose root lives.
+    fn living(&self, node: &Node) -> impl Iterator<Item = &Session> {
+        let uid = node.uids.real;
+        self.iter()
+            .filter(move |session| session.uids.real == uid && session.root_gone.is_none())
+    }
+
+    /// Whether a living agent that is not of this session, or an ancestor of one, carries a mark, or may.
+    fn may_be_carried_elsewhere(
+        &self,
+        tree: &Tree,
+        mark: &EnvMark,
+        session: &Session,
+        node: &Node,
+    ) -> bool {
+        let carries = |own: &Inherited| own.trace.cut || own.trace.marks.contains(mark);
+        let of_root = |other: &Session| match &other.inherited {
+            Known::Is(own) => carries(own),
+            Known::Unasked | Known::Unreadable => !is_later(other.root, node.key),
+        };
+        let of_ancestor = |above: &Node| match above.facts().map(|facts| &facts.inherited) {
+            Some(Known::Is(own)) => carries(own),
+            _ => !is_login(&above.image) && !is_later(above.key, node.key),
+        };
+        let is_within = |other: &Session| self.outwards_of(other).any(|one| one.id == session.id);
+        let mut others = self.living(node).filter(|other| !is_within(other));
+        others.any(|other| {
+            let mut above = may_hand_on(tree, other).take(ANCESTORS_MAX);
+            of_root(other)
+                || above.any(of_ancestor)
+                || may_hand_on(tree, other).nth(ANCESTORS_MAX).is_some()
+        })
     }
 
     /// The session itself, be it closed, and those that it is nested in.
@@ -196,6 +261,17 @@ fn ran_at_birth(session: &Session, node: &Node) -> bool {
         .is_none_or(|gone| node.key.start <= gone.at)
 }
 
+/// Returns the ancestors of a session's root that run under the same user and are no init.
+fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'a Node> {
+    let uid = session.uids.real;
+    tree.ancestors(session.root).take_while(move |above| {
+        above.uids.real == uid
+            && above.key.pid > 1
+            && !above.namespace_init
+            && !is_manager(&above.image)
+    })
+}
+
 /// Whether its marks may come from a place that people start processes from.
 fn may_be_handed_on(own: &Inherited, session: &Session) -> bool {
     let with_root = |one| match &session.inherited {
@@ -223,14 +299,17 @@ fn parent<'a>(tree: &'a Tree, node: &Node) -> Option<&'a Node> {
 
 /// Whether it takes in those who have lost their makers: an init, a user's service manager, or one that has done so.
 fn adopts(tree: &Tree, node: &Node) -> bool {
-    let image = &node.image;
-    let manages = || image.exe.ends_with(b"/systemd") && image.args().any(|arg| arg == b"--user");
     let mut children = node.children().iter();
     node.key.pid == 1
         || node.namespace_init
-        || manages()
+        || is_manager(&node.image)
         || children.any(|pid| {
             tree.by_pid(*pid)
                 .is_some_and(|child| child.orphaned.is_some())
         })
+}
+
+/// Whether it is a user's service manager.
+fn is_manager(image: &Image) -> bool {
+    image.exe.ends_with(b"/systemd") && image.args().any(|arg| arg == b"--user")
 }

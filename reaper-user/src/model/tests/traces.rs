@@ -26,6 +26,8 @@ fn with_rules(rules: &str) -> (World, Key) {
     let mut w = world(read(&format!("honor_keep = false\n{rules}\n{agents}")));
     w.model.set_infers(true);
     let shell = found(&mut w, INIT, "bash", |_| {});
+    // What it starts may have its marks from it.
+    know(&mut w, shell, "A=1;", "", "");
     (w, shell)
 }
 
@@ -413,4 +415,38 @@ fn nobody_is_asked_who_cannot_be_a_member() {
     );
     w.model.set_infers(false);
     assert!(!w.model.is_suspect(suspect), "the kernel tells who is born");
+}
+
+/// What is said of an orphan whose marks name an agent that has died, with another agent below a shell alive.
+fn of_a_dead_one(environ_of_shell: Option<&str>, environ_of_other: &str) -> Option<Evidence> {
+    let (mut w, shell) = begin();
+    let one = agent(&mut w, shell, "cc", "", "");
+    let inner = found(&mut w, shell.pid, "zsh", |_| {});
+    let marks = marks_of(one);
+    let with_marks = |environ: &str| environ.replace("MARKS", &marks);
+    agent(&mut w, inner, "codex", &with_marks(environ_of_other), "");
+    let key = found(&mut w, INIT, "server", |_| {});
+    w.dies_by_signal(one);
+    know(&mut w, key, &marks, "", "");
+    assert_eq!(w.model.wanted_of(key), [(inner, Needs::INHERITED)]);
+    match environ_of_shell {
+        Some(environ) => know(&mut w, inner, &with_marks(environ), "", ""),
+        None => {
+            let unread = Facts::unreadable();
+            w.model.set_facts(inner, Needs::INHERITED, unread, w.now);
+        }
+    }
+    let said = concluded(&mut w, key);
+    assert!(said.is_none_or(|(root, _)| root == one));
+    said.map(|(_, evidence)| evidence)
+}
+
+#[test]
+fn mark_carried_by_a_living_agent_names_no_session() {
+    assert_eq!(of_a_dead_one(Some("A=1;"), "B=1;"), Some(BY_PID));
+    assert_eq!(of_a_dead_one(Some("A=1;"), "MARKS"), None);
+    // The shell above it was started inside of the one that is dead.
+    assert_eq!(of_a_dead_one(Some("MARKS"), "B=1;"), None);
+    assert_eq!(of_a_dead_one(Some("MARKS…"), "B=1;"), None);
+    assert_eq!(of_a_dead_one(None, "B=1;"), None);
 }
