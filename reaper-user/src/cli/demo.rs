@@ -33,7 +33,7 @@ macro_rules! say {
 /// The demo's own rule for a program of this file name, and a grace that nobody has to wait long for.
 fn config(program: &str) -> String {
     format!(
-        "grace = '1s'\n{}[[agent]]\nname = 'demo-agent'\nexe = '**/{program}'\nargv = '* demo-agent'\n",
+        "grace = '1s'\n{}[[agent]]\nname = 'demo-agent'\nexe = '**/{program}'\nargs = 'demo-agent'\n",
         system::CONFIG
     )
 }

@@ -6,15 +6,26 @@
 //! comm = "my-agent"                 # glob over the kernel's name of the process, at most 15 bytes
 //! exe = ["/opt/my/agent", "**/bin/my-agent"]   # glob over the whole path; `*` stops at `/`, `**/` does not
 //! script = "/**/bin/my-agent"       # glob over the path of the script that node, bun or python runs, as given
-//! argv = "* --interactive*"         # glob over the arguments joined by single spaces; `*` crosses everything
-//! argv_regex = "^[^ ]+ chat( |$)"   # regex over the same line, not anchored; `.` takes newlines too
-//! not_argv = "* --version*"         # `not_` before any of these: none of them may match
+//! arg0 = "**/my-agent"              # glob over the name that the program was called by
+//! args = ["chat", "*"]              # one glob per positional argument, from the first; more may follow
+//! options = ["--model=*", "-v"]     # globs over the options; `*` crosses everything
+//! value_options = ["-m", "--model"] # options whose value is the next argument: `--model x` reads like `--model=x`
+//! command_at = 2                    # the second positional argument begins another command: no option follows it
+//! not_options = "--version"         # `not_` before any of the globs: none of them may match
 //! any = [{ comm = "a" }, { exe = "/opt/b" }]   # and one of these alternatives must hold as well
 //! ```
 //!
 //! All that a rule says must hold; in a list, one entry is enough. Everything is matched as bytes. What
 //! is unknown of a process (an unreadable path) fulfils no condition, not even a `not_` one. A keep may
 //! also ask for a `uid`; it holds under living agents too.
+//!
+//! An option starts with `-`, is not `-` alone and stands before `--`; all other arguments are positional. Where
+//! node, bun or python runs a script, only the arguments after the script count. `args` holds if each of its globs
+//! matches the positional argument at its place.
+//!
+//! Keeps and rules, which judge members, may also match the arguments joined by single spaces: `argv` is a glob
+//! in which `*` crosses everything, `argv_regex` a regex that is not anchored and whose `.` takes newlines too. Agents
+//! and boundaries may not: in the joined line a prompt cannot be told from a sub-command or an option.
 //!
 //! ```toml
 //! [[rule]]                          # asks for a program as above, or for none, and besides:
@@ -52,33 +63,48 @@ use toml::de::DeTable;
 
 use super::reader::{Reader, Value};
 use super::when;
-use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, PatternError, Rule};
+use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, PatternError, Rule, Syntax};
 
 const NOT: &str = "not_";
 
 type Compile = fn(&str) -> Result<Pattern, PatternError>;
 
 /// The kinds of condition: key, what it looks at, and how its text is compiled.
-const KINDS: [(&str, Field, Compile); 5] = [
+const KINDS: [(&str, Field, Compile); 8] = [
     ("comm", Field::Comm, Pattern::comm),
     ("exe", Field::Exe, Pattern::exe),
     ("script", Field::Script, Pattern::script),
+    ("arg0", Field::Arg0, Pattern::script),
+    ("args", Field::Args, Pattern::argv),
+    ("options", Field::Options, Pattern::option),
     ("argv", Field::Argv, Pattern::argv),
     ("argv_regex", Field::Argv, Pattern::argv_regex),
 ];
 
-const CONDITIONS: [&str; 10] = [
+/// The keys of conditions on the joined arguments come last.
+const CONDITIONS: [&str; 16] = [
     "comm",
     "exe",
     "script",
-    "argv",
-    "argv_regex",
+    "arg0",
+    "args",
+    "options",
     "not_comm",
     "not_exe",
     "not_script",
+    "not_arg0",
+    "not_args",
+    "not_options",
+    "argv",
+    "argv_regex",
     "not_argv",
     "not_argv_regex",
 ];
+
+const JOINED: [&str; 4] = ["argv", "argv_regex", "not_argv", "not_argv_regex"];
+
+/// The keys that say how arguments are read.
+const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 
 /// A rule as it stands in a file.
 #[derive(Clone, Debug)]
@@ -119,7 +145,8 @@ pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Written> {
 
 /// One rule; `None` only where it has no usable name.
 fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Written> {
-    let mut known: Vec<&str> = ["name", "any"].into_iter().chain(CONDITIONS).collect();
+    let program = CONDITIONS.into_iter().chain(SYNTAX);
+    let mut known: Vec<&str> = ["name", "any"].into_iter().chain(program).collect();
     let before = r.count();
     let action = match key {
         "agent" => Some(Action::Agent),
@@ -142,15 +169,10 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
     };
     r.known_keys(table, &known, &place);
     let name = name(r, key, at, table);
-    let common = conditions(r, table);
-    let matchers: Vec<Matcher> = match alternatives(r, table) {
-        None if common.is_empty() => Vec::new(),
-        None => vec![Matcher::new(common)],
-        Some(all) => all
-            .into_iter()
-            .map(|own| Matcher::new([common.clone(), own].concat()))
-            .collect(),
-    };
+    if matches!(action, Some(Action::Agent | Action::Boundary)) {
+        no_joined_line(r, table);
+    }
+    let matchers = matchers(r, table);
     let mut enabled = true;
     r.flag(table, "enabled", &mut enabled);
     let mut rule = Rule::new(name.as_deref().unwrap_or("…"), action?, matchers);
@@ -165,9 +187,54 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
     Some(Written { rule, at, enabled })
 }
 
+/// The joined arguments do not tell a prompt that names a sub-command from the sub-command.
+fn no_joined_line(r: &mut Reader, table: &DeTable<'_>) {
+    for (key, value) in table {
+        let name = &**key.get_ref();
+        if JOINED.contains(&name) {
+            let not = if name.starts_with(NOT) { NOT } else { "" };
+            r.problem(
+                key.span().start,
+                format!(
+                    "`{name}` matches the joined arguments, where a prompt reads like a sub-command or an option; agents and \
+                     boundaries match them one by one: write `{not}args = [\"serve\"]` for the first argument that is no \
+                     option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
+                ),
+            );
+        }
+        let alternatives = value.get_ref().as_array().filter(|_| name == "any");
+        for inner in alternatives.into_iter().flat_map(|all| all.iter()) {
+            if let Some(inner) = inner.get_ref().as_table() {
+                no_joined_line(r, inner);
+            }
+        }
+    }
+}
+
+fn matchers(r: &mut Reader, table: &DeTable<'_>) -> Vec<Matcher> {
+    let (common, how) = (conditions(r, table), syntax(r, table));
+    let Some(all) = alternatives(r, table) else {
+        let has_conditions = !common.is_empty();
+        let only = has_conditions.then(|| Matcher::new(common).with_syntax(how));
+        return only.into_iter().collect();
+    };
+    let with_common = |(own, own_syntax): (Vec<Condition>, Syntax)| {
+        let value_options = [&how.value_options[..], &own_syntax.value_options].concat();
+        let command_at = match own_syntax.command_at {
+            0 => how.command_at,
+            own => own,
+        };
+        Matcher::new([common.clone(), own].concat()).with_syntax(Syntax {
+            value_options,
+            command_at,
+        })
+    };
+    all.into_iter().map(with_common).collect()
+}
+
 /// A rule that says too little would hold for everything.
 fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule) {
-    const PROGRAM: &str = "add `comm`, `exe`, `script`, `argv` or `argv_regex`";
+    const PROGRAM: &str = "add `comm`, `exe`, `script`, `args` or `options`";
     let (this, matchers) = (&rule.name, &rule.matchers);
     let asks = table
         .iter()
@@ -190,7 +257,7 @@ fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule
         r.problem(
             at,
             format!(
-                "[[{key}]] `{this}` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `argv` or `argv_regex`"
+                "[[{key}]] `{this}` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`"
             ),
         );
     }
@@ -231,7 +298,7 @@ fn name(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Arc
 }
 
 /// The entries of `any`.
-fn alternatives(r: &mut Reader, table: &DeTable<'_>) -> Option<Vec<Vec<Condition>>> {
+fn alternatives(r: &mut Reader, table: &DeTable<'_>) -> Option<Vec<(Vec<Condition>, Syntax)>> {
     let value = table.get("any")?;
     let like = "a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]";
     let tables = r.tables(table, "any", like);
@@ -245,18 +312,36 @@ fn alternatives(r: &mut Reader, table: &DeTable<'_>) -> Option<Vec<Vec<Condition
             "`any` has no alternative: fill it or leave it out",
         );
     }
+    let known: Vec<&str> = CONDITIONS.into_iter().chain(SYNTAX).collect();
     let mut all = Vec::new();
     for (at, inner) in tables {
-        r.known_keys(inner, &CONDITIONS, " in `any`");
+        r.known_keys(inner, &known, " in `any`");
         if inner.is_empty() {
             r.problem(
                 at,
                 "this alternative of `any` is empty, so it would always hold: fill it or remove it",
             );
         }
-        all.push(conditions(r, inner));
+        all.push((conditions(r, inner), syntax(r, inner)));
     }
     Some(all)
+}
+
+fn syntax(r: &mut Reader, table: &DeTable<'_>) -> Syntax {
+    let mut syntax = Syntax::default();
+    let options = table.get("value_options");
+    for (at, option) in options.map_or_else(Vec::new, |value| r.strings("value_options", value)) {
+        if option.len() < 2 || !option.starts_with('-') || option.contains(['=', '*', ' ']) {
+            r.problem(
+                at,
+                format!("`value_options` holds {option:?}: write the name of an option such as \"--config\""),
+            );
+        }
+        syntax.value_options.push(option.into());
+    }
+    let command_at = r.maybe_number(table, "command_at", 1..=99);
+    syntax.command_at = command_at.unwrap_or_default();
+    syntax
 }
 
 fn conditions(r: &mut Reader, table: &DeTable<'_>) -> Vec<Condition> {
@@ -289,6 +374,8 @@ fn patterns(r: &mut Reader, key: &str, value: &Value<'_>, compile: Compile) -> V
     let mut found = Vec::new();
     for (at, text) in r.strings(key, value) {
         match compile(text) {
+            // One argument of several may be any.
+            Ok(pattern) if key.ends_with("args") => found.push(pattern),
             Ok(pattern) if matches_all(text, &pattern) => {
                 r.problem(
                     at,
@@ -298,6 +385,13 @@ fn patterns(r: &mut Reader, key: &str, value: &Value<'_>, compile: Compile) -> V
             Ok(pattern) => found.push(pattern),
             Err(error) => r.problem(at, format!("`{key}` {text:?} is no good {what}: {error}")),
         }
+    }
+    let all = |pattern: &Pattern| matches_all(pattern.text(), pattern);
+    if key.ends_with("args") && !found.is_empty() && found.iter().all(all) {
+        r.problem(
+            value.span().start,
+            format!("`{key}` matches any arguments: narrow it or leave it out"),
+        );
     }
     found
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::catalogue;
 use super::{Config, EventScope, KernelReap};
-use crate::model::agent::{Action, Condition, Field, Pattern, Rule, SessionIs, UidIs};
+use crate::model::agent::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
 
 /// The settings, and the rules in force in the order in which they are asked.
 pub fn toml(config: &Config) -> String {
@@ -206,7 +206,10 @@ fn program(rule: &Rule) -> Map<String, Value> {
     let all: Vec<Vec<(String, Value)>> = rule
         .matchers
         .iter()
-        .map(|matcher| matcher.conditions().iter().map(condition).collect())
+        .map(|matcher| {
+            let conditions = matcher.conditions().iter().map(condition);
+            conditions.chain(syntax(matcher.syntax())).collect()
+        })
         .collect();
     let mut common = Map::new();
     for (key, value) in all.first().into_iter().flatten() {
@@ -234,16 +237,21 @@ fn program(rule: &Rule) -> Map<String, Value> {
 }
 
 fn condition(condition: &Condition) -> (String, Value) {
-    let name = match condition.field {
-        Field::Comm => "comm",
-        Field::Exe => "exe",
-        Field::Script => "script",
-        Field::Argv if condition.any_of.iter().any(Pattern::is_regex) => "argv_regex",
-        Field::Argv => "argv",
-    };
+    let is_regex = condition.any_of.iter().any(Pattern::is_regex);
+    let regex = if is_regex { "_regex" } else { "" };
+    let name = condition.field.name();
     let not = if condition.negative { "not_" } else { "" };
     let texts: Vec<&str> = condition.any_of.iter().map(Pattern::text).collect();
-    (format!("{not}{name}"), texts.into())
+    (format!("{not}{name}{regex}"), texts.into())
+}
+
+/// How a rule reads arguments, as far as it says so.
+fn syntax(syntax: &Syntax) -> impl Iterator<Item = (String, Value)> {
+    let options: Vec<&str> = syntax.value_options.iter().map(|o| &**o).collect();
+    let options = (!options.is_empty()).then(|| ("value_options".to_owned(), options.into()));
+    let command =
+        (syntax.command_at > 0).then(|| ("command_at".to_owned(), syntax.command_at.into()));
+    options.into_iter().chain(command)
 }
 
 /// A string of JSON is one of TOML, but for one character.

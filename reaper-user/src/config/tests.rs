@@ -102,10 +102,10 @@ fn every_key_is_read() {
         name = "a"
         comm = ["x", "y"]
         script = "**/s.py"
-        not_argv = "* --version"
+        not_options = "--version"
         [[agent]]
         name = "b"
-        argv_regex = '^b( |$)'
+        arg0 = "b"
         any = [{ exe = "/opt/b" }, { comm = "b*" }]
         [[boundary]]
         name = "c"

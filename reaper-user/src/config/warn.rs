@@ -2,7 +2,7 @@
 
 use super::catalogue;
 use super::rules::Written;
-use crate::model::agent::{Action, Condition, Matcher, Rule, When};
+use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 
 /// Offsets into the file, each with what is to be said. `all` are the rules in force, in the order in which
 /// they are asked.
@@ -98,6 +98,10 @@ fn may_reap_as_many(one: &Rule, other: &Rule) -> bool {
 
 fn covers_program(one: &Matcher, other: &Matcher) -> bool {
     let mut conditions = one.conditions().iter();
+    let reads = |c: &Condition| matches!(c.field, Field::Args | Field::Options);
+    if one.syntax() != other.syntax() && conditions.clone().any(reads) {
+        return false;
+    }
     conditions.all(|own| other.conditions().iter().any(|theirs| follows(own, theirs)))
 }
 
@@ -110,12 +114,19 @@ fn follows(own: &Condition, theirs: &Condition) -> bool {
         false => (&theirs.any_of, &own.any_of),
         true => (&own.any_of, &theirs.any_of),
     };
-    few.iter().all(|pattern| {
-        many.iter().any(|other| {
-            let same = (other.text(), other.is_regex()) == (pattern.text(), pattern.is_regex());
-            same || pattern.is_exact() && other.is_match(pattern.text().as_bytes())
-        })
-    })
+    if own.field == Field::Args {
+        // One pattern per argument: the one that asks for more arguments matches less.
+        let mut pairs = few.iter().zip(many);
+        return few.len() >= many.len() && pairs.all(|(pattern, other)| is_covered(pattern, other));
+    }
+    few.iter()
+        .all(|pattern| many.iter().any(|other| is_covered(pattern, other)))
+}
+
+/// Whether what a pattern matches is matched by another one, as far as their texts say.
+fn is_covered(pattern: &Pattern, other: &Pattern) -> bool {
+    let same = (other.text(), other.is_regex()) == (pattern.text(), pattern.is_regex());
+    same || pattern.is_exact() && other.is_match(pattern.text().as_bytes())
 }
 
 fn covers_rest(one: &When, other: &When) -> bool {
@@ -123,7 +134,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
         one.is_none() || one == other
     }
     let subset = |few: &[_], many: &[_]| few.iter().all(|name| many.contains(name));
-    let texts = |patterns: &[crate::model::agent::Pattern]| -> Vec<String> {
+    let texts = |patterns: &[Pattern]| -> Vec<String> {
         patterns
             .iter()
             .map(|pattern| pattern.text().into())

@@ -16,6 +16,7 @@
 //! # What is not known
 //! A field that is empty is not known and fulfils no condition on it, not even a negative one.
 
+mod arguments;
 mod index;
 mod matcher;
 mod names;
@@ -30,6 +31,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::model::event::{Ended, Image};
 use crate::model::facts::Needs;
+pub use arguments::Syntax;
 use index::Index;
 use matcher::Subject;
 pub use matcher::{Condition, Field, Matcher};

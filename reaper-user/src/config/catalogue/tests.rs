@@ -2,8 +2,10 @@
 
 use reaper_common::{NAME_AGENT, NAME_BOUNDARY, NAME_KEEP};
 
+mod prompts;
+
 use crate::config::{Config, catalogue};
-use crate::model::agent::{Class, Ruleset, UidIs};
+use crate::model::agent::{Action, Class, Field, Ruleset, UidIs};
 use crate::model::event::Image;
 
 /// Arguments separated by `|`, so that one may hold spaces.
@@ -109,6 +111,9 @@ fn agents_as_they_were_seen_to_run() {
         plain; reaper; /usr/bin/reaper; reaper|run|--done-when|a -- b|--on-failure|echo  x|--detach|npm|start
         agent reaper-run; reaper; /usr/bin/reaper; reaper|run-owner|--tell|5|--name|x|--detach|npm|start
         agent reaper-run; reaper; /usr/bin/reaper; reaper|run-owner|docker|run|--detach|x
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run|npm|start|--detach
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run|--|npm|start|--detach
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run|--on-failure|x --detach|npm
         plain; reaper; /usr/bin/reaper; reaper|daemon|--events|run
         plain; reaper; /opt/REAPER/reaper; reaper|run
         agent crush; crush; $npm/@charmland/crush/bin/crush; crush|run|start the server
@@ -165,14 +170,25 @@ fn daemons_of_agents_are_boundaries() {
         boundary codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
         boundary codex-app-server; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
         boundary codex-app-server; codex; $codex; codex|-c|model=o3|--verbose|app-server
+        boundary codex-app-server; codex; $codex; codex|-c|a=b c|app-server|--listen|unix://
+        boundary codex-app-server; codex; $codex; codex|--config|a=b c|-C|/x y|--enable|f|-p|fast|app-server
+        boundary codex-app-server; node; $node; node|/usr/bin/codex|-m|o3|app-server
         boundary codex-app-server; codex; ; codex|app-server
         boundary codex-app-server; node; $node; node|/usr/bin/codex|app-server
         boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--port|4096
         boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--print-logs|serve
+        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--log-level|DEBUG|serve
         boundary crush-server; crush; /usr/bin/crush; crush|server|--host|unix:///x
+        boundary crush-server; crush; /usr/bin/crush; crush|--cwd|/a b|-d|server
         boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--no-tui
+        boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--mode|smart|--no-tui
         agent crush; crush; /usr/bin/crush; crush
         boundary cursor-worker; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|/home/u/.local/share/cursor-agent/versions/1/index.js|worker|start
+        boundary cursor-worker; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|--use-system-ca|/home/u/.local/share/cursor-agent/versions/1/index.js|--api-key|k|worker|start
+        boundary claude-daemon; claude; $claude; claude|daemon|run|--spawned-by|{\"pid\":1}
+        boundary claude-daemon; node; $node; node|$npm/@anthropic-ai/claude-code/cli.js|daemon|run
+        agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude|bg-pty-host|--bg-pty-host|/x.sock|200|50|--|$npm/@anthropic-ai/claude-code/bin/claude.exe|--bg-spare|/y.sock
+        agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude|bg-spare|--bg-spare|/y.sock
         ",
     );
 }
@@ -233,6 +249,56 @@ fn a_persons_browser_and_those_of_automation() {
         plain; firefox; /usr/lib/firefox/firefox; firefox|--marionette|-profile|/tmp/rust_mozprofileX
         plain; firefox; /usr/lib/firefox/firefox; firefox|-contentproc|{1}|tab
         ",
+    );
+}
+
+#[test]
+fn windows_of_a_person_are_boundaries() {
+    check(
+        "
+        boundary terminals; xterm; /usr/bin/xterm; xterm|-e|vim|notes
+        boundary terminals; x-terminal-emul; /usr/bin/xterm; x-terminal-emulator
+        boundary terminals; gnome-terminal-; /usr/libexec/gnome-terminal-server; gnome-terminal-server
+        boundary terminals; alacritty; /usr/bin/alacritty; alacritty
+        boundary terminals; kitty; /home/u/.local/kitty.app/bin/kitty; kitty
+        boundary terminals; konsole; /usr/bin/konsole; konsole|-e|bash
+        boundary terminals; foot; /usr/bin/foot; foot
+        boundary terminals; wezterm-gui; /usr/bin/wezterm-gui; wezterm-gui|start
+        boundary terminals; ghostty; /usr/bin/ghostty; ghostty
+        boundary terminals; ptyxis; /usr/bin/ptyxis; ptyxis|--new-window
+        boundary terminals; ttyd; /usr/bin/ttyd; ttyd|bash
+        boundary terminals; terminator; /usr/bin/python3.13; /usr/bin/python3|/usr/bin/terminator
+        plain; tabby; /usr/local/bin/tabby; tabby|serve
+        plain; tabby; /opt/Tabby/tabby; tabby|--type=renderer
+        boundary documents; evince; /usr/bin/evince; evince|a.pdf
+        boundary documents; nautilus; /usr/bin/nautilus; nautilus|--new-window
+        boundary office; soffice.bin; /usr/lib/libreoffice/program/soffice.bin; soffice.bin|a.odt
+        plain; soffice.bin; /usr/lib/libreoffice/program/soffice.bin; soffice.bin|--headless|--convert-to|pdf|a.odt
+        plain; soffice.bin; /usr/lib/libreoffice/program/soffice.bin; soffice.bin|--convert-to|pdf|a.odt
+        plain; inkscape; /usr/bin/inkscape; inkscape|--export-filename=a.png|a.svg
+        boundary mail-and-chat; thunderbird; /usr/lib/thunderbird/thunderbird; thunderbird
+        boundary mail-and-chat; slack; /usr/lib/slack/slack; /usr/lib/slack/slack
+        plain; slack; /usr/lib/slack/slack; slack|--type=zygote
+        plain; slack; /usr/local/bin/slack; slack|run
+        boundary media; vlc; /usr/bin/vlc; vlc|a.mkv
+        plain; vlc; /usr/bin/vlc; vlc|-I|dummy|a.mkv
+        ",
+    );
+}
+
+#[test]
+fn no_agent_or_boundary_matches_joined_arguments() {
+    let rules = catalogue::written();
+    let joined = rules.iter().map(|written| &written.rule).filter(|rule| {
+        let mut conditions = rule.matchers.iter().flat_map(|m| m.conditions());
+        conditions.any(|condition| condition.field == Field::Argv)
+    });
+    let actions: Vec<_> = joined.map(|rule| rule.action).collect();
+    assert!(
+        !actions.is_empty()
+            && actions
+                .iter()
+                .all(|a| !matches!(a, Action::Agent | Action::Boundary))
     );
 }
 
@@ -314,6 +380,8 @@ fn what_the_probes_know_by_name() {
         ("bun-1.2", B | K),
         ("python3.11", B | K),
         ("tmux", B),
+        ("xterm", B),
+        ("gnome-terminal-server", B),
         ("tmux: server", B),
         ("vim", B),
         ("java", B | K),

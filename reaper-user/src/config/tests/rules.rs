@@ -119,15 +119,15 @@ fn rules_that_make_no_sense_are_refused() {
         ),
         (
             "action = 'keep'",
-            "r.toml:1:1: [[rule]] `x` has no condition: add `comm`, `exe`, `script`, `argv` or `argv_regex`",
+            "r.toml:1:1: [[rule]] `x` has no condition: add `comm`, `exe`, `script`, `args` or `options`",
         ),
         (
             "action = 'reap'\nsession = 'alive'\nmin_cpu = 1",
-            "r.toml:1:1: [[rule]] `x` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `argv` or `argv_regex`",
+            "r.toml:1:1: [[rule]] `x` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`",
         ),
         (
             "action = 'boundary'\ncomm = 'x'\ntty = true",
-            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which looks at the program alone: known are name, any, comm, exe, script, argv, argv_regex, not_comm, not_exe, not_script, not_argv, not_argv_regex, action, enabled",
+            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which looks at the program alone: known are name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
         ),
         (
             "action = 'keep'\nmarks = ['CI']",
@@ -239,6 +239,27 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
             "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
         ),
         (
+            keep("a", "comm = 'x'\nargs = ['y', 'z']\nnot_args = 'y'"),
+            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+        ),
+        (
+            keep("a", "comm = 'x'\nargs = 'y'\nnot_args = ['x', 'y']"),
+            "",
+        ),
+        (
+            keep("a", "comm = 'x'\nargs = 'y'") + &keep("b", "comm = 'x'\nargs = ['y', 'z']"),
+            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+        ),
+        (
+            keep("a", "comm = 'x'\nargs = ['y', 'z']") + &keep("b", "comm = 'x'\nargs = 'z'"),
+            "",
+        ),
+        (
+            keep("a", "comm = 'x'\nargs = 'y'\nvalue_options = '-c'")
+                + &keep("b", "comm = 'x'\nargs = 'y'"),
+            "",
+        ),
+        (
             keep("tmux", "comm = 'x'"),
             "`tmux` is a rule and takes the place of a built-in boundary: give it another name if both are meant",
         ),
@@ -265,8 +286,10 @@ fn what_is_shown_is_a_config_that_means_the_same() {
         [[agent]]
         name = "a"
         comm = "a\u007f\""
-        argv_regex = 'x\d'
-        any = [{ argv_regex = "^y" }, { exe = ["/z", "**/z"], not_argv = "* z" }]
+        args = ['x', "*"]
+        command_at = 2
+        value_options = "-c"
+        any = [{ options = "-y*", value_options = ["-y"] }, { exe = ["/z", "**/z"], not_arg0 = "z", command_at = 3 }]
         [[agent]]
         name = "b"
         any = [{ comm = "b" }, { comm = "b", exe = "/b" }]
@@ -285,6 +308,8 @@ fn what_is_shown_is_a_config_that_means_the_same() {
         action = "keep"
         session = "gone"
         comm = "d"
+        argv_regex = 'x\d'
+        not_argv = "* z"
         [[rule]]
         name = "e"
         action = "keep"

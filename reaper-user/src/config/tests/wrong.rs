@@ -63,8 +63,9 @@ fn unknown_keys() {
     );
     wrong(
         "[[boundary]]\nname = 'x'\nuid = 'other'\ncomm = 'x'",
-        "r.toml:3:1: unknown key `uid` in [[boundary]]: known are name, any, comm, exe, script, argv, argv_regex, \
-         not_comm, not_exe, not_script, not_argv, not_argv_regex",
+        "r.toml:3:1: unknown key `uid` in [[boundary]]: known are name, any, comm, exe, script, arg0, args, options, \
+         not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, \
+         value_options, command_at",
     );
 }
 
@@ -219,7 +220,7 @@ fn bad_numbers() {
 
 #[test]
 fn bad_rules() {
-    let add = "add `comm`, `exe`, `script`, `argv` or `argv_regex`";
+    let add = "add `comm`, `exe`, `script`, `args` or `options`";
     wrong(
         "[[agent]]\ncomm = 'x'",
         "r.toml:1:1: this [[agent]] has no name: add `name = \"…\"`",
@@ -267,7 +268,7 @@ fn bad_rules() {
 
 #[test]
 fn bad_patterns() {
-    let rule = |line: &str| format!("[[agent]]\nname = 'x'\n{line}");
+    let rule = |line: &str| format!("[[keep]]\nname = 'x'\n{line}");
     wrong(
         &rule("exe = '/x[a'"),
         "r.toml:3:7: `exe` \"/x[a\" is no good glob: unclosed character class; missing ']'",
@@ -321,5 +322,82 @@ fn every_problem_is_told_in_the_order_of_the_file() {
          `**/`: \"**/é\"\n\
          r.toml:5:13: `exe` holds an integer: write strings only\n\
          r.toml:6:1: this [[keep]] has no name: add `name = \"…\"`",
+    );
+}
+
+#[test]
+fn joined_arguments_are_refused_for_agents_and_boundaries() {
+    let why = "matches the joined arguments, where a prompt reads like a sub-command or an option; agents and boundaries \
+               match them one by one: write";
+    let instead = |not: &str| {
+        format!(
+            "`{not}args = [\"serve\"]` for the first argument that is no option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
+        )
+    };
+    for (text, place, key, not) in [
+        (
+            "[[agent]]\nname = 'x'\ncomm = 'x'\nargv = '* y'",
+            "4:1",
+            "argv",
+            "",
+        ),
+        (
+            "[[boundary]]\nname = 'x'\ncomm = 'x'\n  not_argv_regex = 'y'",
+            "4:3",
+            "not_argv_regex",
+            "not_",
+        ),
+        (
+            "[[boundary]]\nname = 'x'\nany = [{ comm = 'x', argv_regex = 'y' }]",
+            "3:22",
+            "argv_regex",
+            "",
+        ),
+        (
+            "[[rule]]\nname = 'x'\naction = 'boundary'\nnot_argv = 'y'\ncomm = 'x'",
+            "4:1",
+            "not_argv",
+            "not_",
+        ),
+    ] {
+        wrong(
+            text,
+            &format!("r.toml:{place}: `{key}` {why} {}", instead(not)),
+        );
+    }
+    for action in ["keep", "report", "reap"] {
+        let text =
+            format!("[[rule]]\nname = 'x'\naction = '{action}'\nargv = '* y'\nargv_regex = 'z'");
+        assert!(parse(&text).is_ok(), "{action}");
+    }
+}
+
+#[test]
+fn bad_arguments() {
+    let rule = |line: &str| format!("[[agent]]\nname = 'x'\ncomm = 'x'\n{line}");
+    wrong(
+        &rule("options = ['-v', 'all']"),
+        "r.toml:4:18: `options` \"all\" is no good glob: it is matched against an option, which starts with `-`: \"--all\"; \
+         `args` matches the other arguments",
+    );
+    for name in ["c", "-", "--a=b", "--a*"] {
+        wrong(
+            &rule(&format!("args = 'y'\nvalue_options = ['{name}']")),
+            &format!(
+                "r.toml:5:18: `value_options` holds \"{name}\": write the name of an option such as \"--config\""
+            ),
+        );
+    }
+    wrong(
+        &rule("args = ['*', '**']"),
+        "r.toml:4:8: `args` matches any arguments: narrow it or leave it out",
+    );
+    wrong(
+        &rule("args = 'y'\ncommand_at = 0"),
+        "r.toml:5:14: `command_at` is 0: write a number from 1 to 99",
+    );
+    wrong(
+        "[[agent]]\nname = 'x'\nvalue_options = '-c'",
+        "r.toml:1:1: [[agent]] `x` has no condition: add `comm`, `exe`, `script`, `args` or `options`",
     );
 }

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 
+use super::arguments::{self, Syntax};
 use super::{Pattern, script};
 use crate::model::event::Image;
 
@@ -12,37 +13,63 @@ pub enum Field {
     /// The path of the script that an interpreter runs, as it was given to it.
     Script,
     Exe,
+    /// The first argument: the name that the program was called by.
+    Arg0,
+    /// The positional arguments, of a script where an interpreter runs one.
+    Args,
+    /// The options, each with its value, of a script where an interpreter runs one.
+    Options,
     /// The whole command line: the arguments joined by single spaces.
     Argv,
+}
+
+impl Field {
+    /// Name of the field in a rule.
+    pub fn name(self) -> &'static str {
+        match self {
+            Field::Comm => "comm",
+            Field::Script => "script",
+            Field::Exe => "exe",
+            Field::Arg0 => "arg0",
+            Field::Args => "args",
+            Field::Options => "options",
+            Field::Argv => "argv",
+        }
+    }
+
+    /// Whether it is read from the argument vector, of which the source may have cut off the end.
+    pub fn is_of_arguments(self) -> bool {
+        self >= Field::Arg0
+    }
 }
 
 /// One test of one field: some pattern matches, or, if negative, none does.
 #[derive(Clone, Debug)]
 pub struct Condition {
     pub field: Field,
+    /// For [`Field::Args`] one pattern per positional argument, all of which must match.
     pub any_of: Vec<Pattern>,
     pub negative: bool,
 }
 
 /// A conjunction of conditions.
 #[derive(Clone, Debug)]
-pub struct Matcher(Vec<Condition>);
+pub struct Matcher {
+    conditions: Vec<Condition>,
+    syntax: Syntax,
+}
 
 /// In short: what of an image has to look how.
 impl std::fmt::Display for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (n, condition) in self.0.iter().enumerate() {
-            let field = match condition.field {
-                Field::Comm => "comm",
-                Field::Script => "script",
-                Field::Exe => "exe",
-                Field::Argv => "argv",
-            };
+        for (n, condition) in self.conditions.iter().enumerate() {
+            let field = condition.field.name();
             let and = if n > 0 { ", " } else { "" };
             let not = if condition.negative { "not " } else { "" };
             write!(f, "{and}{not}{field}")?;
             for (n, pattern) in condition.any_of.iter().enumerate() {
-                let or = if n > 0 { " | " } else { " " };
+                let all = n == 0 || condition.field == Field::Args;
+                let or = if all { " " } else { " | " };
                 write!(f, "{or}{}", pattern.text())?;
             }
         }
@@ -53,53 +80,66 @@ impl std::fmt::Display for Matcher {
 impl Matcher {
     pub fn new(mut conditions: Vec<Condition>) -> Matcher {
         conditions.sort_by_key(|c| c.field);
-        Matcher(conditions)
+        Matcher {
+            conditions,
+            syntax: Syntax::default(),
+        }
+    }
+
+    /// The same matcher with another way to read arguments.
+    pub fn with_syntax(self, syntax: Syntax) -> Matcher {
+        Matcher { syntax, ..self }
     }
 
     pub fn conditions(&self) -> &[Condition] {
-        &self.0
+        &self.conditions
+    }
+
+    pub fn syntax(&self) -> &Syntax {
+        &self.syntax
     }
 
     /// Whether it can never match: it denies what it asks for, or wants a script of what runs none.
     pub fn is_impossible(&self) -> bool {
         let denied = |condition: &Condition| {
-            let not = self
-                .0
-                .iter()
-                .filter(|other| other.negative && other.field == condition.field);
-            let not = || not.clone().flat_map(|other| &other.any_of);
-            let is_denied = |p: &Pattern| not().any(|other| other.text() == p.text());
-            !condition.negative && condition.any_of.iter().all(is_denied)
+            let not = |other: &&Condition| other.negative && other.field == condition.field;
+            let mut not = self.conditions.iter().filter(not);
+            let is_denied = if condition.field == Field::Args {
+                not.any(|other| begins_with(condition, other))
+            } else {
+                let not: Vec<_> = not
+                    .flat_map(|other| &other.any_of)
+                    .map(Pattern::text)
+                    .collect();
+                condition.any_of.iter().all(|p| not.contains(&p.text()))
+            };
+            !condition.negative && is_denied
         };
         let mut programs = self.names(Field::Exe).into_iter().flatten().peekable();
         let runs_none = programs.peek().is_some() && !programs.any(script::is_interpreter);
-        self.0.iter().any(denied) || self.needs_script() && runs_none
+        self.conditions.iter().any(denied) || self.needs_script() && runs_none
     }
 
     /// Whether it says what a program is, not only what it is not.
     pub fn is_positive(&self) -> bool {
-        self.0.iter().any(|condition| !condition.negative)
+        self.conditions.iter().any(|condition| !condition.negative)
     }
 
     pub(super) fn is_match(&self, subject: &Subject<'_>) -> bool {
-        // Of what asks for a command line alone there is nothing to go by.
-        let named = |c: &Condition| !c.negative && c.field != Field::Argv;
-        if subject.line_is_open && !self.0.iter().any(named) {
+        // Of what asks for arguments alone there is nothing to go by.
+        let named = |c: &Condition| !c.negative && !c.field.is_of_arguments();
+        if subject.is_cut && !self.conditions.iter().any(named) {
             return false;
         }
-        self.0.iter().all(|condition| {
-            if subject.line_is_open && condition.field == Field::Argv {
-                return true;
-            }
-            let bytes = subject.field(condition.field);
-            !bytes.is_empty()
-                && condition.any_of.iter().any(|p| p.is_match(bytes)) != condition.negative
+        self.conditions.iter().all(|condition| {
+            let found = subject.matches(condition, &self.syntax);
+            found.is_none_or(|found| found != condition.negative)
         })
     }
 
     /// Whether it holds for what an interpreter runs only.
     pub(super) fn needs_script(&self) -> bool {
-        self.0
+        self.conditions
             .iter()
             .any(|c| c.field == Field::Script && !c.negative)
     }
@@ -109,19 +149,25 @@ impl Matcher {
         let listed = |c: &&Condition| {
             c.field == field && !c.negative && c.any_of.iter().all(|p| p.name().is_some())
         };
-        let condition = self.0.iter().find(listed)?;
+        let condition = self.conditions.iter().find(listed)?;
         Some(condition.any_of.iter().filter_map(Pattern::name))
     }
+}
+
+/// Whether the positional arguments that one condition asks for begin with those of another.
+fn begins_with(one: &Condition, other: &Condition) -> bool {
+    let pairs = || one.any_of.iter().zip(&other.any_of);
+    one.any_of.len() >= other.any_of.len() && pairs().all(|(a, b)| a.text() == b.text())
 }
 
 /// An image while it is being asked about: what has to be worked out for it is worked out once.
 pub(super) struct Subject<'a> {
     image: &'a Image,
     exe: &'a [u8],
-    script: OnceCell<&'a [u8]>,
+    script: OnceCell<Option<(usize, &'a [u8])>>,
     line: OnceCell<Vec<u8>>,
-    /// The command line is cut, and its end might say anything.
-    line_is_open: bool,
+    /// Whether the missing end of a truncated argument vector counts as unknown.
+    is_cut: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -133,42 +179,86 @@ impl<'a> Subject<'a> {
             exe,
             script: OnceCell::new(),
             line: OnceCell::new(),
-            line_is_open: false,
+            is_cut: false,
         }
     }
 
-    /// One whose command line goes on as nobody knows.
+    /// An image whose arguments go on in a way that is not known.
     pub(super) fn cut_off(image: &'a Image) -> Subject<'a> {
         Subject {
-            line_is_open: true,
+            is_cut: true,
             ..Subject::new(image)
         }
     }
 
+    /// Whether some pattern of the condition matches. A field that is not known fulfils no condition. Returns
+    /// `None` if the missing arguments decide.
+    fn matches(&self, condition: &Condition, syntax: &Syntax) -> Option<bool> {
+        let Condition {
+            field,
+            any_of,
+            negative,
+        } = condition;
+        if field.is_of_arguments() && self.image.argv.is_empty() {
+            return (!self.is_cut).then_some(*negative);
+        }
+        match field {
+            Field::Arg0 => {
+                let mut args = self.image.args();
+                let arg0 = args.next().unwrap_or_default();
+                let is_whole = !self.is_cut || args.next().is_some();
+                is_whole.then(|| any_of.iter().any(|p| p.is_match(arg0)))
+            }
+            Field::Args => self.words(syntax).begin_with(any_of),
+            Field::Options => self.words(syntax).have_option(any_of),
+            Field::Argv if self.is_cut => None,
+            Field::Comm | Field::Exe | Field::Script | Field::Argv => {
+                let bytes = self.field(*field);
+                if bytes.is_empty() {
+                    return Some(*negative);
+                }
+                Some(any_of.iter().any(|p| p.is_match(bytes)))
+            }
+        }
+    }
+
+    /// The arguments after the program's name, or after the script that an interpreter runs.
+    fn words<'s>(
+        &'s self,
+        syntax: &'s Syntax,
+    ) -> arguments::Words<'s, impl Iterator<Item = &'s [u8]>> {
+        let skipped = self.script().map_or(1, |(at, _)| at + 1);
+        arguments::read(self.image, skipped, self.is_cut, syntax)
+    }
+
+    fn script(&self) -> Option<(usize, &'a [u8])> {
+        *self
+            .script
+            .get_or_init(|| script::of(self.exe_name(), self.image))
+    }
+
+    /// The bytes of a field that is one string; empty if unknown.
     pub(super) fn field(&self, field: Field) -> &[u8] {
         match field {
             Field::Comm => &self.image.comm,
             Field::Exe => self.exe,
-            Field::Script => self
-                .script
-                .get_or_init(|| script::of(self.exe_name(), self.image)),
-            Field::Argv => self.line.get_or_init(|| {
-                // Programs that overwrite their title leave NULs at the end.
-                let end = self
-                    .image
-                    .argv
-                    .iter()
-                    .rposition(|b| *b != 0)
-                    .map_or(0, |last| last + 1);
-                self.image.argv[..end]
-                    .iter()
-                    .map(|b| if *b == 0 { b' ' } else { *b })
-                    .collect()
-            }),
+            Field::Script => self.script().map_or(b"", |(_, path)| path),
+            Field::Arg0 | Field::Args | Field::Options | Field::Argv => {
+                self.line.get_or_init(|| line(self.image))
+            }
         }
     }
 
     pub(super) fn exe_name(&self) -> &'a [u8] {
         self.exe.rsplit(|b| *b == b'/').next().unwrap_or_default()
     }
+}
+
+/// The arguments joined by single spaces.
+fn line(image: &Image) -> Vec<u8> {
+    // Programs that overwrite their title leave NULs at the end.
+    let end = image.argv.iter().rposition(|b| *b != 0);
+    let argv = &image.argv[..end.map_or(0, |last| last + 1)];
+    let spaced = |b: &u8| if *b == 0 { b' ' } else { *b };
+    argv.iter().map(spaced).collect()
 }

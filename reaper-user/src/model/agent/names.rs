@@ -132,7 +132,7 @@ fn of_condition(condition: &Condition) -> Starts {
     let of = |pattern: &Pattern| match condition.field {
         Field::Comm => of_glob(pattern.text(), false),
         Field::Exe => of_glob(pattern.text(), true),
-        Field::Script | Field::Argv => None,
+        _ => None,
     };
     let all: Option<Vec<_>> = condition.any_of.iter().map(of).collect();
     all.map(|all| all.into_iter().flatten().collect())

@@ -97,7 +97,20 @@ impl Pattern {
         })
     }
 
-    /// A glob over the command line. `*` crosses everything.
+    /// A glob over an option with its value. `*` crosses everything.
+    ///
+    /// # Errors
+    /// It is no glob, or one that no option can match.
+    pub fn option(glob: &str) -> Result<Pattern, PatternError> {
+        if !glob.starts_with(['-', '{', '[', '*', '?', '\\']) {
+            return Err(PatternError(format!(
+                "it is matched against an option, which starts with `-`: \"--{glob}\"; `args` matches the other arguments"
+            )));
+        }
+        Pattern::argv(glob)
+    }
+
+    /// A glob over the command line, or over one argument. `*` crosses everything.
     ///
     /// # Errors
     /// It is no glob.

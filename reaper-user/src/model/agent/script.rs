@@ -36,22 +36,23 @@ pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
     INTERPRETERS.contains(&&exe_name[..end])
 }
 
-/// The path as it was given; empty if there is none or the program is no interpreter.
-pub(super) fn of<'a>(exe_name: &[u8], image: &'a Image) -> &'a [u8] {
+/// The place of the script among the arguments, and its path as it was given. Returns `None` if the program is no
+/// interpreter or runs no script.
+pub(super) fn of<'a>(exe_name: &[u8], image: &'a Image) -> Option<(usize, &'a [u8])> {
     if !is_interpreter(exe_name) {
-        return b"";
+        return None;
     }
-    let mut args = image.args().skip(1);
-    while let Some(arg) = args.next() {
+    let mut args = image.args().enumerate().skip(1);
+    while let Some((at, arg)) = args.next() {
         if arg == b"--" {
-            return args.next().unwrap_or_default();
+            return args.next();
         } else if INSTEAD.contains(&arg) {
-            return b"";
+            return None;
         } else if WITH_VALUE.contains(&arg) {
             args.next();
         } else if !arg.starts_with(b"-") {
-            return arg;
+            return Some((at, arg));
         }
     }
-    b""
+    None
 }

@@ -36,7 +36,7 @@ fn condition(field: Field, globs: &[&str]) -> Condition {
         Field::Comm => Pattern::comm,
         Field::Exe => Pattern::exe,
         Field::Script => Pattern::script,
-        Field::Argv => Pattern::argv,
+        _ => Pattern::argv,
     };
     Condition {
         field,
