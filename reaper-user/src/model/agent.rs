@@ -3,8 +3,8 @@
 //!
 //! Pure: a [`Ruleset`] is compiled once and then only asked. Every exec on the host passes through
 //! [`Ruleset::classify`], so the usual answer, "no rule", allocates nothing: two hash look-ups, by comm
-//! and by the file name of the executable, find the few rules that can match at all, and the command
-//! line is joined only if one of those has got that far.
+//! and by the file name of the executable, find the few rules that can match at all, and the arguments
+//! are read only if one of those has got that far.
 //!
 //! # Order
 //! Boundaries are asked before agents, because an agent's own shared daemon runs the agent's program:
