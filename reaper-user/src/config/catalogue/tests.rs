@@ -214,6 +214,7 @@ fn boundaries() {
         boundary systemd; systemd; /usr/lib/systemd/systemd; /usr/lib/systemd/systemd|--user
         boundary editors-gui; code; /usr/share/code/code; /usr/share/code/code|.
         boundary editors-gui; java; /opt/idea/jbr/bin/java; java|-Xmx2g|com.intellij.idea.Main
+        boundary editors-gui; java; /opt/idea/jbr/bin/java; java|@/x/args|-cp|a:b|com.intellij.idea.Main
         boundary editors-gui; node; /home/u/.vscode-server/cli/servers/Stable-1/server/node; /home/u/.vscode-server/cli/servers/Stable-1/server/node|/home/u/.vscode-server/cli/servers/Stable-1/server/out/server-main.js|--port=0
         plain; code; /w/.vscode-test/vscode-linux-x64-1.9/code; code|--extensionTestsPath=/w/out
         plain; code; /usr/share/code/code; code|--extensionTestsPath=/w/out
@@ -243,6 +244,7 @@ fn a_persons_browser_and_those_of_automation() {
         plain; chrome; $chrome; chrome|--user-data-dir=/x/puppeteer_dev_chrome_profile-Ab
         plain; chrome; $chrome; chrome|--user-data-dir=/tmp/x
         plain; chrome; $chrome; /opt/google/chrome/chrome|--type=renderer|--lang=en
+        plain; chrome; $chrome; /opt/google/chrome/chrome --type=renderer --lang=en
         plain; chrome; /home/u/.cache/ms-playwright/chromium-1200/chrome-linux/chrome; chrome
         plain; chrome-headless; /home/u/.cache/puppeteer/x/chrome-headless-shell; chrome-headless-shell
         plain; firefox; /usr/lib/firefox/firefox; firefox|-headless|-profile|/tmp/playwright_firefoxdev_profile-x|-juggler-pipe

@@ -1,7 +1,7 @@
 //! The arguments of a program as options and positional arguments.
 //!
 //! An option starts with `-`, is not `-` alone and stands before `--`. All other arguments are positional.
-//! Arguments are never joined: a prompt that names an option or a sub-command is one positional argument.
+//! A prompt that names an option or a sub-command is one positional argument.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,12 @@ pub(super) fn read<'a>(
     is_cut: bool,
     syntax: &'a Syntax,
 ) -> Words<'a, impl Iterator<Item = &'a [u8]>> {
-    let mut args = image.args().skip(skipped).peekable();
+    let (line, separator) = match title(image) {
+        Some(title) => (title, b' '),
+        None => (image.argv.strip_suffix(&[0]).unwrap_or(&image.argv), 0),
+    };
+    let args = line.split(move |byte| *byte == separator);
+    let mut args = args.skip(skipped).peekable();
     Words {
         args: std::iter::from_fn(move || {
             let arg = args.next()?;
@@ -55,6 +60,15 @@ pub(super) fn read<'a>(
         options_ended: false,
         is_cut,
     }
+}
+
+/// Returns the line that a process has written over its arguments, as Chromium does for its helpers: the arguments
+/// joined by spaces, which is all that /proc shows.
+fn title(image: &Image) -> Option<&[u8]> {
+    let end = image.argv.iter().position(|byte| *byte == 0);
+    let (first, rest) = image.argv.split_at(end?);
+    let is_alone = rest.iter().all(|byte| *byte == 0);
+    (is_alone && first.contains(&b' ')).then_some(first)
 }
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Words<'a, I> {

@@ -227,7 +227,8 @@ impl<'a> Subject<'a> {
         &'s self,
         syntax: &'s Syntax,
     ) -> arguments::Words<'s, impl Iterator<Item = &'s [u8]>> {
-        let skipped = self.script().map_or(1, |(at, _)| at + 1);
+        let script = self.script().filter(|(_, path)| !path.is_empty());
+        let skipped = script.map_or(1, |(at, _)| at + 1);
         arguments::read(self.image, skipped, self.is_cut, syntax)
     }
 

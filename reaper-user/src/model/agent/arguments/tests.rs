@@ -20,8 +20,11 @@ fn syntax(value_options: &[&str], command_at: u32) -> Syntax {
 
 /// The words, separated by spaces; options in brackets.
 fn words(args: &str, is_cut: bool, syntax: &Syntax) -> String {
-    let image = image("/bin/x", args);
-    let words = read(&image, 1, is_cut, syntax).map(|word| match word {
+    shown(&image("/bin/x", args), is_cut, syntax)
+}
+
+fn shown(image: &Image, is_cut: bool, syntax: &Syntax) -> String {
+    let words = read(image, 1, is_cut, syntax).map(|word| match word {
         Word::Option(option) => format!("[{}]", String::from_utf8_lossy(&option)),
         Word::Positional(arg) => format!("'{}'", String::from_utf8_lossy(arg)),
     });
@@ -80,6 +83,29 @@ fn rule(field: Field, globs: &[&str], negative: bool, syntax: Syntax) -> Ruleset
 
 fn holds(rules: &Ruleset, image: &Image) -> bool {
     matches!(rules.classify(image), Class::Boundary(_))
+}
+
+#[test]
+fn title_written_over_the_arguments_is_split_at_spaces() {
+    for (argv, expected) in [
+        (&b"x --type=renderer a\0\0\0\0"[..], "[--type=renderer] 'a'"),
+        (b"x --type=renderer a\0", "[--type=renderer] 'a'"),
+        (b"x --type=renderer\0a\0", "'a'"),
+        (b"x\0a b\0", "'a b'"),
+        (b"x\0", ""),
+    ] {
+        let image = Image {
+            argv: argv.into(),
+            ..Image::default()
+        };
+        assert_eq!(shown(&image, false, &Syntax::default()), expected);
+    }
+    let mut god = image("/bin/node", "node --title serve");
+    god.argv.extend([0; 40]);
+    assert!(holds(
+        &rule(Field::Args, &["serve"], false, Syntax::default()),
+        &god
+    ));
 }
 
 #[test]
