@@ -25,7 +25,7 @@
 //!
 //! Keeps and rules, which judge members, may also match the arguments joined by single spaces: `argv` is a glob
 //! in which `*` crosses everything, `argv_regex` a regex that is not anchored and whose `.` takes newlines too. Agents
-//! and boundaries may not: in the joined line a prompt cannot be told from a sub-command or an option.
+//! and boundaries may not: in the joined line a prompt looks like a sub-command or an option.
 //!
 //! ```toml
 //! [[rule]]                          # asks for a program as above, or for none, and besides:

@@ -126,7 +126,7 @@ impl Matcher {
     }
 
     pub(super) fn is_match(&self, subject: &Subject<'_>) -> bool {
-        // Of what asks for arguments alone there is nothing to go by.
+        // A matcher on arguments alone has nothing left to go by.
         let named = |c: &Condition| !c.negative && !c.field.is_of_arguments();
         if subject.is_cut && !self.conditions.iter().any(named) {
             return false;
