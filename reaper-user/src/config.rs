@@ -5,6 +5,7 @@
 //! with its line and column, instead of stopping at the first.
 
 pub mod catalogue;
+mod conversation;
 mod error;
 mod reader;
 pub mod rules;

@@ -17,6 +17,7 @@ mod end;
 mod fall;
 mod follow;
 mod gaps;
+mod handover;
 mod keeps;
 mod mirror;
 mod reconcile;
@@ -55,6 +56,7 @@ use cgroups::Cgroups;
 use fall::Fall;
 use follow::{Follow, Tally};
 use gaps::Gap;
+use handover::Handovers;
 use keeps::Note;
 use mirror::Mirror;
 use reload::{Load, Reloading};
@@ -139,6 +141,7 @@ pub struct Engine {
     mirror: Mirror,
     cgroups: Cgroups,
     undecided: Undecided,
+    handovers: Handovers,
     reloading: Option<Reloading>,
     /// To be written down before it is answered.
     note: Option<Note>,
@@ -196,6 +199,7 @@ impl Engine {
             mirror: Mirror::default(),
             cgroups,
             undecided,
+            handovers: Handovers::default(),
             reloading: None,
             note: None,
             ladders_told: false,
@@ -274,6 +278,7 @@ impl Engine {
             let timers = [
                 self.follow.reaper.next_deadline(),
                 self.undecided.next(),
+                self.handovers.next().filter(|_| self.gap.is_none()),
                 self.fall.next(),
             ];
             let deadline = timers.into_iter().flatten().min().map(|at| {
@@ -359,6 +364,7 @@ impl Engine {
         self.conclude();
         // A tree that forks without end must not keep the timers waiting.
         for _ in 0..ROUNDS_MAX {
+            self.find_successors();
             self.decide();
             // Before the signals: whoever forks from now on is not to outrun them.
             self.condemn_in_time();

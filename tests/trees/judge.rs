@@ -10,7 +10,7 @@ use crate::world::World;
 /// Why something is kept for the time being that could not be read.
 const UNREAD: &str = "unreadable";
 /// Decisions that say no more than that nothing is to be done.
-const IDLE: [&str; 2] = ["root_alive", "not_a_member"];
+const IDLE: [&str; 3] = ["root_alive", "not_a_member", "successor_awaited"];
 
 /// A decision about one process: what, why, and by which rule.
 pub type Decided = (Identity, String, String, Option<String>);

@@ -1,6 +1,7 @@
 //! Trees that must end with no survivor, and the canaries alive: the table of those that one story fits, and
 //! those with a story of their own.
 
+mod handover;
 pub mod judge;
 mod nested;
 mod part;
@@ -36,6 +37,7 @@ fn special() -> impl Iterator<Item = (Story, bool)> {
         (special::IN_TMUX, special::has_tmux()),
         (special::IN_A_CGROUP, cgroup::can_be_made()),
         (nested::STORIES, true),
+        (handover::STORIES, true),
         (pids::STORIES, true),
         (races::STORIES, true),
     ];

@@ -118,6 +118,10 @@ const PROCFS_WAYS: &[(&[&str], &str, Promise)] = &[
 ];
 
 const PROCFS_STORIES: &[(&str, Promise)] = &[
+    (
+        "conversation-of-a-killed-agent",
+        Promise::Harmless("how an agent ended between two looks may be unknown"),
+    ),
     ("runaway", TOO_FAST),
     ("handover", TOO_FAST),
     ("run-killed-at-once", TOO_SHORT),

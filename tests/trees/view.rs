@@ -52,7 +52,7 @@ impl View {
     }
 
     /// Whether the agents must be known for what they are, and their sessions come to an end.
-    fn knows_agents(&self) -> bool {
+    pub(super) fn knows_agents(&self) -> bool {
         let unknown = [promise::TOO_FAST, promise::TOO_SHORT];
         !unknown.contains(&self.promise)
     }

@@ -15,6 +15,7 @@ use super::{
     ScanReport, Session, Status, Tree,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
+use crate::model::conversation::Conversations;
 use crate::model::facts::{Facts, Inherited, Known};
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
@@ -148,6 +149,7 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         session,
         input,
         inherited,
+        conversations,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {
@@ -179,6 +181,11 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         marks.map(|mark| Value::from(mark.variable)).collect()
     };
     put("agent_marks", map(inherited, variables));
+    let ids = |all: &Arc<Conversations>| {
+        let ids = all.inherited.iter().chain(all.registered.iter());
+        ids.map(Value::from).collect()
+    };
+    put("conversations", map(conversations, ids));
     facts
 }
 

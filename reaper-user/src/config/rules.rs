@@ -62,7 +62,7 @@ use reaper_common::RULE_MAX;
 use toml::de::DeTable;
 
 use super::reader::{Reader, Value};
-use super::when;
+use super::{conversation, when};
 use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, PatternError, Rule, Syntax};
 
 const NOT: &str = "not_";
@@ -159,6 +159,7 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
         "rule" if judging => known.extend(when::KEYS),
         "rule" => known.extend(["action", "enabled"]),
         "keep" => known.push("uid"),
+        "agent" => known.push("conversation"),
         _ => {}
     }
     let place = match (key, &action) {
@@ -178,6 +179,9 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
     let mut rule = Rule::new(name.as_deref().unwrap_or("…"), action?, matchers);
     if judging {
         when::read(r, table, &mut rule);
+    }
+    if key == "agent" {
+        rule.conversation = conversation::read(r, table);
     }
     // Whether it says enough can be told only where all that it says has been understood.
     if r.count() == before {

@@ -175,6 +175,8 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
         "marks",
         names(when.marks.iter().map(Pattern::text).collect()),
     );
+    let source = rule.conversation.as_deref();
+    put("conversation", source.map(super::conversation::show));
     keys.extend(program(rule));
     keys
 }

@@ -125,7 +125,9 @@ impl Engine {
                 Reason::Unreadable => self.try_again(key),
                 _ => None,
             };
-            self.wait(key, session, decision.until.or(again));
+            // The search for a successor re-evaluates its members itself.
+            let until = (decision.until).filter(|_| decision.reason != Reason::SuccessorAwaited);
+            self.wait(key, session, until.or(again));
         }
         let Some(node) = self.model.tree.get(key) else {
             return;

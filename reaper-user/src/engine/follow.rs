@@ -9,7 +9,7 @@ use crate::config::EventScope;
 use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
 use crate::model::policy::{Reason, Verdict};
-use crate::model::session::{Session, SessionId, Turn};
+use crate::model::session::{Handover, Session, SessionId, Turn};
 use crate::model::tree::{Change, Node};
 use crate::model::{Model, Step};
 use crate::reap::{Reaper, Sent, Signaller};
@@ -52,6 +52,8 @@ pub struct Follow {
     pub pending: Vec<Pending>,
     /// What was decided last about a living member.
     pub decided: HashMap<Key, (Verdict, Reason)>,
+    /// Sessions whose root has exited and that another agent may continue.
+    pub handovers: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
     pub parentless: Vec<Key>,
     /// Members that run another program, or have only now been found to be members.
@@ -88,6 +90,7 @@ impl Follow {
             finds_news: false,
             pending: Vec::new(),
             decided: HashMap::new(),
+            handovers: Vec::new(),
             parentless: Vec::new(),
             fresh: Vec::new(),
             suspects: Vec::new(),
@@ -425,6 +428,9 @@ impl Follow {
                     return;
                 };
                 self.changed.push(session.id);
+                if session.handover == Handover::Awaited {
+                    self.handovers.push(session.id);
+                }
                 let members = model
                     .sessions
                     .inwards(session.id)

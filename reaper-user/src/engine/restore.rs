@@ -14,6 +14,7 @@ use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{Body, Resumed, SessionRef, Who};
 use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Restored, Uids};
+use crate::model::session::Handover;
 use crate::source::ebpf::{Ring, model_key};
 use crate::source::procfs::Glance;
 use crate::sys;
@@ -156,6 +157,7 @@ impl Engine {
                 cgroup_id: state.cgroup_id,
                 opened: state.opened_ns,
                 gone: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
+                decided: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
             };
             self.apply(&Event {
                 time: state.opened_ns,
@@ -185,6 +187,7 @@ impl Engine {
             };
             let root = self.model.tree.get(session.root);
             let (id, due) = (session.id, session.root_gone.is_some());
+            let handover = session.handover;
             let body = Body::SessionResume {
                 session: SessionRef::from(session),
                 root: session.root,
@@ -196,6 +199,9 @@ impl Engine {
             if due {
                 if state.kill_at_ns != 0 {
                     self.follow.reaper.resume(id, state.kill_at_ns);
+                }
+                if handover == Handover::Awaited {
+                    self.follow.handovers.push(id);
                 }
                 self.follow.pending.push(Pending::Session(id));
             }

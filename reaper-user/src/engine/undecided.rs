@@ -114,7 +114,7 @@ impl Undecided {
 /// # Errors
 /// No thread can be started.
 pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
-    Reader::start(PROC, Arc::from(rules.marks()))
+    Reader::start(PROC, Arc::from(rules.marks()), rules.conversations())
 }
 
 impl Engine {

@@ -158,6 +158,8 @@ pub fn in_words(reason: &str) -> &str {
         "keep_mark" => "REAPER_KEEP=1",
         "kept_by_user" => "a user keeps it",
         "waiting" => "a rule gives it time",
+        "successor_awaited" => "its agent exited and may continue in another process",
+        "successor_unknown" => "its agent may continue in another process: that could not be read",
         "report_rule" => "a rule reports it",
         "reap_rule" => "a rule says so",
         "keep_rule" => "a rule keeps it",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::look::{Subject, look};
+use super::look::{Sources, Subject, look};
 use crate::model::event::Key;
 use crate::model::facts::{Known, Needs};
 use crate::model::stray::{Row, Table, Trace};
@@ -65,7 +65,12 @@ pub fn listening(
         let Ok(Look::Alive(seen)) = seen else {
             return None;
         };
-        let found = look(procfs.root(), seen.key, Needs::LISTENING, &[]);
+        let found = look(
+            procfs.root(),
+            seen.key,
+            Needs::LISTENING,
+            &Sources::default(),
+        );
         Some((seen.key, found.facts.listening))
     };
     READERS.pass(procfs, PATIENCE, pids, ask, |_, found| all.extend(found))?;

@@ -1,13 +1,17 @@
 //! One look at one process for its facts.
 
+#[cfg(target_os = "linux")]
+mod registry;
 #[cfg_attr(target_os = "macos", path = "look/darwin.rs")]
 mod subject;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::model::agent::Pattern;
+use crate::model::conversation::ConversationSource;
 use crate::model::event::Key;
 use crate::model::facts::{Facts, Known, Needs};
 #[cfg(test)]
@@ -40,15 +44,23 @@ impl Found {
     }
 }
 
-/// Reads what is asked for of a process.
-pub(super) fn look(root: &Path, key: Key, needs: Needs, patterns: &[Pattern]) -> Found {
+/// Where facts are found that depend on the rules.
+#[derive(Default)]
+pub(super) struct Sources {
+    /// Patterns over `NAME=value` in the order of the bits of [`Facts::marks`].
+    pub(super) marks: Arc<[Pattern]>,
+    pub(super) conversations: Vec<Arc<ConversationSource>>,
+}
+
+/// Reads what is asked for of a process. `root` is where /proc is.
+pub(super) fn look(root: &Path, key: Key, needs: Needs, sources: &Sources) -> Found {
     let Some(mut subject) = Subject::open(root, key) else {
         return Found::nothing();
     };
     let mut found = Found::nothing();
     let facts = &mut found.facts;
     if needs.has(Needs::MARKS) {
-        facts.marks = subject.marks(patterns);
+        facts.marks = subject.marks(&sources.marks);
     }
     if needs.has(Needs::UNIT) {
         facts.unit = subject.unit();
@@ -62,6 +74,11 @@ pub(super) fn look(root: &Path, key: Key, needs: Needs, patterns: &[Pattern]) ->
     if needs.has(Needs::INHERITED) {
         facts.inherited = subject
             .inherited()
+            .map_or(Known::Unreadable, |all| Known::Is(all.into()));
+    }
+    if needs.has(Needs::CONVERSATIONS) {
+        facts.conversations = subject
+            .conversations(key, &sources.conversations)
             .map_or(Known::Unreadable, |all| Known::Is(all.into()));
     }
     if needs.has(Needs::LISTENING) {

@@ -32,11 +32,12 @@ use hashbrown::HashMap;
 use tokio::sync::Notify;
 
 use crate::model::agent::Pattern;
+use crate::model::conversation::ConversationSource;
 use crate::model::event::{Key, TICK_NS};
 use crate::model::facts::{Facts, Known, Needs};
 use crate::sys;
 pub use census::{census, listening};
-use look::Used;
+use look::{Sources, Used};
 use pool::{Common, Done, Job, Pool};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
@@ -102,15 +103,22 @@ struct Ask {
 
 impl Reader {
     /// Starts the threads. `root` is where /proc is, `marks` are the patterns over `NAME=value` whose numbers
-    /// are the bits of [`Facts::marks`], at most 64.
+    /// are the bits of [`Facts::marks`], at most 64. `conversations` say where [`Facts::conversations`] are found.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(root: impl Into<PathBuf>, marks: Arc<[Pattern]>) -> io::Result<Reader> {
+    pub fn start(
+        root: impl Into<PathBuf>,
+        marks: Arc<[Pattern]>,
+        conversations: Vec<Arc<ConversationSource>>,
+    ) -> io::Result<Reader> {
         let woken = Arc::new(Notify::new());
         let common = Arc::new(Common {
             root: root.into(),
-            marks,
+            sources: Sources {
+                marks,
+                conversations,
+            },
             woken: Arc::clone(&woken),
         });
         let (send, done) = channel();

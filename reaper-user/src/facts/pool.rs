@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::look::{Found, look};
-use crate::model::agent::Pattern;
+use super::look::{Found, Sources, look};
 use crate::model::event::Key;
 use crate::model::facts::Needs;
 use crate::sys;
@@ -37,7 +36,7 @@ pub(super) struct Done {
 pub(super) struct Common {
     /// Of the /proc that is read.
     pub(super) root: PathBuf,
-    pub(super) marks: Arc<[Pattern]>,
+    pub(super) sources: Sources,
     pub(super) woken: Arc<Notify>,
 }
 
@@ -171,7 +170,7 @@ impl Worker {
         }
         while let Some(Job { id, key, needs }) = self.next() {
             let at = sys::boot_time();
-            let found = look(&self.common.root, key, needs, &self.common.marks);
+            let found = look(&self.common.root, key, needs, &self.common.sources);
             if self.done.send(Done { id, at, found }).is_err() {
                 return;
             }

@@ -76,7 +76,7 @@ impl Fake {
         (key, environ)
     }
     fn reader(&self) -> Reader {
-        Reader::start(self.root(), keep()).unwrap()
+        Reader::start(self.root(), keep(), Vec::new()).unwrap()
     }
 }
 
@@ -125,6 +125,7 @@ fn all_facts_of_a_process() {
         session: Known::Is(SessionNow { sid: 8, tty: 34816 }),
         input: Known::Is(true),
         inherited: inherited("REAPER_KEEP=1\0", Some(&fake.work())),
+        conversations: Known::Unasked,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -201,7 +202,7 @@ fn what_a_process_has_from_its_makers() {
 fn what_cannot_be_read_is_unreadable() {
     let fake = Fake::new();
     let mut reader = fake.reader();
-    let all = needs(&ALL_BUT_CPU) | Needs::CPU;
+    let all = needs(&ALL_BUT_CPU) | Needs::CPU | Needs::CONVERSATIONS;
     let key = fake.process(41);
     // Whoever has the pid now.
     let before = Key { start: 1, ..key };
@@ -358,7 +359,7 @@ fn shell(script: &str) -> Command {
 
 #[test]
 fn real_processes() {
-    let mut reader = Reader::start("/proc", keep()).unwrap();
+    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
     let (_kept, key) = Own::start(
         shell("read x")
             .stdin(Stdio::piped())
@@ -395,7 +396,7 @@ fn real_processes() {
 
 #[test]
 fn cpu_use_takes_two_looks() {
-    let mut reader = Reader::start("/proc", keep()).unwrap();
+    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();

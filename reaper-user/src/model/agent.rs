@@ -29,6 +29,7 @@ mod tests;
 
 use std::sync::{Arc, LazyLock};
 
+use crate::model::conversation::ConversationSource;
 use crate::model::event::{Ended, Image};
 use crate::model::facts::Needs;
 pub use arguments::Syntax;
@@ -105,6 +106,8 @@ pub struct Rule {
     /// Nanoseconds from when a member became due (or was orphaned under a living agent, or began, if neither)
     /// until the action is taken; it is kept until then. Of agents and boundaries 0.
     pub after: u64,
+    /// Of agents that can leave a conversation to another process: where its id is found.
+    pub conversation: Option<Arc<ConversationSource>>,
 }
 
 impl Rule {
@@ -116,6 +119,7 @@ impl Rule {
             matchers,
             when: When::default(),
             after: 0,
+            conversation: None,
         }
     }
 
@@ -210,6 +214,12 @@ impl Ruleset {
     /// [`Facts::marks`](super::facts::Facts::marks). The first is `REAPER_KEEP=1`.
     pub fn marks(&self) -> &[Pattern] {
         &self.marks
+    }
+
+    /// Returns where agents leave the ids of their conversations, by the rules that say so.
+    pub fn conversations(&self) -> Vec<Arc<ConversationSource>> {
+        let rules = self.rules.iter();
+        rules.filter_map(|rule| rule.conversation.clone()).collect()
     }
 
     /// Whether `REAPER_KEEP=1` is all that rules ask of an environment.

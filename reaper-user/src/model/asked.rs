@@ -9,7 +9,10 @@ use super::session::{Session, Turn};
 use super::tree::Node;
 
 /// What was of the program before, where a process has run another since it was looked at.
-const LASTING: Needs = Needs::MARKS.and(Needs::UNIT).and(Needs::INHERITED);
+const LASTING: Needs = Needs::MARKS
+    .and(Needs::UNIT)
+    .and(Needs::INHERITED)
+    .and(Needs::CONVERSATIONS);
 
 /// What has been read of one process.
 #[derive(Clone, Debug, Default)]
@@ -192,9 +195,13 @@ impl Model {
     /// Forgets what may have changed since it was read: whether a process listens, how busy it is, and what its
     /// session and terminal are. A rule that asks for these after a delay asks anew.
     pub fn forget_volatile(&mut self, key: Key) {
-        let volatile = Needs::LISTENING | Needs::CPU | Needs::SESSION;
+        self.forget_facts(key, Needs::LISTENING | Needs::CPU | Needs::SESSION);
+    }
+
+    /// Forgets these facts about a process.
+    pub(super) fn forget_facts(&mut self, key: Key, facts: Needs) {
         if let Some(read) = self.tree.get_mut(key).and_then(|node| node.read.as_mut()) {
-            read.facts.learn(volatile, Facts::default());
+            read.facts.learn(facts, Facts::default());
         }
     }
 }

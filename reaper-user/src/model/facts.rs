@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
+use super::conversation::Conversations;
 use super::stray::Trace;
 
 /// A fact, as far as it is known.
@@ -21,7 +22,7 @@ pub enum Known<T> {
 
 /// Which facts are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Needs(u8);
+pub struct Needs(u16);
 
 impl Needs {
     pub const NONE: Needs = Needs(0);
@@ -42,6 +43,8 @@ impl Needs {
     /// The unit of the root of its session, which its own is compared with. Read of another process as [`Needs::UNIT`]
     /// of that; no [`Decision`](super::policy::Decision) asks for it by this name.
     pub(super) const ROOT_UNIT: Needs = Needs(128);
+    /// [`Facts::conversations`].
+    pub const CONVERSATIONS: Needs = Needs(256);
 
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -107,6 +110,8 @@ pub struct Facts {
     pub input: Known<bool>,
     /// What it has from its makers and may tell whose it is.
     pub inherited: Known<Arc<Inherited>>,
+    /// Ids of agents' conversations that the process belongs to.
+    pub conversations: Known<Arc<Conversations>>,
 }
 
 /// What a process has from its makers, where it has not changed that.
@@ -142,6 +147,7 @@ impl Facts {
         session: Known::Unasked,
         input: Known::Unasked,
         inherited: Known::Unasked,
+        conversations: Known::Unasked,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
@@ -167,6 +173,9 @@ impl Facts {
         if asked.has(Needs::INHERITED) {
             self.inherited = found.inherited;
         }
+        if asked.has(Needs::CONVERSATIONS) {
+            self.conversations = found.conversations;
+        }
     }
 
     /// Those that somebody has looked for.
@@ -179,6 +188,7 @@ impl Facts {
             (Needs::SESSION, self.session != Known::Unasked),
             (Needs::INPUT, self.input != Known::Unasked),
             (Needs::INHERITED, self.inherited != Known::Unasked),
+            (Needs::CONVERSATIONS, self.conversations != Known::Unasked),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
         known.fold(Needs::NONE, |all, (needs, _)| all | needs)
@@ -200,6 +210,7 @@ impl Facts {
             session: again(self.session),
             input: again(self.input),
             inherited: again(self.inherited.clone()),
+            conversations: again(self.conversations.clone()),
         }
     }
 
@@ -213,6 +224,7 @@ impl Facts {
             session: Known::Unreadable,
             input: Known::Unreadable,
             inherited: Known::Unreadable,
+            conversations: Known::Unreadable,
         }
     }
 }

@@ -5,6 +5,7 @@
 pub mod agent;
 mod asked;
 mod clock;
+pub mod conversation;
 pub mod end_order;
 pub mod event;
 pub mod facts;
@@ -310,8 +311,9 @@ impl Model {
                 ref orphans,
                 ..
             } => {
-                self.sessions
-                    .exited(&mut self.tree, node, ended, orphans, now, turns);
+                let (tree, rules) = (&mut self.tree, &self.rules);
+                let end = (ended, &orphans[..]);
+                self.sessions.exited(tree, rules, node, end, now, turns);
                 if self.moves_unseen {
                     self.doubt_cgroups(turns, now);
                 }

@@ -10,7 +10,7 @@ use super::Model;
 use super::agent::RuleId;
 use super::event::{Ended, Key};
 use super::facts::{Known, Needs};
-use super::session::{RootGone, Session};
+use super::session::{Handover, RootGone, Session};
 use super::tree::Node;
 use case::Case;
 pub(super) use weighed::Weighed;
@@ -55,6 +55,10 @@ pub enum Reason {
     KeptByUser,
     /// A rule holds, and its delay is not over.
     Waiting,
+    /// Its agent exited with status 0, and another process may continue the agent's conversation.
+    SuccessorAwaited,
+    /// As [`Reason::SuccessorAwaited`], and what would tell could not be read.
+    SuccessorUnknown,
     /// A rule reports it.
     ReportRule,
     /// A rule reaps it, though its agent lives.
@@ -93,6 +97,8 @@ impl Reason {
             Reason::KeepMark => "keep_mark",
             Reason::KeptByUser => "kept_by_user",
             Reason::Waiting => "waiting",
+            Reason::SuccessorAwaited => "successor_awaited",
+            Reason::SuccessorUnknown => "successor_unknown",
             Reason::ReportRule => "report_rule",
             Reason::ReapRule => "reap_rule",
             Reason::Unread => "unread",
@@ -202,7 +208,24 @@ fn decide(round: &Round<'_>, key: Key) -> Decision {
         };
     }
     let due = model.sessions.due(session.id).map(|(_, due)| due);
-    judge(round, node, session, due)
+    match due.is_none().then(|| handover(model, session)).flatten() {
+        Some(decision) => decision,
+        None => judge(round, node, session, due),
+    }
+}
+
+/// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
+fn handover(model: &Model, session: &Session) -> Option<Decision> {
+    let mut outwards = model.sessions.outwards(session.id);
+    let open = outwards.find(|session| session.handover != Handover::Excluded)?;
+    Some(match open.handover {
+        Handover::Unknown => Decision::keep(Reason::SuccessorUnknown),
+        _ => Decision {
+            verdict: Verdict::Wait,
+            until: model.handover_deadline(open),
+            ..Decision::keep(Reason::SuccessorAwaited)
+        },
+    })
 }
 
 fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {

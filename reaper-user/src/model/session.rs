@@ -10,6 +10,7 @@ mod descent;
 mod inferred;
 mod learned;
 mod restore;
+mod successor;
 mod traces;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,6 +24,7 @@ use super::facts::{Inherited, Known};
 use super::tree::{Node, Tree};
 pub(super) use descent::Origin;
 pub use inferred::Evidence;
+pub use successor::{Handover, Search};
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 const CLOSED_MAX: usize = 64;
@@ -87,6 +89,8 @@ pub struct Session {
     /// The root was found below tmux, screen or zellij.
     pub multiplexed: bool,
     pub root_gone: Option<RootGone>,
+    /// Whether another agent may continue the session after the exit of its root.
+    pub handover: Handover,
     /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
     pub last_end: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
@@ -125,8 +129,10 @@ impl Session {
         }
     }
 
+    /// Returns the session with the end that makes its members due. There is none while another agent may continue it.
     fn with_end(&self) -> Option<(&Session, RootGone)> {
-        Some((self, self.root_gone?))
+        let end = self.root_gone?;
+        (self.handover == Handover::Excluded).then_some((self, end))
     }
 }
 
@@ -205,6 +211,10 @@ impl Sessions {
 
     pub fn get(&self, id: SessionId) -> Option<&Session> {
         self.by_id.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.by_id.get_mut(&id)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
@@ -359,6 +369,7 @@ impl Sessions {
                 inherited: Known::Unasked,
                 multiplexed,
                 root_gone: None,
+                handover: Handover::Excluded,
                 last_end: 0,
                 found: ran == Ran::Found,
                 members: HashSet::default(),
@@ -376,9 +387,9 @@ impl Sessions {
     pub(super) fn exited(
         &mut self,
         tree: &mut Tree,
+        rules: &Ruleset,
         node: &Node,
-        ended: Ended,
-        orphans: &[Key],
+        (ended, orphans): (Ended, &[Key]),
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
@@ -397,13 +408,14 @@ impl Sessions {
                     .or_else(|| self.heir_elsewhere(tree, node, id))
             };
             if left && let Some(heir) = heir() {
-                self.hand_over(tree, node, id, heir, turns);
+                self.hand_over(tree, id, heir, turns);
                 continue;
             }
             let Some(session) = self.by_id.get_mut(&id) else {
                 break;
             };
             session.root_gone = Some(RootGone { at: now, ended });
+            session.handover = Handover::after(rules, session.rule, ended);
             turns.push(Turn::RootGone { session: id });
             // It need not have been a member of it still: it may be a boundary.
             self.left.push(id);
@@ -413,18 +425,13 @@ impl Sessions {
         }
     }
 
-    /// Gives a session the root to which its old one has left it.
-    fn hand_over(
-        &mut self,
-        tree: &mut Tree,
-        old_root: &Node,
-        id: SessionId,
-        root: Key,
-        turns: &mut Vec<Turn>,
-    ) {
-        if let Some(session) = self.by_id.get_mut(&id) {
-            (session.root, session.root_gone) = (root, None);
-        }
+    /// Makes `root` the root of a session whose root has exited.
+    fn hand_over(&mut self, tree: &mut Tree, id: SessionId, root: Key, turns: &mut Vec<Turn>) {
+        let Some(session) = self.by_id.get_mut(&id) else {
+            return;
+        };
+        let old_root = std::mem::replace(&mut session.root, root);
+        (session.root_gone, session.handover) = (None, Handover::Excluded);
         if let Some(root) = tree.get_mut(root) {
             root.root = true;
         }
@@ -433,7 +440,7 @@ impl Sessions {
         }
         turns.push(Turn::Relaunched {
             session: id,
-            old_root: old_root.key,
+            old_root,
             root,
         });
     }

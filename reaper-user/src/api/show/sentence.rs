@@ -83,6 +83,14 @@ fn reason(story: &Story, judged: &Judged) -> String {
         "keep_mark" => "REAPER_KEEP=1 is in its environment".into(),
         "kept_by_user" => "a user has asked for that with `reaper keep`".into(),
         "waiting" => format!("{} gives it time", the_rule()),
+        "successor_awaited" => format!(
+            "its agent {} exited with status 0, and another process may continue its conversation",
+            agent(story)
+        ),
+        "successor_unknown" => format!(
+            "its agent {} exited, and whether another process continues its conversation cannot be read",
+            agent(story)
+        ),
         "report_rule" => format!("{} wants somebody to have a look at it", the_rule()),
         "reap_rule" => format!("{} says so, though its agent lives", the_rule()),
         "unread" => format!("{} is being read", wanted(judged.needs)),
@@ -120,6 +128,9 @@ pub(super) fn next(story: &Story) -> String {
                 then(story, judged)
             )
         }
+        ("wait", Some(time)) if judged.reason == "successor_awaited" => format!(
+            "In {time}, unless another process continues the conversation, it is decided like what any agent leaves behind."
+        ),
         ("wait", Some(time)) => {
             let then = then(story, judged);
             let end = when_it_ends(story);

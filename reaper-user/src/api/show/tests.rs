@@ -337,6 +337,7 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
             trace: Trace::of(b"CLAUDECODE=1\0", true),
             directory: Some(Path::new("/w/app").into()),
         })),
+        conversations: Known::Unasked,
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::look::{Subject, look};
+use super::look::{Sources, Subject, look};
 use crate::model::event::Key;
 use crate::model::facts::{Known, Needs};
 use crate::model::stray::{Row, Table, Trace};
@@ -57,7 +57,12 @@ pub fn listening(
     let mut all = HashMap::new();
     for pid in pids {
         if let Look::Alive(seen) = procfs.read(pid)? {
-            let found = look(Path::new(""), seen.key, Needs::LISTENING, &[]);
+            let found = look(
+                Path::new(""),
+                seen.key,
+                Needs::LISTENING,
+                &Sources::default(),
+            );
             all.insert(seen.key, found.facts.listening);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{Used, home, marks};
 use crate::model::agent::Pattern;
+use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, says_something};
 use crate::model::stray::Trace;
@@ -48,6 +49,15 @@ impl Subject {
         self.given = darwin::arguments(self.key.pid).ok()?;
         let given = Arguments::parse(&self.given);
         Some((given.environment?, true))
+    }
+
+    /// Always `None`: what identifies a process in an agent's registry on macOS is not known here.
+    pub(super) fn conversations(
+        &mut self,
+        _: Key,
+        _: &[Arc<ConversationSource>],
+    ) -> Option<Conversations> {
+        None
     }
 
     pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {

@@ -6,9 +6,12 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::registry::{Directory, Process, variable};
 use super::{Used, home, marks};
 use crate::model::agent::Pattern;
+use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, says_something};
 use crate::model::stray::Trace;
@@ -117,6 +120,35 @@ impl Subject {
         let tells = !shared && says_something(&directory, home.as_deref());
         let directory = tells.then(|| directory.into());
         Some(Inherited { trace, directory })
+    }
+
+    /// Returns what connects the process with conversations of agents; `None` if its environment cannot be read.
+    pub(super) fn conversations(
+        &mut self,
+        key: Key,
+        sources: &[Arc<ConversationSource>],
+    ) -> Option<Conversations> {
+        self.dir.read("status", &mut self.buffer).ok()?;
+        let process = Process::new(&self.buffer, key)?;
+        let (environ, whole) = self.settled_environ()?;
+        let mut found = Conversations::default();
+        let mut directories = Vec::new();
+        for source in sources {
+            let value = variable(environ, &source.variable);
+            found.inherited.insert_from(value.unwrap_or_default());
+            if value.is_none() && !whole {
+                return None;
+            }
+            if let Some(registry) = &source.registry {
+                let directory = Directory::of(registry, environ, process.uid);
+                directories.push((registry, directory));
+            }
+        }
+        for (registry, directory) in directories {
+            let read = directory.and_then(|d| d.read(registry, &self.path, &process, &mut found));
+            found.registry_unreadable |= read.is_none();
+        }
+        Some(found)
     }
 
     /// Whether its pid is another in a namespace of its own, and which; `None` if that cannot be told.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{Parent, RootGone, Session, SessionId, Sessions, Turn};
+use super::{Handover, Parent, RootGone, Session, SessionId, Sessions, Turn};
 use crate::model::agent::Ruleset;
 use crate::model::event::{Ended, Key, Restored};
 use crate::model::facts::Known;
@@ -37,10 +37,18 @@ impl Sessions {
             at: now,
             ended: Ended::Unknown,
         };
+        let rule = rules.agent_named(&restored.rule);
+        let root_gone = gone.or(root.is_none().then_some(unseen));
+        let handover = match root_gone {
+            // The service before this one has found no successor.
+            Some(_) if restored.decided => Handover::Excluded,
+            Some(gone) => Handover::after(rules, rule, gone.ended),
+            None => Handover::Excluded,
+        };
         let session = Session {
             id,
             agent: Arc::clone(&restored.rule),
-            rule: rules.agent_named(&restored.rule),
+            rule,
             root: root.unwrap_or(restored.root),
             uids: restored.uids,
             opened: restored.opened,
@@ -52,7 +60,8 @@ impl Sessions {
             unit: Known::Unasked,
             inherited: Known::Unasked,
             multiplexed: false,
-            root_gone: gone.or(root.is_none().then_some(unseen)),
+            root_gone,
+            handover,
             last_end: 0,
             found: false,
             members: HashSet::default(),
@@ -103,8 +112,8 @@ impl Sessions {
                 root.is(old_parent) && self.heir(tree, root, *id, &[child]).is_some()
             });
         self.left_by_root = others;
-        for (id, root) in to_it {
-            self.hand_over(tree, &root, id, child, turns);
+        for (id, _) in to_it {
+            self.hand_over(tree, id, child, turns);
         }
     }
 

@@ -15,6 +15,7 @@ mod restored;
 mod rule_properties;
 mod rules;
 mod sessions;
+mod successors;
 mod survival;
 mod traces;
 mod truth;

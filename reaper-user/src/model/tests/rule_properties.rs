@@ -45,6 +45,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             session,
             input,
             inherited: Known::Unasked,
+            conversations: Known::Unasked,
         },
     )
 }

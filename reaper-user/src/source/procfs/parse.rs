@@ -127,7 +127,7 @@ pub(crate) fn is_nested(status: &[u8]) -> bool {
         .is_some()
 }
 
-/// Returns the pid of a process in the innermost pid namespace that it runs in, if the kernel reports one.
+/// Returns the process id in the innermost pid namespace of the process, by its status file.
 pub(crate) fn innermost_pid(status: &[u8]) -> Option<u32> {
     number(words(field(status, b"NSpid:")?).last()?)
 }

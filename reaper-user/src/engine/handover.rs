@@ -1,0 +1,107 @@
+//! Searches for the agents that continue sessions whose roots have exited.
+//!
+//! A first search runs at once. If it finds nothing, a second one runs at the end of the time in which a successor may
+//! appear, and decides. The model says what has to be read; worker threads read it.
+
+use super::Engine;
+use super::follow::Pending;
+use crate::model::session::{Handover, Search, Session, SessionId};
+use crate::sys;
+
+/// Number of searches after the deadline for a session about which something could not be read.
+const TRIES: u32 = 3;
+/// Delay before the first of these, in ns; each further one waits four times as long.
+const TRY_AFTER_NS: u64 = 1_000_000_000;
+
+/// Sessions for which a successor is searched.
+#[derive(Default)]
+pub struct Handovers(Vec<Open>);
+
+struct Open {
+    session: SessionId,
+    /// Time of the next search, in ns of CLOCK_MONOTONIC; `None` while facts for one are being read.
+    next: Option<u64>,
+    /// Searches after the deadline.
+    tries: u32,
+}
+
+impl Handovers {
+    /// Returns when the next search is due, in ns of CLOCK_MONOTONIC.
+    pub fn next(&self) -> Option<u64> {
+        self.0.iter().filter_map(|open| open.next).min()
+    }
+}
+
+impl Engine {
+    /// Runs the searches that are due, and those whose facts have been read.
+    pub(super) fn find_successors(&mut self) {
+        let new = std::mem::take(&mut self.follow.handovers).into_iter();
+        self.handovers.0.extend(new.map(|session| Open {
+            session,
+            next: Some(0),
+            tries: 0,
+        }));
+        // A successor may be among the processes that a gap hides.
+        if self.handovers.0.is_empty() || self.gap.is_some() {
+            return;
+        }
+        let now = sys::monotonic();
+        let open = std::mem::take(&mut self.handovers.0).into_iter();
+        let open: Vec<Open> = open
+            .filter_map(|open| self.search_successor(open, now))
+            .collect();
+        self.handovers.0.extend(open);
+    }
+
+    /// Runs one search if it is due. Returns what is left to do.
+    fn search_successor(&mut self, mut open: Open, now: u64) -> Option<Open> {
+        let id = open.session;
+        if self.model.handover(id)? == Handover::Excluded {
+            return None;
+        }
+        if open.next.is_some_and(|next| next > now) {
+            return Some(open);
+        }
+        if open.next.take().is_some() {
+            self.model.forget_conversations(id);
+        }
+        let found = self.model.find_successor(id);
+        if let Search::Needs(needs) = found {
+            for (key, needs) in needs {
+                self.undecided.facts.ask(key, needs, true);
+            }
+            return Some(open);
+        }
+        if let Search::Found(root) = found {
+            for turn in self.model.hand_over(id, root) {
+                self.follow.turn(&self.model, sys::boot_time(), &turn);
+            }
+            self.reevaluate(id);
+            return None;
+        }
+        let session = self.model.sessions.get(id)?;
+        let deadline = self.model.handover_deadline(session).unwrap_or(0);
+        if now < deadline {
+            open.next = Some(deadline);
+            return Some(open);
+        }
+        let unreadable = found == Search::Unreadable;
+        let state = match unreadable {
+            true => Handover::Unknown,
+            false => Handover::Excluded,
+        };
+        self.model.set_handover(id, state);
+        self.follow.pending.push(Pending::Session(id));
+        open.next = Some(now + (TRY_AFTER_NS << (2 * open.tries)));
+        open.tries += 1;
+        (unreadable && open.tries <= TRIES).then_some(open)
+    }
+
+    /// Re-evaluates the members of a session and of those nested in it.
+    fn reevaluate(&mut self, id: SessionId) {
+        let members = self.model.sessions.inwards(id).flat_map(Session::members);
+        let nodes = members.filter_map(|pid| self.model.tree.by_pid(pid));
+        let members = nodes.map(|node| Pending::Process(node.key));
+        self.follow.pending.extend(members);
+    }
+}

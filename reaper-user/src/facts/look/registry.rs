@@ -1,0 +1,259 @@
+//! Reads an agent's registry of running processes.
+//!
+//! The files belong to the user whose agent it is, and may contain anything. Reads are bounded and follow no symbolic link
+//! below the registry's directory. Only regular files of that user count, and only for the process whose id and start time
+//! they name.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::unistd::User;
+use serde_json::{Map, Value};
+
+use crate::model::conversation::{Conversations, Registry, is_job};
+use crate::model::event::{Key, TICK_NS};
+use crate::source::procfs::parse::{field, innermost_pid, is_nested, number, words};
+
+/// Most bytes that are read of one file.
+const FILE_MAX: u64 = 1 << 20;
+/// Most jobs of one process whose files are read.
+const JOBS_MAX: usize = 4;
+
+/// Directory of a registry, in the root directory of the process it belongs to.
+pub(super) struct Directory {
+    /// Directory up to which symbolic links are followed, since an administrator may have made them.
+    base: PathBuf,
+    /// Path below it.
+    below: PathBuf,
+}
+
+/// A process as its registry may name it.
+pub(super) struct Process {
+    /// Its id in its own pid namespace.
+    pid: u32,
+    /// Start time in clock ticks since boot.
+    start: u64,
+    /// Effective user id.
+    pub(super) uid: u32,
+    /// Whether ids in the registry are of another pid namespace than the service's.
+    nested: bool,
+}
+
+/// Returns the value of a variable in an environment in the form of `/proc/PID/environ`.
+pub(super) fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut variables = environ.split(|byte| *byte == 0);
+    variables.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+}
+
+impl Process {
+    /// `status` is the file of that name in `/proc/PID`.
+    pub(super) fn new(status: &[u8], key: Key) -> Option<Process> {
+        Some(Process {
+            pid: innermost_pid(status)?,
+            start: key.start / TICK_NS,
+            uid: number(words(field(status, b"Uid:")?).nth(1)?)?,
+            nested: is_nested(status),
+        })
+    }
+}
+
+impl Directory {
+    /// Returns the directory that an agent of this user with this environment uses; `None` if the user has no home.
+    pub(super) fn of(registry: &Registry, environ: &[u8], uid: u32) -> Option<Directory> {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let path = |value: &[u8]| PathBuf::from(OsStr::from_bytes(value));
+        let named = registry.directory_variable.as_deref();
+        let named = named.and_then(|name| variable(environ, name));
+        if let Some(directory) = named.filter(|value| !value.is_empty()) {
+            let (base, below) = (path(directory), PathBuf::new());
+            return Some(Directory { base, below });
+        }
+        let home = variable(environ, "HOME").filter(|value| !value.is_empty());
+        let by_name_service = || Some(User::from_uid(uid.into()).ok()??.dir);
+        let base = home.map(path).or_else(by_name_service)?;
+        let below = PathBuf::from(&*registry.directory);
+        Some(Directory { base, below })
+    }
+
+    /// Adds what the registry says of a process. `proc` is its directory in /proc. Returns `None` if a file cannot be
+    /// read; a missing file says nothing.
+    pub(super) fn read(
+        &self,
+        registry: &Registry,
+        proc: &Path,
+        process: &Process,
+        found: &mut Conversations,
+    ) -> Option<()> {
+        let mut jobs = Vec::new();
+        let Some(directory) = self.open(proc).ok()? else {
+            return Some(());
+        };
+        for file in &registry.files {
+            let file = file.replace("{pid}", &process.pid.to_string());
+            if let Some(json) = read(&directory, &file, process.uid).ok()? {
+                of_process(&json, registry, process, &mut |entry| {
+                    strings(entry, &mut |text| {
+                        found.registered.insert_from(text.as_bytes())
+                    });
+                    jobs_of(entry, registry, &mut jobs);
+                });
+            }
+        }
+        jobs.sort_unstable();
+        jobs.dedup();
+        for (job, file) in jobs
+            .iter()
+            .take(JOBS_MAX)
+            .flat_map(|job| registry.adopted.iter().map(move |file| (job, file)))
+        {
+            let file = file.replace("{job}", job);
+            if let Some(json) = read(&directory, &file, process.uid).ok()?
+                && !process.nested
+            {
+                processes(&json, registry, &mut |key| found.adopt(key));
+            }
+        }
+        Some(())
+    }
+
+    /// Opens the directory. Returns `None` if it does not exist.
+    fn open(&self, proc: &Path) -> io::Result<Option<File>> {
+        let root = File::open(proc.join("root"))?;
+        let directory = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let how = OpenHow::new()
+            .flags(directory)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let Some(base) = existing(openat2(&root, &self.base, how).map(File::from))? else {
+            return Ok(None);
+        };
+        if self.below.as_os_str().is_empty() {
+            return Ok(Some(base));
+        }
+        existing(openat2(&base, &self.below, beneath(directory)).map(File::from))
+    }
+}
+
+fn beneath(flags: OFlag) -> OpenHow {
+    OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS)
+}
+
+fn existing(opened: nix::Result<File>) -> io::Result<Option<File>> {
+    match opened.map_err(io::Error::from) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a JSON file below a directory. Returns `None` if it does not exist.
+///
+/// # Errors
+/// It cannot be read, is no regular file, belongs to another user than `uid` and root, is too large, or is no JSON.
+fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let Some(file) = existing(openat2(directory, path, beneath(flags)).map(File::from))? else {
+        return Ok(None);
+    };
+    let metadata = file.metadata()?;
+    let is_own = metadata.uid() == uid || metadata.uid() == 0;
+    if !metadata.is_file() || !is_own || metadata.len() > FILE_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut text = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut text)?;
+    Ok(Some(serde_json::from_slice(&text)?))
+}
+
+/// Calls `each` with the outermost objects that name a process.
+fn of_process<'a>(
+    json: &'a Value,
+    registry: &Registry,
+    process: &Process,
+    each: &mut dyn FnMut(&'a Map<String, Value>),
+) {
+    match json {
+        Value::Object(entry) => {
+            let mut named = names(entry, registry);
+            if named.any(|(pid, start)| (pid, start) == (process.pid, process.start)) {
+                return each(entry);
+            }
+            let inner = entry.values();
+            inner.for_each(|value| of_process(value, registry, process, each));
+        }
+        Value::Array(all) => all
+            .iter()
+            .for_each(|value| of_process(value, registry, process, each)),
+        _ => {}
+    }
+}
+
+/// Calls `each` with all processes that are named anywhere.
+fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(Key)) {
+    match json {
+        Value::Object(entry) => {
+            for (pid, start) in names(entry, registry) {
+                let start = start.saturating_mul(TICK_NS);
+                each(Key { pid, start });
+            }
+            entry
+                .values()
+                .for_each(|value| processes(value, registry, each));
+        }
+        Value::Array(all) => all
+            .iter()
+            .for_each(|value| processes(value, registry, each)),
+        _ => {}
+    }
+}
+
+/// Returns the processes that an object itself names, each by its id and its start time in clock ticks.
+fn names<'a>(
+    entry: &'a Map<String, Value>,
+    registry: &'a Registry,
+) -> impl Iterator<Item = (u32, u64)> + 'a {
+    let value = |key: &str| match entry.get(key)? {
+        Value::String(text) => text.parse().ok(),
+        value => value.as_u64(),
+    };
+    registry.process.iter().filter_map(move |(pid, start)| {
+        let pid = u32::try_from(value(pid)?).ok()?;
+        Some((pid, value(start)?))
+    })
+}
+
+/// Calls `each` with all strings of an object, those of inner objects and lists included.
+fn strings(entry: &Map<String, Value>, each: &mut dyn FnMut(&str)) {
+    fn of(value: &Value, each: &mut dyn FnMut(&str)) {
+        match value {
+            Value::String(text) => each(text),
+            Value::Array(all) => all.iter().for_each(|value| of(value, each)),
+            Value::Object(inner) => strings(inner, each),
+            _ => {}
+        }
+    }
+    entry.values().for_each(|value| of(value, each));
+}
+
+/// Adds the names of jobs in an object and in those inside of it.
+fn jobs_of(entry: &Map<String, Value>, registry: &Registry, jobs: &mut Vec<String>) {
+    for (key, value) in entry {
+        match value {
+            Value::String(name)
+                if registry.job.iter().any(|job| **job == **key) && is_job(name) =>
+            {
+                jobs.push(name.clone());
+            }
+            Value::Object(inner) => jobs_of(inner, registry, jobs),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

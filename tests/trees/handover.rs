@@ -1,0 +1,131 @@
+//! An agent that exits with status 0 and leaves its conversation to another one.
+
+use std::fs;
+
+use super::{CONFIG, Story, View};
+use crate::world::World;
+
+pub const STORIES: &[Story] = &[
+    ("conversation-resumed-by-argument", resumed_by_argument),
+    ("conversation-resumed-by-registry", resumed_by_registry),
+    ("conversation-that-ends", ends),
+    ("conversation-of-a-killed-agent", killed),
+];
+
+const ID: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
+const OTHER_ID: &str = "113c8f3a-aa07-4beb-a7f0-268130753912";
+const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
+
+/// A world with an agent, a job of its conversation, and a job that carries no marker.
+fn with_agent(view: &View) -> World {
+    let mut world = World::new(true);
+    view.watch(&mut world, CONFIG);
+    let job = format!("job=env:CLAUDE_CODE_SESSION_ID={ID}+setsid");
+    start(
+        &mut world,
+        "agent",
+        "claude",
+        &[&job, "bare=env-i+sleep", "die=exit+0"],
+    );
+    ["job", "bare"]
+        .iter()
+        .for_each(|role| drop(world.await_cast(role, 1)));
+    world
+}
+
+/// Starts an agent beside the others, in a home of the test.
+fn start(world: &mut World, role: &str, program: &str, args: &[&str]) {
+    let home = world.dir().join("home");
+    let how = format!(
+        "env:HOME={} as:{program} agent {}",
+        home.display(),
+        args.join(" ")
+    );
+    world.start(role, &how);
+    world.await_cast(role, 1);
+}
+
+/// The agent exits; what it leaves lives until its successor is killed.
+fn is_continued(view: &View, world: World) {
+    view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
+    world.open("die-agent");
+    let worker = world.one("worker");
+    world.await_event("the worker is the root", |e| {
+        e.is("session.relaunch", worker)
+    });
+    world.assert_alive(&["job", "bare", "tool"]);
+    world.kill("worker");
+    view.await_gone(&world, &["job", "bare", "tool"]);
+    view.await_closed(&world, 2);
+    view.end(world, &[]);
+}
+
+fn resumed_by_argument(view: &View) {
+    let mut world = with_agent(view);
+    let transcript = format!("{{dir}}/{ID}.jsonl");
+    let words = [CLAUDE, "--fork-session", "--resume", &transcript];
+    world.provide("resumed", &words.map(String::from));
+    start(&mut world, "worker", "resumed", &["tool=sleep"]);
+    world.await_cast("tool", 1);
+    is_continued(view, world);
+}
+
+/// The worker's command line says nothing; the agent's roster names its process and the transcript that it resumes.
+fn resumed_by_registry(view: &View) {
+    let mut world = with_agent(view);
+    start(&mut world, "worker", "claude", &["tool=sleep"]);
+    world.await_cast("tool", 1);
+    let worker = world.one("worker");
+    let roster = format!(
+        r#"{{"workers":{{"22ab6b57":{{"pid":{},"procStart":"{}","dispatch":{{"launch":{{"sessionId":"/h/{ID}.jsonl"}}}}}}}}}}"#,
+        worker.pid, worker.ticks
+    );
+    let directory = world.dir().join("home/.claude/daemon");
+    fs::create_dir_all(&directory).expect("create the registry");
+    fs::write(directory.join("roster.json"), roster).expect("write the roster");
+    is_continued(view, world);
+}
+
+/// Another agent of the same kind has a conversation of its own: what is left is ended when no successor can appear
+/// any more.
+fn ends(view: &View) {
+    let mut world = with_agent(view);
+    let tool = format!("tool=env:CLAUDE_CODE_SESSION_ID={OTHER_ID}+sleep");
+    start(&mut world, "other", "claude", &[&tool]);
+    world.await_cast("tool", 1);
+    view.await_seen(&world, &["agent", "job", "bare", "other", "tool"]);
+    world.open("die-agent");
+    view.await_gone(&world, &["agent", "job", "bare"]);
+    view.await_closed(&world, 1);
+    let job = world.one("job");
+    let events = world.daemon().events().clone();
+    let reasons = events.iter().filter(|e| e.is("decision", job));
+    let reasons: Vec<_> = reasons.filter_map(|e| e.reason.as_deref()).collect();
+    let waits = |reason: &&str| *reason == "successor_awaited";
+    assert!(
+        reasons.iter().any(waits),
+        "nothing was waited for: {reasons:?}"
+    );
+    assert_eq!(reasons.last(), Some(&"root_gone"));
+    view.end(world, &["other", "tool"]);
+}
+
+/// An agent that is killed hands nothing over, whatever names its conversation. Where nobody has seen how it ended, it may have.
+fn killed(view: &View) {
+    let mut world = with_agent(view);
+    world.provide("resumed", &[CLAUDE, "--resume", ID].map(String::from));
+    start(&mut world, "worker", "resumed", &["tool=sleep"]);
+    world.await_cast("tool", 1);
+    view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
+    world.kill("agent");
+    if view.is_whole() {
+        view.await_gone(&world, &["job", "bare"]);
+        view.await_closed(&world, 1);
+    } else if view.knows_agents() {
+        let worker = world.one("worker");
+        world.await_event("the session ends or goes on", |e| {
+            e.event == "session.close" || e.is("session.relaunch", worker)
+        });
+    }
+    view.end(world, &["worker", "tool"]);
+}
