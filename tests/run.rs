@@ -2,6 +2,7 @@
 //! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
 //! without any privilege.
 
+mod before;
 mod beside;
 mod cgroup;
 mod handed;
@@ -49,6 +50,7 @@ pub fn trials() -> Vec<Trial> {
         terminal::STORIES,
         trees::STORIES,
         owner::STORIES,
+        before::STORIES,
         records::STORIES,
         places::STORIES,
         lost::STORIES,
@@ -73,7 +75,10 @@ fn as_each(everybodys: &[(&str, Story)], roots: &[(&str, Story)]) -> Vec<Trial> 
 
 /// Those for which a service is needed too.
 pub fn beside_a_service() -> Vec<Trial> {
-    as_each(&[beside::STORIES, handed::STORIES].concat(), &[])
+    as_each(
+        &[beside::STORIES, handed::STORIES, before::BESIDE_A_SERVICE].concat(),
+        &[],
+    )
 }
 
 fn play(who: &str, name: &str, uid: u32, story: Story) -> Trial {

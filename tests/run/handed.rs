@@ -89,7 +89,7 @@ impl Watched {
     }
 
     /// Waits until it has told of one like that.
-    fn await_event(&self, like: impl Fn(&Event) -> bool) {
+    pub(super) fn await_event(&self, like: impl Fn(&Event) -> bool) {
         eventually("the service tells", || {
             self.service.events().iter().any(&like).then_some(())
         });

@@ -14,7 +14,9 @@ use nix::sys::signal::{Signal, raise};
 
 use super::OWN_FAILURE;
 use crate::export::to_json;
-use crate::run::{DoneWhen, End, Limit, Outcome, Progress, Report, Run, RunError, Runs};
+use crate::run::{
+    DoneWhen, End, Limit, Outcome, Progress, Report, Role, Run, RunError, Runs, role,
+};
 use crate::sys::child;
 pub(super) use detach::OWNER;
 use detach::{Side, Tell};
@@ -159,13 +161,14 @@ pub(super) fn run(args: RunArgs) -> u8 {
     let tell = match detach.then(detach::part) {
         None => Tell::default(),
         Some(Ok(Side::Caller(status))) => return status,
-        Some(Ok(Side::Run(tell))) => tell,
+        // Just forked, so without children.
+        Some(Ok(Side::Run(tell))) => return own(run, &told, &tell),
         Some(Err(error)) => {
             anstream::eprintln!("reaper: --detach: {error}");
             return OWN_FAILURE;
         }
     };
-    own(run, &told, &tell)
+    supervise(run, &told, &tell)
 }
 
 /// Gives the exit status of the one that owns the command, and has nobody else do it.
@@ -173,7 +176,7 @@ pub(super) fn owner(args: OwnerArgs) -> u8 {
     let tell = args.tell.and_then(child::inherit);
     let tell = tell.map_or_else(Tell::default, Tell::to);
     match prepare(args.run) {
-        Ok((run, told)) => own(run, &told, &tell),
+        Ok((run, told)) => supervise(run, &told, &tell),
         Err(status) => status,
     }
 }
@@ -197,6 +200,21 @@ fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
         Err(error) => tracing::debug!("{error}"),
     }
     Ok((run, told))
+}
+
+/// Has a process supervise the run that has no children from before. Returns the exit status.
+fn supervise(mut run: Run, told: &Told, tell: &Tell) -> u8 {
+    match role() {
+        Ok(Role::Supervisor(supervisor)) => {
+            run.supervisor = Some(supervisor);
+            own(run, told, tell)
+        }
+        Ok(Role::StandIn(status)) => status,
+        Err(error) => {
+            anstream::eprintln!("reaper: {error}");
+            error.status()
+        }
+    }
 }
 
 fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {

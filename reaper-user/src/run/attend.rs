@@ -13,6 +13,7 @@ use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
 use super::cgroup::Leaf;
 use super::probe::Probe;
 use super::silence::Silence;
+use super::stand_in::Supervisor;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
 use crate::reap;
 use crate::sys;
@@ -236,10 +237,7 @@ impl Attended<'_> {
             }
             let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
             if !self.is_stop(info.ssi_signo, told) && !own {
-                pending.push(Came {
-                    number: info.ssi_signo.cast_signed(),
-                    by_kernel: info.ssi_code == BY_KERNEL,
-                });
+                pending.push(Came::of(&info));
             }
         }
         pending
@@ -249,8 +247,18 @@ impl Attended<'_> {
     /// is heard once: a second one cuts the grace short.
     fn is_stop(&self, number: u32, told: bool) -> bool {
         let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
-        let recording = self.run.recording.as_ref().filter(|_| first);
-        let stop = recording.is_some_and(|recording| told || recording.is_stopped());
+        let is_stopped = || match &self.run.recording {
+            Some(recording) => told || recording.is_stopped(),
+            None => false,
+        };
+        // The kernel sends SIGTERM when the process that waits for this one has died.
+        let is_abandoned = || {
+            self.run
+                .supervisor
+                .as_ref()
+                .is_some_and(Supervisor::is_abandoned)
+        };
+        let stop = first && (is_stopped() || is_abandoned());
         self.stopped.set(self.stopped.get() || stop);
         stop
     }
@@ -345,9 +353,25 @@ pub(super) struct Came {
 }
 
 impl Came {
+    pub(super) fn of(info: &libc::signalfd_siginfo) -> Came {
+        Came {
+            number: info.ssi_signo.cast_signed(),
+            by_kernel: info.ssi_code == BY_KERNEL,
+        }
+    }
+
+    pub(super) fn number(self) -> i32 {
+        self.number
+    }
+
+    /// Returns whether it tells that something has become of a child.
+    pub(super) fn is_of_child(self) -> bool {
+        self.number == Signal::SIGCHLD as i32
+    }
+
     /// Whether the terminal has sent it to the whole group that this process is of. That it is gone, and what the kernel
     /// does on its own account, such as an alarm, only this process learns.
-    fn sent_to_group(self) -> bool {
+    pub(super) fn sent_to_group(self) -> bool {
         let to_leader = getsid(None) == Ok(getpid());
         let by_terminal = match Signal::try_from(self.number) {
             Ok(Signal::SIGHUP | Signal::SIGCONT) => !to_leader,

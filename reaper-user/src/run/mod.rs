@@ -49,6 +49,7 @@ mod report;
 mod runs;
 mod service;
 mod silence;
+mod stand_in;
 mod stop;
 
 use std::io;
@@ -70,6 +71,7 @@ pub use record::{Begun, Claim, Made, Over, Record, Start, Who};
 pub use recording::Recording;
 pub use report::{Left, Report};
 pub use runs::{CLOSED_AGE, CLOSED_MAX, Known, RecordError, Runs};
+pub use stand_in::{Role, Supervisor, role};
 pub use stop::StopError;
 
 /// A command, and what is to become of it.
@@ -117,6 +119,8 @@ pub struct Run {
     pub service: Option<PathBuf>,
     /// Whoever has started this process has let go of it.
     pub detached: bool,
+    /// Permission to supervise it: this process has no children from before. See [`role`].
+    pub supervisor: Option<Supervisor>,
     /// Told how far it is.
     pub progress: Option<Listener>,
     /// As what it is written down by now.
@@ -171,6 +175,7 @@ impl Run {
             cgroup: false,
             service: None,
             detached: false,
+            supervisor: None,
             progress: None,
             recording: None,
             above: None,
@@ -182,7 +187,7 @@ impl Run {
     /// Signals that reach this process meanwhile go to the command, but for those that the terminal has sent to both. One that
     /// somebody else sends to the process group that both are of reaches the command twice: whether it has had it nobody can tell.
     /// While what is left is being ended, one that asks for an end cuts the grace short. All children of this process
-    /// count as the command's: there must be no other ones, nor other threads that signals could go to.
+    /// count as the command's: there must be no other ones ([`role`]), nor other threads that signals could go to.
     ///
     /// # Errors
     /// The command cannot be started; nothing is left of it then. What cannot be ended is no error: it is in the report,

@@ -14,6 +14,7 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsid, write};
 
 use crate::model::event::TICK_NS;
@@ -319,6 +320,52 @@ pub fn part() -> nix::Result<Option<Pid>> {
     Ok(None)
 }
 
+/// Returns whether this process has children, exited ones included.
+///
+/// # Errors
+/// None that `waitid(2)` documents for this call.
+pub fn has_children() -> nix::Result<bool> {
+    let any =
+        WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
+    match waitid(Id::All, any) {
+        Ok(_) => Ok(true),
+        Err(Errno::ECHILD) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Forks. The child gets SIGTERM when this process dies (`PR_SET_PDEATHSIG`). Returns the child's process id in this
+/// process, and `None` in the child.
+///
+/// # Errors
+/// As `fork(2)`; in the child `ESRCH` if this process has died already.
+pub fn fork_dependent() -> nix::Result<Option<Pid>> {
+    let parent = nix::unistd::getpid();
+    // SAFETY: this program has no other threads yet, as the caller has to see to.
+    if let ForkResult::Parent { child } = unsafe { fork() }? {
+        return Ok(Some(child));
+    }
+    nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+    match getppid() == parent {
+        true => Ok(None),
+        false => Err(Errno::ESRCH),
+    }
+}
+
+/// Returns what has become of one child since the last call, if anything has.
+///
+/// # Errors
+/// `ECHILD`: it is no child of this process.
+pub fn change_of(child: Pid) -> nix::Result<Option<Change>> {
+    let wanted = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
+    Ok(match waitpid(child, Some(wanted))? {
+        WaitStatus::Exited(_, status) => Some(Change::Exited(status as u8)),
+        WaitStatus::Signaled(_, signal, _) => Some(Change::Killed(signal as i32)),
+        WaitStatus::Stopped(_, signal) => Some(Change::Stopped(signal as i32)),
+        _ => None,
+    })
+}
+
 /// Becomes this program anew, as it was begun, but with these words; that has this file open too.
 ///
 /// # Errors
@@ -376,6 +423,11 @@ mod tests {
     /// One that was blocked before is nobody's wish for an end.
     #[test]
     fn what_would_have_ended_this_process_is_seen_and_not_taken() {
+        for signal_to_restore in [Signal::SIGINT, Signal::SIGQUIT] {
+            // A shell's background job and `nohup` start with these ignored.
+            // SAFETY: no handler is set.
+            unsafe { signal(signal_to_restore, SigHandler::SigDfl) }.unwrap();
+        }
         let held = Held::begin().unwrap();
         assert_eq!(held.asked_to_end(), None);
         raise(Signal::SIGWINCH).unwrap();
