@@ -10,6 +10,7 @@ mod lost;
 mod owner;
 mod passes;
 mod places;
+mod planted;
 mod records;
 mod signals;
 mod status;
@@ -54,8 +55,12 @@ pub fn trials() -> Vec<Trial> {
         records::STORIES,
         places::STORIES,
         lost::STORIES,
+        planted::STORIES,
     ];
-    let mut trials = as_each(&all.concat(), &[trees::ROOTS, lost::ROOTS].concat());
+    let mut trials = as_each(
+        &all.concat(),
+        &[trees::ROOTS, lost::ROOTS, planted::ROOTS].concat(),
+    );
     let left_out = !crate::cgroup::can_be_made();
     let in_a_cgroup = as_each(cgroup::STORIES, cgroup::ROOTS).into_iter();
     trials.extend(in_a_cgroup.map(|trial| trial.with_ignored_flag(left_out)));

@@ -18,6 +18,7 @@ use crate::run::{
     DoneWhen, End, Limit, Outcome, Progress, Report, Role, Run, RunError, Runs, role,
 };
 use crate::sys::child;
+use crate::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 pub(super) use detach::OWNER;
 use detach::{Side, Tell};
 
@@ -143,8 +144,42 @@ pub(super) struct OwnerArgs {
 
 /// How its user is told what has become of it.
 struct Told {
-    report: Option<PathBuf>,
+    report: Option<Target>,
     json: bool,
+}
+
+/// Where a report goes, resolved before the command starts.
+struct Target {
+    /// As it was typed.
+    path: PathBuf,
+    file: TargetFile,
+}
+
+enum TargetFile {
+    /// Replaced as a whole.
+    Regular(HeldPath),
+    /// A device, a pipe, or what a link leads to: written to, and not replaced.
+    Special(HeldFile),
+}
+
+impl Target {
+    fn resolve(path: PathBuf) -> Result<Target, HeldPathError> {
+        let file = match HeldFile::open(&path)? {
+            Some(file) => TargetFile::Special(file),
+            None => {
+                TargetFile::Regular(HeldPath::resolve(&held_path::without_dangling_link(&path))?)
+            }
+        };
+        Ok(Target { path, file })
+    }
+
+    fn write(&self, line: &[u8]) -> anyhow::Result<()> {
+        let written = match &self.file {
+            TargetFile::Regular(path) => path.replace(line),
+            TargetFile::Special(file) => file.write(line),
+        };
+        written.with_context(|| format!("cannot write the report {}", self.path.display()))
+    }
 }
 
 /// Gives the exit status.
@@ -183,8 +218,17 @@ pub(super) fn owner(args: OwnerArgs) -> u8 {
 
 /// Or the exit status, where it is not to be run: that has been said.
 fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
+    let report = args.report.clone().map(Target::resolve).transpose();
+    let report = report.map_err(|error| {
+        let file = args.report.as_deref().unwrap_or(Path::new(""));
+        anstream::eprintln!(
+            "reaper: cannot write the report {}: {error}",
+            file.display()
+        );
+        OWN_FAILURE
+    })?;
     let told = Told {
-        report: args.report.clone(),
+        report,
         json: args.json,
     };
     let mut run = owned(args);
@@ -240,7 +284,7 @@ fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {
     for complaint in &told.complaints {
         anstream::eprintln!("reaper: {complaint}");
     }
-    if let Err(error) = hand_over(&told, how.report.as_deref(), how.json) {
+    if let Err(error) = hand_over(&told, how.report.as_ref(), how.json) {
         anstream::eprintln!("reaper: {error:#}");
         return OWN_FAILURE;
     }
@@ -304,29 +348,12 @@ fn show(run: &Run, tell: Tell) -> impl FnMut(Progress<'_>) + use<> {
     }
 }
 
-fn hand_over(told: &Report, file: Option<&Path>, json: bool) -> anyhow::Result<()> {
+fn hand_over(told: &Report, target: Option<&Target>, json: bool) -> anyhow::Result<()> {
     let line = to_json(told);
     if json {
         std::io::stderr().write_all(&line)?;
     }
-    if let Some(file) = file {
-        // A device, a pipe or a link is written to, and not replaced.
-        if std::fs::symlink_metadata(file).is_ok_and(|meta| !meta.is_file()) {
-            let written = std::fs::write(file, &line);
-            return written.with_context(|| format!("--report {}", file.display()));
-        }
-        // Whoever reads it finds all of it, or what was there before.
-        let mut aside = file.as_os_str().to_owned();
-        aside.push(format!(".{}", std::process::id()));
-        let aside = PathBuf::from(aside);
-        let written = std::fs::write(&aside, &line).and_then(|()| std::fs::rename(&aside, file));
-        if written.is_err() {
-            // It may never have been there.
-            let _ = std::fs::remove_file(&aside);
-        }
-        written.with_context(|| format!("--report {}", file.display()))?;
-    }
-    Ok(())
+    target.map_or(Ok(()), |target| target.write(&line))
 }
 
 fn time(typed: &str) -> Result<Duration, String> {
@@ -388,6 +415,9 @@ fn signal(typed: &str) -> Result<Signal, String> {
 
 /// A path from the root, that is none by which too much would go.
 fn removable(typed: &str) -> Result<PathBuf, String> {
+    if has_parent_component(Path::new(typed)) {
+        return Err(HeldPathError::ParentComponent.to_string());
+    }
     let path = std::path::absolute(typed).map_err(|error| error.to_string())?;
     // It may only come to be while the command runs.
     let there = path.canonicalize().unwrap_or_else(|_| path.clone());

@@ -1,8 +1,6 @@
 //! What follows on a run of which nothing is left.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{CgroupError, End, Outcome, Report, Run, RunError, attend};
@@ -25,12 +23,19 @@ pub(super) fn see_to(run: &Run, held: &Held, report: &mut Report) {
     if report.outcome != Outcome::Success {
         return;
     }
-    for path in &run.clean_on_success {
-        if let Err(error) = remove(path) {
-            let path = path.display();
-            report
-                .complaints
-                .push(format!("--clean-on-success {path}: {error}"));
+    for (path, held) in run.clean_on_success.iter().zip(&run.held) {
+        let mut complain = |what: String| {
+            let complaint = format!("--clean-on-success {}: {what}", path.display());
+            report.complaints.push(complaint);
+        };
+        match held.remove() {
+            Ok(mounts) => mounts.iter().for_each(|mount| {
+                complain(format!(
+                    "something is mounted on {}, so it was left",
+                    mount.display()
+                ));
+            }),
+            Err(error) => complain(error.to_string()),
         }
     }
 }
@@ -69,20 +74,5 @@ fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<
         Some(End::Exited(status)) => Err(format!("status {status}")),
         Some(End::Killed(signal)) => Err(format!("ended by signal {signal}")),
         None => Err("could not be ended".to_owned()),
-    }
-}
-
-/// Removes what is there, if it is.
-fn remove(path: &Path) -> io::Result<()> {
-    // A slash behind a link would mean what it leads to.
-    let path: PathBuf = path.components().collect();
-    let removed = match fs::symlink_metadata(&path) {
-        Ok(meta) if meta.is_dir() => fs::remove_dir_all(&path),
-        Ok(_) => fs::remove_file(&path),
-        Err(error) => Err(error),
-    };
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }

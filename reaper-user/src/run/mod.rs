@@ -63,6 +63,8 @@ use crate::reap::Times;
 use crate::sys;
 use crate::sys::cgroup::own;
 use crate::sys::child::{self, Held};
+use crate::sys::held_path::HeldPath;
+pub use crate::sys::held_path::HeldPathError;
 pub use cgroup::CgroupError;
 use cgroup::Leaf;
 pub use limit::Limit;
@@ -96,7 +98,8 @@ pub struct Run {
     pub on_success: Option<String>,
     /// The same where it has failed, died or run out of time.
     pub on_failure: Option<String>,
-    /// Removed, with all that is in them, after a success; a link is, and not what it leads to.
+    /// Removed, with all that is in them, after a success. A symbolic link is removed, and not what it leads to. Each is
+    /// resolved before the command starts; as root, a path is refused on which another user may write.
     pub clean_on_success: Vec<PathBuf>,
     /// Where it is written down, so that it can be found and stopped, and what is left of it is ended even where this process
     /// is killed. Where that cannot be done it is run all the same, unless it has a name, a limit, or is detached.
@@ -123,6 +126,8 @@ pub struct Run {
     pub supervisor: Option<Supervisor>,
     /// Told how far it is.
     pub progress: Option<Listener>,
+    /// [`Run::clean_on_success`], resolved before the command starts.
+    held: Vec<HeldPath>,
     /// As what it is written down by now.
     recording: Option<Recording>,
     /// Directory of the cgroup that the command's is made in.
@@ -177,6 +182,7 @@ impl Run {
             detached: false,
             supervisor: None,
             progress: None,
+            held: Vec::new(),
             recording: None,
             above: None,
         }
@@ -194,6 +200,13 @@ impl Run {
     /// and so is what could not be done afterwards.
     pub fn attend(mut self) -> Result<Report, RunError> {
         sys::pid_namespace_unless_first().map_err(RunError::Proc)?;
+        for path in &self.clean_on_success {
+            let held = HeldPath::resolve(path).map_err(|source| RunError::Path {
+                path: path.clone(),
+                source,
+            })?;
+            self.held.push(held);
+        }
         if self.cgroup {
             self.above = Some(own().ok_or(CgroupError::NotShown)?);
         }
@@ -306,6 +319,11 @@ pub enum RunError {
         what: &'static str,
         source: io::Error,
     },
+    #[error("cannot clean {} on success: {source}", path.display())]
+    Path {
+        path: PathBuf,
+        source: HeldPathError,
+    },
     #[error(transparent)]
     Record(RecordError),
     #[error(transparent)]
@@ -339,7 +357,7 @@ impl RunError {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             RunError::Start { .. } => 126,
             RunError::Stopped(signal) => 128 + *signal as u8,
-            RunError::System { .. } | RunError::Proc(_) => 125,
+            RunError::System { .. } | RunError::Proc(_) | RunError::Path { .. } => 125,
             RunError::Record(_) | RunError::Cgroup(_) => 125,
         }
     }

@@ -12,6 +12,8 @@ pub mod child;
 mod clock;
 #[cfg(target_os = "macos")]
 pub mod darwin;
+#[cfg(target_os = "linux")]
+pub mod held_path;
 pub mod host;
 #[cfg(target_os = "linux")]
 pub mod listing;

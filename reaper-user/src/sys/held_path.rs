@@ -1,0 +1,341 @@
+//! A path that was resolved once, and that cannot be redirected afterwards.
+//!
+//! A command may replace a directory on the path by a symbolic link, or rename one and put another in its place. So the
+//! nearest directory that exists is opened before the command starts. Everything later happens beneath that descriptor: no
+//! symbolic link is followed, and no mount point is crossed. `openat2(2)` guarantees that. Where the kernel or a seccomp
+//! filter refuses it, a walk over single components compares mount ids.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    self as rfs, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags,
+};
+use rustix::io::Errno;
+
+/// How directories are opened on the way: as a place only.
+const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// How a directory is opened whose entries are listed.
+const LIST: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+/// Attempts to find a name for a temporary file that is free.
+const NAMES_MAX: u32 = 100;
+
+/// A file or directory, by a directory above it that is held open.
+#[derive(Debug)]
+pub struct HeldPath {
+    /// The nearest directory above it that existed when the path was resolved.
+    directory: OwnedFd,
+    /// Path below that: one component, or more where directories did not exist yet.
+    below: PathBuf,
+    /// The whole path, for messages.
+    path: PathBuf,
+}
+
+/// Why a path cannot be held.
+#[derive(Debug, thiserror::Error)]
+pub enum HeldPathError {
+    #[error("it contains `..`, which may lead elsewhere later: write the path without it")]
+    ParentComponent,
+    #[error("it names no file: write a path that ends with a name")]
+    NoName,
+    #[error(
+        "{} can be changed by other users than root, so another file could take its place: run this as the owner, or choose a directory of root's", .0.display()
+    )]
+    Writable(PathBuf),
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl HeldPath {
+    /// Resolves a path and opens the directory that it is in.
+    ///
+    /// # Errors
+    /// The path has a `..` component or no name, or a directory cannot be opened. As root, also where another user may write
+    /// to a directory on the way.
+    pub fn resolve(path: &Path) -> Result<HeldPath, HeldPathError> {
+        if has_parent_component(path) {
+            return Err(HeldPathError::ParentComponent);
+        }
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| HeldPathError::Io { path, source }
+        };
+        // Without `.` and a slash at the end, which would mean what a link leads to.
+        let path: PathBuf = std::path::absolute(path).map_err(failed(path))?;
+        let path: PathBuf = path.components().collect();
+        if path.file_name().is_none() {
+            return Err(HeldPathError::NoName);
+        }
+        let above = path.ancestors().skip(1);
+        for directory in above {
+            let real = match fs::canonicalize(directory) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                real => real.map_err(failed(directory))?,
+            };
+            let below = path.strip_prefix(directory).unwrap_or(&path).to_owned();
+            if rustix::process::geteuid().is_root() {
+                // The links on the way too, and not only what they lead to.
+                refuse_writable(directory, &below)?;
+                refuse_writable(&real, &below)?;
+            }
+            let opened = rfs::open(&real, PLACE | OFlags::NOFOLLOW, Mode::empty());
+            let opened = opened.map_err(|errno| failed(&real)(errno.into()))?;
+            return Ok(HeldPath {
+                directory: opened,
+                below,
+                path,
+            });
+        }
+        Err(HeldPathError::NoName)
+    }
+
+    /// Removes what is there, with all that is in it. A symbolic link is removed, and not what it leads to. Returns
+    /// directories that were left because something is mounted on them.
+    ///
+    /// # Errors
+    /// Something cannot be removed, or a directory on the way has become a symbolic link or a mount point.
+    pub fn remove(&self) -> io::Result<Vec<PathBuf>> {
+        let mut mounts = Vec::new();
+        let (directory, name) = match self.open_parent() {
+            Err(Errno::NOENT) => return Ok(mounts),
+            parent => parent?,
+        };
+        match remove(directory.as_fd(), name, &self.path, &mut mounts) {
+            Err(Errno::NOENT) => Ok(mounts),
+            // The directories above a mount point are left too.
+            Err(Errno::NOTEMPTY) if !mounts.is_empty() => Ok(mounts),
+            removed => Ok(removed.map(|()| mounts)?),
+        }
+    }
+
+    /// Replaces a file: a reader finds the old content or all of the new one.
+    ///
+    /// # Errors
+    /// It cannot be written, or a directory on the way has become a symbolic link or a mount point.
+    pub fn replace(&self, content: &[u8]) -> io::Result<()> {
+        let (directory, name) = self.open_parent()?;
+        let (mut file, temporary) = create_beside(&directory, name)?;
+        let written = file
+            .write_all(content)
+            .and_then(|()| Ok(rfs::renameat(&directory, &temporary, &directory, name)?));
+        if written.is_err() {
+            // The file is this process's own, made a moment ago.
+            let _ = rfs::unlinkat(&directory, &temporary, AtFlags::empty());
+        }
+        written
+    }
+
+    /// Opens the directory that has the entry, which may be a few below the one that is held.
+    fn open_parent(&self) -> rustix::io::Result<(OwnedFd, &OsStr)> {
+        let name = self.below.file_name().ok_or(Errno::INVAL)?;
+        let parent = self.below.parent().unwrap_or(Path::new(""));
+        let directory = match parent.as_os_str().is_empty() {
+            true => self
+                .directory
+                .try_clone()
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::MFILE))?,
+            false => open_beneath(self.directory.as_fd(), parent, PLACE)?,
+        };
+        Ok((directory, name))
+    }
+}
+
+/// Whether a path has a `..` component.
+pub fn has_parent_component(path: &Path) -> bool {
+    path.components().any(|part| part == Component::ParentDir)
+}
+
+/// Refuses a directory if another user than root may change it or one above it: that user then decides what the path
+/// means. A directory with the sticky bit is fine if the entry below it is root's own, or not there yet.
+fn refuse_writable(directory: &Path, below: &Path) -> Result<(), HeldPathError> {
+    let whole = directory.join(below);
+    let mut entry: &Path = &whole;
+    for directory in whole.ancestors().skip(1) {
+        let io = |source| HeldPathError::Io {
+            path: directory.to_owned(),
+            source,
+        };
+        let meta = match fs::symlink_metadata(directory) {
+            // It is made later, by what root runs, in a directory that is looked at below.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                entry = directory;
+                continue;
+            }
+            meta => meta.map_err(io)?,
+        };
+        // The mode of a symbolic link means nothing.
+        let mode = if meta.is_symlink() { 0 } else { meta.mode() };
+        let others_may_write = meta.uid() != 0 || mode & 0o022 != 0;
+        let is_roots = match fs::symlink_metadata(entry) {
+            Ok(entry) => entry.uid() == 0,
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        };
+        let is_kept = meta.uid() == 0 && mode & 0o1000 != 0 && is_roots;
+        if others_may_write && !is_kept {
+            return Err(HeldPathError::Writable(directory.to_owned()));
+        }
+        entry = directory;
+    }
+    Ok(())
+}
+
+/// Opens what is at a relative path below a directory.
+///
+/// # Errors
+/// `ELOOP` or `ENOTDIR` where a component is a symbolic link, `EXDEV` where one is a mount point.
+fn open_beneath(
+    directory: rustix::fd::BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    match rfs::openat2(directory, path, flags, Mode::empty(), resolve) {
+        Err(Errno::NOSYS | Errno::PERM) => walk_beneath(directory, path, flags),
+        opened => opened,
+    }
+}
+
+/// The same where `openat2` is refused.
+fn walk_beneath(
+    directory: rustix::fd::BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let mount = mount_id(directory)?;
+    let parts: Vec<_> = path.components().collect();
+    let mut at: Option<OwnedFd> = None;
+    for (n, part) in parts.iter().enumerate() {
+        let Component::Normal(name) = part else {
+            return Err(Errno::XDEV);
+        };
+        let flags = match n + 1 == parts.len() {
+            true => flags,
+            false => PLACE,
+        };
+        let parent = at.as_ref().map_or(directory, |fd| fd.as_fd());
+        let opened = rfs::openat(parent, *name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        if mount_id(opened.as_fd())? != mount {
+            return Err(Errno::XDEV);
+        }
+        at = Some(opened);
+    }
+    at.ok_or(Errno::INVAL)
+}
+
+/// Returns the id of the mount that a file is in, with the device number.
+fn mount_id(file: rustix::fd::BorrowedFd<'_>) -> rustix::io::Result<(u64, u32, u32)> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
+    let stat = rfs::statx(file, "", flags, StatxFlags::MNT_ID)?;
+    Ok((stat.stx_mnt_id, stat.stx_dev_major, stat.stx_dev_minor))
+}
+
+/// Removes an entry of a directory, with all that is in it. `path` is where that is, for messages.
+fn remove(
+    directory: rustix::fd::BorrowedFd<'_>,
+    name: &OsStr,
+    path: &Path,
+    mounts: &mut Vec<PathBuf>,
+) -> rustix::io::Result<()> {
+    let stat = rfs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return match rfs::unlinkat(directory, name, AtFlags::empty()) {
+            // A file can be a mount point too.
+            Err(Errno::BUSY) => {
+                mounts.push(path.to_owned());
+                Err(Errno::NOTEMPTY)
+            }
+            removed => removed,
+        };
+    }
+    let opened = match open_beneath(directory, Path::new(name), LIST | OFlags::NOFOLLOW) {
+        Err(Errno::XDEV) => {
+            mounts.push(path.to_owned());
+            return Err(Errno::NOTEMPTY);
+        }
+        opened => opened?,
+    };
+    let mut left = false;
+    for entry in Dir::read_from(&opened)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        match remove(opened.as_fd(), name, &path.join(name), mounts) {
+            // Another process was quicker.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::NOTEMPTY) if !mounts.is_empty() => left = true,
+            removed => removed?,
+        }
+    }
+    match left {
+        true => Err(Errno::NOTEMPTY),
+        false => rfs::unlinkat(directory, name, AtFlags::REMOVEDIR),
+    }
+}
+
+/// Creates a file beside another one, under a name that is free.
+fn create_beside(directory: &OwnedFd, name: &OsStr) -> io::Result<(File, OsString)> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for number in 0..NAMES_MAX {
+        let mut temporary = OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}-{number}", std::process::id()));
+        match rfs::openat(directory, &temporary, flags, Mode::from_raw_mode(0o666)) {
+            Err(Errno::EXIST) => {}
+            opened => return Ok((File::from(opened?), temporary)),
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
+}
+
+/// Returns what a symbolic link names that leads nowhere yet; of any other path the path itself.
+pub fn without_dangling_link(path: &Path) -> PathBuf {
+    let parent = path.parent().unwrap_or(Path::new(""));
+    fs::read_link(path).map_or_else(|_| path.to_owned(), |target| parent.join(target))
+}
+
+/// A file that is written to as it is: a device, a pipe, or what a symbolic link leads to.
+#[derive(Debug)]
+pub struct HeldFile(OwnedFd);
+
+impl HeldFile {
+    /// Opens what is at a path as a place only. Returns `None` if that is a regular file or nothing, or a symbolic link that
+    /// leads nowhere.
+    ///
+    /// # Errors
+    /// As [`HeldPath::resolve`].
+    pub fn open(path: &Path) -> Result<Option<HeldFile>, HeldPathError> {
+        if fs::symlink_metadata(path).map_or(true, |meta| meta.is_file()) {
+            return Ok(None);
+        }
+        // A link that another user may replace is refused like any other file.
+        HeldPath::resolve(path)?;
+        match rfs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(opened) => Ok(Some(HeldFile(opened))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(HeldPathError::Io {
+                path: path.to_owned(),
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Writes to it.
+    ///
+    /// # Errors
+    /// As `open(2)` and `write(2)`.
+    pub fn write(&self, content: &[u8]) -> io::Result<()> {
+        fs::write(format!("/proc/self/fd/{}", self.0.as_raw_fd()), content)
+    }
+}
+
+#[cfg(test)]
+mod tests;
