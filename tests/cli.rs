@@ -4,6 +4,7 @@ mod config;
 mod detach;
 mod escaped;
 mod face;
+pub mod hostile;
 mod keeper;
 mod scan;
 mod socket;
@@ -34,6 +35,7 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
     trials.extend(detach::trials());
     trials.extend(face::trials());
+    trials.extend(hostile::trials());
     trials.extend(scan::trials());
     trials.extend(socket::trials());
     trials.extend(told::trials());
@@ -58,6 +60,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(detach::privileged());
     trials.extend(escaped::privileged());
     trials.extend(face::privileged());
+    trials.extend(hostile::privileged());
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());
     trials.extend(told::privileged());

@@ -6,6 +6,7 @@ mod before;
 mod beside;
 mod cgroup;
 mod handed;
+mod hostile;
 mod lost;
 mod owner;
 mod passes;
@@ -54,12 +55,13 @@ pub fn trials() -> Vec<Trial> {
         before::STORIES,
         records::STORIES,
         places::STORIES,
+        hostile::STORIES,
         lost::STORIES,
         planted::STORIES,
     ];
     let mut trials = as_each(
         &all.concat(),
-        &[trees::ROOTS, lost::ROOTS, planted::ROOTS].concat(),
+        &[trees::ROOTS, lost::ROOTS, planted::ROOTS, hostile::ROOTS].concat(),
     );
     let left_out = !crate::cgroup::can_be_made();
     let in_a_cgroup = as_each(cgroup::STORIES, cgroup::ROOTS).into_iter();

@@ -240,13 +240,17 @@ pub fn host(s: &Stage) -> ! {
 
 /// Starts a program whose name and arguments try to break out of a line.
 pub fn forger(s: &Stage) -> ! {
-    let program = s.dir.join("bin/\u{1b}[2J\nFORGED");
+    let program = s.dir.join("bin").join(crate::cli::hostile::NAME);
     std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
     let mut command = std::process::Command::new(program);
     command.args(["actor", "sleep", "forged"]).arg(&s.dir);
     command
         .args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""])
-        .arg(OsStr::from_bytes(b"\xff\xfe\x80"));
+        .arg(OsStr::from_bytes(b"\xff\xfe\x80"))
+        .arg(OsStr::from_bytes(crate::cli::hostile::ARGUMENT));
+    let place = s.dir.join("in\u{1b}]0;x\u{7}\u{9b}\u{202e}\nFORGED");
+    std::fs::create_dir_all(&place).expect("make a directory");
+    command.current_dir(place);
     begin(&mut command);
     s.report();
     rest()

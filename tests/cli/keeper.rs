@@ -1,5 +1,6 @@
 //! Orphans of all kinds below a shell that adopts them, and a service on them and on nothing else.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -49,6 +50,14 @@ impl Keeper {
 
     /// Runs a script, below which so many processes sleep once it is up.
     pub fn of(script: &str, asleep: usize, grace: &TempDir) -> Keeper {
+        let keeper = Keeper::play(grace, script, &[]);
+        // All have become what they are to be.
+        keeper.await_asleep(asleep);
+        keeper
+    }
+
+    /// Runs a script until it says `up`. `$0` is a pid that belongs to no process.
+    pub fn play(grace: &TempDir, script: &str, arguments: &[&OsStr]) -> Keeper {
         let here = grace.path().display();
         let config = format!(
             "grace = '300ms'\njournal_dir = '{here}/journal'\nruntime_dir = '{here}/run'\n"
@@ -58,7 +67,9 @@ impl Keeper {
         let dead = gone.id();
         gone.wait().expect("wait for it");
         let mut command = Command::new("sh");
-        command.args(["-c", script, &dead.to_string()]);
+        command
+            .args(["-c", script, &dead.to_string()])
+            .args(arguments);
         command
             .current_dir(grace.path())
             .env_clear()
@@ -78,8 +89,6 @@ impl Keeper {
             .read_line(&mut line)
             .expect("read from it");
         assert_eq!(line, "up\n");
-        // All have become what they are to be.
-        keeper.await_asleep(asleep);
         keeper
     }
 

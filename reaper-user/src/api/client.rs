@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use super::Refusal;
 use super::peer::pid_of;
+use crate::export::to_json;
 
 /// How long the service may take: longer than it gives itself.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -112,8 +113,7 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<Said, ClientError> {
-        let body = serde_json::to_vec(body).map_err(io::Error::from)?;
-        self.ask(Method::POST, path, body)
+        self.ask(Method::POST, path, to_json(body))
     }
 
     /// # Errors

@@ -1,7 +1,7 @@
 //! What all commands that ask the service have in common.
 
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{Asking, Failure, user};
 use crate::api::client::{Client, ClientError, Said};
 use crate::api::server::ServerError;
 use crate::api::{self, Reloaded};
-use crate::export::printable;
+use crate::export::{self, printable};
 use crate::sys::places;
 
 pub(super) const BOLD: Style = Style::new().bold();
@@ -96,13 +96,12 @@ pub(super) fn print<T: DeserializeOwned>(
     said: &Said,
     table: impl FnOnce(T) -> String,
 ) -> Result<(), Failure> {
-    let mut out = anstream::stdout().lock();
     let written = if asking.json {
-        out.write_all(&said.body)
+        export::print(&said.body)
     } else {
-        out.write_all(table(said.read()?).as_bytes())
+        export::print(table(said.read()?))
     };
-    written.and_then(|()| out.flush()).map_err(failed)
+    written.map_err(failed)
 }
 
 fn failed(error: io::Error) -> Failure {

@@ -26,7 +26,7 @@ use crate::sys::pidfd::{self, Pidfd};
 /// Prints a line; that nobody reads any more is no reason to leave the tree behind.
 macro_rules! say {
     ($($part:tt)*) => {
-        let _ = writeln!(std::io::stdout(), $($part)*);
+        let _ = crate::export::print(format!($($part)*) + "\n");
     };
 }
 

@@ -1,12 +1,13 @@
 //! `reaper detach`.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::anyhow;
 use serde::Serialize;
 
 use super::{DetachArgs, Failure, absolute, load};
+use crate::export::{print, printable, to_json};
 use crate::source::ebpf::pins::{self, PinError, Removed};
 
 /// What was done, for programs.
@@ -24,18 +25,16 @@ pub(super) fn run(args: DetachArgs) -> Result<(), Failure> {
         None => config.pin_dir,
     };
     let removed = pins::remove(&directory)?;
-    let mut out = anstream::stdout();
     let written = if args.json {
         let report = Report {
             pin_dir: &directory,
             scopes: &removed.scopes,
             entries: removed.entries,
         };
-        serde_json::to_string(&report)
-            .map_err(Into::into)
-            .and_then(|line| writeln!(out, "{line}"))
+        print(to_json(&report))
     } else {
-        writeln!(out, "{}", sentence(&directory, &removed))
+        let sentence = sentence(&directory, &removed);
+        print(printable(&sentence, usize::MAX) + "\n")
     };
     written.map_err(|error| Failure::Other(error.into()))
 }

@@ -6,7 +6,7 @@ mod privileges;
 mod tests;
 
 use std::fmt::{Display, Write as _};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
@@ -14,6 +14,7 @@ use reaper_common::Offsets;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::export::{print, printable, to_json};
 use crate::source::ebpf::btf::{self, Btf, BtfError};
 use crate::source::ladder::Rung;
 use crate::sys::host::{Host, Limit};
@@ -109,15 +110,9 @@ pub fn run<E: Display>(
 ) -> io::Result<u8> {
     let btf = Btf::load(Path::new(btf::VMLINUX));
     let report = examine(config, &Host::read(), &btf, pidfd::probe(), probe);
-    if json {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        // Takes the colours out where they are not wanted: no terminal, or NO_COLOR.
-        anstream::stdout()
-            .lock()
-            .write_all(render(&report).as_bytes())?;
+    match json {
+        true => print(to_json(&report))?,
+        false => print(render(&report))?,
     }
     Ok(if report.usable { 0 } else { 3 })
 }
@@ -297,10 +292,12 @@ fn render(report: &Report) -> String {
         let _ = writeln!(
             out,
             "{style}{word}{style:#}  {:width$}  {}",
-            check.name, check.value
+            check.name,
+            printable(&check.value, usize::MAX)
         );
         for (label, text) in [("why", &check.reason), ("do", &check.advice)] {
             if let Some(text) = text {
+                let text = printable(text, usize::MAX);
                 let dim = Style::new().dimmed();
                 let _ = writeln!(out, "     {:width$}  {dim}{label}: {text}{dim:#}", "");
             }
@@ -322,6 +319,7 @@ fn render(report: &Report) -> String {
             (None, _) if report.source == Some(name) => continue,
             (None, _) => format!("{name} could be used, and takes over should a better one fail"),
         };
+        let said = printable(&said, usize::MAX);
         let _ = writeln!(out, "     {dim}{said}{dim:#}");
     }
     out

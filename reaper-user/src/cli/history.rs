@@ -1,7 +1,7 @@
 //! `reaper history`.
 
 use std::fmt::Write as _;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use nix::unistd::geteuid;
 use super::client::client;
 use super::{Asking, Failure};
 use crate::api::History;
-use crate::export::{duration, in_words, printable, write_object};
+use crate::export::{self, duration, in_words, message, printable, write_object};
 use crate::journal::history::{Exit, HistoryError, Outcome, Process, Query, Session, read};
 use crate::journal::{DIRECTORY, path};
 
@@ -54,7 +54,7 @@ pub(super) struct HistoryArgs {
 
 pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
     let mut show = Show {
-        out: BufWriter::new(anstream::stdout()),
+        out: export::stdout(),
         zone: TimeZone::system(),
         json: args.json,
         told: 0,
@@ -76,13 +76,13 @@ pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
     asked?;
     show.out.flush().context("cannot write")?;
     if show.told == 0 && !args.json {
-        anstream::eprintln!("no such session in the journal");
+        message!("no such session in the journal");
     }
     Ok(())
 }
 
 /// Reads the journal itself.
-fn look(args: &HistoryArgs, show: &mut Show) -> Result<(), HistoryError> {
+fn look(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), HistoryError> {
     let file = args.file.clone();
     let file = file.unwrap_or_else(|| path(DIRECTORY.as_ref(), None));
     // What is longer than time is counted is all of it.
@@ -98,7 +98,7 @@ fn look(args: &HistoryArgs, show: &mut Show) -> Result<(), HistoryError> {
 }
 
 /// Has the service read it.
-fn ask(args: &HistoryArgs, show: &mut Show) -> Result<(), Failure> {
+fn ask(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), Failure> {
     let mut query = form_urlencoded::Serializer::new(String::new());
     if let Some(since) = args.since {
         query.append_pair("since_s", &since.as_secs().to_string());
@@ -119,22 +119,20 @@ fn ask(args: &HistoryArgs, show: &mut Show) -> Result<(), Failure> {
     }
     if history.left_out > 0 {
         let n = history.left_out;
-        anstream::eprintln!(
-            "{n} older sessions are left out: ask for less with --since, or use sudo"
-        );
+        message!("{n} older sessions are left out: ask for less with --since, or use sudo");
     }
     Ok(())
 }
 
 /// What sessions are shown by.
-struct Show {
-    out: BufWriter<anstream::AutoStream<io::Stdout>>,
+struct Show<W> {
+    out: W,
     zone: TimeZone,
     json: bool,
     told: usize,
 }
 
-impl Show {
+impl<W: Write> Show<W> {
     fn session(&mut self, session: &Session) -> io::Result<()> {
         self.told += 1;
         if self.json {
@@ -305,7 +303,7 @@ fn how(exit: &Exit) -> String {
         Exit {
             signal: Some(signal),
             ..
-        } => signal.clone(),
+        } => printable(signal, 16),
         Exit {
             code: Some(code), ..
         } => format!("exit {code}"),

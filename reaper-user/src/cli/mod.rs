@@ -34,16 +34,18 @@ mod user;
 #[cfg(target_os = "linux")]
 mod wait;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::error::ContextValue;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
+use crate::export::{self, message, printable};
 use crate::source::ladder::Rung;
 use crate::sys;
 use failure::Failure;
@@ -323,7 +325,7 @@ pub fn main() -> ExitCode {
     sys::keep_little();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misused(&error),
+        Err(error) => return misused(error),
     };
     log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
     let result = match cli.command {
@@ -364,7 +366,12 @@ pub fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(failure) => {
-            anstream::eprintln!("reaper: {failure:#}");
+            let said = format!("reaper: {failure:#}");
+            match failure {
+                // A line for each problem; names in it are escaped already.
+                Failure::Config(_) => said.lines().for_each(|line| message!("{line}")),
+                _ => message!("{said}"),
+            }
             ExitCode::from(failure.status())
         }
     }
@@ -372,9 +379,20 @@ pub fn main() -> ExitCode {
 
 /// Says what is wrong with what was typed, or what was asked for. Whoever has a command run tells its statuses from
 /// those of this program.
-fn misused(error: &clap::Error) -> ExitCode {
-    // There is nobody to tell that to.
-    let _ = error.print();
+fn misused(mut error: clap::Error) -> ExitCode {
+    let quoted = error.context().filter_map(|(kind, value)| match value {
+        ContextValue::String(text) => Some((kind, printable(text, usize::MAX))),
+        _ => None,
+    });
+    for (kind, text) in quoted.collect::<Vec<_>>() {
+        error.insert(kind, ContextValue::String(text));
+    }
+    let text = error.render();
+    // If the stream is closed, there is no other one to report that to.
+    let _ = match error.use_stderr() {
+        true => write!(export::stderr(), "{}", text.ansi()),
+        false => export::print(text.ansi().to_string()),
+    };
     let word = std::env::args_os().nth(1);
     let runs = word.is_some_and(|word| word == "run" || word == "wait");
     match error.exit_code() {
@@ -410,7 +428,7 @@ fn log_to_stderr(probes: bool) {
         .with_default(LevelFilter::WARN)
         .with_target("reaper_ebpf", level);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
+        .with_writer(|| export::Log)
         .with_target(false);
     let lines = lines.with_ansi(io::stderr().is_terminal());
     tracing_subscriber::registry()

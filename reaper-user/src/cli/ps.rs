@@ -1,6 +1,5 @@
 //! `reaper ps`
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
@@ -11,7 +10,7 @@ use super::Failure;
 use super::client::{BOLD, DIM, age};
 use super::runs::{open, words};
 use super::show::{fit, width};
-use crate::export::{printable, to_json};
+use crate::export::{print, printable, to_json};
 use crate::run::{Known, Over, Record, Start};
 use crate::sys;
 
@@ -81,9 +80,7 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
         true => to_json(&said),
         false => table(&said.runs, args.all, width()).into_bytes(),
     };
-    let mut out = anstream::stdout().lock();
-    let written = out.write_all(&text).and_then(|()| out.flush());
-    written.map_err(|error| Failure::Other(error.into()))
+    print(text).map_err(|error| Failure::Other(error.into()))
 }
 
 impl Shown<'_> {

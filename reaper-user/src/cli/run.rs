@@ -13,7 +13,7 @@ use clap::Args;
 use nix::sys::signal::{Signal, raise};
 
 use super::OWN_FAILURE;
-use crate::export::to_json;
+use crate::export::{message, to_json};
 use crate::run::{
     DoneWhen, End, Limit, Outcome, Progress, Report, Role, Run, RunError, Runs, role,
 };
@@ -199,7 +199,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
         // Just forked, so without children.
         Some(Ok(Side::Run(tell))) => return own(run, &told, &tell),
         Some(Err(error)) => {
-            anstream::eprintln!("reaper: --detach: {error}");
+            message!("reaper: --detach: {error}");
             return OWN_FAILURE;
         }
     };
@@ -221,7 +221,7 @@ fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
     let report = args.report.clone().map(Target::resolve).transpose();
     let report = report.map_err(|error| {
         let file = args.report.as_deref().unwrap_or(Path::new(""));
-        anstream::eprintln!(
+        message!(
             "reaper: cannot write the report {}: {error}",
             file.display()
         );
@@ -238,7 +238,7 @@ fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
             run.records = Some(runs);
         }
         Err(error) if run.detached || run.name.is_some() || run.limit.is_some() => {
-            anstream::eprintln!("reaper: {error}");
+            message!("reaper: {error}");
             return Err(OWN_FAILURE);
         }
         Err(error) => tracing::debug!("{error}"),
@@ -255,7 +255,7 @@ fn supervise(mut run: Run, told: &Told, tell: &Tell) -> u8 {
         }
         Ok(Role::StandIn(status)) => status,
         Err(error) => {
-            anstream::eprintln!("reaper: {error}");
+            message!("reaper: {error}");
             error.status()
         }
     }
@@ -272,20 +272,20 @@ fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {
                 // Somebody has wanted that: nothing is said of it once the command is there either.
                 RunError::Stopped(_) => {}
                 _ if said => {}
-                _ => anstream::eprintln!("reaper: {error}"),
+                _ => message!("reaper: {error}"),
             }
             return error.status();
         }
     };
     for left in &told.left {
         let (pid, command, why) = (left.pid, &left.command, &left.why);
-        anstream::eprintln!("reaper: left behind: pid {pid} ({command}): {why}");
+        message!("reaper: left behind: pid {pid} ({command}): {why}");
     }
     for complaint in &told.complaints {
-        anstream::eprintln!("reaper: {complaint}");
+        message!("reaper: {complaint}");
     }
     if let Err(error) = hand_over(&told, how.report.as_ref(), how.json) {
-        anstream::eprintln!("reaper: {error:#}");
+        message!("reaper: {error:#}");
         return OWN_FAILURE;
     }
     if told.outcome == Outcome::Cancelled && told.end == Some(End::Killed(Signal::SIGINT as i32)) {
@@ -340,7 +340,7 @@ fn show(run: &Run, tell: Tell) -> impl FnMut(Progress<'_>) + use<> {
         }
         Progress::Waiting(before) => {
             if let Some(group) = &group {
-                anstream::eprintln!("reaper: waits for a place in {group}: {before} before it");
+                message!("reaper: waits for a place in {group}: {before} before it");
             }
             tell.begun(&id);
         }

@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::show::count;
-use crate::export::{printable, redact};
+use crate::export::{message, printable, redact};
 use crate::run::{Known, Left, RecordError, Runs, StopError};
 
 /// Characters of a command line in a message.
@@ -48,7 +48,7 @@ pub(super) fn close_dead(runs: &Runs, talk: bool) {
             let ended = count(ended as u64, "process", "processes");
             let why = over.and_then(|over| over.notes.first());
             let why = why.map_or("", String::as_str);
-            anstream::eprintln!(
+            message!(
                 "reaper: run {} is closed: {why}; {ended} of it ended",
                 called(known)
             );
@@ -62,7 +62,7 @@ pub(super) fn tell_left(known: &Known, all: &[Left]) {
     for left in all {
         let (pid, why) = (left.pid, &left.why);
         let command = printable(&left.command, COMMAND_MAX);
-        anstream::eprintln!(
+        message!(
             "reaper: left behind of run {}: pid {pid} ({command}): {why}",
             known.id()
         );

@@ -3,7 +3,6 @@
 mod heed;
 mod show;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use super::client::client;
 use super::{Asking, Failure, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, Said};
-use crate::export::to_json;
+use crate::export::{self, to_json};
 use crate::model::Scope;
 use crate::reap::Times;
 use crate::source::procfs::ProcfsError;
@@ -159,8 +158,6 @@ fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
     } else {
         text(report, args.reap, everybody).into_bytes()
     };
-    let mut out = anstream::stdout().lock();
-    let written = out.write_all(&text).and_then(|()| out.flush());
-    written.map_err(|error| Failure::Other(error.into()))?;
+    export::print(text).map_err(|error| Failure::Other(error.into()))?;
     Ok(u8::from(!report.found.is_empty()))
 }

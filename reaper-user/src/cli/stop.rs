@@ -1,9 +1,8 @@
 //! `reaper stop`
 
-use std::io::{self, Write};
-
 use super::Failure;
 use super::runs::{called, open, tell_left};
+use crate::export::{message, print, printable};
 use crate::run::Outcome;
 
 pub(super) const HELP: &str = "\
@@ -30,7 +29,7 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
     let runs = open()?;
     let mut status = 0;
     let mut told = |failure: Failure| {
-        anstream::eprintln!("reaper: {failure:#}");
+        message!("reaper: {failure:#}");
         status = status.max(failure.status());
     };
     let mut all = Vec::new();
@@ -67,8 +66,8 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
             Outcome::Cancelled => "stopped".to_owned(),
             _ => format!("came to its own end: {outcome}"),
         };
-        writeln!(io::stdout(), "{} {said}", called(&known))
-            .map_err(|error| Failure::Other(error.into()))?;
+        let line = printable(&format!("{} {said}", called(&known)), usize::MAX);
+        print(line + "\n").map_err(|error| Failure::Other(error.into()))?;
         tell_left(&known, &over.left);
         left |= !over.left.is_empty() && !before;
     }

@@ -2,6 +2,7 @@
 
 use super::runs::{open, tell_left};
 use super::{Failure, OWN_FAILURE};
+use crate::export::message;
 
 pub(super) const HELP: &str = "\
 Examples:
@@ -17,7 +18,7 @@ pub(super) fn run(word: &str) -> u8 {
     match wait(word) {
         Ok(status) => status,
         Err(failure) => {
-            anstream::eprintln!("reaper: {failure:#}");
+            message!("reaper: {failure:#}");
             OWN_FAILURE
         }
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::export::printable;
+
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -22,8 +24,10 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display();
+        // A line for each problem, whatever the names in it contain.
+        let path = printable(&self.path.to_string_lossy(), usize::MAX);
         for (nth, Problem { place, what }) in self.problems.iter().enumerate() {
+            let what = printable(what, usize::MAX);
             let end = if nth == 0 { "" } else { "\n" };
             match place {
                 Some((line, column)) => write!(f, "{end}{path}:{line}:{column}: {what}")?,

@@ -13,6 +13,7 @@ use super::names::{
 use super::record::{Body, Count, GivenBack, KeptFor, Lifecycle, Record, SessionRef, Who};
 use super::redact;
 use super::sink::Clock;
+use super::text::is_unprintable;
 use crate::model::event::{Ended, Key};
 use crate::reap::Outcome;
 use crate::source::procfs::Memory;
@@ -53,8 +54,8 @@ pub fn write_object(out: &mut impl Write, value: &impl Serialize) -> io::Result<
     out.write_all(b"\n")
 }
 
-/// Escapes more than JSON asks for: what some terminals take for a command (DEL, C1) and some readers
-/// for the end of a line.
+/// Escapes more than JSON asks for: what some terminals take for a command (DEL, C1), some readers for the end of a line, and
+/// what hides or reorders text. It reads back as the same text.
 struct Harmless;
 
 impl Formatter for Harmless {
@@ -64,14 +65,14 @@ impl Formatter for Harmless {
         text: &str,
     ) -> io::Result<()> {
         let mut rest = text;
-        while let Some(at) =
-            rest.find(|c| matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}'))
-        {
+        while let Some(at) = rest.find(is_unprintable) {
             let (plain, tail) = rest.split_at(at);
             let mut tail = tail.chars();
             out.write_all(plain.as_bytes())?;
             if let Some(c) = tail.next() {
-                write!(out, "\\u{:04x}", u32::from(c))?;
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(out, "\\u{unit:04x}")?;
+                }
             }
             rest = tail.as_str();
         }

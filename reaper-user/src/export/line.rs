@@ -39,6 +39,8 @@ pub fn is_shown(record: &Record, lifecycle: bool) -> bool {
 pub fn write(out: &mut impl Write, record: &Record, clock: &Clock) -> io::Result<()> {
     let time = clock.time_of_day(record.time);
     let (style, event, subject, detail) = words(&record.body);
+    // Names of rules and agents, scopes and reasons: a line break in one would forge a line.
+    let detail = printable(&detail, usize::MAX);
     let (agent, pid, command) = match subject {
         Subject::None => {
             return writeln!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  {detail}");

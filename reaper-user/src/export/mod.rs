@@ -9,6 +9,7 @@ mod line;
 pub(crate) mod names;
 mod record;
 pub(crate) mod redact;
+mod screen;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -19,5 +20,7 @@ pub use names::{SessionId, evidence_in_words, grounds_in_words, in_words};
 pub use record::{
     Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
 };
+pub(crate) use screen::message;
+pub use screen::{Log, print, stderr, stdout, write_message};
 pub use sink::{Clock, Format, Output, Sink, Writer};
 pub use text::{command_line, duration, ended, printable};

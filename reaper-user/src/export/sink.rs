@@ -53,7 +53,7 @@ impl Output {
     pub fn stdout(format: Format) -> Output {
         Output {
             format,
-            writer: Box::new(BufWriter::new(anstream::stdout())),
+            writer: Box::new(super::screen::stdout()),
             closed: false,
         }
     }

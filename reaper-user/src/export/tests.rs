@@ -304,3 +304,14 @@ fn what_does_not_hold_has_no_key() {
     assert!(!text.contains("given back"), "{text}");
     assert_eq!(unread.get("memory.rss"), None, "{unread}");
 }
+
+#[test]
+fn json_escapes_controls_and_hidden_text() {
+    let text = "\u{1b}\u{7f}\u{80}\u{9b}\u{ad}\u{200b}\u{2028}\u{202e}\u{2066}\u{feff}\u{e0041}é日";
+    let line = String::from_utf8(to_json(&text)).unwrap();
+    assert_eq!(
+        line,
+        "\"\\u001b\\u007f\\u0080\\u009b\\u00ad\\u200b\\u2028\\u202e\\u2066\\ufeff\\udb40\\udc41é日\"\n"
+    );
+    assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
+}

@@ -102,6 +102,13 @@ pub(super) fn more(processes: usize) -> String {
     }
 }
 
+/// Whether a character could command a terminal, or hide or reorder the text around it.
+pub(super) fn is_unprintable(c: char) -> bool {
+    let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+    c.is_control() || invisible
+}
+
 /// What may be shown on a terminal: no control characters, and not more than `max` characters.
 pub fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
@@ -110,9 +117,7 @@ pub fn printable(text: &str, max: usize) -> String {
             shown.push('…');
             break;
         }
-        // Direction marks and the like would let a command line rearrange the line it stands on.
-        let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        if c.is_control() || invisible {
+        if is_unprintable(c) {
             shown.extend(c.escape_default());
         } else {
             shown.push(c);

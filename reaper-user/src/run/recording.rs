@@ -15,6 +15,7 @@ use super::cgroup;
 use super::record::{Claim, Line, Made, Over, Record, SCHEMA, Start, Who, millis, preview};
 use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
 use super::{Outcome, Run, hearing};
+use crate::export::write_object;
 use crate::sys::host::boot_id;
 use crate::sys::{self, child};
 
@@ -55,8 +56,8 @@ impl Runs {
         let mut log = None;
         let line = Line::Run(Box::new(start(run, &id).map_err(&failed)?));
         let written = || -> io::Result<()> {
-            let mut bytes = serde_json::to_vec(&line)?;
-            bytes.push(b'\n');
+            let mut bytes = Vec::new();
+            write_object(&mut bytes, &line)?;
             reserve_room(&file, bytes.len() + ROOM)?;
             file.write_all(&bytes)?;
             file.sync_all()?;

@@ -49,6 +49,7 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
 use super::Outcome;
 use super::record::{OTHER_BOOT, Over, Record, UNWRITTEN, Unreadable};
+use crate::export::write_object;
 use crate::sys::host::boot_id;
 use crate::sys::{owner, places, remote, xdg};
 
@@ -365,8 +366,7 @@ pub(super) fn content(mut file: &File) -> io::Result<Vec<u8>> {
 /// Adds a line, apart from one before it that could not be written to its end.
 pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<()> {
     let mut bytes = vec![b'\n'];
-    serde_json::to_writer(&mut bytes, line)?;
-    bytes.push(b'\n');
+    write_object(&mut bytes, line)?;
     match file.write(&bytes)? {
         n if n == bytes.len() => Ok(()),
         _ => Err(ErrorKind::StorageFull.into()),

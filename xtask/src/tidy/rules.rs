@@ -112,6 +112,36 @@ pub const RULES: &[Rule] = &[
         why: "unsafe code lives in sys/, source/ebpf/, bench/raw.rs and reaper-ebpf, where it is reviewed as such",
     },
     Rule {
+        name: "screen-escapes-all-output",
+        within: &["reaper-user/src"],
+        except: &["reaper-user/src/export/screen"],
+        in_tests: false,
+        forbidden: &["anstream", "println", "eprintln"],
+        allowed: &[],
+        why: "names of processes and files command a terminal; export/screen.rs escapes what goes there",
+    },
+    Rule {
+        name: "json-has-one-writer",
+        within: &[
+            "reaper-user/src/api",
+            "reaper-user/src/cli",
+            "reaper-user/src/export",
+            "reaper-user/src/run",
+        ],
+        except: &[],
+        in_tests: false,
+        forbidden: &[
+            "serde_json::to_string",
+            "serde_json::to_string_pretty",
+            "serde_json::to_vec",
+            "serde_json::to_vec_pretty",
+            "serde_json::to_writer",
+            "serde_json::to_writer_pretty",
+        ],
+        allowed: &[],
+        why: "export/json.rs escapes what commands a terminal or hides text, which serde_json does not",
+    },
+    Rule {
         name: "faces-ask-the-engine",
         within: &["reaper-user/src/api", "reaper-user/src/cli"],
         except: &[],
@@ -191,7 +221,7 @@ mod tests {
             ),
             (
                 "model/mod.rs",
-                "fn f() { println!(\"{}\", ::std::process::id()) }",
+                "fn f() -> u32 { ::std::process::id() }",
                 vec!["pure-model"],
             ),
             (
@@ -286,6 +316,21 @@ mod tests {
                 "engine.rs",
                 "#[cfg(test)] mod t { unsafe fn f() {} }",
                 vec!["unsafe-has-its-places"],
+            ),
+            (
+                "cli/agents.rs",
+                "fn f() { println!(\"{}\", comm) }",
+                vec!["screen-escapes-all-output"],
+            ),
+            (
+                "export/screen.rs",
+                "fn f() { eprintln!(\"{}\", escaped) }",
+                vec![],
+            ),
+            (
+                "api/server.rs",
+                "fn f() { serde_json::to_string(&answer) }",
+                vec!["json-has-one-writer"],
             ),
             ("engine.rs", "/// unsafe\nfn f() { \"unsafe\"; }", vec![]),
             ("source/ebpf/ring.rs", "unsafe fn f() {}", vec![]),

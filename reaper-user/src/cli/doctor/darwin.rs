@@ -1,13 +1,14 @@
 //! `reaper doctor` on macOS: what this host tells of its processes, the reason for each no, and what would be used.
 
 use std::fmt::{Display, Write as _};
-use std::io::{self, Write as _};
+use std::io;
 
 use anstyle::{AnsiColor, Style};
 use nix::sys::event::Kqueue;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::export::{print, printable, to_json};
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::table;
 use crate::source::ladder::Rung;
@@ -50,15 +51,9 @@ pub fn run<E: Display>(
     probe: impl Fn(Rung) -> Result<(), E>,
 ) -> io::Result<u8> {
     let report = examine(&Host::read(), probe(Rung::Scan));
-    if json {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        // Takes the colours out where they are not wanted: no terminal, or NO_COLOR.
-        anstream::stdout()
-            .lock()
-            .write_all(render(&report).as_bytes())?;
+    match json {
+        true => print(to_json(&report))?,
+        false => print(render(&report))?,
     }
     Ok(if report.usable { 0 } else { 3 })
 }
@@ -186,11 +181,12 @@ fn render(report: &Report) -> String {
             (false, false) => ("no ", AnsiColor::Yellow),
         };
         let style = colour.on_default().bold();
-        let (name, value) = (check.name, &check.value);
+        let (name, value) = (check.name, printable(&check.value, usize::MAX));
         let _ = writeln!(out, "{style}{word}{style:#}  {name:width$}  {value}");
         let said = [("why", check.reason.as_deref()), ("do", check.advice)];
         for (label, text) in said {
             if let Some(text) = text {
+                let text = printable(text, usize::MAX);
                 let dim = Style::new().dimmed();
                 let _ = writeln!(out, "     {:width$}  {dim}{label}: {text}{dim:#}", "");
             }
@@ -201,6 +197,7 @@ fn render(report: &Report) -> String {
     let verdict = report
         .source
         .map_or_else(|| format!("nothing here: {}", why()), str::to_owned);
+    let verdict = printable(&verdict, usize::MAX);
     let _ = writeln!(out, "{bold}would use: {verdict}{bold:#}");
     out
 }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
 use crate::cli::OWN_FAILURE;
+use crate::export::message;
 use crate::sys::child;
 
 /// Whose side of the parting this is.
@@ -42,13 +43,11 @@ pub(super) fn part() -> io::Result<Side> {
             0
         }
         Some((status, why)) => {
-            anstream::eprintln!("reaper: {}", String::from_utf8_lossy(why));
+            message!("reaper: {}", String::from_utf8_lossy(why));
             *status
         }
         None => {
-            anstream::eprintln!(
-                "reaper: the detached run was killed before its command was started"
-            );
+            message!("reaper: the detached run was killed before its command was started");
             OWN_FAILURE
         }
     };

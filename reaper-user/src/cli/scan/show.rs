@@ -94,7 +94,8 @@ fn trees(out: &mut String, findings: &[Finding], most: usize) {
                 "{pid:>10} {DIM}{age:>5} {memory:>11}{DIM:#}  {command}"
             );
             if let Some(outcome) = &finding.outcome {
-                let signal = finding.signal.as_deref().unwrap_or_default();
+                let signal = printable(finding.signal.as_deref().unwrap_or_default(), 16);
+                let outcome = printable(outcome, 200);
                 let after = finding.duration_ns.map(|ns| format!(", {}", duration(ns)));
                 let _ = write!(
                     out,

@@ -1,0 +1,144 @@
+//! The only way to a terminal: standard output, messages and log lines for people.
+//!
+//! Names, arguments and paths come from processes, files and other users. A terminal obeys control characters in them, and some
+//! characters hide or reorder the text around them. Here they are escaped, whatever wrote them. Callers escape each value with
+//! [`printable`] too: only they can tell a line break of their own from one in a name.
+
+use std::fmt::Arguments;
+use std::io::{self, BufWriter, Stderr, Stdout, Write};
+
+use anstream::AutoStream;
+
+use super::text::{is_unprintable, printable};
+
+/// A writer for text that may contain colours (SGR sequences), line breaks and tabs. Escapes everything else that could command
+/// a terminal.
+pub struct Screen<W: Write>(W);
+
+/// Standard output, buffered. Drops colours if it is no terminal, or with `NO_COLOR`.
+pub fn stdout() -> Screen<BufWriter<AutoStream<Stdout>>> {
+    Screen(BufWriter::new(anstream::stdout()))
+}
+
+/// Standard error, not buffered, for text with colours.
+pub fn stderr() -> Screen<AutoStream<Stderr>> {
+    Screen(anstream::stderr())
+}
+
+/// Writes to standard output, and flushes it.
+///
+/// # Errors
+/// As of the stream.
+pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
+    let mut out = stdout();
+    out.write_all(text.as_ref())?;
+    out.flush()
+}
+
+/// Writes one line to standard error. Whatever the message contains, it stays one line.
+macro_rules! message {
+    ($($part:tt)*) => {
+        $crate::export::write_message(format_args!($($part)*))
+    };
+}
+pub(crate) use message;
+
+/// See [`message`].
+pub fn write_message(message: Arguments<'_>) {
+    let line = printable(&message.to_string(), usize::MAX) + "\n";
+    // There is no other place to report that to.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// Standard error for the log: one call of `write` is one line, as `tracing_subscriber::fmt` calls it.
+pub struct Log;
+
+impl<W: Write> Write for Screen<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_all(escaped(bytes, true).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    /// As a whole: a sequence may be made of several parts.
+    fn write_fmt(&mut self, text: Arguments<'_>) -> io::Result<()> {
+        self.write_all(text.to_string().as_bytes())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        io::stderr().write_all((escaped(line, false) + "\n").as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Text as a terminal may have it. Colours and tabs stay, and line breaks if `lines` is set.
+fn escaped(bytes: &[u8], lines: bool) -> String {
+    let mut shown = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        let mut rest = chunk.valid();
+        while let Some(at) = rest.find(is_unprintable) {
+            let (plain, tail) = rest.split_at(at);
+            shown += plain;
+            let own = match tail.as_bytes()[0] {
+                b'\n' if lines => 1,
+                b'\t' => 1,
+                _ => colour(tail),
+            };
+            let mut after = tail[own..].chars();
+            match own {
+                0 => shown.extend(after.next().into_iter().flat_map(char::escape_default)),
+                _ => shown += &tail[..own],
+            }
+            rest = after.as_str();
+        }
+        shown += rest;
+        shown.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    shown
+}
+
+/// Length of the SGR sequence that a text begins with; 0 if it begins with none.
+fn colour(text: &str) -> usize {
+    let Some(parameters) = text.strip_prefix("\x1b[") else {
+        return 0;
+    };
+    let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
+    match end {
+        Some(end) if parameters[end..].starts_with('m') => end + 3,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_colours_and_line_breaks_pass_unescaped() {
+        let mut shown = Vec::new();
+        let mut screen = Screen(&mut shown);
+        let name = "\x1b]0;x\x07\u{9b}2J\u{202e}\u{2066}\u{2028}\u{feff}\u{7f}\r\x08\0";
+        writeln!(screen, "\x1b[1;31m{name}\x1b[0m\t\x1b[2J\x1b[1").unwrap();
+        screen.write_all(b"\x9b2J \x1b[38;5;9mx\xff").unwrap();
+        assert_eq!(
+            String::from_utf8(shown).unwrap(),
+            "\x1b[1;31m\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}\\u{2066}\\u{2028}\\u{feff}\\u{7f}\\r\\u{8}\\u{0}\x1b[0m\t\
+             \\u{1b}[2J\\u{1b}[1\n\\x9b2J \x1b[38;5;9mx\\xff"
+        );
+    }
+
+    #[test]
+    fn log_line_stays_one_line() {
+        assert_eq!(escaped(b"a\nforged\x1b[2J", false), "a\\nforged\\u{1b}[2J");
+    }
+}
