@@ -185,10 +185,6 @@ impl Target {
 /// Gives the exit status.
 pub(super) fn run(args: RunArgs) -> u8 {
     let detach = args.detach;
-    // Of the command's.
-    if !detach && detach::is_among(std::env::args_os().skip(2)) {
-        detach::become_owner(None);
-    }
     let (run, told) = match prepare(args) {
         Ok(prepared) => prepared,
         Err(status) => return status,

@@ -29,7 +29,7 @@ pub(super) struct Tell(Rc<RefCell<Option<PipeWriter>>>);
 pub(super) fn part() -> io::Result<Side> {
     let (mut from, to) = io::pipe()?;
     if child::part()?.is_none() {
-        become_owner(Some(&to));
+        become_owner(&to);
         return Ok(Side::Run(Tell::to(to)));
     }
     drop(to);
@@ -54,29 +54,17 @@ pub(super) fn part() -> io::Result<Side> {
     Ok(Side::Caller(status))
 }
 
-/// Whether that is among the words, or part of one. The rule `reaper-run` of the catalogue asks the same: no service takes
-/// such a one for the owner of a command, as it may be about to leave.
-pub(super) fn is_among(mut words: impl Iterator<Item = OsString>) -> bool {
-    const OPTION: &[u8] = b"--detach";
-    words.any(|word| {
-        let mut parts = word.as_encoded_bytes().windows(OPTION.len());
-        parts.any(|part| part == OPTION)
-    })
-}
-
 /// Becomes the owner of a command in the eyes of a service, by beginning this program anew. Where that cannot be, it goes on
 /// without one that knows.
-pub(super) fn become_owner(to: Option<&PipeWriter>) {
+fn become_owner(to: &PipeWriter) {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     let Some(word) = words.get_mut(1).filter(|word| *word == "run") else {
         return tracing::debug!("no service will know of this run: it was called by another word");
     };
     *word = OWNER.into();
-    if let Some(to) = to {
-        let number = to.as_fd().as_raw_fd().to_string();
-        words.splice(2..2, ["--tell".into(), number.into()]);
-    }
-    let error = child::begin_anew(&words, to.map(AsFd::as_fd));
+    let number = to.as_fd().as_raw_fd().to_string();
+    words.splice(2..2, ["--tell".into(), number.into()]);
+    let error = child::begin_anew(&words, Some(to.as_fd()));
     tracing::debug!("no service will know of this run: {error}");
 }
 

@@ -41,3 +41,26 @@ fn nobody_loses_everything() {
         Ok(PathBuf::from("/tmp/some/where"))
     );
 }
+
+/// The service must read a command line of `reaper run` as this program does, to find its sub-command and `--detach`.
+#[test]
+fn rule_for_runs_knows_all_options_with_a_value() {
+    use clap::CommandFactory;
+    let cli = crate::cli::Cli::command();
+    let run = cli
+        .find_subcommand(super::super::run::OWNER)
+        .expect("it is a sub-command");
+    let valued = run
+        .get_opts()
+        .filter(|option| option.get_action().takes_values());
+    let mut options: Vec<String> = valued
+        .filter_map(|option| Some(format!("--{}", option.get_long()?)))
+        .collect();
+    let rules = crate::config::Config::default().rules;
+    let rule = rules.rule(rules.agent_named("reaper-run").expect("a built-in rule"));
+    let known = &rule.matchers[0].syntax().value_options;
+    let mut known: Vec<String> = known.iter().map(|option| option.to_string()).collect();
+    options.sort();
+    known.sort();
+    assert_eq!(known, options);
+}
