@@ -1,7 +1,6 @@
 //! Trees that change faster than anybody looks.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::{CONFIG, Story, View, judge};
 use crate::daemon::Event;
@@ -12,10 +11,8 @@ pub const STORIES: &[Story] = &[
     ("two-threads-give-away", two_threads_give_away),
 ];
 
-/// Long enough that only the limit of births can end a tree in time.
-const PATIENT: &str = "grace = \"5s\"\nstuck_after = \"10s\"\n";
-/// Well before the end of that grace.
-const IN_TIME: Duration = Duration::from_secs(4);
+/// A grace that outlasts the test, so that only the limit of births can end the tree.
+const PATIENT: &str = "grace = \"10min\"\nstuck_after = \"10s\"\n";
 
 /// All of the tree is ended, if it must be, and nobody else.
 fn end(view: &View, world: &mut World) -> Option<Vec<Event>> {
@@ -54,14 +51,7 @@ fn handover(view: &View) {
         .iter()
         .position(|e| e.is("session.root_gone", agent))
         .expect("the agent's end");
-    let (gone, after) = (&events[gone], &events[gone..]);
-    let kill = after
-        .iter()
-        .find(|e| e.event == "signal" && e.signal.as_deref() == Some("SIGKILL"))
-        .expect("a SIGKILL");
-    // It is the births that have ended it, and not the clock.
-    let waited = Duration::from_nanos(kill.time_boot_ns.saturating_sub(gone.time_boot_ns));
-    assert!(waited < IN_TIME, "the first SIGKILL came after {waited:?}");
+    let after = &events[gone..];
     let births = after
         .iter()
         .filter(|e| e.event == "fork" && e.session_id.is_some());
