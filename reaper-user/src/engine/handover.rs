@@ -15,7 +15,11 @@ const TRY_AFTER_NS: u64 = 1_000_000_000;
 
 /// Sessions for which a successor is searched.
 #[derive(Default)]
-pub struct Handovers(Vec<Open>);
+pub struct Handovers {
+    open: Vec<Open>,
+    /// Whether facts that a search asked for have been read since the last search.
+    has_facts: bool,
+}
 
 struct Open {
     session: SessionId,
@@ -28,7 +32,12 @@ struct Open {
 impl Handovers {
     /// Returns when the next search is due, in ns of CLOCK_MONOTONIC.
     pub fn next(&self) -> Option<u64> {
-        self.0.iter().filter_map(|open| open.next).min()
+        self.open.iter().filter_map(|open| open.next).min()
+    }
+
+    /// Notes that facts for a search have been read: those that wait for some run again.
+    pub fn on_facts(&mut self) {
+        self.has_facts = true;
     }
 }
 
@@ -36,30 +45,32 @@ impl Engine {
     /// Runs the searches that are due, and those whose facts have been read.
     pub(super) fn find_successors(&mut self) {
         let new = std::mem::take(&mut self.follow.handovers).into_iter();
-        self.handovers.0.extend(new.map(|session| Open {
+        self.handovers.open.extend(new.map(|session| Open {
             session,
             next: Some(0),
             tries: 0,
         }));
         // A successor may be among the processes that a gap hides.
-        if self.handovers.0.is_empty() || self.gap.is_some() {
+        if self.handovers.open.is_empty() || self.gap.is_some() {
             return;
         }
         let now = sys::monotonic();
-        let open = std::mem::take(&mut self.handovers.0).into_iter();
+        let has_facts = std::mem::take(&mut self.handovers.has_facts);
+        let open = std::mem::take(&mut self.handovers.open).into_iter();
         let open: Vec<Open> = open
-            .filter_map(|open| self.search_successor(open, now))
+            .filter_map(|open| self.search_successor(open, now, has_facts))
             .collect();
-        self.handovers.0.extend(open);
+        self.handovers.open.extend(open);
     }
 
-    /// Runs one search if it is due. Returns what is left to do.
-    fn search_successor(&mut self, mut open: Open, now: u64) -> Option<Open> {
+    /// Runs one search if it is due, or if facts for it may have been read. A search looks at all sessions, so it does not
+    /// run in each round. Returns what is left to do.
+    fn search_successor(&mut self, mut open: Open, now: u64, has_facts: bool) -> Option<Open> {
         let id = open.session;
         if self.model.handover(id)? == Handover::Excluded {
             return None;
         }
-        if open.next.is_some_and(|next| next > now) {
+        if open.next.map_or(!has_facts, |next| next > now) {
             return Some(open);
         }
         if open.next.take().is_some() {

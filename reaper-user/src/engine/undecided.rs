@@ -202,6 +202,9 @@ impl Engine {
         } in self.undecided.facts.take()
         {
             self.model.set_facts(key, asked, found, at);
+            if asked.has(Needs::CONVERSATIONS) {
+                self.handovers.on_facts();
+            }
             // That nothing spares it may have come to be known.
             self.follow.touched.push(key);
             let asked = self.undecided.asked.remove(&key).is_some();
