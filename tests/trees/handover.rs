@@ -110,7 +110,8 @@ fn ends(view: &View) {
     view.end(world, &["other", "tool"]);
 }
 
-/// An agent that is killed hands nothing over, whatever names its conversation. Where nobody has seen how it ended, it may have.
+/// An agent that is killed hands nothing over, whatever names its conversation. If its exit was not observed, a successor
+/// may still be found.
 fn killed(view: &View) {
     let mut world = with_agent(view);
     world.provide("resumed", &[CLAUDE, "--resume", ID].map(String::from));

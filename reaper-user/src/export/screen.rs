@@ -28,7 +28,7 @@ pub fn stderr() -> Screen<AutoStream<Stderr>> {
 /// Writes to standard output, and flushes it.
 ///
 /// # Errors
-/// As of the stream.
+/// Standard output cannot be written to.
 pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     let mut out = stdout();
     out.write_all(text.as_ref())?;
@@ -43,10 +43,10 @@ macro_rules! message {
 }
 pub(crate) use message;
 
-/// See [`message`].
+/// Writes one line to standard error, for [`message`].
 pub fn write_message(message: Arguments<'_>) {
     let line = printable(&message.to_string(), usize::MAX) + "\n";
-    // There is no other place to report that to.
+    // If standard error cannot be written to, there is nothing else to report that on.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
@@ -59,7 +59,7 @@ impl<W: Write> Write for Screen<W> {
         Ok(bytes.len())
     }
 
-    /// As a whole: a sequence may be made of several parts.
+    /// Formats the text as a whole before it is escaped: the parts of one colour sequence may come separately.
     fn write_fmt(&mut self, text: Arguments<'_>) -> io::Result<()> {
         self.write_all(text.to_string().as_bytes())
     }
@@ -81,7 +81,7 @@ impl Write for Log {
     }
 }
 
-/// Text as a terminal may have it. Colours and tabs stay, and line breaks if `lines` is set.
+/// Escapes everything that could command a terminal. Colours and tabs stay, and line breaks if `lines` is set.
 fn escaped(bytes: &[u8], lines: bool) -> String {
     let mut shown = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -57,7 +57,7 @@ pub enum Reason {
     Waiting,
     /// Its agent exited with status 0, and another process may continue the agent's conversation.
     SuccessorAwaited,
-    /// As [`Reason::SuccessorAwaited`], and what would tell could not be read.
+    /// As [`Reason::SuccessorAwaited`], but what would show a successor could not be read.
     SuccessorUnknown,
     /// A rule reports it.
     ReportRule,

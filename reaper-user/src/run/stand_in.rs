@@ -27,7 +27,7 @@ use crate::sys::pidfd::Pidfd;
 pub enum Role {
     /// The supervisor.
     Supervisor(Supervisor),
-    /// The process that was started as `reaper run`. Its supervisor has ended with this status.
+    /// The process that was started as `reaper run`. Its supervisor exited with this status.
     StandIn(u8),
 }
 
@@ -45,8 +45,8 @@ impl Supervisor {
     }
 }
 
-/// Finds out which process supervises a run, and does what is left to the others. Must be called before this process
-/// starts threads or children of its own.
+/// Decides which process supervises the run. A stand-in forks the supervisor, and this returns only when that has exited.
+/// Must be called before this process starts threads or children of its own.
 ///
 /// # Errors
 /// The supervisor cannot be started.

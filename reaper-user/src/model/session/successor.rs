@@ -31,7 +31,7 @@ pub enum Handover {
     Excluded,
     /// A successor may still appear. Nothing of the session is due.
     Awaited,
-    /// What would tell could not be read. Nothing of the session is due.
+    /// What would show a successor could not be read. Nothing of the session is due.
     Unknown,
 }
 
