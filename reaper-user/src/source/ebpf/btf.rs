@@ -35,28 +35,30 @@ const MAGIC: u16 = 0xeb9f;
 const HEADER: usize = 24;
 /// Size of what every type has.
 const TYPE: usize = 12;
+/// Average size of a type of a kernel, with what its kind adds.
+const TYPICAL: usize = 24;
 /// Members looked at for one path, nested ones included; the largest of a kernel has some hundreds.
 const MEMBERS_MAX: u32 = 100_000;
 /// Typedefs and qualifiers on the way to a type, and anonymous structures within each other.
 const DEPTH_MAX: u32 = 32;
 
 mod kind {
-    pub const PTR: u32 = 2;
-    pub const STRUCT: u32 = 4;
-    pub const UNION: u32 = 5;
-    pub const ENUM: u32 = 6;
-    pub const TYPEDEF: u32 = 8;
-    pub const FUNC: u32 = 12;
-    pub const FUNC_PROTO: u32 = 13;
-    pub const ENUM64: u32 = 19;
+    pub const PTR: u8 = 2;
+    pub const STRUCT: u8 = 4;
+    pub const UNION: u8 = 5;
+    pub const ENUM: u8 = 6;
+    pub const TYPEDEF: u8 = 8;
+    pub const FUNC: u8 = 12;
+    pub const FUNC_PROTO: u8 = 13;
+    pub const ENUM64: u8 = 19;
 
     /// Kinds that only stand before another type: typedef, volatile, const, restrict, type tag.
-    pub fn is_alias(kind: u32) -> bool {
+    pub fn is_alias(kind: u8) -> bool {
         matches!(kind, 8..=11 | 18)
     }
 
     /// Bytes that follow the fixed part, `None` for a kind that is not known.
-    pub fn extra(kind: u32, count: usize) -> Option<usize> {
+    pub fn extra(kind: u8, count: usize) -> Option<usize> {
         Some(match kind {
             2 | 7..=12 | 16 | 18 => 0,
             1 | 14 | 17 => 4,
@@ -72,8 +74,8 @@ mod kind {
 /// it holds the whole blob, some MB.
 pub struct Btf {
     blob: Vec<u8>,
-    /// Byte offset of each type in the blob, by id; id 0 is `void` and stands nowhere.
-    types: Vec<u32>,
+    /// The fixed part of each type, by id; id 0 is `void` and stands nowhere.
+    types: Vec<Type>,
     /// The section of strings.
     strings: std::ops::Range<usize>,
 }
@@ -82,14 +84,25 @@ pub struct Btf {
 #[derive(Clone, Copy)]
 struct Type {
     /// Byte offset of what follows the fixed part.
-    body: usize,
+    body: u32,
     name: u32,
-    kind: u32,
-    count: usize,
+    count: u32,
+    kind: u8,
     /// Whether members carry bitfield sizes.
     flag: bool,
     /// Size in bytes, or the id of another type.
     value: u32,
+}
+
+impl Type {
+    const VOID: Type = Type {
+        body: 0,
+        name: 0,
+        count: 0,
+        kind: 0,
+        flag: false,
+        value: 0,
+    };
 }
 
 #[derive(Clone, Copy)]
@@ -141,27 +154,19 @@ impl Btf {
         };
         let (area, strings) = (section(8)?, section(16)?);
 
-        // Twice over the headers, so that the table is allocated once and at its size.
-        let walk = |each: &mut dyn FnMut(u32)| {
-            let mut at = area.start;
-            while at < area.end {
-                let ty = type_at(&blob, at).ok_or(bad(at, "a type is cut off"))?;
-                each(at as u32);
-                let extra =
-                    kind::extra(ty.kind, ty.count).ok_or(bad(at, "unknown kind of type"))?;
-                at = ty.body + extra;
-            }
-            if at == area.end {
-                Ok(())
-            } else {
-                Err(bad(at, "the last type is cut off"))
-            }
-        };
-        let mut count = 1;
-        walk(&mut |_| count += 1)?;
-        let mut types = Vec::with_capacity(count);
-        types.push(0);
-        walk(&mut |at| types.push(at))?;
+        let mut types = Vec::with_capacity(area.len() / TYPICAL);
+        types.push(Type::VOID);
+        let mut at = area.start;
+        while at < area.end {
+            let ty = type_at(&blob, at).ok_or(bad(at, "a type is cut off"))?;
+            let extra =
+                kind::extra(ty.kind, ty.count as usize).ok_or(bad(at, "unknown kind of type"))?;
+            types.push(ty);
+            at = ty.body as usize + extra;
+        }
+        if at != area.end {
+            return Err(bad(at, "the last type is cut off"));
+        }
         Ok(Btf {
             blob,
             types,
@@ -285,7 +290,7 @@ impl Btf {
             .get(pointer.value)
             .filter(|t| t.kind == kind::FUNC_PROTO)?;
         // The first is the tracer's own data, which no program sees.
-        proto.count.checked_sub(1)
+        (proto.count as usize).checked_sub(1)
     }
 
     /// Whether the kernel has a function of this name, such as a kfunc.
@@ -312,7 +317,7 @@ impl Btf {
                     .filter_map(|id| self.get(id))
                     .any(|ty| {
                         (0..ty.count)
-                            .map_while(|i| u32_at(&self.blob, ty.body + width * i))
+                            .map_while(|i| u32_at(&self.blob, (ty.body + width * i) as usize))
                             .any(|n| self.named(n, value))
                     })
             })
@@ -328,8 +333,8 @@ impl Btf {
             name,
             ids: vec![],
         });
-        for id in 1..self.types.len() as u32 {
-            if let Some(ty) = self.get(id).filter(|t| t.kind == kind::STRUCT)
+        for (id, ty) in (0..).zip(&self.types) {
+            if ty.kind == kind::STRUCT
                 && let Some(s) = found.iter_mut().find(|s| self.named(ty.name, s.name))
             {
                 s.ids.push(id);
@@ -341,16 +346,13 @@ impl Btf {
         }
     }
 
-    fn ids<'a>(&'a self, kind: u32, name: &'a str) -> impl Iterator<Item = u32> + 'a {
-        (1..self.types.len() as u32).filter(move |&id| {
-            self.get(id)
-                .is_some_and(|t| t.kind == kind && self.named(t.name, name))
-        })
+    fn ids<'a>(&'a self, kind: u8, name: &'a str) -> impl Iterator<Item = u32> + 'a {
+        let all = (0..).zip(&self.types);
+        all.filter_map(move |(id, t)| (t.kind == kind && self.named(t.name, name)).then_some(id))
     }
 
     fn get(&self, id: u32) -> Option<Type> {
-        let at = *self.types.get(id as usize).filter(|_| id != 0)?;
-        type_at(&self.blob, at as usize)
+        self.types.get(id as usize).filter(|_| id != 0).copied()
     }
 
     /// Whether the string at `offset` is `name`; what has no name has the empty string.
@@ -379,7 +381,7 @@ impl Btf {
             .filter(|t| matches!(t.kind, kind::STRUCT | kind::UNION))?;
         for i in 0..ty.count {
             *budget = budget.checked_sub(1)?;
-            let at = ty.body + TYPE * i;
+            let at = ty.body as usize + TYPE * i as usize;
             let found = u32_at(&self.blob, at)?;
             let place = u32_at(&self.blob, at + 8)?;
             let (bit, width) = if ty.flag {
@@ -477,14 +479,16 @@ fn u32_at(blob: &[u8], at: usize) -> Option<u32> {
 /// The fixed part of the type at a byte offset. Newer kernels use 24 bits for the count and 7 for the
 /// kind, where older ones leave the upper bits zero.
 fn type_at(blob: &[u8], at: usize) -> Option<Type> {
-    let info = u32_at(blob, at + 4)?;
+    let fixed: &[u8; TYPE] = blob.get(at..)?.first_chunk()?;
+    let [n0, n1, n2, n3, i0, i1, i2, i3, v0, v1, v2, v3] = *fixed;
+    let info = u32::from_ne_bytes([i0, i1, i2, i3]);
     Some(Type {
-        body: at + TYPE,
-        name: u32_at(blob, at)?,
-        kind: info >> 24 & 0x7f,
-        count: (info & 0xff_ffff) as usize,
+        body: u32::try_from(at + TYPE).ok()?,
+        name: u32::from_ne_bytes([n0, n1, n2, n3]),
+        count: info & 0xff_ffff,
+        kind: (info >> 24 & 0x7f) as u8,
         flag: info >> 31 == 1,
-        value: u32_at(blob, at + 8)?,
+        value: u32::from_ne_bytes([v0, v1, v2, v3]),
     })
 }
 

@@ -28,9 +28,9 @@ impl Build {
         self.types
             .extend(words.iter().flat_map(|w| w.to_ne_bytes()));
     }
-    fn ty(&mut self, name: &str, kind: u32, count: u32, value: u32) {
+    fn ty(&mut self, name: &str, kind: u8, count: u32, value: u32) {
         let name = self.string(name);
-        self.words(&[name, 1 << 31 | kind << 24 | count, value]);
+        self.words(&[name, 1 << 31 | u32::from(kind) << 24 | count, value]);
     }
     /// A member of type `ty` at `bit`.
     fn member(&mut self, name: &str, ty: u32, bit: u32, width: u32) {
