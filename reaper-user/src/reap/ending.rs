@@ -361,14 +361,15 @@ impl Endings {
         if left == 0 || self.ladder.is_gentle() || self.ladder.deadline() > sys::monotonic() {
             return;
         }
-        let left = self
-            .targets
-            .iter()
-            .filter(|(_, target)| target.done.is_none());
-        let resident = left
-            .filter_map(|(key, _)| self.procfs.rss_bytes(key.pid))
-            .sum();
-        if resident < self.resident || !self.ladder.warned() {
+        let left = self.targets.iter();
+        let (mut resident, mut runs) = (0, false);
+        for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
+            resident += self.procfs.rss_bytes(key.pid).unwrap_or_default();
+            // On a busy machine a killed process waits for a processor to exit on.
+            runs |= target.strongest == Some(Signal::SIGKILL)
+                && self.procfs.state(key.pid) == Some('R');
+        }
+        if runs || resident < self.resident || !self.ladder.warned() {
             self.resident = resident;
             self.ladder.progress(sys::monotonic());
         } else if !self.by_another {

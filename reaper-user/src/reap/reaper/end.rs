@@ -56,7 +56,7 @@ impl Reaper {
         }
     }
 
-    /// Nothing has ended for a while: whoever gives memory back is on its way, the rest is stuck.
+    /// Nothing has ended for a while: a process that runs or gives memory back is on its way, the rest is stuck.
     fn look_for_progress(
         &mut self,
         session: SessionId,
@@ -73,6 +73,8 @@ impl Reaper {
             let (state, rss) = memory(*key);
             progress |= rss < target.rss && target.rss != u64::MAX;
             target.rss = rss;
+            // On a busy machine a killed process waits for a processor to exit on.
+            progress |= target.strongest == Some(Signal::SIGKILL) && state == 'R';
             match target.refused {
                 Some(failure) => stuck.push((*key, failure)),
                 // Or it has exited, and that does not come to its end.

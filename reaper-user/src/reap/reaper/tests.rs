@@ -247,6 +247,29 @@ fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
 }
 
 #[test]
+fn killed_process_that_runs_is_not_given_up() {
+    let mut orphan = Orphan::new();
+    let at_once = Times {
+        grace: Duration::ZERO,
+        stuck_after: Duration::ZERO,
+    };
+    orphan.reaper = Reaper::new(at_once, false).unwrap();
+    orphan.claim();
+    orphan.reaper.tick(|_| ('S', 0));
+    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    for _ in 0..5 {
+        orphan.reaper.tick(|_| ('R', 0));
+        assert_eq!(told(&orphan.signal()), (vec![], None));
+    }
+    for _ in 0..2 {
+        orphan.reaper.tick(|_| ('D', 0));
+    }
+    let stuck = Outcome::Failed(Failure::Stuck('D'));
+    let stuck = Some((stuck, Some(Signal::SIGKILL)));
+    assert_eq!(told(&orphan.signal()), (vec![], stuck));
+}
+
+#[test]
 fn one_for_whom_nobody_vouches_is_sent_nothing() {
     let mut orphan = Orphan::new();
     orphan.claim();
