@@ -43,7 +43,7 @@ pub use memory::{keep_little, swaps, trim};
 pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
 pub use ready::readable;
 #[cfg(target_os = "linux")]
-pub use thread::{await_probes, many_files};
+pub use thread::{await_probes, many_files, runnable_per_processor};
 pub use thread::{hurry, prioritise, raise_open_files};
 
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.

@@ -36,6 +36,21 @@ pub fn hurry() {
     }
 }
 
+/// Returns the number of runnable threads on the host for each processor, at least 1 (`/proc/loadavg`,
+/// proc_loadavg(5)). That many times longer than on a quiet machine a thread waits for its turn.
+pub fn runnable_per_processor() -> u32 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let runnable = runnable(&text).unwrap_or_default();
+    (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).max(1)
+}
+
+/// Reads `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.
+fn runnable(loadavg: &str) -> Option<u32> {
+    let (runnable, _) = loadavg.split(' ').nth(3)?.split_once('/')?;
+    runnable.parse().ok()
+}
+
 fn low_oom_score() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::debug!("no low OOM score: {error}");
@@ -94,5 +109,18 @@ pub fn raise_open_files() {
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
         tracing::debug!("limit on open files is left alone: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runnable_threads_are_read_from_the_load() {
+        assert_eq!(runnable("98.20 70.18 0.12 213/1621 4711\n"), Some(213));
+        assert_eq!(runnable("0.20 0.18"), None);
+        assert_eq!(runnable(""), None);
+        assert!(runnable_per_processor() >= 1);
     }
 }

@@ -11,9 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Look, Procfs, ProcfsError, Reader};
+use crate::sys;
 
 /// How often in the time that a pass waits in vain others take the place of those who are stuck.
 const ROUNDS: u32 = 4;
+/// Bound on how many times longer a pass waits on a busy machine.
+const CROWD_MAX: u32 = 30;
 
 /// The readers of one kind of pass.
 pub(crate) struct Readers {
@@ -90,8 +93,9 @@ impl Readers {
     }
 
     /// Looks at processes, has `more` add to each look, and hands what comes of it to `take`. Waits no longer than
-    /// `patience` for the next one. Gives how many were not read: there was no waiting for them, or a reader of an
-    /// earlier pass is stuck at them still, or so many are that there is no room for more.
+    /// `patience` for the next one, times the number of runnable threads per processor: on a crowded machine a reader
+    /// that is slow is not stuck. Gives how many were not read: there was no waiting for them, or a reader of an earlier
+    /// pass is stuck at them still, or so many are that there is no room for more.
     ///
     /// # Errors
     /// No thread can be started.
@@ -121,7 +125,7 @@ impl Readers {
         let mut working = self.start(&work, &send, readers.min(left))?;
         // Who is at which process.
         let mut at = HashMap::new();
-        let mut in_vain = 0;
+        let (mut in_vain, mut waited) = (0, 0);
         while left > 0 && working > 0 && in_vain < ROUNDS {
             match looks.recv_timeout(patience / ROUNDS) {
                 Ok(Said::Begun(id, pid)) => drop(at.insert(id, pid)),
@@ -129,10 +133,12 @@ impl Readers {
                     at.remove(&id);
                     take(pid, found);
                     left -= 1;
-                    in_vain = 0;
+                    (in_vain, waited) = (0, 0);
                 }
+                Err(_) if waited + 1 < sys::runnable_per_processor().min(CROWD_MAX) => waited += 1,
                 Err(_) => {
                     in_vain += 1;
+                    waited = 0;
                     self.note(procfs, &at);
                     let unclaimed = work.unclaimed();
                     if unclaimed > 0 {
@@ -213,6 +219,8 @@ mod tests {
 
     /// A fourth of it is waited before a reader counts as stuck: longer than a busy machine keeps one from a file.
     const SHORT: Duration = Duration::from_secs(2);
+    /// So long that a test which waited for it would never end.
+    const FOR_EVER: Duration = Duration::from_secs(3600);
 
     fn process(root: &Path, pid: u32, start: u32) {
         let dir = root.join(pid.to_string());
@@ -241,7 +249,7 @@ mod tests {
     }
 
     /// Who was read, and how many were not.
-    fn pass(readers: &'static Readers, root: &Path) -> (Vec<u32>, usize) {
+    fn pass(readers: &'static Readers, root: &Path, patience: Duration) -> (Vec<u32>, usize) {
         let procfs = Procfs::new(root);
         let (mut read, mut pids) = (Vec::new(), procfs.pids().unwrap());
         // Those who hold their readers are first in line.
@@ -250,7 +258,7 @@ mod tests {
             assert!(matches!(look, Ok(Look::Alive(_))), "{look:?}");
             read.push(pid);
         };
-        let unread = readers.pass(&procfs, SHORT, pids, |_, _, look| look, take);
+        let unread = readers.pass(&procfs, patience, pids, |_, _, look| look, take);
         read.sort_unstable();
         (read, unread.unwrap())
     }
@@ -288,12 +296,10 @@ mod tests {
         (20..40).for_each(|pid| process(root, pid, pid));
         let others: Vec<u32> = (20..40).collect();
         let readers = readers(9);
-        assert_eq!(pass(readers, root), (others.clone(), 6));
+        assert_eq!(pass(readers, root, SHORT), (others.clone(), 6));
         await_at_work(readers, 6);
         for _ in 0..5 {
-            let began = Instant::now();
-            assert_eq!(pass(readers, root), (others.clone(), 6));
-            assert!(began.elapsed() < SHORT, "it was waited for again");
+            assert_eq!(pass(readers, root, FOR_EVER), (others.clone(), 6));
             // Those who have not left yet would take the room of the next pass.
             await_at_work(readers, 6);
         }
@@ -301,7 +307,7 @@ mod tests {
         let aside = root.join("aside");
         fs::rename(&pipes[0], &aside).unwrap();
         process(root, 10, 77);
-        assert_eq!(pass(readers, root).0, [&[10], &*others].concat());
+        assert_eq!(pass(readers, root, FOR_EVER).0, [&[10], &*others].concat());
         loosen(readers, &[&[aside], &pipes[1..]].concat());
     }
 
@@ -313,13 +319,12 @@ mod tests {
         (20..30).for_each(|pid| process(root, pid, pid));
         let readers = readers(3);
         for n in 0..5 {
-            let began = Instant::now();
-            assert_eq!(pass(readers, root), (Vec::new(), 20), "{n}");
+            let patience = if n == 0 { SHORT } else { FOR_EVER };
+            assert_eq!(pass(readers, root, patience), (Vec::new(), 20), "{n}");
             assert_eq!(at_work(readers), 3);
-            assert!(began.elapsed() < SHORT || n == 0, "it is waited");
         }
         loosen(readers, &pipes[..3]);
         (10..20).for_each(|pid| fs::remove_dir_all(root.join(pid.to_string())).unwrap());
-        assert_eq!(pass(readers, root), ((20..30).collect(), 0));
+        assert_eq!(pass(readers, root, FOR_EVER), ((20..30).collect(), 0));
     }
 }
