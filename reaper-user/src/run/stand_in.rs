@@ -56,20 +56,27 @@ pub fn role() -> Result<Role, RunError> {
     if !child::has_children().map_err(&failed)? {
         return Ok(Role::Supervisor(Supervisor { stand_in: None }));
     }
+    // Before the fork: the command may be up, and be sent a signal, before this process runs again.
+    let held = Held::begin().map_err(&failed)?;
     match child::fork_dependent().map_err(&failed)? {
-        None => Ok(Role::Supervisor(Supervisor {
-            stand_in: Some(this),
-        })),
-        Some(supervisor) => stand_in(supervisor).map(Role::StandIn).map_err(failed),
+        None => {
+            held.release();
+            Ok(Role::Supervisor(Supervisor {
+                stand_in: Some(this),
+            }))
+        }
+        Some(supervisor) => {
+            let status = stand_in(supervisor, held);
+            status.map(Role::StandIn).map_err(failed)
+        }
     }
 }
 
 /// Passes signals and stops on until the supervisor has ended. Returns its status as a shell has it.
-fn stand_in(supervisor: Pid) -> nix::Result<u8> {
+fn stand_in(supervisor: Pid, held: Held) -> nix::Result<u8> {
     let pid = supervisor.as_raw().cast_unsigned();
     // The process id cannot be reused: only this process waits for it.
     let pidfd = Pidfd::open(pid)?;
-    let held = Held::begin()?;
     loop {
         while let Ok(Some(info)) = held.signals.read_signal() {
             let came = Came::of(&info);

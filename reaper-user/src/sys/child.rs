@@ -96,6 +96,13 @@ impl Held {
         Ok(Held { signals, inherited })
     }
 
+    /// Ends the hold. Signals that have come meanwhile act on this process.
+    pub fn release(self) {
+        // Before the drop, which discards those that are still held.
+        let before = &self.inherited.blocked;
+        let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
+    }
+
     /// A signal that waits and would have ended this process, had it not been made to wait. It is left where it is.
     pub fn asked_to_end(&self) -> Option<Signal> {
         let waiting = pending()?;
