@@ -131,14 +131,9 @@ fn what_cannot_be_written_at_once_is_written_later() {
     let journal = world.open();
     let other = hold(&world);
     let mut feed = journal.feed();
-    let took = (1..=5).map(|n| {
-        let before = Instant::now();
+    for n in 1..=5 {
         feed.take(&whole(1, n * 100, 0));
-        before.elapsed()
-    });
-    // A busy machine holds up one or the other, but not each.
-    let quickest = took.min().unwrap();
-    assert!(quickest < Duration::from_millis(100), "all waited");
+    }
     assert!(journal.keeper().keep(&[]).is_err(), "nor can a keep");
     drop(other);
     eventually("it is written", || world.all().len() == 5);

@@ -288,7 +288,7 @@ fn chain(long: usize) -> (World, Vec<Key>) {
 
 #[test]
 fn a_deep_chain_is_walked_once_for_all_that_is_decided_about_it() {
-    let (mut w, chain) = chain(20_000);
+    let (mut w, chain) = chain(4_000);
     let round = w.model.round();
     for key in &chain {
         assert_eq!(

@@ -1,5 +1,8 @@
 //! Rules over the state of sessions and processes, and over what has to be read.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::world::{INIT, World};
 use crate::config::Config;
 use crate::model::agent::Ruleset;
@@ -15,15 +18,26 @@ pub(super) fn ruled(rules: &str) -> Ruleset {
     read(&format!("honor_keep = false\n{rules}"))
 }
 
+thread_local! {
+    /// What [`read`] has read: a property asks for the same in each of its cases.
+    static READ: RefCell<HashMap<String, Ruleset>> = RefCell::default();
+}
+
 pub(super) fn read(rules: &str) -> Ruleset {
-    let text = format!(
-        "{rules}\n[defaults]\nagents = false\nboundaries = false\nkeeps = false\n\
-         [[agent]]\nname = 'claude'\ncomm = 'claude'\n[[agent]]\nname = 'codex'\ncomm = 'codex'\n"
-    );
-    let top = |line: &&str| line.starts_with("honor_keep") || line.starts_with("enable");
-    let (top, rest): (Vec<&str>, Vec<&str>) = text.lines().partition(top);
-    let text = format!("{}\n{}", top.join("\n"), rest.join("\n"));
-    Config::parse(&text, "r.toml".as_ref()).unwrap().rules
+    let parse = || {
+        let text = format!(
+            "{rules}\n[defaults]\nagents = false\nboundaries = false\nkeeps = false\n\
+             [[agent]]\nname = 'claude'\ncomm = 'claude'\n[[agent]]\nname = 'codex'\ncomm = 'codex'\n"
+        );
+        let top = |line: &&str| line.starts_with("honor_keep") || line.starts_with("enable");
+        let (top, rest): (Vec<&str>, Vec<&str>) = text.lines().partition(top);
+        let text = format!("{}\n{}", top.join("\n"), rest.join("\n"));
+        Config::parse(&text, "r.toml".as_ref()).unwrap().rules
+    };
+    READ.with_borrow_mut(|read| {
+        let known = read.entry(rules.to_owned());
+        known.or_insert_with(parse).clone()
+    })
 }
 
 pub(super) fn world(rules: Ruleset) -> World {

@@ -14,7 +14,7 @@ const STUCK_MAX: usize = 16;
 /// See the module.
 pub struct Aside {
     procfs: Procfs,
-    patience: Duration,
+    pub(super) patience: Duration,
     worker: Option<Worker>,
     /// Held by each thread too.
     threads: Arc<()>,

@@ -20,7 +20,7 @@ type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 /// Knows the living processes, so that an end that leaves nothing in /proc is that of one with a name.
 pub struct Translator {
     procfs: Procfs,
-    programs: Aside,
+    pub(super) programs: Aside,
     glimpses: Glimpses,
     known: Map<u32, Process>,
     /// Whose programs could not be read in time: makers before their copies.

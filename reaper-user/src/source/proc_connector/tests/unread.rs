@@ -144,8 +144,7 @@ fn an_end_is_told_once_there_are_open_files_again() {
 
 #[test]
 fn nobody_waits_for_a_process_that_holds_its_reader() {
-    let patience = Duration::from_millis(200);
-    let mut w = World::patient(patience);
+    let mut w = World::patient(Duration::from_millis(200));
     let pids: Vec<u32> = (10..30).collect();
     let mut pipes = Vec::new();
     for pid in &pids {
@@ -156,21 +155,15 @@ fn nobody_waits_for_a_process_that_holds_its_reader() {
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
         pipes.push(pipe);
     }
-    let mut took = Vec::new();
-    for pid in pids {
+    for (n, pid) in pids.into_iter().enumerate() {
+        if n == 16 {
+            // Whoever waited for one that is over the bound would wait for ever.
+            w.translator.programs.patience = Duration::from_secs(3600);
+        }
         // Unknown, and so kept.
         let exec = format!("exec {pid}+0 of nobody uid 1000 ");
-        let began = Instant::now();
         assert_eq!(w.exec(START, pid), exec);
-        took.push(began.elapsed());
     }
-    // A busy machine may hold up some of the four, but hardly three of them.
-    let over = &mut took[16..];
-    over.sort_unstable();
-    assert!(
-        over[1] < patience,
-        "those that are over the bound are waited for: {over:?}"
-    );
     for pipe in &pipes[..16] {
         drop(std::fs::File::options().write(true).open(pipe).unwrap());
     }
