@@ -36,10 +36,7 @@ enum Command {
     /// Run every check and every test, the privileged ones included
     ///
     /// With CI set in the environment, nothing may be left out.
-    Test {
-        /// Only the tests whose name contains one of these; tidy and the object's check are left out
-        filters: Vec<String>,
-    },
+    Test(test::Args),
     /// Rebuild the checked-in BPF object from reaper-ebpf
     BuildEbpf {
         /// Change nothing: rebuild with the recorded toolchain and compare the bytes
@@ -62,12 +59,12 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run { args } => run::run(&args),
-        Command::Test { filters } => test::test(&filters),
+        Command::Test(args) => test::test(&args),
         Command::BuildEbpf { check: true } => ebpf::check(),
         Command::BuildEbpf { check: false } => ebpf::build(),
         Command::Bench(args) => bench::bench(&args),
         Command::BenchActor { role } => bench::actor::play(&role),
-        Command::Vm(args) => vm::vm(&args),
+        Command::Vm(args) => vm::vm(&args, None),
         Command::Tidy => tidy::tidy(),
         Command::Targets => targets::targets(),
     };

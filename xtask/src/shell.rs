@@ -53,8 +53,14 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     let mut command = Command::new(sudo);
     // sudo drops the environment; these say how to behave and are harmless.
     command.arg("env");
-    for key in ["CI", "NO_COLOR", "RUST_BACKTRACE"] {
-        if let Ok(value) = std::env::var(key) {
+    let is_kept = |key: &str| {
+        ["CI", "NO_COLOR", "RUST_BACKTRACE"].contains(&key) || key.starts_with("REAPER_TEST_")
+    };
+    // Not `vars`, which panics on a variable that is not UTF-8.
+    for (key, value) in std::env::vars_os() {
+        if let (Some(key), Some(value)) = (key.to_str(), value.to_str())
+            && is_kept(key)
+        {
             command.arg(format!("{key}={value}"));
         }
     }

@@ -1,70 +1,110 @@
-//! Counting tests: what passed, what failed, and what was left out.
+//! Counting tests: what passed, what failed, what was left out, and how long it took.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::shell::{in_ci, say};
 
-/// What came of the steps so far.
+/// Number of tests that are named as the slowest.
+const SLOWEST: usize = 10;
+
+/// Results of the stages so far.
 #[derive(Default)]
 pub struct Tally {
-    passed: u64,
-    failed: u64,
+    counts: Counts,
     left_out: Vec<String>,
+    stages: Vec<(&'static str, Duration)>,
+}
+
+/// Results of one or more test executables, as they report them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    pub passed: u64,
+    pub ignored: u64,
+    /// Names of the tests and stages that failed.
+    pub failed: Vec<String>,
+    /// Duration in seconds and name.
+    slow: Vec<(f64, String)>,
 }
 
 impl Tally {
-    /// A step that counts as one test.
+    /// Announces a stage, runs it and records its duration.
+    pub fn stage<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Tally) -> T) -> T {
+        say(name);
+        let began = Instant::now();
+        let result = work(self);
+        self.stages.push((name, began.elapsed()));
+        result
+    }
+
+    /// Adds a check that counts as one test.
     pub fn step(&mut self, name: &str, result: Result<()>) {
         match result {
-            Ok(()) => self.passed += 1,
+            Ok(()) => self.counts.passed += 1,
             Err(error) => self.fail(name, &error),
         }
     }
 
-    /// A step that counted its tests itself.
+    /// Adds tests that were counted.
     pub fn suite(&mut self, name: &str, result: Result<Counts>) {
         match result {
             Ok(counts) => {
-                self.passed += counts.passed;
-                self.failed += counts.failed;
                 if counts.ignored > 0 {
                     self.leave_out(&format!(
                         "{} of the {name}, which ignore themselves",
                         counts.ignored
                     ));
                 }
+                self.counts.add(counts);
             }
             Err(error) => self.fail(name, &error),
         }
     }
 
-    /// A step that could not be made, or one test that failed.
+    /// Adds a failed check or test.
     pub fn fail(&mut self, name: &str, error: &anyhow::Error) {
         say(format_args!("{name} failed: {error:#}"));
-        self.failed += 1;
+        self.counts.failed.push(name.to_owned());
     }
 
-    /// Says at once what is left out and why, and remembers it.
+    /// Reports at once what is left out and why, and remembers it.
     pub fn leave_out(&mut self, what: &str) {
         say(format_args!("left out: {what}"));
         self.left_out.push(what.to_owned());
     }
 
-    /// Sums up in one line.
+    /// Returns the results without a word.
+    pub fn into_counts(self) -> Counts {
+        self.counts
+    }
+
+    /// Prints the stages, the slowest tests and a line that sums up.
     ///
     /// # Errors
     /// Something failed, nothing was run, or something was left out in CI.
-    pub fn conclude(self) -> Result<()> {
+    pub fn conclude(mut self) -> Result<()> {
+        for (name, took) in &self.stages {
+            println!("{:>7}  {name}", minutes(*took));
+        }
+        self.counts.slow.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (seconds, name) in self.counts.slow.iter().take(SLOWEST) {
+            println!("{seconds:>6.1}s  {name}");
+        }
+        for name in &self.counts.failed {
+            println!("failed: {name}");
+        }
+        let (passed, failed) = (self.counts.passed, self.counts.failed.len());
         let left_out = self.left_out.len();
+        let took = self.stages.iter().map(|(_, took)| *took).sum();
         println!(
-            "{} passed, {} failed, {left_out} left out",
-            self.passed, self.failed
+            "{passed} passed, {failed} failed, {left_out} left out in {}",
+            minutes(took)
         );
-        ensure!(self.passed + self.failed > 0, "no test has such a name");
-        ensure!(self.failed == 0, "{} failed", self.failed);
+        ensure!(passed > 0 || failed > 0, "no test has such a name");
+        ensure!(failed == 0, "{failed} failed");
         ensure!(
             !in_ci() || left_out == 0,
             "left out in CI: {}",
@@ -74,17 +114,54 @@ impl Tally {
     }
 }
 
-/// What a test binary says of itself at its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
+impl Counts {
+    /// Adds the results of other executables.
+    pub fn add(&mut self, more: Counts) {
+        self.passed += more.passed;
+        self.ignored += more.ignored;
+        self.failed.extend(more.failed);
+        self.slow.extend(more.slow);
+    }
+
+    /// Reads a line that a test executable prints. Returns whether it is only for this program.
+    fn read(&mut self, line: &str) -> bool {
+        if let Some(slow) = line.strip_prefix("slow ") {
+            self.slow.extend(slow_test(slow));
+            return true;
+        }
+        if let Some(test) = line.strip_prefix("test ")
+            && let Some((name, result)) = test.split_once(" ... ")
+        {
+            let name = name.trim_end();
+            if result.starts_with("FAILED") {
+                self.failed.push(name.to_owned());
+            }
+            if let Some((_, time)) = result.split_once('<') {
+                let seconds = time.strip_suffix("s>").and_then(|s| s.parse().ok());
+                self.slow.extend(seconds.map(|s| (s, name.to_owned())));
+            }
+        }
+        if let Some((passed, ignored)) = closing_line(line) {
+            self.passed += passed;
+            self.ignored += ignored;
+        }
+        false
+    }
 }
 
-/// Runs tests, passes on what they print and adds up their closing lines.
-pub fn counted(command: &mut Command) -> Result<Counts> {
+/// Formats a duration as minutes and seconds.
+pub fn minutes(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+/// Runs a test executable, writes what it prints to `out`, and counts.
+///
+/// # Errors
+/// It cannot be started, or ends with an error without a failed test.
+pub fn counted(command: &mut Command, out: &mut dyn Write) -> Result<Counts> {
     let mut child = command
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start the tests")?;
@@ -92,39 +169,36 @@ pub fn counted(command: &mut Command) -> Result<Counts> {
     let mut counts = Counts::default();
     for line in BufReader::new(stdout).split(b'\n') {
         let line = line.context("output of the tests")?;
-        let mut out = std::io::stdout().lock();
-        out.write_all(&line)
-            .and_then(|()| out.write_all(b"\n"))
-            .context("standard output")?;
-        if let Some(more) = closing_line(&String::from_utf8_lossy(&line)) {
-            counts.passed += more.passed;
-            counts.failed += more.failed;
-            counts.ignored += more.ignored;
+        if !counts.read(&String::from_utf8_lossy(&line)) {
+            out.write_all(&line)
+                .and_then(|()| out.write_all(b"\n"))
+                .context("output of the tests")?;
         }
     }
     let status = child.wait().context("waiting for the tests")?;
-    // A build that fails or a test binary that dies leaves no closing line to count.
-    ensure!(status.success() || counts.failed > 0, "{status}");
+    // A test executable that dies prints no closing line.
+    ensure!(
+        status.success() || !counts.failed.is_empty(),
+        "the tests ended with {status}"
+    );
     Ok(counts)
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; …`
-fn closing_line(line: &str) -> Option<Counts> {
+/// `3.21 NAME`
+fn slow_test(line: &str) -> Option<(f64, String)> {
+    let (seconds, name) = line.split_once(' ')?;
+    Some((seconds.parse().ok()?, name.to_owned()))
+}
+
+/// Returns the numbers of passed and ignored tests in `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
+fn closing_line(line: &str) -> Option<(u64, u64)> {
     let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let mut counts = Counts::default();
-    for part in numbers.split("; ") {
-        let Some((number, what)) = part.split_once(' ') else {
-            continue;
-        };
-        let number = number.parse().unwrap_or(0);
-        match what {
-            "passed" => counts.passed = number,
-            "failed" => counts.failed = number,
-            "ignored" => counts.ignored = number,
-            _ => {}
-        }
-    }
-    Some(counts)
+    let number = |what: &str| {
+        let mut parts = numbers.split("; ").filter_map(|part| part.split_once(' '));
+        let found = parts.find(|(_, its)| *its == what);
+        found.and_then(|(number, _)| number.parse().ok())
+    };
+    Some((number("passed")?, number("ignored")?))
 }
 
 #[cfg(test)]
@@ -132,16 +206,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_lines_of_libtest_are_read() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.02s";
-        assert_eq!(
-            closing_line(line),
-            Some(Counts {
-                passed: 12,
-                failed: 3,
-                ignored: 1
-            })
-        );
-        assert_eq!(closing_line("test a::b ... ok"), None);
+    fn output_of_test_executables_is_counted() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 4 tests",
+            "test a::b ... ok <0.250s>",
+            "test a::c   ... FAILED",
+            "slow 3.50 real::d",
+            "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.02s",
+        ] {
+            assert_eq!(counts.read(line), line.starts_with("slow"), "{line}");
+        }
+        let expected = Counts {
+            passed: 12,
+            ignored: 1,
+            failed: vec!["a::c".to_owned()],
+            slow: vec![(0.25, "a::b".to_owned()), (3.5, "real::d".to_owned())],
+        };
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn durations_are_minutes_and_seconds() {
+        assert_eq!(minutes(Duration::from_secs(432)), "7:12");
+        assert_eq!(minutes(Duration::from_millis(9_900)), "0:09");
     }
 }

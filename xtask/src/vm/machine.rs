@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(900);
 const ALL: Duration = Duration::from_secs(5400);
 
 /// KVM is there on many machines where it does not work.
-const FIRST_WORD: Duration = Duration::from_secs(60);
+const FIRST_WORD: Duration = Duration::from_secs(20);
 
 /// How much of the console is shown when the tests do not come to their end.
 const TAIL: usize = 40;
@@ -45,21 +45,22 @@ const EMULATION: Accelerator = Accelerator {
     slowdown: 10,
 };
 
+#[derive(Clone)]
 pub struct Machine<'a> {
     root: PathBuf,
-    /// What the names of the tests contain.
-    filter: &'a str,
+    /// Tests with one of these words in their name are run; all if there is none.
+    names: &'a [String],
     /// Whether tests are run that are left out where processors are emulated.
     all: bool,
     accelerator: Accelerator,
 }
 
 impl Machine<'_> {
-    pub fn new(root: PathBuf, filter: &str, all: bool) -> Machine<'_> {
+    pub fn new(root: PathBuf, names: &[String], all: bool) -> Machine<'_> {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         Machine {
             root,
-            filter,
+            names,
             all,
             accelerator: if kvm.is_ok() { KVM } else { EMULATION },
         }
@@ -182,9 +183,7 @@ impl Machine<'_> {
     fn kernel_arguments(&self) -> String {
         let mut tests = vec!["--format=json".to_owned(), "--test-threads=1".to_owned()];
         tests.extend(self.left_out().map(|(test, _)| format!("--skip={test}")));
-        if !self.filter.is_empty() {
-            tests.push(self.filter.to_owned());
-        }
+        tests.extend(self.names.iter().cloned());
         format!(
             "console=ttyS0 quiet panic=-1 rdinit=/init CI=true REAPER_TEST_SLOWDOWN={} -- init {}",
             self.accelerator.slowdown,
@@ -196,7 +195,7 @@ impl Machine<'_> {
     fn left_out(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let emulated = self.accelerator == EMULATION && !self.all;
         let tests = if emulated {
-            left_out::emulated(self.filter)
+            left_out::emulated(self.names)
         } else {
             Vec::new()
         };

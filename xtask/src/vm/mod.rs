@@ -14,12 +14,15 @@ mod table;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::{find_program, install, say, target_dir};
+use crate::test::Binaries;
+use kernel::Kernel;
 use machine::Machine;
-use report::LEFT_OUT;
+use report::{LEFT_OUT, Run};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,9 +42,9 @@ pub struct Args {
     /// Only these: versions as in `6.1`, `newest`, or paths of a vmlinuz
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Only the tests whose name contains this
+    /// Only the tests whose name contains this; may be given several times
     #[arg(long, value_name = "NAME")]
-    filter: Option<String>,
+    filter: Vec<String>,
     /// Also the tests that are left out where processors are emulated
     #[arg(long)]
     all: bool,
@@ -53,12 +56,35 @@ pub struct Args {
     update: bool,
 }
 
+/// Kernels of `cargo xtask test` in CI: the oldest one, whose probes have a walk of their own, and the newest that is no
+/// moving target.
+const CI_KERNELS: [&str; 2] = ["5.10", "6.16"];
+
+/// Trees of `cargo xtask test` in CI: those whose events or signals another kernel could report or handle otherwise. All
+/// others run on the machine itself.
+const CI_TREES: [&str; 13] = [
+    "enforce::setsid",
+    "enforce::short-lived-intermediates",
+    "enforce::clone-parent",
+    "enforce::stopped",
+    "enforce::fork-bomb",
+    "enforce::leader-thread-first",
+    "enforce::exec-from-a-thread",
+    "enforce::segfault",
+    "enforce::subreaper-inside",
+    "enforce::zombie-below",
+    "enforce::namespace-init",
+    "enforce::cgroup-scope",
+    "enforce::other-uid",
+];
+
 impl Args {
-    /// These kernels, and of the tests those with this in their name.
-    pub fn of(kernels: &[&str], filter: &str) -> Args {
+    /// What `cargo xtask test` runs: a few trees on two kernels, or with `full` all trees on each usual one.
+    pub fn of_tests(full: bool) -> Args {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         Args {
-            kernels: kernels.iter().map(|&name| name.to_owned()).collect(),
-            filter: Some(filter.to_owned()),
+            kernels: if full { Vec::new() } else { owned(&CI_KERNELS) },
+            filter: owned(if full { &["enforce::"] } else { &CI_TREES }),
             all: false,
             list: false,
             update: false,
@@ -66,11 +92,12 @@ impl Args {
     }
 }
 
-/// Boots one kernel after the other, and sums up in a table.
+/// Boots the kernels, as many at a time as there are processors, and prints a table. Builds what runs there, unless it
+/// has been built.
 ///
 /// # Errors
 /// A test failed or none was run, or a kernel cannot be had that was asked for by name.
-pub fn vm(args: &Args) -> Result<()> {
+pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     let dir = target_dir().join("vm");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     if args.list {
@@ -90,14 +117,13 @@ pub fn vm(args: &Args) -> Result<()> {
         )?;
     }
     let root = dir.join("root.cpio");
-    root::build(&root)?;
-    say("3/3 real process trees on each kernel");
-    let mut machine = Machine::new(root, args.filter.as_deref().unwrap_or_default(), args.all);
-    let mut runs = Vec::new();
-    for kernel in &kernels {
-        let log = dir.join(format!("console-{}.log", kernel.name));
-        runs.push(machine.run(kernel, &log)?);
+    match built {
+        Some(binaries) => root::build(&root, binaries)?,
+        None => root::build(&root, &Binaries::build()?)?,
     }
+    say("3/3 real process trees on each kernel");
+    let machine = Machine::new(root, &args.filter, args.all);
+    let runs = run_all(&machine, &kernels, &dir)?;
 
     table::print(&runs);
     let left_out: BTreeSet<&String> = runs.iter().flat_map(|run| run.named(LEFT_OUT)).collect();
@@ -130,4 +156,28 @@ pub fn vm(args: &Args) -> Result<()> {
         "not every kernel that was asked for can be had"
     );
     Ok(())
+}
+
+/// Runs the tests on each kernel, and returns the results in the order of the kernels.
+fn run_all(machine: &Machine, kernels: &[Kernel], dir: &Path) -> Result<Vec<Run>> {
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut runs = Vec::new();
+    for some in kernels.chunks(at_once) {
+        let results: Vec<Result<Run>> = std::thread::scope(|scope| {
+            let mut running = Vec::new();
+            for kernel in some {
+                let mut machine = machine.clone();
+                let log = dir.join(format!("console-{}.log", kernel.name));
+                running.push(scope.spawn(move || machine.run(kernel, &log)));
+            }
+            let results = running.into_iter().map(|thread| thread.join());
+            results
+                .map(|result| result.unwrap_or_else(|_| bail!("the machine's thread panicked")))
+                .collect()
+        });
+        for run in results {
+            runs.push(run?);
+        }
+    }
+    Ok(runs)
 }

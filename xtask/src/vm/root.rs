@@ -1,24 +1,13 @@
 //! What is in the machine besides the kernel.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::cpio::Archive;
-use crate::shell::{built, find_program, install, workspace};
-
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-
-/// Cargo's configuration for a program that needs nothing around it. Not by RUSTFLAGS, so that what is built for this
-/// host stays built; without what only debuggers read, as it is copied into memory at each boot.
-const STATIC: &str = "\
-[target.x86_64-unknown-linux-gnu]
-rustflags = ['-Ctarget-feature=+crt-static']
-[profile.dev]
-strip = 'debuginfo'
-";
+use crate::shell::{find_program, install, workspace};
+use crate::test::Binaries;
 
 /// Debian packages, and which of their programs tests and the demo call.
 const PROGRAMS: &[(&str, &[&str])] = &[
@@ -50,34 +39,20 @@ const PASSWD: &str =
     "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n";
 const LOCALE: &str = "/usr/lib/locale/C.utf8/LC_CTYPE";
 
-/// Writes the archive that the kernel unpacks and starts `/init` in.
+/// Writes the archive that the kernel unpacks and starts `/init` in: the executables that run on this machine too, with
+/// the libraries that they need.
 ///
 /// # Errors
-/// The build fails or makes no static programs, or a program is missing and cannot be installed.
-pub fn build(path: &Path) -> Result<()> {
-    let config = path.with_file_name("static.toml");
-    fs::write(&config, STATIC).with_context(|| config.display().to_string())?;
-    let (target, config) = (
-        format!("--target={TARGET}"),
-        format!("--config={}", config.display()),
-    );
-    let ours = ["--package=reaper-user", &target, &config];
-    let reaper = built(&[&["build", "--bin=reaper"], &ours[..]].concat(), "reaper")?;
-    let tests = built(
-        &[&["test", "--no-run", "--test=real"], &ours[..]].concat(),
-        "real",
-    )?;
+/// A program is missing and cannot be installed, or a file cannot be read or written.
+pub fn build(path: &Path, binaries: &Binaries) -> Result<()> {
     let mut archive = Archive::create(path)?;
-    for (program, place) in [(&tests, Path::new("/init")), (&reaper, &reaper)] {
-        let libraries = libraries(program)?;
-        if !libraries.is_empty() {
-            bail!(
-                "{} is not static: the rustflags of {TARGET} are overridden, unset RUSTFLAGS",
-                program.display()
-            );
-        }
-        // `reaper` at its path here: that is compiled into the tests.
+    let (tests, reaper) = (binaries.real.path(), binaries.reaper.as_path());
+    // `reaper` at its path here: that is compiled into the tests.
+    for (program, place) in [(tests, Path::new("/init")), (reaper, reaper)] {
         archive.copy(program, place)?;
+        for library in libraries(program)? {
+            archive.copy(&library, &library)?;
+        }
     }
     let object = workspace().join(OBJECT);
     archive.copy(&object, &object)?;

@@ -1,0 +1,152 @@
+//! Builds all tests in one go, and finds the executables.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::shell::{as_root, cargo, output};
+
+/// Name of the test target with the real process trees.
+const REAL: &str = "real";
+
+/// An executable with tests.
+#[derive(Debug)]
+pub struct TestBinary {
+    /// Name of its package.
+    pub package: String,
+    /// Directory of its package, where cargo would start it.
+    directory: PathBuf,
+    path: PathBuf,
+}
+
+/// Everything that one build makes.
+pub struct Binaries {
+    /// Unit, table and property tests.
+    pub unit: Vec<TestBinary>,
+    /// Real process trees.
+    pub real: TestBinary,
+    /// The program under test.
+    pub reaper: PathBuf,
+}
+
+impl Binaries {
+    /// Builds library, programs and all tests with one set of features, so that nothing is compiled twice.
+    ///
+    /// # Errors
+    /// The build fails, or lacks an executable.
+    pub fn build() -> Result<Binaries> {
+        let arguments = ["test", "--workspace", "--no-run"];
+        println!("$ cargo {}", arguments.join(" "));
+        let messages = output(
+            cargo()
+                .args(arguments)
+                .arg("--message-format=json-render-diagnostics"),
+        )?;
+        Binaries::read(&messages)
+    }
+
+    fn read(messages: &str) -> Result<Binaries> {
+        let (mut unit, mut real, mut reaper) = (Vec::new(), None, None);
+        for message in messages.lines() {
+            let Ok(message) = serde_json::from_str::<Value>(message) else {
+                continue;
+            };
+            let Some(path) = message["executable"].as_str().map(PathBuf::from) else {
+                continue;
+            };
+            let target = &message["target"];
+            if message["profile"]["test"] != true {
+                if target["name"] == "reaper" {
+                    reaper = Some(path);
+                }
+                continue;
+            }
+            let manifest = Path::new(message["manifest_path"].as_str().unwrap_or_default());
+            let directory = manifest.parent().unwrap_or(Path::new("/")).to_path_buf();
+            let package = directory.file_name().unwrap_or_default();
+            let binary = TestBinary {
+                package: package.to_string_lossy().into_owned(),
+                directory,
+                path,
+            };
+            if target["name"] == REAL {
+                real = Some(binary);
+            } else {
+                unit.push(binary);
+            }
+        }
+        match (real, reaper) {
+            (Some(real), Some(reaper)) => Ok(Binaries { unit, real, reaper }),
+            _ => bail!("cargo built no test target `{REAL}` or no program `reaper`"),
+        }
+    }
+}
+
+impl TestBinary {
+    /// Returns a command that runs it as this user.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.directory);
+        command
+    }
+
+    /// Returns a command that runs it as root.
+    ///
+    /// # Errors
+    /// Neither root nor sudo.
+    pub fn command_as_root(&self) -> Result<Command> {
+        let mut command = as_root(&self.path)?;
+        command.current_dir(&self.directory);
+        Ok(command)
+    }
+
+    /// Returns the path of the executable.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the names of its tests.
+    ///
+    /// # Errors
+    /// It cannot be run.
+    pub fn tests(&self) -> Result<Vec<String>> {
+        let listed = output(self.command().arg("--list"))
+            .with_context(|| format!("tests of {}", self.path.display()))?;
+        let names = listed
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"));
+        // libtest-mimic puts the kind of a test in front.
+        Ok(names.map(|name| name.trim().to_owned()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(target: &str, test: bool, path: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","manifest_path":"/w/p/Cargo.toml","target":{{"name":"{target}"}},"profile":{{"test":{test}}},"executable":{path}}}"#
+        )
+    }
+
+    #[test]
+    fn executables_are_found_among_cargo_messages() {
+        let messages = [
+            artifact("reaper", false, "null"),
+            artifact("reaper", false, r#""/t/reaper""#),
+            artifact("reaper", true, r#""/t/reaper-1""#),
+            artifact("real", true, r#""/t/real-2""#),
+            "not JSON".to_owned(),
+        ];
+        let found = Binaries::read(&messages.join("\n")).unwrap();
+        assert_eq!(found.reaper, Path::new("/t/reaper"));
+        assert_eq!(found.real.path, Path::new("/t/real-2"));
+        assert_eq!(found.unit[0].path, Path::new("/t/reaper-1"));
+        assert_eq!(found.unit[0].package, "p");
+        assert_eq!(found.unit.len(), 1);
+        assert!(Binaries::read("").is_err());
+    }
+}

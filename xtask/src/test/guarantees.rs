@@ -1,0 +1,262 @@
+//! Which guarantee to users each test shows.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use super::binaries::{Binaries, TestBinary};
+
+/// Name and text of each guarantee.
+const GUARANTEES: &[(&str, &str)] = &[
+    (
+        "members",
+        "whatever a member starts is a member, whatever it does with setsid, forks, environment or uid",
+    ),
+    (
+        "orphans",
+        "a member is an orphan when its parent process exits, and is reaped at that moment",
+    ),
+    (
+        "identity",
+        "no signal without a pidfd that was verified after it was opened",
+    ),
+    (
+        "kept",
+        "what must live is never signalled; observe decides alike and sends nothing",
+    ),
+    (
+        "escalation",
+        "SIGTERM, grace, SIGKILL, until no member is left; fork bombs included",
+    ),
+    (
+        "zombies",
+        "zombies, stopped processes and leaders that exit before their threads are told apart",
+    ),
+    (
+        "agents",
+        "agents are recognised by what they run, and their sessions open, nest and close",
+    ),
+    (
+        "budgets",
+        "a time budget ends a command exactly as a stop does",
+    ),
+    (
+        "restart",
+        "SIGKILL of the service loses no session; nothing of another boot is signalled",
+    ),
+    (
+        "run",
+        "`reaper run` passes status, signals and terminal on, and leaves only after its tree is gone",
+    ),
+    (
+        "leftovers",
+        "what agents left behind before the service started is found by evidence alone",
+    ),
+    (
+        "loss",
+        "lost events are counted, reported and reconciled; idle costs no wake-up",
+    ),
+    (
+        "own-user",
+        "the service runs a command or removes a path only as the user who asked for it",
+    ),
+    (
+        "isolation",
+        "no user delays, hides or ends the processes of another",
+    ),
+    (
+        "fallback",
+        "where BPF cannot be used, the proc connector or a scan does the same, and says what it lacks",
+    ),
+    ("macos", "the same engine on a process-table scan of macOS"),
+    (
+        "stream",
+        "each event, decision and outcome is reported once, in order, and escaped",
+    ),
+    (
+        "journal",
+        "history and what users asked to keep survive crashes, within bounds",
+    ),
+    (
+        "answers",
+        "questions are answered from what is known, to those who may ask",
+    ),
+    ("input", "bad input gives a clear error and loses nothing"),
+    ("probes", "one BPF object loads on each kernel from 5.10 on"),
+    ("tools", "the developer's commands do what they say"),
+];
+
+/// Beginning of the name of a test, and the guarantees that it shows. The longest beginning counts.
+const SHOWN: &[(&str, &[&str])] = &[
+    // Real process trees.
+    (
+        "enforce::",
+        &["members", "orphans", "escalation", "identity"],
+    ),
+    ("enforce::keep-rule", &["kept"]),
+    ("enforce::boundary", &["kept"]),
+    ("enforce::other-uid", &["kept"]),
+    ("enforce::out-of-scope", &["kept"]),
+    ("enforce::recycled-pid", &["identity"]),
+    ("enforce::fork-bomb", &["escalation"]),
+    ("enforce::runaway", &["escalation"]),
+    ("enforce::stopped", &["zombies"]),
+    ("enforce::zombie-below", &["zombies"]),
+    ("enforce::leader-thread-first", &["zombies"]),
+    ("enforce::relaunch", &["agents"]),
+    ("enforce::conversation", &["agents"]),
+    ("observe::", &["kept"]),
+    ("corpus::", &["kept", "agents", "orphans"]),
+    ("proc-connector::", &["fallback", "members", "orphans"]),
+    ("procfs::", &["fallback", "members", "orphans"]),
+    ("survival::", &["restart"]),
+    ("survival::fork-bomb", &["loss"]),
+    ("survival::births", &["loss"]),
+    ("survival::members-full", &["loss"]),
+    ("survival::filter", &["loss"]),
+    ("survival::socket", &["loss"]),
+    ("survival::kernel-reap", &["orphans"]),
+    ("survival::condemned", &["escalation"]),
+    ("run::as-", &["run"]),
+    ("run::as-root::time-runs-out", &["budgets"]),
+    ("run::as-root::link-", &["own-user"]),
+    ("run::as-root::root-refuses", &["own-user"]),
+    ("run::as-root::other-users", &["isolation"]),
+    ("run::as-root::records-of-others", &["isolation"]),
+    ("run::as-root::another-boot", &["restart"]),
+    ("soak::", &["restart"]),
+    // The command line.
+    ("cli::", &["input", "answers"]),
+    ("cli::scan", &["leftovers"]),
+    ("cli::escaped", &["leftovers"]),
+    ("cli::hostile", &["stream"]),
+    ("cli::forged", &["stream"]),
+    ("cli::asked-by-others", &["isolation"]),
+    ("cli::runtime-dir-of-others", &["isolation"]),
+    ("cli::history-of-its-owner", &["isolation"]),
+    ("cli::kept-by-user", &["kept"]),
+    ("cli::keep", &["kept"]),
+    ("cli::remembered", &["journal"]),
+    ("cli::doctor", &["fallback"]),
+    ("cli::nobodys-own-service", &["fallback"]),
+    ("cli::without-pidfds", &["fallback"]),
+    ("cli::detach", &["restart"]),
+    // Unit tests.
+    ("model::", &["members", "orphans", "kept"]),
+    ("model::agent::", &["agents"]),
+    ("model::conversation::", &["agents"]),
+    ("model::stray::", &["leftovers"]),
+    ("model::clock::", &["budgets"]),
+    ("model::tests::restart", &["restart"]),
+    ("model::tests::survival", &["restart"]),
+    ("model::tests::successors", &["agents"]),
+    ("model::tests::sessions", &["agents"]),
+    ("reap::", &["escalation", "identity"]),
+    ("source::ebpf::", &["probes"]),
+    ("source::ebpf::ring", &["loss"]),
+    ("source::proc_connector::", &["fallback"]),
+    ("source::procfs::", &["fallback"]),
+    ("source::scan::", &["fallback"]),
+    ("source::ladder::", &["fallback"]),
+    ("source::darwin::", &["macos"]),
+    ("facts::", &["isolation", "kept"]),
+    ("facts::look::registry", &["agents"]),
+    ("engine::", &["answers"]),
+    ("engine::survey", &["loss"]),
+    ("strays::", &["leftovers"]),
+    ("api::", &["answers", "isolation"]),
+    ("export::", &["stream"]),
+    ("journal::", &["journal"]),
+    ("config::", &["input"]),
+    ("config::catalogue::", &["agents", "kept"]),
+    ("run::", &["run"]),
+    ("cli::lock", &["restart"]),
+    ("sys::", &["input"]),
+    ("sys::held_path", &["own-user"]),
+    ("sys::allocations", &["loss"]),
+    ("decode::", &["input"]),
+    ("state::", &["probes"]),
+    ("names::", &["agents"]),
+    ("bench::", &["tools"]),
+    ("ebpf::", &["tools"]),
+    ("tally::", &["tools"]),
+    ("test::", &["tools"]),
+    ("tidy::", &["tools"]),
+    ("vm::", &["tools"]),
+];
+
+/// Prints each test with what it shows and whether it needs root, and the texts of the guarantees.
+///
+/// # Errors
+/// A test executable cannot be run.
+pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
+    let unit = binaries.unit.iter().map(|binary| (binary, ""));
+    for (binary, needs) in unit.chain([(&binaries.real, "root")]) {
+        for test in binary.tests()? {
+            if names.is_empty() || names.iter().any(|name| test.contains(name)) {
+                let shows = shown(&test).unwrap_or_default().join(", ");
+                println!("{needs:<4} {test:<90} {shows}");
+            }
+        }
+    }
+    println!();
+    for (name, text) in GUARANTEES {
+        println!("{name:<12} {text}");
+    }
+    Ok(())
+}
+
+/// Checks that each test shows something, and that each guarantee is shown.
+///
+/// # Errors
+/// That is not so: names which.
+pub fn check(binaries: &Binaries) -> Result<()> {
+    let (mut unnamed, mut unseen) = (Vec::new(), names_of_guarantees());
+    for test in all(binaries)? {
+        match shown(&test) {
+            Some(shown) => shown.iter().for_each(|name| {
+                unseen.remove(name);
+            }),
+            None => unnamed.push(test),
+        }
+    }
+    ensure!(
+        unnamed.is_empty() && unseen.is_empty(),
+        "xtask/src/test/guarantees.rs: tests that show nothing: {unnamed:?}; guarantees without a test: {unseen:?}"
+    );
+    Ok(())
+}
+
+fn names_of_guarantees() -> BTreeSet<&'static str> {
+    GUARANTEES.iter().map(|(name, _)| *name).collect()
+}
+
+/// Returns the names of all tests.
+fn all(binaries: &Binaries) -> Result<Vec<String>> {
+    let binaries = binaries.unit.iter().chain([&binaries.real]);
+    let tests: Result<Vec<_>> = binaries.map(TestBinary::tests).collect();
+    Ok(tests?.concat())
+}
+
+/// Returns what a test shows, or None where nothing is said of it.
+fn shown(test: &str) -> Option<&'static [&'static str]> {
+    let known = SHOWN.iter().filter(|(start, _)| test.starts_with(start));
+    let longest = known.max_by_key(|(start, _)| start.len());
+    longest.map(|(_, shown)| *shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_beginning_decides_and_all_names_are_known() {
+        assert_eq!(shown("enforce::recycled-pid"), Some(&["identity"][..]));
+        assert_eq!(shown("enforce::setsid").map(<[_]>::len), Some(4));
+        assert_eq!(shown("somewhere::else"), None);
+        let known = names_of_guarantees();
+        for name in SHOWN.iter().flat_map(|(_, shown)| *shown) {
+            assert!(known.contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Checks at the start whether the machine has what the tests need.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::statvfs::statvfs;
+
+use crate::shell::{as_root, in_ci, say, target_dir};
+
+/// Disk space that a build from nothing needs, and the tests of an existing build, in MiB.
+const COLD_MIB: u64 = 3 << 10;
+const WARM_MIB: u64 = 512;
+/// Space for the files of running tests, in MiB.
+const TEMPORARY_MIB: u64 = 256;
+/// Free memory that linking needs, in MiB.
+const MEMORY_MIB: u64 = 1536;
+
+/// Reports what is missing and what to do about it.
+///
+/// # Errors
+/// Something is missing without which nothing can be run.
+pub fn check() -> Result<()> {
+    let target = target_dir();
+    let built = target.join("debug/deps").is_dir();
+    let existing = target.ancestors().find(|path| path.is_dir());
+    let needed = if built { WARM_MIB } else { COLD_MIB };
+    let temporary = std::env::temp_dir();
+    for (directory, needed, advice) in [
+        (
+            existing.unwrap_or(Path::new("/")),
+            needed,
+            "free some, or set CARGO_TARGET_DIR to a directory on another disk",
+        ),
+        (
+            temporary.as_path(),
+            TEMPORARY_MIB,
+            "free some, or set TMPDIR to a directory on another disk",
+        ),
+    ] {
+        let free = free_mib(directory)?;
+        if free < needed {
+            bail!(
+                "{}: {free} MiB of disk are free, {needed} MiB are needed: {advice}",
+                directory.display()
+            );
+        }
+    }
+    if let Some(free) = available_mib().filter(|free| *free < MEMORY_MIB) {
+        say(format_args!(
+            "{free} MiB of memory are available and linking needs {MEMORY_MIB} MiB: if the build is killed, \
+             close other programs or set CARGO_BUILD_JOBS=1"
+        ));
+    }
+    match as_root("true") {
+        Err(error) if in_ci() => Err(error),
+        Err(error) => {
+            say(format_args!(
+                "real process trees will be left out: {error:#}"
+            ));
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+fn free_mib(directory: &Path) -> Result<u64> {
+    let stat = statvfs(directory).with_context(|| directory.display().to_string())?;
+    Ok((stat.blocks_available() * stat.fragment_size()) >> 20)
+}
+
+/// Returns the memory that can be had without swapping, or None if the kernel does not say.
+fn available_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib >> 10)
+}
