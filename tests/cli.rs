@@ -21,7 +21,7 @@ use libtest_mimic::Trial;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-pub use face::{ask, told};
+pub use face::{ask, find, told};
 
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};

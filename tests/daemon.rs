@@ -101,8 +101,12 @@ pub struct Daemon {
     log: RefCell<Log>,
 }
 
+/// Arguments of a daemon that keeps a journal, in a directory beside its other files.
+pub const JOURNAL: [&str; 2] = ["--journal-dir", "journal"];
+
 /// The arguments of one on `scope`, or on the whole host, whose files are in `dir`: `config.toml`, `events.jsonl`,
-/// and the runtime directory `run`. It pins nothing unless told where: what is pinned outlives a test.
+/// and the runtime directory `run`. It pins nothing unless told where: what is pinned outlives a test. It keeps no journal
+/// unless asked for [`JOURNAL`].
 pub fn arguments(dir: &Path, scope: Option<&str>, config: &str, more: &[&str]) -> Vec<String> {
     std::fs::write(dir.join("config.toml"), config).expect("write the configuration");
     let _ = std::fs::remove_file(dir.join("events.jsonl"));
@@ -118,7 +122,7 @@ pub fn arguments(dir: &Path, scope: Option<&str>, config: &str, more: &[&str]) -
     arguments.extend(["--config".into(), path("config.toml")]);
     arguments.extend(["--events".into(), path("events.jsonl")]);
     arguments.extend(["--runtime-dir".into(), path("run")]);
-    arguments.extend(["--journal-dir".into(), path("journal")]);
+    arguments.extend((!more.contains(&JOURNAL[0])).then(|| "--no-journal".into()));
     arguments
 }
 
@@ -257,7 +261,25 @@ pub fn lost(dir: &Path) -> bool {
     told(dir).iter().any(lost)
 }
 
-fn told(dir: &Path) -> Vec<Event> {
+/// Returns what was decided about a process, in order: the decision or boundary, its reason and its rule.
+pub fn decisions(events: &[Event], who: Identity) -> Vec<String> {
+    let of_it = events.iter().filter(|e| e.about(who));
+    let decided = of_it.filter_map(|e| {
+        match e.event.as_str() {
+            "decision" => e.decision.as_deref(),
+            "boundary" => Some("boundary"),
+            _ => None,
+        }
+        .map(|what| {
+            let words = [Some(what), e.reason.as_deref(), e.rule.as_deref()];
+            words.into_iter().flatten().collect::<Vec<_>>().join(" ")
+        })
+    });
+    decided.collect()
+}
+
+/// Returns all events that the daemon of a directory has written so far; none if there is no such file.
+pub fn told(dir: &Path) -> Vec<Event> {
     let text = std::fs::read(dir.join("events.jsonl")).unwrap_or_default();
     let lines = text.split(|b| *b == b'\n');
     lines

@@ -6,7 +6,8 @@
 //! its own, a tree in tmux, or a kernel that signals by itself, where there is none.
 //!
 //! `REAPER_TEST_SLOWDOWN=10` is for a machine that is so many times slower: tests wait so much longer before they
-//! give up. What they ask for stays the same.
+//! give up. What they ask for stays the same. `REAPER_TEST_KEEP=1` leaves the directories of the tests behind, and
+//! `REAPER_TEST_SEED=N` repeats the chance of a test that has printed its seed.
 
 mod actor;
 mod cgroup;
@@ -15,16 +16,25 @@ mod corpus;
 mod daemon;
 mod init;
 mod proc;
+mod report;
 mod run;
+mod schedule;
 mod survival;
 mod trees;
 mod world;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
+use nix::sys::signal::{SigHandler, SigSet, Signal};
+use nix::sys::stat::{Mode, umask};
 use trees::Source;
+
+/// Trees at a time. They wait more than they work.
+const THREADS: usize = 6;
+/// Number of tests that are named as the slowest.
+const SLOWEST: usize = 10;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
@@ -38,13 +48,13 @@ fn main() -> ExitCode {
     if words.any(|word| word == "actor") {
         actor::main(words);
     }
-    let mut args = Arguments::from_args();
-    // Each test has a daemon and a tree of its own; more at once only slow each other down.
-    args.test_threads = Some(args.test_threads.unwrap_or(2).min(2));
+    usual_surroundings();
+    report::collect_panics();
+    let (mut args, wanted) = arguments();
     let doctor = doctor();
     let mut trials = cli::trials();
     trials.extend(run::trials());
-    trials.extend([corpus::completeness(), corpus::excuses()]);
+    trials.push(corpus::completeness());
     for source in Source::ALL {
         let missing = usable(&doctor, source).err();
         if let Some(why) = &missing {
@@ -63,14 +73,93 @@ fn main() -> ExitCode {
             trial.with_ignored_flag(left_out)
         }));
     }
-    let conclusion = libtest_mimic::run(&args, trials);
+    trials.retain(|trial| wanted.includes(trial));
+    let threads = args.test_threads.unwrap_or(THREADS);
+    let (alone, others): (Vec<_>, Vec<_>) = trials.into_iter().partition(schedule::runs_alone);
+    let mut exit = ExitCode::SUCCESS;
+    for (trials, threads) in [(schedule::spread(others), threads), (alone, 1)] {
+        if trials.is_empty() {
+            continue;
+        }
+        args.test_threads = Some(threads);
+        let conclusion = libtest_mimic::run(&args, trials);
+        if conclusion.has_failed() {
+            exit = conclusion.exit_code();
+        }
+    }
     if let Some(matrix) = trees::promise::matrix() {
         println!("{matrix}");
     }
     if let Some(summary) = corpus::summary() {
         println!("{summary}");
     }
-    conclusion.exit_code()
+    if !args.list && args.format.is_none() {
+        schedule::slowest(SLOWEST)
+            .iter()
+            .for_each(|line| println!("{line}"));
+    }
+    exit
+}
+
+/// Which tests are wanted.
+#[derive(Default)]
+struct Wanted {
+    /// Words of which one must be in the name; none for all tests.
+    names: Vec<String>,
+    /// Whether the soaks are wanted too.
+    soak: bool,
+}
+
+impl Wanted {
+    fn includes(&self, trial: &Trial) -> bool {
+        let name = trial.name();
+        let named = |word: &String| name.contains(word.as_str());
+        (self.soak || !name.starts_with("soak::"))
+            && (self.names.is_empty() || self.names.iter().any(named))
+    }
+}
+
+/// Splits the command line into what libtest-mimic knows, which takes one name only, and the rest.
+fn arguments() -> (Arguments, Wanted) {
+    let mut wanted = Wanted::default();
+    let mut known = vec![OsString::from("real")];
+    let mut all = std::env::args_os().skip(1);
+    while let Some(word) = all.next() {
+        match word.to_str() {
+            Some("--soak") => wanted.soak = true,
+            Some("--skip" | "--test-threads" | "--color" | "--format" | "--logfile") => {
+                known.push(word);
+                known.extend(all.next());
+            }
+            Some(name) if !name.starts_with('-') => wanted.names.push(name.to_owned()),
+            _ => known.push(word),
+        }
+    }
+    (Arguments::from_iter(known), wanted)
+}
+
+/// Undoes what a test inherits from whoever starts it: signals that `nohup` and a shell's `&` ignore, a strict umask,
+/// a language.
+fn usual_surroundings() {
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+    ] {
+        // SAFETY: no handler is set.
+        unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) }
+            .expect("a signal's default");
+    }
+    SigSet::empty().thread_set_mask().expect("block no signal");
+    umask(Mode::from_bits_truncate(0o022));
+    let languages = std::env::vars_os().map(|(name, _)| name);
+    for name in languages.filter(|name| {
+        name == "LANG" || name == "LANGUAGE" || name.as_encoded_bytes().starts_with(b"LC_")
+    }) {
+        // SAFETY: there is only this thread.
+        unsafe { std::env::remove_var(name) };
+    }
 }
 
 /// All that nobody can try without this source.
@@ -83,17 +172,11 @@ fn of_source(source: Source) -> Vec<Trial> {
             cli::privileged(),
             run::beside_a_service(),
             survival::trials(),
+            trees::soaks(),
+            survival::soaks(),
         ],
-        Source::ProcConnector => vec![
-            trees::through(source),
-            corpus::through(source),
-            survival::through_connector(),
-        ],
-        Source::Procfs => vec![
-            trees::through(source),
-            corpus::through(source),
-            cli::without_probes(),
-        ],
+        Source::ProcConnector => vec![trees::through(source), survival::through_connector()],
+        Source::Procfs => vec![trees::through(source), cli::without_probes()],
     };
     all.into_iter().flatten().collect()
 }

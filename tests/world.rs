@@ -2,6 +2,7 @@
 //! All of it is gone when the test ends, however it ends.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -16,15 +17,28 @@ use nix::sys::signal::Signal;
 
 use crate::daemon::{self, Daemon, Event};
 use crate::proc::{self, Identity, Stat};
+use crate::report;
 
-/// How long anything may take before a test gives up on it: 30 s, times `REAPER_TEST_SLOWDOWN`.
+/// How long anything may take before a test gives up on it: 2 minutes, times `REAPER_TEST_SLOWDOWN`.
 static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
     let slowdown = std::env::var("REAPER_TEST_SLOWDOWN").map(|n| {
         n.parse::<u32>()
             .unwrap_or_else(|e| panic!("REAPER_TEST_SLOWDOWN={n}: {e}"))
     });
-    Duration::from_secs(30) * slowdown.unwrap_or(1)
+    Duration::from_secs(120) * slowdown.unwrap_or(1)
 });
+
+/// Files of a test's directory that its report shows.
+const SAID: [&str; 6] = [
+    "stdout",
+    "stderr",
+    "told",
+    "actors",
+    "report.json",
+    "events.jsonl",
+];
+/// Lines of each file, and processes, that a report shows.
+const REPORTED_LINES: usize = 60;
 
 /// Polls until `look` has found something.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -38,15 +52,21 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             "not within {} s: {what}",
             DEADLINE.as_secs()
         );
-        std::thread::sleep(Duration::from_millis(4));
+        std::thread::sleep(Duration::from_millis(8));
     }
 }
 
-/// Makes a program available at another path.
+/// Makes a program available at another path, to every user.
 pub fn link(program: &Path, path: &Path) {
     fs::create_dir_all(path.parent().expect("a path with a parent")).expect("create a directory");
-    if fs::hard_link(program, path).is_err() {
+    let mode = fs::metadata(program)
+        .expect("look at the program")
+        .permissions()
+        .mode();
+    // Other users cannot run what was built with a strict umask.
+    if mode & 0o005 != 0o005 || fs::hard_link(program, path).is_err() {
         fs::copy(program, path).expect("copy the program");
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("open it to all");
     }
 }
 
@@ -76,12 +96,30 @@ impl TempDir {
     pub fn path(&self) -> &Path {
         &self.0
     }
+
+    /// Reports the ends of the files in which daemons, actors and scripts leave what they say.
+    fn report(&self) {
+        for name in SAID {
+            let Ok(text) = fs::read(self.0.join(name)) else {
+                continue;
+            };
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(REPORTED_LINES)..];
+            let (shown, all) = (tail.len(), lines.len());
+            let tail = tail.join("\n");
+            report::add(&format!("--- {name}, {shown} of {all} lines\n{tail}"));
+        }
+    }
 }
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        if std::thread::panicking() && std::env::var_os("REAPER_TEST_KEEP").is_some() {
-            return eprintln!("--- left for a look: {}", self.0.display());
+        if std::thread::panicking() {
+            self.report();
+            if std::env::var_os("REAPER_TEST_KEEP").is_some() {
+                return report::add(&format!("--- kept: {}", self.0.display()));
+            }
         }
         // What cannot be removed is no reason to fail a test.
         let _ = fs::remove_dir_all(&self.0);
@@ -98,6 +136,8 @@ pub struct World {
     first_act: Cell<Option<usize>>,
     /// Who is not of this test.
     guests: Vec<Identity>,
+    /// The scenario, and by role the decisions that it demands.
+    expected: Option<(String, BTreeMap<&'static str, String>)>,
     /// The last field: it goes when all that used it has gone.
     dir: TempDir,
 }
@@ -151,6 +191,7 @@ impl World {
             arguments: Vec::new(),
             first_act: Cell::new(None),
             guests: Vec::new(),
+            expected: None,
             dir: temp,
         };
         for role in ["launcher", "canary", "stray"] {
@@ -402,30 +443,42 @@ impl World {
         events
     }
 
-    /// The end of what the daemon and the actors said, for a test that failed.
-    fn tell(&self) {
-        for name in ["stderr", "actors", "events.jsonl"] {
-            let text = fs::read(self.dir().join(name)).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let lines: Vec<&str> = text.lines().collect();
-            let tail = &lines[lines.len().saturating_sub(60)..];
-            eprintln!(
-                "--- {} of {} lines of {name}\n{}",
-                tail.len(),
-                lines.len(),
-                tail.join("\n")
-            );
-        }
+    /// Says what this is about, and what must be decided about the processes of each role. A report shows it.
+    pub fn expect(&mut self, scenario: String, decisions: Vec<(&'static str, String)>) {
+        self.expected = Some((scenario, decisions.into_iter().collect()));
+    }
+
+    /// Reports for each process what was decided about it, and what had to be where that is known.
+    fn report(&self) {
+        let (scenario, expected) = match &self.expected {
+            Some((scenario, expected)) => (scenario.as_str(), Some(expected)),
+            None => ("told by its source", None),
+        };
+        let events = daemon::told(self.dir());
+        let mut report = format!("--- scenario: {scenario}\n--- role, pid, state: decisions");
         let mut everybody = self.everybody();
         everybody.sort_by_key(|(_, id)| !id.lives());
-        for (role, id) in everybody.into_iter().take(60) {
-            eprintln!(
-                "--- {role} {} {}: {}",
-                id.pid,
-                id.ticks,
-                if id.lives() { "alive" } else { "dead" }
-            );
+        let shown = everybody.len().min(REPORTED_LINES);
+        for (role, id) in &everybody[..shown] {
+            let state = if id.lives() { "alive" } else { "gone" };
+            let decided = daemon::decisions(&events, *id).join(", ");
+            report += &format!("\n{role} {} {state}: {}", id.pid, or_none(&decided));
+            if let Some(expected) = expected.and_then(|all| all.get(role.as_str())) {
+                report += &format!("; expected: {}", or_none(expected));
+            }
         }
+        if shown < everybody.len() {
+            report += &format!("\nand {} more", everybody.len() - shown);
+        }
+        report::add(&report);
+    }
+}
+
+fn or_none(decisions: &str) -> &str {
+    if decisions.is_empty() {
+        "none"
+    } else {
+        decisions
     }
 }
 
@@ -450,8 +503,8 @@ fn parse(line: &str) -> Option<(String, Identity)> {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if std::thread::panicking() && std::env::var_os("REAPER_TEST_BRIEF").is_none() {
-            self.tell();
+        if std::thread::panicking() {
+            self.report();
         }
         self.daemon = None;
         let end = Instant::now() + *DEADLINE;

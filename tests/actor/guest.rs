@@ -79,8 +79,11 @@ pub fn exec(s: &Stage) -> ! {
 pub fn program(s: &Stage) -> ! {
     let mut command = s.real(&s.args[1..]);
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
-    // Returns when the child runs its program.
     let mut child = command.spawn().expect("start the command");
+    // `spawn` returns before the kernel reports the exec; a program that sleeps has been started.
+    while proc::stat(child.id()).is_some_and(|stat| stat.state != b'S') {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     s.report_other(&s.args[0], proc::stat(child.id()).expect("its stat").id);
     s.report();
     let ended = child.wait();

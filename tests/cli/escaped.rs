@@ -42,7 +42,7 @@ pub fn privileged() -> Vec<Trial> {
     ]
 }
 
-const AGENTS: &str = "grace = \"500ms\"\n[[agent]]\nname = \"claude-code\"\ncomm = \"my-agent\"\n";
+const AGENTS: &str = "grace = \"200ms\"\n[[agent]]\nname = \"claude-code\"\ncomm = \"my-agent\"\n";
 const REAP: &str = "[[rule]]\nname = \"escaped\"\naction = \"reap\"\ninferred = true\n";
 
 /// Who is never anybody's: there before the agent, a terminal's shell and what was typed there, where two agents work,
@@ -73,18 +73,20 @@ pid() { cat "pids/$1"; }
 . ./escape
 (cd app && escape before)
 (cd app && exec setsid sh ../terminal) &
+# Before the daemon: whoever is seen as `setsid` still would be taken for work of the other.
+for n in 1 2; do
+    (cd shared && exec setsid ../my-agent -c 'echo $$ > ../pids/other'$n'; sleep 1000; :') &
+done
+until_true '[ -s pids/other1 ] && [ -s pids/other2 ]'
 ./reaper daemon --scope $$ --source procfs --no-pin --no-journal --runtime-dir "$place/run" \
     --config config.toml --events events.jsonl > told 2>&1 &
 daemon=$!
 until_true 'grep -q " ready " told'
 (cd app && exec setsid ../my-agent ../agent) &
-for n in 1 2; do
-    (cd shared && exec setsid ../my-agent -c 'echo $$ > ../pids/other'$n'; sleep 1000; :') &
-done
 works_in() {
     ./reaper explain "$(pid $1)" --json --socket run/*.sock 2> /dev/null | grep -q "\"cwd\": *\"[^\"]*/$2\""
 }
-until_true '[ -s pids/agent ] && [ -s pids/other1 ] && [ -s pids/other2 ] && [ -s pids/terminal ]'
+until_true '[ -s pids/agent ] && [ -s pids/terminal ]'
 until_true 'works_in agent app && works_in other1 shared && works_in other2 shared'
 touch typed
 until_true '[ -s pids/shell ] && [ -s pids/job ]'
@@ -121,8 +123,10 @@ wait
 
 const AGENT_LAST: &str = r#"
 kill -CONT $daemon
-until_true '[ "$(grep -c "\"event\":\"fork\".*\"evidence\"" events.jsonl)" = 2 ]'
-for name in marked placed; do ./reaper explain "$(pid $name)" --socket run/*.sock; done
+for name in marked placed; do
+    until_true "grep -q '\"event\":\"fork\".*\"process.pid\":$(pid $name),.*\"evidence\"' events.jsonl"
+    ./reaper explain "$(pid $name)" --socket run/*.sock
+done
 kill -KILL "$(pid agent)"
 "#;
 const AGENT_FIRST: &str = r#"

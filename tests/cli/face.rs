@@ -74,7 +74,7 @@ pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> Said {
 }
 
 /// A process in an answer to `tree`.
-fn find(tree: &Value, pid: i32) -> Option<Value> {
+pub fn find(tree: &Value, pid: i32) -> Option<Value> {
     let groups = tree["groups"].as_array().expect("groups");
     let all = groups
         .iter()

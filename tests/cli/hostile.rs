@@ -15,7 +15,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use super::face::socket;
 use super::keeper::Keeper;
-use crate::daemon::REAPER;
+use crate::daemon::{JOURNAL, REAPER};
 use crate::trees::trial;
 use crate::world::{TempDir, World, eventually};
 
@@ -109,7 +109,7 @@ fn reaper(args: &[&str]) -> Command {
 /// What a service knows of such a process, in lines, in JSON, in its stream and in its journal.
 fn asked() {
     let mut world = World::new(true);
-    world.watch("grace = \"500ms\"\nevents = \"all\"\n", &[]);
+    world.watch("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);
     world.order("claude", "agent", "agent", &["forger=forger".into()]);
     let agent = world.await_cast("agent", 1)[0].pid.to_string();
     let forged = world.await_cast("forged", 1)[0].pid.to_string();

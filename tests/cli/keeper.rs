@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{Said, reaper, run};
-use crate::daemon::{self, Daemon, Event, REAPER};
+use crate::daemon::{self, Daemon, Event, JOURNAL, REAPER};
 use crate::proc::{self, Identity};
 use crate::world::{TempDir, eventually, link};
 
@@ -176,7 +176,12 @@ impl Service {
         let keeper = Keeper::start(&dir);
         let scope = keeper.0.id().to_string();
         let config = format!("grace = \"300ms\"\n{config}");
-        let arguments = daemon::arguments(dir.path(), Some(&scope), &config, more);
+        let arguments = daemon::arguments(
+            dir.path(),
+            Some(&scope),
+            &config,
+            &[&JOURNAL, more].concat(),
+        );
         let daemon = Daemon::start(dir.path(), &arguments);
         Service {
             keeper,

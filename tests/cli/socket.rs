@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::face::{ask, ask_as, socket, told};
 use super::keeper::user;
 use super::{reaper, run};
-use crate::daemon::{self, REAPER};
+use crate::daemon::{self, JOURNAL, REAPER};
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually, link};
 
@@ -114,7 +114,7 @@ fn crowded() {
 /// The service tells a user of the sessions that are theirs, and of no other.
 fn history_of_its_owner() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.watch(CONFIG, &JOURNAL);
     world.open_to_all();
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     let user = "exec setpriv --reuid 4242 --clear-groups";
@@ -160,7 +160,7 @@ fn history_of_its_owner() {
 /// A scan that asks no service ends nothing where one is at work, and leaves alone who is kept.
 fn scan_heeds() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.watch(CONFIG, &JOURNAL);
     let mut gone = std::process::Command::new("true")
         .spawn()
         .expect("run true");

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::face::{ask, socket, told};
 use super::{Said, reaper};
-use crate::daemon::Event;
+use crate::daemon::{Event, JOURNAL};
 use crate::proc::Identity;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually};
@@ -64,7 +64,7 @@ fn explained() {
     let agent = world.await_cast("agent", 1)[0];
     let name = format!("claude-code ({})", agent.pid);
     let lives = format!("Kept: its agent {name} lives.");
-    let reaped = format!("When {name} ends, it is reaped: SIGTERM, and SIGKILL 500ms later.");
+    let reaped = format!("When {name} ends, it is reaped: SIGTERM, and SIGKILL 200ms later.");
     let leaf = world.await_cast("leaf", 1)[0];
     assert_says(&explain(&world, leaf), &[&lives, &reaped, "status 0"]);
     let orphan = world.await_cast("orphan", 1)[0];
@@ -132,7 +132,7 @@ fn explained_in_time() {
         &[
             "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (",
             " ago with status 0.",
-            "that time is over, and it is reaped: SIGTERM, and SIGKILL 500ms later.",
+            "that time is over, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
             "listens on a port: yes",
             "[due] [waits ",
         ],
@@ -147,7 +147,7 @@ fn explained_in_time() {
 /// A keep for a time lasts that long, and no longer.
 fn keep_runs_out() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.watch(CONFIG, &JOURNAL);
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     world.await_cast("agent", 1);
     let leaf = world.await_cast("leaf", 1)[0];
@@ -242,7 +242,7 @@ fn broken_service() {
 /// What was done is told afterwards, with the memory that it gave back.
 fn remembered() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.watch(CONFIG, &JOURNAL);
     // What dies as soon as it is told to may be gone before its memory is read.
     let words = ["leaf*3=stubborn", "marked=env:REAPER_KEEP=1+sleep"];
     world.order("claude", "agent", "agent", &words.map(String::from));
@@ -347,7 +347,7 @@ fn closed_once() {
 /// A session that goes on only for what a user keeps says so when it is closed, and how that ended when it has.
 fn closed_again() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.watch(CONFIG, &JOURNAL);
     let words = ["wanted=parent+worker+sleep", "leaf=sleep"];
     world.order("claude", "agent", "agent", &words.map(String::from));
     world.await_cast("agent", 1);

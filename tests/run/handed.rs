@@ -196,7 +196,7 @@ fn hastened(place: &Place) {
     assert!(owner.signal(Signal::SIGTERM), "the owner is there");
     place.await_said("over", |said| !said.is_empty());
     let report = report(place, "report");
-    assert!(report["killed"].as_u64() >= Some(1), "{report}");
+    assert!(report["ended"].as_u64() >= Some(1), "{report}");
     // Who goes at the first signal may be gone before it is weighed; this one was there for that.
     assert!(report["memory.rss"].as_u64() > Some(0), "{report}");
     watched.await_event(is_sent("SIGKILL"));

@@ -9,6 +9,7 @@ use nix::pty::openpty;
 
 use super::{Place, Started, Story, command_line};
 use crate::cli;
+use crate::report;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, Story)] = &[
@@ -36,7 +37,7 @@ struct Seen(String);
 impl Drop for Seen {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("--- on the screen\n{}\n---", self.0.trim_end());
+            report::add(&format!("--- screen as it was read\n{}", self.0));
         }
     }
 }
@@ -142,13 +143,11 @@ impl Drop for Terminal<'_> {
         if std::thread::panicking() {
             let mut tmux = self.0.command("tmux");
             let screen = tmux.args(["-S", "tmux", "capture-pane", "-p"]).output();
-            eprintln!(
-                "--- {}",
-                screen.map_or_else(
-                    |e| e.to_string(),
-                    |said| String::from_utf8_lossy(&said.stdout).into_owned()
-                )
+            let screen = screen.map_or_else(
+                |error| error.to_string(),
+                |said| String::from_utf8_lossy(&said.stdout).into_owned(),
             );
+            report::add(&format!("--- screen at the end\n{screen}"));
         }
     }
 }

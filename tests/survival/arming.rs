@@ -42,8 +42,7 @@ fn leave_armed() {
     life.await_left(&[]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
-    life.world.stop();
-    life.judge(&[]);
+    life.end(&[]);
     let resumed = life.stream().iter().any(|e| e.event == "session.resume");
     assert!(resumed, "the session was not taken up");
 }
@@ -135,8 +134,7 @@ fn upgrade() {
     life.await_left(&[]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
-    life.world.stop();
-    life.judge(&[]);
+    life.end(&[]);
     let stream = life.stream();
     for who in life.world.cast("brood") {
         assert!(

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Lasting, Story};
 use crate::cli::told;
+use crate::daemon::Event;
 use crate::trees::OWN_RULES;
 
 pub const STORIES: &[Story] = &[
@@ -60,8 +61,7 @@ fn down_for_ten_seconds() {
         .iter()
         .for_each(|role| life.world.kill(role));
     life.await_left(&["keeper"]);
-    life.world.stop();
-    life.judge(&["keeper"]);
+    life.end(&["keeper"]);
     let resumed = life
         .stream()
         .iter()
@@ -91,13 +91,21 @@ fn relaunch_while_down() {
     let second = life.world.one("second");
     life.world
         .await_event("a relaunch", |e| e.is("session.relaunch", second));
-    // Whatever was wrong would be done by now.
-    sleep(Duration::from_secs(1));
+    life.agent("sentinel", &["orphan=double+setsid"], &[]);
+    life.world.await_cast("orphan", 1);
+    life.world.kill("sentinel");
+    life.world.await_gone(&["orphan"]);
     life.world.assert_alive(&cast[2..]);
-    let signalled = life.stream().into_iter().find(|e| e.event == "signal");
-    assert!(signalled.is_none(), "somebody was signalled: {signalled:?}");
+    let kept = [
+        life.world.one("leaf"),
+        second,
+        life.world.one("second-leaf"),
+    ];
+    let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|who| e.about(*who));
+    let stream = life.stream();
+    let signal = stream.iter().find(signalled);
+    assert!(signal.is_none(), "the session goes on: {signal:?}");
     life.world.kill("second");
     life.await_left(&["terminal"]);
-    life.world.stop();
-    life.judge(&["terminal"]);
+    life.end(&["terminal"]);
 }

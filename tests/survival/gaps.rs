@@ -118,8 +118,7 @@ fn server_first(source: &str) {
     life.world.kill("agent");
     life.await_left(&["server"]);
     life.await_closed(1);
-    life.world.stop();
-    life.judge(&["server"]);
+    life.end(&["server"]);
 }
 
 fn daemon(life: &Lasting) -> Identity {

@@ -2,6 +2,7 @@
 
 use super::{Lasting, Story};
 use crate::cli::{ask, told};
+use crate::daemon::JOURNAL;
 use crate::trees::OWN_RULES;
 
 pub const STORIES: &[Story] = &[("tree-kept-over-a-restart", tree_kept_over_a_restart)];
@@ -9,7 +10,7 @@ pub const STORIES: &[Story] = &[("tree-kept-over-a-restart", tree_kept_over_a_re
 /// Who was born to a kept process after that was asked for, and has left its tree, is kept by the service that
 /// comes next, though the one that was asked for is gone; and is let go by whoever takes that back.
 fn tree_kept_over_a_restart() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
     let children = ["top=later+go+apart+double+setsid", "other=double+setsid"];
     life.agent("agent", &children, &["top", "other"]);
     life.await_sessions(&["agent"]);

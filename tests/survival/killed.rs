@@ -11,9 +11,9 @@ use crate::daemon;
 use crate::proc::Identity;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Story] = &[("killed-200-times", killed_200_times)];
+pub const STORIES: &[Story] = &[("killed-20-times", || killed(20))];
+pub const SOAKS: &[Story] = &[("killed-200-times", || killed(200))];
 
-const KILLS: u32 = 200;
 /// Longest time from a daemon's start, and from the moment that it is ready, to its end, in ms.
 const STARTING_MS: u64 = 120;
 const READY_MS: u64 = 200;
@@ -44,12 +44,12 @@ const SPARED: [&str; 4] = ["keeper", "under", "wall", "user"];
 
 /// Whatever the service is at when it is killed, the next one goes on with it: nobody survives who is due, nobody
 /// else is touched, and of everybody it is told what became of them.
-fn killed_200_times() {
+fn killed(times: u32) {
     let mut dice = Dice::new();
     let mut life = Lasting::new(OWN_RULES, &[]);
     life.world.crash();
     let mut agents = Agents::default();
-    for kill in 0..KILLS {
+    for kill in 0..times {
         if kill % CATCHES_UP == 0 {
             life.world.again(&[]);
             told(&life.world, &["status"]);
@@ -79,8 +79,7 @@ fn killed_200_times() {
             e.event == "session.close" && e.session_id == gone.session_id
         });
     }
-    life.world.stop();
-    life.judge(&SPARED);
+    life.end(&SPARED);
     let stream = life.stream();
     let gap = stream.iter().find(|e| e.event == "gap.open");
     assert!(gap.is_none(), "records were lost: {gap:?}");

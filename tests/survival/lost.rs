@@ -98,8 +98,7 @@ fn births_unheard() {
     life.world.kill("agent");
     life.world.await_gone(&["leader", "leaf", "orphan"]);
     life.await_closed(1);
-    let stream = life.world.stop();
-    life.judge(&[]);
+    let stream = life.end(&[]);
     let orphan = life.world.one("orphan");
     let due = stream.iter().find(|e| e.is("decision", orphan));
     assert_eq!(
@@ -244,8 +243,7 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     };
     life.await_left(spared);
     life.await_closed(2);
-    let stream = life.world.stop();
-    life.judge(spared);
+    let stream = life.end(spared);
     // Besides, the kernel may have lost some for want of room.
     let mut opened = stream.iter().filter(|e| e.event == "gap.open");
     let told = opened.any(|e| e.reason.as_deref() == Some("source_lost"));

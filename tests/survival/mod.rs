@@ -39,6 +39,14 @@ pub fn trials() -> Vec<Trial> {
     trials.chain(kernel::trials()).collect()
 }
 
+/// Those that take minutes.
+pub fn soaks() -> Vec<Trial> {
+    let stories = killed::SOAKS.iter();
+    stories
+        .map(|(name, story)| trial("soak", name, story))
+        .collect()
+}
+
 /// Those of the proc connector.
 pub fn through_connector() -> Vec<Trial> {
     let stories = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
@@ -178,27 +186,48 @@ impl Lasting {
         self.world.assert_alive(&spared);
     }
 
-    /// Nobody of the roles in `spared` was signalled, nor was an outsider; whoever else there was is told to
-    /// have been signalled or to have ended.
-    fn judge(&self, spared: &[&str]) {
+    /// Ends the daemon once it has written that each process was signalled or has ended, but for the outsiders
+    /// and the roles in `spared`: none of those was signalled. Gives the last daemon's events.
+    fn end(&mut self, spared: &[&str]) -> Vec<Event> {
+        let spared: Vec<&str> = OUTSIDERS.iter().chain(spared).copied().collect();
+        let everybody = self.world.everybody();
+        let (kept, ended): (Vec<_>, Vec<_>) = everybody
+            .into_iter()
+            .partition(|(role, _)| spared.contains(&role.as_str()));
+        eventually("all ends are in the stream", || {
+            let stream = self.stream();
+            let ends = ["signal", "outcome", "exit"];
+            let told = by_pid(&stream, |e| ends.contains(&e.event.as_str()));
+            let is_told = |who: Identity| {
+                told.get(&who.pid)
+                    .is_some_and(|all| all.iter().any(|e| e.about(who)))
+            };
+            ended.iter().all(|(_, who)| is_told(*who)).then_some(())
+        });
+        let last = self.world.stop();
         let stream = self.stream();
-        let mut by_pid: HashMap<i32, Vec<&Event>> = HashMap::new();
-        let about = stream.iter().filter_map(|e| Some((e.pid?, e)));
-        about.for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
-        for (role, who) in self.world.everybody() {
-            let mine = by_pid.get(&who.pid).into_iter().flatten();
-            let mut mine = mine.filter(|e| e.about(who)).map(|e| e.event.as_str());
-            if OUTSIDERS.contains(&role.as_str()) || spared.contains(&role.as_str()) {
-                assert!(
-                    !mine.any(|event| event == "signal"),
-                    "'{role}' ({who:?}) was signalled"
-                );
-            } else {
-                let told = mine.any(|event| ["signal", "outcome", "exit"].contains(&event));
-                assert!(told, "nothing is told of what became of '{role}' ({who:?})");
-            }
+        let signalled = by_pid(&stream, |e| e.event == "signal");
+        for (role, who) in kept {
+            let mine = signalled.get(&who.pid).into_iter().flatten();
+            let signal = mine.copied().find(|e| e.about(who));
+            assert!(
+                signal.is_none(),
+                "'{role}' ({who:?}) was signalled: {signal:?}"
+            );
+        }
+        last
+    }
+}
+
+/// The events that `which` picks, by the process that they are about.
+fn by_pid(stream: &[Event], which: impl Fn(&Event) -> bool) -> HashMap<i32, Vec<&Event>> {
+    let mut all: HashMap<i32, Vec<&Event>> = HashMap::new();
+    for event in stream.iter().filter(|e| which(e)) {
+        if let Some(pid) = event.pid {
+            all.entry(pid).or_default().push(event);
         }
     }
+    all
 }
 
 /// Numbers that nobody can foresee, unless `REAPER_TEST_SEED` is set.
@@ -215,7 +244,7 @@ impl Dice {
                 .map_or(0, |t| t.as_nanos() as u64)
         };
         let seed = seed.unwrap_or_else(now);
-        eprintln!("the dice: REAPER_TEST_SEED={seed}");
+        crate::report::add(&format!("--- the dice: REAPER_TEST_SEED={seed}"));
         Dice(seed)
     }
 

@@ -1,5 +1,7 @@
 //! What a tree consists of, and what becomes of each part of it.
 
+use std::fmt;
+
 /// What becomes of the processes of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -34,6 +36,16 @@ impl Said {
             decision,
             reason,
             rule: None,
+        }
+    }
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.decision, self.reason)?;
+        match self.rule {
+            Some(rule) => write!(f, " {rule}"),
+            None => Ok(()),
         }
     }
 }

@@ -17,8 +17,7 @@ pub enum Source {
 pub enum Promise {
     /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
     Whole,
-    /// Everybody who is due is ended (in observe: decided to be) and nobody else is touched, and all is decided as it has
-    /// to be, with its reason; the stream may lack what this says.
+    /// Everybody who is due is ended and nobody else is touched, and all is decided as it has to be, with its reason; the stream may lack what this says.
     Ended(&'static str),
     /// Nobody is wronged. Who is due may survive, for this reason.
     Harmless(&'static str),

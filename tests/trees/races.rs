@@ -65,8 +65,7 @@ fn handover(view: &View) {
 /// else is told to have gone.
 fn two_threads_give_away(view: &View) {
     const CHILDREN: usize = 100;
-    // As many as it takes for a probe that hears of the second thread too late.
-    let rounds = if view.is_whole() { 40 } else { 10 };
+    let rounds = 10;
     let mut world = World::new(true);
     view.watch(&mut world, &format!("{CONFIG}events = \"all\"\n"));
     let givers = format!("givers=givers+{rounds}+{CHILDREN}");

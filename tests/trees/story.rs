@@ -4,6 +4,7 @@
 mod play;
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use super::CONFIG;
 use super::judge::Leeway;
@@ -42,6 +43,26 @@ pub struct Toll {
     pub wrong_kills: usize,
     /// Processes that had to be ended, and live.
     pub survivors: usize,
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (source, victim, death) = (self.source.name(), self.victim, self.death);
+        write!(f, "'{}' through {source}: ", self.name)?;
+        write!(f, "agent '{}', of which '{victim}': {death:?}", self.image)?;
+        for part in &self.parts {
+            let Part {
+                role,
+                how,
+                by,
+                times,
+                fate,
+                ..
+            } = part;
+            write!(f, "\n  {times} x {role} by {by:?}: {how}: {fate:?}")?;
+        }
+        Ok(())
+    }
 }
 
 fn last_word(how: &'static str) -> &'static str {
@@ -189,7 +210,7 @@ impl Scenario {
     }
 
     /// The others.
-    pub fn excused(&self) -> Vec<Excused> {
+    fn excused(&self) -> Vec<Excused> {
         let excused = |part: &Part| Some((part.role, self.excuse(part)?));
         self.parts.iter().filter_map(excused).collect()
     }
@@ -256,6 +277,20 @@ impl Scenario {
         below
             .chain(gone.into_iter().map(|(_, id)| id).filter(|id| id.lives()))
             .collect()
+    }
+
+    /// Returns the decisions that each role must have, in words.
+    fn expected(&self) -> Vec<(&'static str, String)> {
+        let of_part = |part: &Part| match part.fate {
+            Fate::Boundary(rule) => format!("boundary {rule}"),
+            _ => {
+                let said = part.decisions().into_iter();
+                let words = said.map(|said| said.to_string());
+                words.collect::<Vec<_>>().join(", ")
+            }
+        };
+        let parts = self.parts.iter();
+        parts.map(|part| (part.role, of_part(part))).collect()
     }
 
     /// Counted from the processes themselves and the signals that were told, however far the story has come.

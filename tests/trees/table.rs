@@ -7,7 +7,7 @@ use crate::world::World;
 const PATIENT: &str = "grace = \"4s\"\nstuck_after = \"10s\"\n";
 /// An agent, a boundary and a keep beside the built-in ones.
 pub const OWN_RULES: &str = r#"
-grace = "500ms"
+grace = "200ms"
 stuck_after = "10s"
 
 [[agent]]
@@ -22,6 +22,12 @@ comm = "test-wall"
 name = "my-keeper"
 exe = "**/bin/test-keeper"
 "#;
+
+/// Trees that take minutes on a small machine.
+pub fn soaks() -> Vec<Scenario> {
+    let children = Part::child("leaf", "fork sleep").times(10_000);
+    vec![Scenario::new("ten-thousand-children", &[children])]
+}
 
 /// Every row. Names say what is special about the tree.
 pub fn rows() -> Vec<Scenario> {
@@ -115,8 +121,8 @@ pub fn rows() -> Vec<Scenario> {
         row("exit-3", &[child("leaf", "sleep")]).dies(Death::Exits("exit 3", 3)),
         // Many, and deep.
         row(
-            "ten-thousand-children",
-            &[child("leaf", "fork sleep").times(10_000)],
+            "thousand-children",
+            &[child("leaf", "fork sleep").times(1_000)],
         ),
         row(
             "chain",

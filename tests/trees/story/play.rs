@@ -31,6 +31,7 @@ impl Scenario {
         // It can go only when those in it have gone.
         let unit = self.in_unit.then(|| Cgroup::new(".service"));
         let mut world = World::new(self.subreaper);
+        world.expect(self.to_string(), self.expected());
         if let Some(unit) = &unit {
             symlink(unit.path(), world.dir().join("unit")).expect("link the cgroup");
         }

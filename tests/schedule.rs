@@ -1,0 +1,89 @@
+//! Which tests run side by side, and how long each took.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+
+/// Endings of the names of tests that fork without end or thousands of times. One of them runs at a time, beside tests
+/// that wait more than they work.
+const HEAVY: [&str; 10] = [
+    "::fork-bomb",
+    "::runaway",
+    "::two-threads-give-away",
+    "survival::births-lost-with-a-small-socket",
+    "survival::deep-chain",
+    "survival::fork-bomb-with-a-small-socket",
+    "survival::fork-bomb-with-a-tiny-ring",
+    "survival::killed-20-times",
+    "survival::thousand-children",
+    "survival::upgrade-while-it-forks",
+];
+
+static ONE_HEAVY: Mutex<()> = Mutex::new(());
+static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+/// Whether no other test may run beside it: soaks take all processors for long.
+pub fn runs_alone(trial: &Trial) -> bool {
+    trial.name().starts_with("soak::")
+}
+
+/// Distributes the heavy tests evenly among the others, so that they seldom wait for each other.
+pub fn spread(trials: Vec<Trial>) -> Vec<Trial> {
+    let (heavy, light): (Vec<_>, Vec<_>) = trials.into_iter().partition(|t| is_heavy(t.name()));
+    let distance = light.len() / (heavy.len() + 1) + 1;
+    let mut heavy = heavy.into_iter();
+    let mut spread = Vec::new();
+    for (n, trial) in light.into_iter().enumerate() {
+        if n % distance == 0 {
+            spread.extend(heavy.next());
+        }
+        spread.push(trial);
+    }
+    spread.extend(heavy);
+    spread
+}
+
+fn is_heavy(name: &str) -> bool {
+    HEAVY.iter().any(|ending| name.ends_with(ending))
+}
+
+/// A test's turn: measures until it is dropped, and meanwhile lets no second heavy test begin.
+pub struct Turn {
+    name: String,
+    began: Instant,
+    _heavy: Option<MutexGuard<'static, ()>>,
+}
+
+impl Turn {
+    /// Waits until the test of this name may begin.
+    pub fn of(name: &str) -> Turn {
+        let heavy = is_heavy(name).then(|| lock(&ONE_HEAVY));
+        Turn {
+            name: name.to_owned(),
+            began: Instant::now(),
+            _heavy: heavy,
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let took = (self.began.elapsed(), std::mem::take(&mut self.name));
+        lock(&TOOK).push(took);
+    }
+}
+
+/// The tests that took longest, as `slow SECONDS NAME`, the slowest first.
+pub fn slowest(most: usize) -> Vec<String> {
+    let mut took = lock(&TOOK);
+    took.sort_by(|a, b| b.cmp(a));
+    let lines = took.iter().take(most);
+    lines
+        .map(|(took, name)| format!("slow {:.2} {name}", took.as_secs_f64()))
+        .collect()
+}
+
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
