@@ -138,8 +138,10 @@ impl Silence {
         let ticks = all.iter().map(|one| one.cpu).sum::<u64>();
         let used = Duration::from_nanos(ticks.saturating_sub(cpu.ticks).saturating_mul(TICK_NS));
         *cpu = Cpu { ticks, at: now };
+        // On a busy machine one that works may have had no processor.
+        let is_at_work = all.iter().any(|one| one.is_runnable);
         // A hundredth of one processor is nothing.
-        if used > resting / 100 {
+        if is_at_work || used > resting / 100 {
             Duration::ZERO
         } else {
             silent
