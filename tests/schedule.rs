@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-/// Endings of the names of tests that fork without end or thousands of times. One of them runs at a time, beside tests
-/// that wait more than they work.
+/// Endings of the names of tests that fork without end or thousands of times. Few of them run at a time, beside tests that
+/// wait more than they work.
 const HEAVY: [&str; 10] = [
     "::fork-bomb",
     "::runaway",
@@ -20,7 +20,8 @@ const HEAVY: [&str; 10] = [
     "survival::upgrade-while-it-forks",
 ];
 
-static ONE_HEAVY: Mutex<()> = Mutex::new(());
+/// Each heavy test waits for its lane: two run at a time.
+static LANES: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
 static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 
 /// Whether no other test may run beside it: soaks take all processors for long.
@@ -45,10 +46,16 @@ pub fn spread(trials: Vec<Trial>) -> Vec<Trial> {
 }
 
 fn is_heavy(name: &str) -> bool {
-    HEAVY.iter().any(|ending| name.ends_with(ending))
+    lane(name).is_some()
 }
 
-/// A test's turn: measures until it is dropped, and meanwhile lets no second heavy test begin.
+/// The lane of a heavy test.
+fn lane(name: &str) -> Option<&'static Mutex<()>> {
+    let at = HEAVY.iter().position(|ending| name.ends_with(ending))?;
+    Some(&LANES[at % LANES.len()])
+}
+
+/// A test's turn: measures until it is dropped, and holds the lane of a heavy test meanwhile.
 pub struct Turn {
     name: String,
     began: Instant,
@@ -58,7 +65,7 @@ pub struct Turn {
 impl Turn {
     /// Waits until the test of this name may begin.
     pub fn of(name: &str) -> Turn {
-        let heavy = is_heavy(name).then(|| lock(&ONE_HEAVY));
+        let heavy = lane(name).map(lock);
         Turn {
             name: name.to_owned(),
             began: Instant::now(),
