@@ -40,6 +40,8 @@ pub struct Event {
     pub birth_parent_id: Option<String>,
     pub session_id: Option<String>,
     pub outer_session_id: Option<String>,
+    /// `agent` or `server`, of an opened session.
+    pub session_kind: Option<String>,
     pub agent: Option<String>,
     pub old_parent_id: Option<String>,
     pub adopter_pid: Option<i32>,

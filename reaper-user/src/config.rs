@@ -50,7 +50,7 @@ pub const SCAN_INTERVAL: RangeInclusive<Duration> =
 /// Longest time that a duration of the config may name.
 pub const DURATION_MAX: Duration = Duration::from_secs(3600);
 
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "mode",
     "events",
     "source",
@@ -74,6 +74,7 @@ const KEYS: [&str; 26] = [
     "enable",
     "defaults",
     "agent",
+    "server",
     "boundary",
     "keep",
     "rule",
@@ -270,8 +271,9 @@ impl Config {
             rules.filter(|rule| actions.contains(&rule.action)).count()
         };
         format!(
-            "{} agents, {} boundaries, {} keeps, {} other rules",
+            "{} agents, {} servers, {} boundaries, {} keeps, {} other rules",
             count(&[Action::Agent]),
+            count(&[Action::Server]),
             count(&[Action::Boundary]),
             count(&[Action::Keep]),
             count(&[Action::Reap, Action::Report]),

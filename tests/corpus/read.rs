@@ -67,7 +67,7 @@ struct PartEntry {
     times: usize,
     /// Who it is, if it is there already.
     pid: Option<i32>,
-    /// `reaped`, `detached`, `outside`, `first`, `boundary RULE`, or decisions with commas between, each of the
+    /// `reaped`, `detached`, `outside`, `first`, `boundary RULE`, `server RULE`, or decisions with commas between, each of the
     /// decision, its reason, and the name of the rule if it matters.
     #[serde(default = "reaped")]
     fate: String,
@@ -103,7 +103,7 @@ impl Entry {
     pub fn rules(&'static self) -> BTreeSet<&'static str> {
         let parts = self.parts().into_iter();
         let of_parts = parts.flat_map(|part| match part.fate {
-            Fate::Boundary(rule) => vec![rule],
+            Fate::Boundary(rule) | Fate::Server(rule) => vec![rule],
             _ => part.decisions().iter().filter_map(|s| s.rule).collect(),
         });
         of_parts.chain(self.agent.as_deref()).collect()
@@ -199,9 +199,10 @@ impl PartEntry {
             "detached" => Fate::Detached,
             "outside" => Fate::Outside,
             "first" => Fate::First,
-            fate => match fate.strip_prefix("boundary ") {
-                Some(rule) => Fate::Boundary(rule),
-                None => Fate::Decided(said),
+            fate => match fate.split_once(' ') {
+                Some(("boundary", rule)) => Fate::Boundary(rule),
+                Some(("server", rule)) => Fate::Server(rule),
+                _ => Fate::Decided(said),
             },
         };
         let adopter = self.adopter.as_deref();

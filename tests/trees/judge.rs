@@ -97,6 +97,16 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
                 part.role
             );
         }
+        if let Fate::Server(rule) = part.fate {
+            let opened = events.iter().find(|e| e.is("session.open", who));
+            let opened = opened.map(|e| (e.session_kind.as_deref(), e.rule.as_deref()));
+            assert_eq!(
+                opened,
+                Some((Some("server"), Some(rule))),
+                "session of '{}'",
+                part.role
+            );
+        }
         let signalled = || events.iter().any(|e| e.is("signal", who));
         assert!(
             part.dies() || !signalled(),

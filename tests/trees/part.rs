@@ -15,6 +15,8 @@ pub enum Fate {
     Decided(&'static [Said]),
     /// Membership stops at it, by this rule.
     Boundary(&'static str),
+    /// An agent's server by this rule: the root of a session of its own, which outlives its starter.
+    Server(&'static str),
     /// No member, or its own agent lives: nothing is decided about it.
     Outside,
     /// Killed by the test while the agent lives.
@@ -151,6 +153,7 @@ impl Part {
             Fate::Detached => vec![DETACHED, REAPED],
             Fate::Kept(reason) => vec![Said::new("keep", reason)],
             Fate::Decided(all) => all.to_vec(),
+            Fate::Server(_) => vec![DETACHED],
             Fate::Boundary(_) | Fate::Outside | Fate::First => Vec::new(),
         }
     }
@@ -169,7 +172,7 @@ impl Part {
     }
     /// Whether it is an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {
-        self.decisions().first() == Some(&DETACHED)
+        self.decisions().first() == Some(&DETACHED) && !matches!(self.fate, Fate::Server(_))
     }
 
     /// In the words of an agent's arguments.

@@ -283,6 +283,7 @@ impl Scenario {
     fn expected(&self) -> Vec<(&'static str, String)> {
         let of_part = |part: &Part| match part.fate {
             Fate::Boundary(rule) => format!("boundary {rule}"),
+            Fate::Server(rule) => format!("server {rule}"),
             _ => {
                 let said = part.decisions().into_iter();
                 let words = said.map(|said| said.to_string());

@@ -15,6 +15,7 @@ use crate::model::Scope;
 use crate::model::agent::{Action, Ruleset};
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Facts, Needs};
+use crate::model::session::SessionKind;
 use crate::reap::Times;
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
@@ -165,6 +166,7 @@ pub struct Judged {
 #[derive(Clone, Debug)]
 pub struct Group {
     pub name: SessionRef,
+    pub kind: SessionKind,
     pub root: Key,
     /// Nanoseconds since boot.
     pub opened: u64,
@@ -176,10 +178,11 @@ pub struct Group {
     pub gone: Option<(u64, Ended)>,
 }
 
-/// A rule by which an agent is recognised.
+/// A rule by which an agent or an agent's server is recognised.
 #[derive(Clone, Debug)]
 pub struct Recognised {
     pub name: Arc<str>,
+    pub kind: SessionKind,
     /// What it asks for, in short: one text for each alternative.
     pub matches: Vec<String>,
     pub sessions: Vec<Group>,

@@ -173,6 +173,8 @@ pub struct Status {
 pub struct Session {
     pub id: String,
     pub agent: String,
+    /// `agent`, or `server` for an agent's server.
+    pub kind: String,
     pub root_pid: u32,
     /// Since it opened.
     pub age_s: u64,
@@ -269,10 +271,12 @@ pub struct Agents {
     pub agents: Vec<Agent>,
 }
 
-/// A rule by which an agent is recognised.
+/// A rule by which an agent or an agent's server is recognised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     pub name: String,
+    /// `agent` or `server`.
+    pub kind: String,
     /// What it asks for, in short: one text for each alternative.
     pub matches: Vec<String>,
     /// Open now, of those whom the one who asks may see.

@@ -200,6 +200,7 @@ fn map<T>(known: &Known<T>, value: impl FnOnce(&T) -> Value) -> Known<Value> {
 pub(super) fn agents(agents: Vec<Recognised>) -> Agents {
     let agent = |recognised: Recognised| Agent {
         name: recognised.name.to_string(),
+        kind: recognised.kind.name().into(),
         matches: recognised.matches,
         sessions: recognised.sessions.iter().map(session).collect(),
     };
@@ -310,6 +311,7 @@ fn session(group: &Group) -> Session {
     Session {
         id: SessionId(&group.name).to_string(),
         agent: group.name.agent.to_string(),
+        kind: group.kind.name().into(),
         root_pid: group.root.pid,
         age_s: seconds_since(group.opened),
         members: group.members as u64,

@@ -24,7 +24,11 @@ fn table(agents: &Agents, width: Option<usize>) -> String {
             n => format!(": {}", count(n as u64, "session", "sessions")),
         };
         let name = printable(&agent.name, NAME_MAX);
-        let _ = writeln!(out, "{BOLD}{name}{BOLD:#}{open}");
+        let kind = match &*agent.kind {
+            "server" => " (agent's server)",
+            _ => "",
+        };
+        let _ = writeln!(out, "{BOLD}{name}{BOLD:#}{kind}{open}");
         for session in &agent.sessions {
             out += &wrap(&printable(&line(session), 4 * NAME_MAX), 4, width);
         }

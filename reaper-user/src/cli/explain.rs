@@ -41,7 +41,11 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
         format!("{age} old, {memory} of memory, of user {user}"),
     ));
     if let Some(session) = &told.session {
-        rows.push(("agent", agent(session)));
+        let kind = match &*session.kind {
+            "server" => "server",
+            _ => "agent",
+        };
+        rows.push((kind, agent(session)));
         rows.push(("session", printable(&session.id, LONG)));
     }
     if let Some(evidence) = &process.evidence {

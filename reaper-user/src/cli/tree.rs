@@ -87,11 +87,15 @@ fn title(group: &Group) -> String {
         return format!(": {held}");
     };
     let Session { id, root_pid, .. } = session;
+    let kind = match &*session.kind {
+        "server" => " (agent's server)",
+        _ => "",
+    };
     let mut title = match &session.root_ended {
-        None => format!(" {root_pid}, for {}", span(session.age_s)),
+        None => format!(" {root_pid}{kind}, for {}", span(session.age_s)),
         Some(how) => {
             let since = span(session.root_gone_s.unwrap_or_default());
-            format!(" {root_pid}, gone for {since} ({how})")
+            format!(" {root_pid}{kind}, gone for {since} ({how})")
         }
     };
     let _ = write!(title, ": {held}");
@@ -196,6 +200,7 @@ mod tests {
             kept: 0,
             id: "claude-code-1-a".into(),
             agent: "claude-code".into(),
+            kind: "agent".into(),
             root_pid: 1,
             age_s: 90,
             members: 2,
@@ -211,7 +216,13 @@ mod tests {
             title(&group),
             " 1, for 1m 30s: 2 processes, 3.0 MiB; session claude-code-1-a"
         );
+        group.session.as_mut().unwrap().kind = "server".into();
+        assert_eq!(
+            title(&group),
+            " 1 (agent's server), for 1m 30s: 2 processes, 3.0 MiB; session claude-code-1-a"
+        );
         let session = group.session.as_mut().unwrap();
+        session.kind = "agent".into();
         session.root_ended = Some("SIGKILL".into());
         session.root_gone_s = Some(5);
         assert_eq!(

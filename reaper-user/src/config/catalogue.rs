@@ -41,7 +41,7 @@ pub(super) fn added_to(own: &[Written], on: Defaults, enable: &[String]) -> Vec<
         .collect();
     let wanted = |Written { rule, enabled, .. }: &Written| {
         let on = match rule.action {
-            Action::Agent => on.agents,
+            Action::Agent | Action::Server => on.agents,
             Action::Boundary => on.boundaries,
             Action::Keep | Action::Reap | Action::Report => on.keeps,
         };

@@ -1,4 +1,4 @@
-//! The language of rules: `[[agent]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`.
+//! The language of rules: `[[agent]]`, `[[server]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`.
 //!
 //! ```toml
 //! [[agent]]
@@ -120,7 +120,7 @@ pub struct Written {
 pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Written> {
     let mut rules = Vec::new();
     let mut names = HashSet::new();
-    for key in ["agent", "boundary", "keep", "rule"] {
+    for key in ["agent", "server", "boundary", "keep", "rule"] {
         for (at, table) in r.tables(
             root,
             key,
@@ -150,11 +150,12 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
     let before = r.count();
     let action = match key {
         "agent" => Some(Action::Agent),
+        "server" => Some(Action::Server),
         "boundary" => Some(Action::Boundary),
         "keep" => Some(Action::Keep),
         _ => when::action(r, table, at),
     };
-    let judging = !matches!(action, Some(Action::Agent | Action::Boundary));
+    let judging = !action.is_some_and(Action::is_of_program);
     match key {
         "rule" if judging => known.extend(when::KEYS),
         "rule" => known.extend(["action", "enabled"]),
@@ -170,7 +171,7 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
     };
     r.known_keys(table, &known, &place);
     let name = name(r, key, at, table);
-    if matches!(action, Some(Action::Agent | Action::Boundary)) {
+    if !judging {
         no_joined_line(r, table);
     }
     let matchers = matchers(r, table);

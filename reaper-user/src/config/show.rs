@@ -128,6 +128,7 @@ fn is_plain_keep(rule: &Rule) -> bool {
 fn table_of(rule: &Rule) -> &'static str {
     match rule.action {
         Action::Agent => "agent",
+        Action::Server => "server",
         Action::Boundary => "boundary",
         Action::Keep if is_plain_keep(rule) => "keep",
         Action::Keep | Action::Reap | Action::Report => "rule",

@@ -20,7 +20,7 @@ pub(super) fn of(own: &[Written], all: &[Rule]) -> Vec<(usize, String)> {
                 "`{name}` is a {this} and takes the place of a built-in {that}: give it another name if both are meant"
             ));
         }
-        let agents = all.iter().filter(|other| other.action == Action::Agent);
+        let agents = all.iter().filter(|other| other.action.opens_session());
         let is_agent = |name: &str| agents.clone().any(|agent| *agent.name == *name);
         let asked = &rule.when.agents;
         if !asked.is_empty() && !asked.iter().any(|agent| is_agent(agent)) {
@@ -65,14 +65,16 @@ pub(super) fn of(own: &[Written], all: &[Rule]) -> Vec<(usize, String)> {
 fn kind(action: Action) -> &'static str {
     match action {
         Action::Agent => "agent",
+        Action::Server => "server",
         Action::Boundary => "boundary",
         Action::Keep | Action::Reap | Action::Report => "rule",
     }
 }
 
-/// Whether one, holding, settles it for the other. Of members an agent is one like any other.
+/// Whether a rule that holds decides for the other one too. Agents are members, so rules about members hold for them.
 fn is_asked_before(one: &Rule, other: &Rule) -> bool {
-    one.action == Action::Boundary || kind(one.action) == kind(other.action)
+    let leaves = matches!(one.action, Action::Boundary | Action::Server);
+    leaves || kind(one.action) == kind(other.action)
 }
 
 /// Whether a rule holds wherever the other does, as far as that can be told from how they are written.
@@ -80,8 +82,7 @@ fn covers(one: &Rule, other: &Rule) -> bool {
     let covered = |matcher: &Matcher| one.matchers.iter().any(|own| covers_program(own, matcher));
     let program =
         one.matchers.is_empty() || !other.matchers.is_empty() && other.matchers.iter().all(covered);
-    // Agents and boundaries look at nothing else.
-    let whole = kind(one.action) != kind(Action::Keep);
+    let whole = one.action.is_of_program();
     program && (whole || covers_rest(&one.when, &other.when) && may_reap_as_many(one, other))
 }
 

@@ -280,10 +280,16 @@ impl Follow {
 
     fn is_orphan(&mut self, model: &Model, old_parent: Key, orphan: Key, time: u64) {
         let command = model.tree.comm(old_parent);
-        // A root's exit is told after the children to whom the probe may have sent a signal; before that,
-        // its orphans would pass for detached ones.
+        // The exit of a root is reported after its children, which the probe may have signalled. Until then a member of
+        // its session would pass for detached; its exit re-evaluates all of them.
+        let exits_with = model.tree.get(old_parent).and_then(|parent| parent.session);
+        let own = model.tree.get(orphan).and_then(|node| node.session);
+        let is_member = |outer| {
+            let mut outwards = own.into_iter().flat_map(|id| model.sessions.outwards(id));
+            outwards.any(|session| session.id == outer)
+        };
         if self.tell_orphan(model, old_parent, command, orphan, time)
-            && model.tree.get(old_parent).is_none()
+            && !exits_with.is_some_and(is_member)
         {
             self.pending.push(Pending::Process(orphan));
         }
@@ -363,7 +369,7 @@ impl Follow {
     /// Takes in what became of a session.
     pub fn turn(&mut self, model: &Model, time: u64, turn: &Turn) {
         match turn {
-            Turn::Opened { session } => {
+            Turn::Opened { session, starter } => {
                 let Some(session) = model.sessions.get(*session) else {
                     return;
                 };
@@ -375,12 +381,18 @@ impl Follow {
                 self.touched.extend(root.parent);
                 // Some may have been found before it was known whose they are.
                 self.touch_members(model, session);
-                let outer = session
-                    .outer
-                    .and_then(|id| model.sessions.get(id))
-                    .map(SessionRef::from);
-                let (who, rule) = (Who::new(model, root), session.agent.clone());
-                self.tell(time, Body::SessionOpen { who, rule, outer });
+                let name = |id: Option<SessionId>| {
+                    let session = id.and_then(|id| model.sessions.get(id));
+                    session.map(SessionRef::from)
+                };
+                let body = Body::SessionOpen {
+                    who: Who::new(model, root),
+                    kind: session.kind,
+                    rule: session.agent.clone(),
+                    outer: name(session.outer),
+                    starter: name(*starter),
+                };
+                self.tell(time, body);
             }
             Turn::Boundary { key, session, rule } => {
                 self.touched.push(*key);

@@ -178,11 +178,21 @@ impl<W: Write> Line<'_, '_, W> {
                 }
                 Ok(())
             }
-            Body::SessionOpen { who, rule, outer } => {
+            Body::SessionOpen {
+                who,
+                kind,
+                rule,
+                outer,
+                starter,
+            } => {
                 self.who(who)?;
+                self.put("session_kind", kind.name())?;
                 self.put("rule", rule)?;
-                match outer {
-                    Some(outer) => self.text("outer_session_id", SessionId(outer)),
+                if let Some(outer) = outer {
+                    self.text("outer_session_id", SessionId(outer))?;
+                }
+                match starter {
+                    Some(starter) => self.text("starter_session_id", SessionId(starter)),
                     None => Ok(()),
                 }
             }

@@ -7,10 +7,11 @@ use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
 use super::names::{FailureName, grounds_in_words, in_words};
-use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, Who};
+use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
 use super::sink::Clock;
 use super::text::{by, command, duration, ended, given_back, more, printable, process};
 use crate::model::event::Key;
+use crate::model::session::SessionKind;
 use crate::model::stray::Verdict;
 use crate::reap::{Outcome, Released, Signaller};
 use crate::strays::why;
@@ -142,11 +143,26 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 format!("{parent} exited, {adopter} adopted it"),
             )
         }
-        Body::SessionOpen { who, outer, .. } => {
-            let nested = outer
-                .as_ref()
-                .map(|outer| format!("inside {} ({})", outer.agent, outer.first_root.pid));
-            (GOOD, "agent", Process(who), nested.unwrap_or_default())
+        Body::SessionOpen {
+            who,
+            kind,
+            outer,
+            starter,
+            ..
+        } => {
+            let name =
+                |session: &SessionRef| format!("{} ({})", session.agent, session.first_root.pid);
+            let detail = match (outer, starter, kind) {
+                (Some(outer), _, _) => format!("inside {}", name(outer)),
+                (None, Some(starter), SessionKind::Server) => {
+                    format!("started by {}, lives on after it", name(starter))
+                }
+                (None, Some(server), SessionKind::Agent) => {
+                    format!("below the server {}, lives on after it", name(server))
+                }
+                (None, None, _) => String::new(),
+            };
+            (GOOD, kind.name(), Process(who), detail)
         }
         Body::SessionResume {
             session,

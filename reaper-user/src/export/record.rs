@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::model::Model;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::Session;
+use crate::model::session::{Session, SessionKind};
 use crate::model::stray::Stray;
 use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};
@@ -232,8 +232,12 @@ pub enum Body {
     },
     SessionOpen {
         who: Who,
+        kind: SessionKind,
         rule: Arc<str>,
+        /// The session that it is nested in.
         outer: Option<SessionRef>,
+        /// The session of the process that started the root, where it is not nested in that.
+        starter: Option<SessionRef>,
     },
     /// All that had gathered since the service before is read, decided about and, where it was due, signalled.
     CaughtUp {

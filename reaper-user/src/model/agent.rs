@@ -7,8 +7,8 @@
 //! are read only if one of those has got that far.
 //!
 //! # Order
-//! Boundaries are asked before agents, because an agent's own shared daemon runs the agent's program:
-//! `codex app-server` is a boundary and no agent. Within each kind the first match in the order given
+//! Boundaries are asked before servers and servers before agents, because an agent's server runs the agent's program:
+//! `codex app-server` is a server and no agent. Within each kind the first match in the order given
 //! wins (the user's rules come before the built-in ones). Those that keep, reap or report are another
 //! question, asked of members, and in one order among themselves: [`Ruleset::judging`] finds those whose
 //! program it is, and the policy asks for the rest.
@@ -60,6 +60,8 @@ static MULTIPLEXER_MARKS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
 pub enum Action {
     /// Membership of a session stops here: neither this process nor its descendants are members.
     Boundary,
+    /// An agent's server: the root of a session that is nested in no other, whatever started it.
+    Server,
     /// The root of a session.
     Agent,
     /// A member like any other, but not reaped.
@@ -74,6 +76,7 @@ impl Action {
     pub fn name(self) -> &'static str {
         match self {
             Action::Boundary => "boundary",
+            Action::Server => "server",
             Action::Agent => "agent",
             Action::Keep => "keep",
             Action::Reap => "reap",
@@ -81,18 +84,29 @@ impl Action {
         }
     }
 
+    /// Whether a process that matches is the root of a session.
+    pub fn opens_session(self) -> bool {
+        matches!(self, Action::Agent | Action::Server)
+    }
+
+    /// Whether it looks at the program alone, and not at a member of a session.
+    pub fn is_of_program(self) -> bool {
+        self.rank() != JUDGING
+    }
+
     /// Rules of one rank are asked together, in the order given.
     fn rank(self) -> u8 {
         match self {
             Action::Boundary => 0,
-            Action::Agent => 1,
+            Action::Server => 1,
+            Action::Agent => 2,
             Action::Keep | Action::Reap | Action::Report => JUDGING,
         }
     }
 }
 
 /// Rank of the rules that are asked about members.
-const JUDGING: u8 = 2;
+const JUDGING: u8 = 3;
 
 /// A named rule: it holds if one of its matchers does, and all that it asks for besides.
 #[derive(Clone, Debug)]
@@ -101,10 +115,10 @@ pub struct Rule {
     pub action: Action,
     /// Alternatives. None at all: every image matches.
     pub matchers: Vec<Matcher>,
-    /// Of agents and boundaries nothing.
+    /// Empty for agents, servers and boundaries.
     pub when: When,
     /// Nanoseconds from when a member became due (or was orphaned under a living agent, or began, if neither)
-    /// until the action is taken; it is kept until then. Of agents and boundaries 0.
+    /// until the action is taken; it is kept until then. 0 for agents, servers and boundaries.
     pub after: u64,
     /// Of agents that can leave a conversation to another process: where its id is found.
     pub conversation: Option<Arc<ConversationSource>>,
@@ -128,7 +142,7 @@ impl Rule {
         let spares = match self.action {
             Action::Keep | Action::Report => true,
             Action::Reap => self.after > 0,
-            Action::Boundary | Action::Agent => false,
+            Action::Boundary | Action::Server | Action::Agent => false,
         };
         spares && self.when.is_of(false)
     }
@@ -148,6 +162,7 @@ pub struct RuleId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Agent(RuleId),
+    Server(RuleId),
     Boundary(RuleId),
     /// No rule: it is what its parent is.
     Plain,
@@ -159,6 +174,7 @@ pub struct Ruleset {
     /// Sorted by rank, and within one in the order given.
     rules: Vec<Rule>,
     boundaries: Index,
+    servers: Index,
     agents: Index,
     judging: Index,
     /// Sessions of the rules that hold kin.
@@ -184,11 +200,12 @@ impl Ruleset {
             multiplexer_bits = bits(&mut marks, &MULTIPLEXER_MARKS);
         }
         let of = |rank| Index::new(&rules, rank);
-        let (boundaries, agents, judging) = (of(0), of(1), of(JUDGING));
+        let (boundaries, servers, agents, judging) = (of(0), of(1), of(2), of(JUDGING));
         let holding = rules.iter().filter(|rule| rule.holds_kin());
         Ruleset {
             holding: holding.map(|rule| rule.when.session).collect(),
             boundaries,
+            servers,
             agents,
             bare: judging.bare().collect(),
             judging,
@@ -270,6 +287,8 @@ impl Ruleset {
         let subject = Subject::new(image);
         if let Some(id) = self.boundaries.first(&self.rules, &subject) {
             Class::Boundary(id)
+        } else if let Some(id) = self.servers.first(&self.rules, &subject) {
+            Class::Server(id)
         } else if let Some(id) = self.agents.first(&self.rules, &subject) {
             Class::Agent(id)
         } else {
@@ -277,14 +296,17 @@ impl Ruleset {
         }
     }
 
-    /// The agent rule that matches, whether or not a boundary does too.
+    /// The agent rule that matches, whether or not a boundary or a server does too.
     pub fn agent(&self, image: &Image) -> Option<RuleId> {
         self.agents.first(&self.rules, &Subject::new(image))
     }
 
-    /// The boundary rule that matches.
-    pub fn boundary(&self, image: &Image) -> Option<RuleId> {
-        self.boundaries.first(&self.rules, &Subject::new(image))
+    /// Returns the boundary or server that matches: a process of this program is no member of the session above it.
+    pub fn leaves_session(&self, image: &Image) -> Option<RuleId> {
+        match self.classify(image) {
+            Class::Boundary(id) | Class::Server(id) => Some(id),
+            Class::Agent(_) | Class::Plain => None,
+        }
     }
 
     /// The rules that keep, reap or report programs like this one, as far as that is a question of the program,
@@ -300,17 +322,20 @@ impl Ruleset {
         all.into()
     }
 
-    /// A boundary, or a rule that may spare, that would match if the part of the command line said so that was
+    /// A boundary, a server, or a rule that may spare, that would match if the part of the command line said so that was
     /// cut off: all else that it asks of the program holds. `judging` are those that match anyway.
     pub fn might_spare(&self, image: &Image, judging: &[RuleId]) -> Option<RuleId> {
         if !image.truncated {
             return None;
         }
         let subject = Subject::cut_off(image);
-        let boundary = self.boundaries.first(&self.rules, &subject);
+        let leaves = [&self.boundaries, &self.servers];
+        let leaves = leaves
+            .iter()
+            .find_map(|kind| kind.first(&self.rules, &subject));
         let spares = |id: &RuleId| self.rule(*id).may_spare() && !judging.contains(id);
         let all = || self.judging.all(&self.rules, &subject);
-        boundary.or_else(|| all().into_iter().filter(spares).min())
+        leaves.or_else(|| all().into_iter().filter(spares).min())
     }
 
     /// # Panics
@@ -323,9 +348,9 @@ impl Ruleset {
         &self.rule(id).name
     }
 
-    /// The agent of this name.
-    pub fn agent_named(&self, name: &str) -> Option<RuleId> {
-        let is_it = |rule: &Rule| rule.action == Action::Agent && *rule.name == *name;
+    /// Returns the rule of this name that opens sessions: of an agent or of a server.
+    pub fn session_rule(&self, name: &str) -> Option<RuleId> {
+        let is_it = |rule: &Rule| rule.action.opens_session() && *rule.name == *name;
         let found = (0..).zip(&self.rules).find(|(_, rule)| is_it(rule));
         found.map(|(at, _)| RuleId(at))
     }

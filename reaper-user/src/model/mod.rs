@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use reaper_common::MEMBER_NAMED;
 
-use agent::{Class, Ruleset};
+use agent::Ruleset;
 use clock::Clock;
 use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, TICK_NS, Uids};
 use facts::Needs;
@@ -156,8 +156,8 @@ impl Model {
             }
             // Its end was known sooner, by its pidfd or a look.
             EventKind::Exec { key, ref image, .. } if self.tree.has_exited(key) => {
-                let boundary = matches!(self.rules.classify(image), Class::Boundary(_));
-                self.tree.ran_last(key, image, boundary);
+                let leaves = self.rules.leaves_session(image).is_some();
+                self.tree.ran_last(key, image, leaves);
             }
             // All that was told of it but its end was lost.
             EventKind::Exit {
@@ -297,10 +297,8 @@ impl Model {
                     self.inherit_keep(key, None);
                 }
                 self.execed(key, (told, Ran::Told), now, turns);
-                // What was told is older than what was found since: that it has become a boundary stands.
-                if !Arc::ptr_eq(told, &image)
-                    && matches!(self.rules.classify(&image), Class::Boundary(_))
-                {
+                // The event is older than the image read since: a boundary or a server that it found stands.
+                if !Arc::ptr_eq(told, &image) && self.rules.leaves_session(&image).is_some() {
                     self.execed(key, (&image, Ran::Found), now, turns);
                 }
                 self.weigh(key);
@@ -391,7 +389,7 @@ impl Model {
     fn execed(&mut self, key: Key, image: (&Image, Ran), now: u64, turns: &mut Vec<Turn>) {
         self.sessions
             .execed(&mut self.tree, &self.rules, key, image, now, turns);
-        if let Some(Turn::Opened { session }) = turns.last() {
+        if let Some(Turn::Opened { session, .. }) = turns.last() {
             self.inherit_awaited_keeps(*session);
         }
     }

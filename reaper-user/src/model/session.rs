@@ -3,8 +3,12 @@
 //! ```text
 //!   shell ── claude ─┬─ bash ── npm ── node         members of claude's session
 //!                    ├─ tmux ── bash ── claude      tmux is a boundary; the agent below it is of its own
-//!                    └─ codex ── bash               a nested session: due with its own root or with claude's
+//!                    ├─ codex ── bash               a nested session: due with its own root or with claude's
+//!                    └─ codex app-server ── bash    a server's session: not due with claude's root
 //! ```
+//!
+//! Invariant: a server's session is nested in no other, and no other is nested in it. An agent below a server is found
+//! again by a restarted server, so it lives until its own end.
 
 mod descent;
 mod inferred;
@@ -18,7 +22,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::agent::{Class, RuleId, Ruleset};
+use super::agent::{Action, Class, Rule, RuleId, Ruleset};
 use super::event::{Ended, Image, Key, TICK_NS, Uids};
 use super::facts::{Inherited, Known};
 use super::tree::{Node, Tree};
@@ -32,6 +36,31 @@ const CLOSED_MAX: usize = 64;
 /// Number of a session, never given twice by one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u32);
+
+/// What the root of a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionKind {
+    Agent,
+    /// An agent's server, which outlives the process that started it.
+    Server,
+}
+
+impl SessionKind {
+    /// Name in the event stream and in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            SessionKind::Agent => "agent",
+            SessionKind::Server => "server",
+        }
+    }
+
+    pub fn of(action: Action) -> SessionKind {
+        match action {
+            Action::Server => SessionKind::Server,
+            _ => SessionKind::Agent,
+        }
+    }
+}
 
 /// The end of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +94,7 @@ pub struct Session {
     pub id: SessionId,
     /// The agent's name: that of its rule.
     pub agent: Arc<str>,
+    pub kind: SessionKind,
     /// `None` for a session from before this program whose rule there is no more.
     pub rule: Option<RuleId>,
     pub root: Key,
@@ -152,6 +182,9 @@ pub(super) enum Ran {
 pub enum Turn {
     Opened {
         session: SessionId,
+        /// The session of the process that started the root, where the new one is not nested in it: one of them is a
+        /// server's.
+        starter: Option<SessionId>,
     },
     /// The service before this one had it, and it goes on.
     Restored {
@@ -270,14 +303,28 @@ impl Sessions {
         match rules.classify(image) {
             Class::Plain => {}
             Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
-            Class::Agent(rule)
+            Class::Agent(rule) | Class::Server(rule)
                 if node.in_scope && ran != Ran::Copied && self.may_be_of(node.uids.real) =>
             {
-                let agent = (rule, Arc::clone(rules.name(rule)));
-                self.open(tree, key, agent, ran, now, turns)
+                self.open(tree, key, (rule, rules.rule(rule)), ran, now, turns)
             }
-            Class::Agent(_) => {}
+            // A server of another user is not this service's to watch, and no member of the session above it either.
+            Class::Server(rule) if ran != Ran::Copied => {
+                self.stop_at(tree, key, rules.name(rule), turns)
+            }
+            Class::Agent(_) | Class::Server(_) => {}
         }
+    }
+
+    /// Returns the session that one of this kind is nested in if its root was started in `starter`.
+    fn outer_of(&self, kind: SessionKind, starter: Option<SessionId>) -> Option<SessionId> {
+        let is_agents = |id: &SessionId| {
+            let starter = self.get(*id);
+            starter.is_none_or(|starter| starter.kind == SessionKind::Agent)
+        };
+        starter
+            .filter(|_| kind == SessionKind::Agent)
+            .filter(is_agents)
     }
 
     fn stop_at(&mut self, tree: &mut Tree, key: Key, rule: &Arc<str>, turns: &mut Vec<Turn>) {
@@ -310,17 +357,22 @@ impl Sessions {
         &mut self,
         tree: &mut Tree,
         key: Key,
-        (rule, agent): (RuleId, Arc<str>),
+        (id, rule): (RuleId, &Rule),
         ran: Ran,
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
+        let (rule_id, agent, kind) = (id, Arc::clone(&rule.name), SessionKind::of(rule.action));
         let mut own = None;
         for session in self.by_id.values_mut() {
             // One that is told of when its end is known already has lost nothing of its name.
             if session.root == key && session.root_gone.is_none() || session.first_root == key {
                 // A shim that has turned into the agent itself.
-                (session.agent, session.rule) = (Arc::clone(&agent), Some(rule));
+                (session.agent, session.rule) = (Arc::clone(&agent), Some(rule_id));
+                session.kind = kind;
+                if kind == SessionKind::Server {
+                    self.left.extend(session.outer.take());
+                }
                 session.is_of_root(tree.get(key));
                 session.found &= ran == Ran::Found;
                 own = Some(session.id);
@@ -343,7 +395,7 @@ impl Sessions {
         node.root = true;
         // An end that it only perhaps has to do with is none of its business.
         let sure = !node.unsure && node.inferred.is_none();
-        let (outer, parent) = (node.session.filter(|_| sure), node.parent);
+        let (starter, parent) = (node.session.filter(|_| sure), node.parent);
         let begetter = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
         let unit = node
@@ -351,12 +403,14 @@ impl Sessions {
             .map(|facts| facts.unit.clone())
             .unwrap_or_default();
         let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
+        let outer = self.outer_of(kind, starter);
         self.by_id.insert(
             id,
             Session {
                 id,
                 agent,
-                rule: Some(rule),
+                kind,
+                rule: Some(rule_id),
                 root: key,
                 uids,
                 opened: now,
@@ -380,7 +434,10 @@ impl Sessions {
             parent.watched |= parent.session.is_none();
         }
         self.gather(tree, key, id);
-        turns.push(Turn::Opened { session: id });
+        turns.push(Turn::Opened {
+            session: id,
+            starter: starter.filter(|_| outer.is_none()),
+        });
     }
 
     /// A process has exited.
@@ -469,7 +526,7 @@ impl Sessions {
     /// There are other rules now.
     pub(super) fn rename(&mut self, rules: &Ruleset) {
         for session in self.by_id.values_mut().chain(&mut self.closed) {
-            session.rule = rules.agent_named(&session.agent);
+            session.rule = rules.session_rule(&session.agent);
         }
     }
 

@@ -59,12 +59,24 @@ fn reason(story: &Story, judged: &Judged) -> String {
         "root_gone" => by(&due()),
         "born_while_due" => by(&format!("{}, and it was born after that", due())),
         "end_ordered" => format!("{} ends all that it has started", agent(story)),
-        "detached" => format!(
-            "its parent has exited, but its agent {} lives",
+        "detached" if story.row.root => format!(
+            "its parent has exited, which does not end the {} {}",
+            kind(story),
             agent(story)
         ),
-        "root_alive" if story.row.root => format!("it is the agent {} itself", agent(story)),
-        "root_alive" => format!("its agent {} lives", agent(story)),
+        "detached" => format!(
+            "its parent has exited, but its {} {} lives",
+            kind(story),
+            agent(story)
+        ),
+        "root_alive" if story.row.root => match kind(story) {
+            "server" => format!(
+                "it is the agent's server {}, which outlives the process that started it",
+                agent(story)
+            ),
+            _ => format!("it is the agent {} itself", agent(story)),
+        },
+        "root_alive" => format!("its {} {} lives", kind(story), agent(story)),
         "keep_rule" => format!("{} says so", the_rule()),
         "other_uid" => by("it runs as another user than its agent"),
         "below_kept" => by("a process above it is kept"),
@@ -92,7 +104,8 @@ fn reason(story: &Story, judged: &Judged) -> String {
             agent(story)
         ),
         "report_rule" => format!("{} wants somebody to have a look at it", the_rule()),
-        "reap_rule" => format!("{} says so, though its agent lives", the_rule()),
+        "reap_rule" if story.row.root => format!("{} says so", the_rule()),
+        "reap_rule" => format!("{} says so, though its {} lives", the_rule(), kind(story)),
         "unread" => format!("{} is being read", wanted(judged.needs)),
         "never_pid1" => "it is the init of all, which is never signalled".into(),
         "never_kernel_thread" => "it is a thread of the kernel".into(),
@@ -235,6 +248,12 @@ fn wanted(needs: Needs) -> String {
     }
 }
 
+/// What the root of its session is: `agent` or `server`.
+fn kind(story: &Story) -> &'static str {
+    let session = story.session.as_ref();
+    session.map_or("agent", |session| session.kind.name())
+}
+
 /// The root of its session.
 fn agent(story: &Story) -> String {
     story
@@ -256,7 +275,7 @@ fn due(story: &Story) -> Option<String> {
         Ended::Signalled { .. } => format!("was ended by {} {since} ago", ended(*how)),
         Ended::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
     };
-    Some(format!("its agent {} {how}", root(group)))
+    Some(format!("its {} {} {how}", group.kind.name(), root(group)))
 }
 
 /// A time in its two largest units.

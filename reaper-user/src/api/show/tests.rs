@@ -10,6 +10,7 @@ use crate::export::SessionRef;
 use crate::model::agent::Action;
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Needs, SessionNow};
+use crate::model::session::SessionKind;
 use crate::model::stray::Trace;
 
 /// Pids that no process has.
@@ -139,6 +140,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
     let group = Group {
         kept: 0,
         name: name.clone(),
+        kind: SessionKind::Agent,
         root: Key { pid: 42, start: 1 },
         opened: 0,
         members: 2,

@@ -57,7 +57,7 @@ fn rule_for_runs_knows_all_options_with_a_value() {
         .filter_map(|option| Some(format!("--{}", option.get_long()?)))
         .collect();
     let rules = crate::config::Config::default().rules;
-    let rule = rules.rule(rules.agent_named("reaper-run").expect("a built-in rule"));
+    let rule = rules.rule(rules.session_rule("reaper-run").expect("a built-in rule"));
     let known = &rule.matchers[0].syntax().value_options;
     let mut known: Vec<String> = known.iter().map(|option| option.to_string()).collect();
     options.sort();

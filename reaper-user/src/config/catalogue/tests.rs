@@ -26,6 +26,7 @@ fn said(rules: &Ruleset, image: &Image) -> String {
     match rules.classify(image) {
         Class::Agent(id) => format!("agent {}", rules.name(id)),
         Class::Boundary(id) => format!("boundary {}", rules.name(id)),
+        Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => {
             // Not those that look at no program: they are asked about every one.
             let judging = rules.judging(image);
@@ -165,28 +166,30 @@ fn look_alikes_of_agents() {
 fn daemons_of_agents_are_boundaries() {
     check(
         "
-        boundary claude-daemon; claude; $claude; claude|daemon|run
-        boundary claude-daemon; 2.1.50; $claude; /home/John Doe/.local/share/claude/versions/2.1.50|daemon|run
-        boundary codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
-        boundary codex-app-server; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
-        boundary codex-app-server; codex; $codex; codex|-c|model=o3|--verbose|app-server
-        boundary codex-app-server; codex; $codex; codex|-c|a=b c|app-server|--listen|unix://
-        boundary codex-app-server; codex; $codex; codex|--config|a=b c|-C|/x y|--enable|f|-p|fast|app-server
-        boundary codex-app-server; node; $node; node|/usr/bin/codex|-m|o3|app-server
-        boundary codex-app-server; codex; ; codex|app-server
-        boundary codex-app-server; node; $node; node|/usr/bin/codex|app-server
-        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--port|4096
-        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--print-logs|serve
-        boundary opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--log-level|DEBUG|serve
-        boundary crush-server; crush; /usr/bin/crush; crush|server|--host|unix:///x
-        boundary crush-server; crush; /usr/bin/crush; crush|--cwd|/a b|-d|server
-        boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--no-tui
-        boundary amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--mode|smart|--no-tui
+        server claude-daemon; claude; $claude; claude|daemon|run
+        server claude-daemon; 2.1.50; $claude; /home/John Doe/.local/share/claude/versions/2.1.50|daemon|run
+        server codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
+        boundary codex-daemon; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
+        boundary codex-daemon; codex; $codex; codex|app-server|daemon|start
+        agent codex; codex; $codex; codex|app-server|proxy
+        server codex-app-server; codex; $codex; codex|-c|model=o3|--verbose|app-server
+        server codex-app-server; codex; $codex; codex|-c|a=b c|app-server|--listen|unix://
+        server codex-app-server; codex; $codex; codex|--config|a=b c|-C|/x y|--enable|f|-p|fast|app-server
+        server codex-app-server; node; $node; node|/usr/bin/codex|-m|o3|app-server
+        server codex-app-server; codex; ; codex|app-server
+        server codex-app-server; node; $node; node|/usr/bin/codex|app-server
+        server opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--port|4096
+        server opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--print-logs|serve
+        server opencode-serve; opencode; /x/opencode-ai/bin/opencode.exe; opencode|--log-level|DEBUG|serve
+        server crush-server; crush; /usr/bin/crush; crush|server|--host|unix:///x
+        server crush-server; crush; /usr/bin/crush; crush|--cwd|/a b|-d|server
+        server amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--no-tui
+        server amp-runner; amp; /x/@ampcode/cli/bin/amp.exe; amp|--mode|smart|--no-tui
         agent crush; crush; /usr/bin/crush; crush
         boundary cursor-worker; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|/home/u/.local/share/cursor-agent/versions/1/index.js|worker|start
         boundary cursor-worker; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|--use-system-ca|/home/u/.local/share/cursor-agent/versions/1/index.js|--api-key|k|worker|start
-        boundary claude-daemon; claude; $claude; claude|daemon|run|--spawned-by|{\"pid\":1}
-        boundary claude-daemon; node; $node; node|$npm/@anthropic-ai/claude-code/cli.js|daemon|run
+        server claude-daemon; claude; $claude; claude|daemon|run|--spawned-by|{\"pid\":1}
+        server claude-daemon; node; $node; node|$npm/@anthropic-ai/claude-code/cli.js|daemon|run
         agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude|bg-pty-host|--bg-pty-host|/x.sock|200|50|--|$npm/@anthropic-ai/claude-code/bin/claude.exe|--bg-spare|/y.sock
         agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude|bg-spare|--bg-spare|/y.sock
         ",

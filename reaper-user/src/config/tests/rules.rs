@@ -78,7 +78,7 @@ fn keeps_and_rules_are_in_the_order_of_the_file() {
                 [[rule]]\nname = 'c'\naction = 'report'\ncomm = 'c'\n";
     let config = parse(text).unwrap();
     let judging = config.rules.rules().iter();
-    let judging = judging.filter(|rule| !matches!(rule.action, Action::Agent | Action::Boundary));
+    let judging = judging.filter(|rule| !rule.action.is_of_program());
     let names: Vec<_> = judging.map(|rule| &*rule.name).take(4).collect();
     assert_eq!(names, ["a", "b", "c", "other-uid"]);
 }

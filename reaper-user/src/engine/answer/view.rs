@@ -7,9 +7,9 @@ use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
 use crate::export::{Grounds, SessionRef};
 use crate::model::Model;
-use crate::model::agent::{Action, Rule};
+use crate::model::agent::Rule;
 use crate::model::policy::{Decision, Round, Verdict};
-use crate::model::session::{Session, SessionId};
+use crate::model::session::{Session, SessionId, SessionKind};
 use crate::model::tree::Node;
 
 /// See the module.
@@ -71,7 +71,7 @@ impl<'a> View<'a> {
     }
 
     fn is_agent(&self, name: &str) -> bool {
-        self.model.rules.agent_named(name).is_some()
+        self.model.rules.session_rule(name).is_some()
             || self
                 .model
                 .sessions
@@ -99,13 +99,14 @@ impl<'a> View<'a> {
         (Some(self.group(session)), rows)
     }
 
-    /// All agents that rules know, with what is open of each; also of rules that there are no more.
+    /// Returns all agents and servers that rules know, and those of open sessions whose rule was removed.
     pub(super) fn agents(&self) -> Vec<Recognised> {
         let rules = self.model.rules.rules().iter();
-        let rules = rules.filter(|rule| rule.action == Action::Agent);
+        let rules = rules.filter(|rule| rule.action.opens_session());
         let mut agents: Vec<Recognised> = rules
             .map(|rule| Recognised {
                 name: Arc::clone(&rule.name),
+                kind: SessionKind::of(rule.action),
                 matches: rule.matchers.iter().map(ToString::to_string).collect(),
                 sessions: Vec::new(),
             })
@@ -115,6 +116,7 @@ impl<'a> View<'a> {
             let at = at.unwrap_or_else(|| {
                 agents.push(Recognised {
                     name: Arc::clone(&session.agent),
+                    kind: session.kind,
                     matches: Vec::new(),
                     sessions: Vec::new(),
                 });
@@ -181,6 +183,7 @@ impl<'a> View<'a> {
         Group {
             kept: kept.count(),
             name: SessionRef::from(session),
+            kind: session.kind,
             root: session.root,
             opened: session.opened,
             members: session.members().count(),

@@ -16,6 +16,7 @@ use super::history::{self, Query, Session};
 use super::*;
 use crate::export::{Body, GivenBack, Names, Record, SessionRef, Who};
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
+use crate::model::session::SessionKind;
 use crate::source::procfs::Memory;
 use crate::sys;
 
@@ -130,8 +131,14 @@ fn record(time: u64, body: Body) -> Record {
 
 fn opened(time: u64, root: u32, uid: u32) -> Record {
     let (who, rule) = (who(root, root, uid), "claude".into());
-    let outer = None;
-    record(time, Body::SessionOpen { who, rule, outer })
+    let body = Body::SessionOpen {
+        who,
+        kind: SessionKind::Agent,
+        rule,
+        outer: None,
+        starter: None,
+    };
+    record(time, body)
 }
 
 fn gone(time: u64, root: u32) -> Record {

@@ -55,6 +55,8 @@ impl Ruleset {
         for rule in &self.rules {
             let bit = match rule.action {
                 Action::Agent => NAME_AGENT,
+                // Begins a session outside of any, and leaves the one that it is in.
+                Action::Server => NAME_AGENT | NAME_BOUNDARY,
                 Action::Boundary => NAME_BOUNDARY,
                 _ if rule.may_spare() => NAME_KEEP,
                 _ => continue,

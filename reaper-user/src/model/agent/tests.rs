@@ -37,12 +37,13 @@ fn class(rules: &Ruleset, image: &Image) -> String {
     match rules.classify(image) {
         Class::Agent(id) => format!("agent {}", rules.name(id)),
         Class::Boundary(id) => format!("boundary {}", rules.name(id)),
+        Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => "plain".into(),
     }
 }
 
 #[test]
-fn a_boundary_is_asked_before_an_agent_and_the_first_given_wins() {
+fn boundary_precedes_server_precedes_agent_and_first_given_wins() {
     let comm = |name| condition(Field::Comm, Pattern::comm(name));
     let exe = |path| condition(Field::Exe, Pattern::exe(path));
     let rules = Ruleset::new(vec![
@@ -55,7 +56,13 @@ fn a_boundary_is_asked_before_an_agent_and_the_first_given_wins() {
         ),
         rule("a3", Action::Agent, vec![comm("y*")]),
         rule("a4", Action::Agent, vec![comm("yy")]),
+        rule("s1", Action::Server, vec![comm("x"), exe("**/s")]),
     ]);
+    assert_eq!(class(&rules, &image("x", b"/bin/s", &[b"x"])), "server s1");
+    assert_eq!(
+        class(&rules, &image("x", b"/bin/s", &[b"x", b"serve"])),
+        "boundary b1"
+    );
     assert_eq!(class(&rules, &image("x", b"/bin/x", &[b"x"])), "agent a1");
     assert_eq!(class(&rules, &image("x", b"/bin/z", &[b"x"])), "agent a2");
     assert_eq!(
@@ -67,7 +74,7 @@ fn a_boundary_is_asked_before_an_agent_and_the_first_given_wins() {
     let served = image("x", b"/bin/x", &[b"x", b"serve"]);
     assert_eq!(rules.agent(&served).map(|id| &**rules.name(id)), Some("a1"));
     assert_eq!(
-        rules.boundary(&served).map(|id| &**rules.name(id)),
+        rules.leaves_session(&served).map(|id| &**rules.name(id)),
         Some("b1")
     );
 }

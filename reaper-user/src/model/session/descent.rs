@@ -260,6 +260,8 @@ impl Sessions {
                     && !unsure
                     && inferred.is_none()
                     && outer.is_none_or(|outer| self.may_nest(own, outer));
+                let kind = self.get(own).map(|own| own.kind);
+                let outer = kind.and_then(|kind| self.outer_of(kind, outer));
                 let own = self.by_id.get_mut(&own);
                 if let Some(own) = own.filter(|own| own.found && can) {
                     let old = std::mem::replace(&mut own.outer, outer);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{Handover, Parent, RootGone, Session, SessionId, Sessions, Turn};
+use super::{Handover, Parent, RootGone, Session, SessionId, SessionKind, Sessions, Turn};
 use crate::model::agent::Ruleset;
 use crate::model::event::{Ended, Key, Restored};
 use crate::model::facts::Known;
@@ -37,7 +37,7 @@ impl Sessions {
             at: now,
             ended: Ended::Unknown,
         };
-        let rule = rules.agent_named(&restored.rule);
+        let rule = rules.session_rule(&restored.rule);
         let root_gone = gone.or(root.is_none().then_some(unseen));
         let handover = match root_gone {
             // The service before this one has found no successor.
@@ -48,6 +48,9 @@ impl Sessions {
         let session = Session {
             id,
             agent: Arc::clone(&restored.rule),
+            kind: rule.map_or(SessionKind::Agent, |id| {
+                SessionKind::of(rules.rule(id).action)
+            }),
             rule,
             root: root.unwrap_or(restored.root),
             uids: restored.uids,

@@ -133,7 +133,7 @@ impl<'a> Judge<'a> {
     fn is_agent(&self, row: &Row) -> bool {
         match self.question.rules.classify(&row.seen.image) {
             Class::Agent(_) => true,
-            Class::Boundary(_) => false,
+            Class::Boundary(_) | Class::Server(_) => false,
             Class::Plain => {
                 !self.recorded.contains_key(&tick(row.seen.key)) && resembles_agent(&row.seen.image)
             }
@@ -232,7 +232,12 @@ impl<'a> Judge<'a> {
         let other = doubt.filter(|doubt| doubt.is_of_another());
         let agent = if self.is_agent(row) {
             Some(Some(at))
-        } else if self.question.rules.boundary(&row.seen.image).is_some() {
+        } else if self
+            .question
+            .rules
+            .leaves_session(&row.seen.image)
+            .is_some()
+        {
             Some(None)
         } else {
             above.and_then(|above| above.agent)

@@ -14,6 +14,7 @@ mod restart;
 mod restored;
 mod rule_properties;
 mod rules;
+mod servers;
 mod sessions;
 mod successors;
 mod survival;

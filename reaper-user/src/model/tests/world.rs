@@ -1,6 +1,6 @@
 //! A little world to tell stories in: processes fork, run programs and exit, and the model is told so.
 //!
-//! Programs are named by their comm. `claude` and `codex` are agents, `tmux` is a boundary, `apt` is kept,
+//! Programs are named by their comm. `claude` and `codex` are agents, `app-server` is a server, `tmux` is a boundary, `apt` is kept,
 //! and so is what runs under another uid than its agent; all else is plain. After each event the whole
 //! model is checked for consistency.
 
@@ -42,6 +42,7 @@ pub fn rules() -> Ruleset {
     Ruleset::new(vec![
         rule("claude", Action::Agent, false),
         rule("codex", Action::Agent, false),
+        rule("app-server", Action::Server, false),
         rule("tmux", Action::Boundary, false),
         rule("apt", Action::Keep, false),
         rule("other-uid", Action::Keep, true),
@@ -324,7 +325,7 @@ pub fn name(model: &Model, turn: &Turn) -> String {
         })
     };
     match turn {
-        Turn::Opened { session } => format!("opened {}", agent(*session)),
+        Turn::Opened { session, .. } => format!("opened {}", agent(*session)),
         Turn::Restored { session } => format!("restored {}", agent(*session)),
         Turn::Boundary { session, rule, .. } => format!("boundary {rule} in {}", agent(*session)),
         Turn::Relaunched { session, .. } => format!("relaunched {}", agent(*session)),

@@ -133,18 +133,18 @@ impl Tree {
     }
 
     /// What an exited process had run last is told only now; a boundary's children are nobody's.
-    pub(in crate::model) fn ran_last(&mut self, key: Key, image: &Arc<Image>, boundary: bool) {
+    pub(in crate::model) fn ran_last(&mut self, key: Key, image: &Arc<Image>, leaves: bool) {
         if self.gone(key).is_some()
             && let Some(gone) = self.recent.by_key.get_mut(&tick(key))
         {
             gone.image = Arc::clone(image);
-            if boundary {
+            if leaves {
                 gone.lineage = Lineage::default();
             }
         }
         if let Some(exited) = self.exited.get_mut(&key) {
             exited.image = Arc::clone(image);
-            if boundary {
+            if leaves {
                 exited.lineage = Lineage::default();
             }
         }

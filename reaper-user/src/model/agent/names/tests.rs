@@ -194,7 +194,7 @@ proptest! {
             let kept = rules.judging(&image).first().copied();
             for (bit, said) in [
                 (NAME_AGENT, rules.agent(&image)),
-                (NAME_BOUNDARY, rules.boundary(&image)),
+                (NAME_BOUNDARY, rules.leaves_session(&image)),
                 (NAME_KEEP, kept),
             ] {
                 prop_assert!(said.is_none() || bits & bit != 0, "{bit} of {comm:?} {exe:?}: {rules:?}");

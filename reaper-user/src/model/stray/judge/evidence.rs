@@ -147,7 +147,7 @@ impl<'a> Judge<'a> {
             let heir = || {
                 // The table knows starts to the tick.
                 let since = root.start - root.start % TICK_NS;
-                let known = self.question.rules.agent_named(&session.agent);
+                let known = self.question.rules.session_rule(&session.agent);
                 let unknown = known.is_none().then_some(Doubt::AgentUnknown);
                 let alive = self.successor_doubt(row, trace, &session.agent, since);
                 alive.or(unknown)

@@ -215,7 +215,7 @@ impl Judge<'_> {
 
     fn is_holder(&self, image: &Image) -> bool {
         let rules = self.question.rules;
-        let rule = rules.boundary(image);
+        let rule = rules.leaves_session(image);
         rule.is_some_and(|rule| **rules.name(rule) == *HOLDER.1)
     }
 }

@@ -202,7 +202,7 @@ impl<'a> Judge<'a> {
     /// What spares a process with all that is below it, adopted or not.
     pub(super) fn spare_of_all(&self, row: &Row) -> Option<Spared> {
         let image = &row.seen.image;
-        if let Some(rule) = self.question.rules.boundary(image) {
+        if let Some(rule) = self.question.rules.leaves_session(image) {
             let name = self.question.rules.name(rule);
             return Some(Spared::new(row, Spare::Boundary).by(name));
         }
