@@ -15,8 +15,9 @@ use super::{
     ScanReport, Session, Status, Tree,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
+use crate::model::activity::Activity;
 use crate::model::conversation::Conversations;
-use crate::model::facts::{Facts, Inherited, Known};
+use crate::model::facts::{Facts, Inherited, Known, Stdio};
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
 
@@ -150,6 +151,8 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         input,
         inherited,
         conversations,
+        activity,
+        stdio,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {
@@ -186,6 +189,14 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         ids.map(Value::from).collect()
     };
     put("conversations", map(conversations, ids));
+    let clients = |activity: &Arc<Activity>| activity.clients.len().into();
+    put("clients", map(activity, clients));
+    let name = |stdio: &Stdio| match stdio {
+        Stdio::Connected => "connected".into(),
+        Stdio::HungUp => "hung up".into(),
+        Stdio::Other => "no pipe".into(),
+    };
+    put("stdio", map(stdio, name));
     facts
 }
 

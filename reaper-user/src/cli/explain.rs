@@ -92,6 +92,8 @@ fn known(fact: &str, value: &Value) -> String {
         "terminal_input" => "reads from a terminal",
         "agent_marks" => "agents' marks",
         "cwd" => "works in",
+        "clients" => "accepted connections",
+        "stdio" => "standard input and output",
         other => other,
     };
     let value = match value {

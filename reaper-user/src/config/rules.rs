@@ -49,6 +49,9 @@
 //! min_cpu = 90                      # percent of one core, looked at when `after` is over
 //! listening = true                  # it has a socket that listens
 //! children = false                  # it has living children
+//! idle = "30min"                    # it is an agent or a server; its tree has not worked and had no client for so long
+//! hung_up = true                    # ... and its standard input and output are pipes or sockets that nothing reads or writes
+//! server = true                     # it is an agent's server
 //! marks = ["CI=*"]                  # globs over the variables of its environment
 //! ```
 //!
@@ -63,7 +66,9 @@ use toml::de::DeTable;
 
 use super::reader::{Reader, Value};
 use super::{conversation, when};
-use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, PatternError, Rule, Syntax};
+use crate::model::agent::{
+    Action, Condition, Field, Matcher, Pattern, PatternError, Rule, SessionIs, Syntax,
+};
 
 const NOT: &str = "not_";
 
@@ -257,8 +262,25 @@ fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule
         );
     }
     let named = positive && !matchers.is_empty();
+    let of_root = rule.when.is_of_root();
+    if of_root && rule.when.session != SessionIs::Alive {
+        r.problem(
+            at,
+            format!(
+                "[[{key}]] `{this}` asks for `idle` or `server`, which only an agent that lives can be: add `session = \"alive\"`"
+            ),
+        );
+    }
     let living = rule.action == Action::Reap && rule.when.is_of(true);
-    if living && !named && rule.when.orphan != Some(true) {
+    if living && rule.when.server.is_some() && rule.when.idle.is_none() {
+        r.problem(
+            at,
+            format!(
+                "[[{key}]] `{this}` would reap servers that are in use: add `idle = \"30min\"`"
+            ),
+        );
+    }
+    if living && !of_root && !named && rule.when.orphan != Some(true) {
         r.problem(
             at,
             format!(

@@ -172,6 +172,9 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     put("min_cpu", when.min_cpu.map(Value::from));
     put("listening", when.listening.map(Value::from));
     put("children", when.children.map(Value::from));
+    put("idle", when.idle.map(nanoseconds));
+    put("hung_up", when.hung_up.then_some(Value::Bool(true)));
+    put("server", when.server.map(Value::from));
     put(
         "marks",
         names(when.marks.iter().map(Pattern::text).collect()),

@@ -12,8 +12,11 @@ use crate::model::agent::{Action, MARKS_MAX, Pattern, PatternError, Rule, Sessio
 /// Longest delay and age that a rule may name.
 const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
 
+/// Shortest time that a rule may name for `idle`.
+const IDLE_MIN: Duration = Duration::from_secs(1);
+
 /// All keys that a `[[rule]]` has, and other kinds of rules have not.
-pub(super) const KEYS: [&str; 19] = [
+pub(super) const KEYS: [&str; 22] = [
     "action",
     "after",
     "enabled",
@@ -32,6 +35,9 @@ pub(super) const KEYS: [&str; 19] = [
     "min_cpu",
     "listening",
     "children",
+    "idle",
+    "hung_up",
+    "server",
     "marks",
 ];
 
@@ -110,9 +116,27 @@ pub(super) fn read(r: &mut Reader, table: &DeTable<'_>, rule: &mut Rule) {
         min_cpu: r.maybe_number(table, "min_cpu", 1..=1_000_000),
         listening: r.maybe_flag(table, "listening"),
         children: r.maybe_flag(table, "children"),
+        idle: nanoseconds(r, table, "idle", IDLE_MIN..=LONGEST),
+        hung_up: hung_up(r, table),
+        server: r.maybe_flag(table, "server"),
         marks: patterns(r, table, "marks", Pattern::mark),
         ..When::default()
     };
+}
+
+/// Reads `hung_up`, which only makes sense as true and beside `idle`.
+fn hung_up(r: &mut Reader, table: &DeTable<'_>) -> bool {
+    let Some(value) = table.get("hung_up") else {
+        return false;
+    };
+    let hung_up = r.maybe_flag(table, "hung_up").unwrap_or(true);
+    if !hung_up || !table.contains_key("idle") {
+        r.problem(
+            value.span().start,
+            "`hung_up` is true or left out, and needs `idle`: write `hung_up = true` and `idle = \"30s\"`",
+        );
+    }
+    hung_up
 }
 
 fn nanoseconds(

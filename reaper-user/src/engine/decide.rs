@@ -40,6 +40,10 @@ impl Engine {
                         members
                             .iter()
                             .for_each(|key| self.model.forget_volatile(*key));
+                        let session = self.model.sessions.get(id);
+                        if session.is_some_and(|s| s.root_gone.is_some_and(|gone| gone.signalled)) {
+                            self.follow.reaper.renew(id);
+                        }
                     }
                     keys.extend(members);
                 }
@@ -159,10 +163,14 @@ impl Engine {
     pub(super) fn tell_decision(&mut self, who: Who, decision: &Decision) {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
+        let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
+        let root = self.model.sessions.of_root(who.key).filter(|_| by_rule);
+        let memory = root.and_then(|session| self.model.memory_within(session.id));
         let names = Names {
             verdict,
             reason,
             rule,
+            memory,
         };
         self.tell(Body::Decision { who, names });
     }

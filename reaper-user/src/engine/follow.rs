@@ -351,6 +351,7 @@ impl Follow {
                     verdict: "reap",
                     reason: reason.name(),
                     rule: None,
+                    memory: None,
                 };
                 let who = Who::new(model, node);
                 self.tell(time, Body::Decision { who, names });
@@ -378,6 +379,9 @@ impl Follow {
                 };
                 self.opened += 1;
                 self.changed.push(session.id);
+                if model.rules.judges_roots() {
+                    self.pending.push(Pending::Process(session.root));
+                }
                 self.touched.extend(root.parent);
                 // Some may have been found before it was known whose they are.
                 self.touch_members(model, session);
@@ -419,6 +423,9 @@ impl Follow {
                     .retain(|pending| !matches!(pending, Pending::Session(id) if id == session));
                 self.changed.push(*session);
                 self.touched.push(*root);
+                if model.rules.judges_roots() {
+                    self.pending.push(Pending::Process(*root));
+                }
                 let Some(session) = model.sessions.get(*session).map(SessionRef::from) else {
                     return;
                 };

@@ -5,6 +5,7 @@
 
 use super::Engine;
 use super::follow::Pending;
+use crate::facts::Urgency;
 use crate::model::session::{Handover, Search, Session, SessionId};
 use crate::sys;
 
@@ -79,7 +80,7 @@ impl Engine {
         let found = self.model.find_successor(id);
         if let Search::Needs(needs) = found {
             for (key, needs) in needs {
-                self.undecided.facts.ask(key, needs, true);
+                self.undecided.facts.ask(key, needs, Urgency::Urgent);
             }
             return Some(open);
         }

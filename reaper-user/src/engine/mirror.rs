@@ -280,7 +280,9 @@ impl Engine {
             gone_ns: session.root_gone.map_or(0, |gone| gone.at),
             kill_at_ns,
             lost: tally.lost,
-            ended: session.root_gone.map_or(0, |gone| wait_status(gone.ended)),
+            ended: session
+                .root_gone
+                .map_or(0, |gone| wait_status(gone.cause())),
             uid: session.uids.real,
             euid: session.uids.effective,
             flags,

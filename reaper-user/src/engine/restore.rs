@@ -195,6 +195,10 @@ impl Engine {
                 members: session.members().count(),
                 root_gone: due,
             };
+            if !due && self.model.rules.judges_roots() {
+                let root = Pending::Process(session.root);
+                self.follow.pending.push(root);
+            }
             self.tell(body);
             if due {
                 if state.kill_at_ns != 0 {

@@ -1,6 +1,7 @@
 //! Those who may be members by what they have from their makers, which has to be read first.
 
 use super::Engine;
+use crate::facts::Urgency;
 use crate::model::event::Key;
 use crate::model::session::SessionId;
 use crate::sys;
@@ -21,7 +22,7 @@ impl Engine {
             let facts = &mut self.undecided.facts;
             wanted
                 .iter()
-                .for_each(|(of, needs)| facts.ask(*of, *needs, true));
+                .for_each(|(of, needs)| facts.ask(*of, *needs, Urgency::Urgent));
             told &= wanted.is_empty();
             if !told {
                 self.follow.suspects.push(key);

@@ -7,7 +7,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
 use super::follow::Pending;
-use crate::facts::{Answer, Reader};
+use crate::facts::{Answer, Reader, Urgency};
 use crate::model::Model;
 use crate::model::agent::Ruleset;
 use crate::model::event::Key;
@@ -118,8 +118,18 @@ pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
 }
 
 impl Engine {
-    /// Has facts read that a decision about a member rests on: its own, or those of its kin.
+    /// Has facts read that a decision about a member rests on: its own, those of its kin, or those of its whole tree.
     pub(super) fn ask(&mut self, key: Key, session: SessionId, decision: &Decision) {
+        if decision.needs.has(Needs::ACTIVITY) {
+            self.ask_activity(key, session);
+        }
+        let decision = &Decision {
+            needs: decision.needs.without(Needs::ACTIVITY),
+            ..decision.clone()
+        };
+        if decision.needs.is_none() {
+            return;
+        }
         let of = decision.relative.unwrap_or(key);
         let node = self.model.tree.get(of);
         let its = node.and_then(|node| node.session).unwrap_or(session);
@@ -128,10 +138,26 @@ impl Engine {
         let number = undecided.last;
         let asked = |session| Asked { session, number };
         undecided.asked.entry(of).or_insert(asked(its));
-        undecided.facts.ask(of, decision.needs, true);
+        undecided.facts.ask(of, decision.needs, Urgency::Urgent);
         if of != key {
             undecided.kin.insert(key, asked(session));
         }
+    }
+
+    /// Has it read how busy the tree of a root is. The root is evaluated again when all of its processes are read.
+    fn ask_activity(&mut self, root: Key, session: SessionId) {
+        let members = self.model.members_within(session);
+        let unread = members.filter(|node| !node.lacks(Needs::ACTIVITY).is_none());
+        let unread: Vec<Key> = unread.map(|node| node.key).collect();
+        let undecided = &mut self.undecided;
+        undecided.last += 1;
+        let number = undecided.last;
+        for key in unread {
+            let asked = Asked { session, number };
+            undecided.asked.entry(key).or_insert(asked);
+            undecided.facts.ask(key, Needs::ACTIVITY, Urgency::Waited);
+        }
+        undecided.kin.insert(root, Asked { session, number });
     }
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
@@ -183,7 +209,7 @@ impl Engine {
                 needs |= node.lacks(Needs::INHERITED | Needs::UNIT);
             }
             if !needs.is_none() {
-                self.undecided.facts.ask(key, needs, false);
+                self.undecided.facts.ask(key, needs, Urgency::Ahead);
             }
         }
     }

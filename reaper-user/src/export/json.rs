@@ -14,6 +14,7 @@ use super::record::{Body, Count, GivenBack, KeptFor, Lifecycle, Record, SessionR
 use super::redact;
 use super::sink::Clock;
 use super::text::is_unprintable;
+use crate::model::activity::TreeMemory;
 use crate::model::event::{Ended, Key};
 use crate::reap::Outcome;
 use crate::source::procfs::Memory;
@@ -265,10 +266,14 @@ impl<W: Write> Line<'_, '_, W> {
                 self.who(who)?;
                 self.put("decision", names.verdict)?;
                 self.put("reason", names.reason)?;
-                match &names.rule {
-                    Some(rule) => self.put("rule", rule),
-                    None => Ok(()),
+                if let Some(rule) = &names.rule {
+                    self.put("rule", rule)?;
                 }
+                let Some(TreeMemory { rss, swap }) = names.memory else {
+                    return Ok(());
+                };
+                self.put("memory.rss", rss)?;
+                self.put("memory.swap", swap)
             }
             Body::Stray { who, stray } => {
                 self.who(who)?;

@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use super::names::{FailureName, grounds_in_words, in_words};
 use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
 use super::sink::Clock;
-use super::text::{by, command, duration, ended, given_back, more, printable, process};
+use super::text::{by, command, duration, ended, given_back, held, more, printable, process};
 use crate::model::event::Key;
 use crate::model::session::SessionKind;
 use crate::model::stray::Verdict;
@@ -245,11 +245,12 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 .unwrap_or_default();
             let by = who.evidence.as_ref().map(grounds_in_words);
             let by = by.map(|by| format!(", by {by}")).unwrap_or_default();
+            let held = names.memory.map(held).unwrap_or_default();
             (
                 style,
                 names.verdict,
                 Process(who),
-                format!("{}{rule}{by}", in_words(names.reason)),
+                format!("{}{rule}{by}{held}", in_words(names.reason)),
             )
         }
         Body::Stray { who, stray } => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::model::Model;
+use crate::model::activity::TreeMemory;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
 use crate::model::session::{Session, SessionKind};
 use crate::model::stray::Stray;
@@ -182,6 +183,8 @@ pub struct Names {
     pub verdict: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
+    /// Of the whole tree, where a rule decides about the root of a session that lives.
+    pub memory: Option<TreeMemory>,
 }
 
 /// For how long, and with whom, a process is kept.

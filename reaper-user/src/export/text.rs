@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use super::names::SignalName;
 use super::record::{GivenBack, Who};
 use super::redact;
+use crate::model::activity::TreeMemory;
 use crate::model::event::{Ended, Image, Key};
 
 /// Characters of a command line that are shown.
@@ -27,6 +28,16 @@ pub(super) fn given_back(memory: &GivenBack) -> String {
     }
     if unread > 0 {
         let _ = write!(text, ", {unread} too quick to weigh");
+    }
+    text
+}
+
+/// `, its tree has 1.2 GiB of memory`.
+pub(super) fn held(memory: TreeMemory) -> String {
+    let TreeMemory { rss, swap } = memory;
+    let mut text = format!(", its tree has {} of memory", ByteSize::b(rss));
+    if swap > 0 {
+        let _ = write!(text, " and {} swapped out", ByteSize::b(swap));
     }
     text
 }

@@ -81,6 +81,13 @@ pub(super) fn look(root: &Path, key: Key, needs: Needs, sources: &Sources) -> Fo
             .conversations(key, &sources.conversations)
             .map_or(Known::Unreadable, |all| Known::Is(all.into()));
     }
+    if needs.has(Needs::ACTIVITY) {
+        let activity = subject.activity().ok().flatten();
+        facts.activity = activity.map_or(Known::Unreadable, |all| Known::Is(all.into()));
+    }
+    if needs.has(Needs::STDIO) {
+        facts.stdio = subject.stdio(key).map_or(Known::Unreadable, Known::Is);
+    }
     if needs.has(Needs::LISTENING) {
         let listening = subject.listening().ok().flatten();
         facts.listening = listening.map_or(Known::Unreadable, Known::Is);

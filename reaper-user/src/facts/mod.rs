@@ -59,6 +59,17 @@ const OPEN_MAX: usize = 8192;
 const URGENT: (usize, usize) = (2, 8);
 const AHEAD: (usize, usize) = (1, 3);
 
+/// How soon facts are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Nothing waits for them.
+    Ahead,
+    /// A decision waits for them that may take its time.
+    Waited,
+    /// A process waits for them with a decision.
+    Urgent,
+}
+
 /// What was found out about a process.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -97,6 +108,8 @@ struct Ask {
     asked: u64,
     /// Since when somebody has waited for it, in ns of the monotonic clock.
     urgent: Option<u64>,
+    /// Whether a decision waits for it, urgent or not.
+    waited: bool,
     /// First look of two.
     used: Option<Used>,
 }
@@ -139,7 +152,8 @@ impl Reader {
     /// Asks for facts about a process. What is asked for already is not asked again, but becomes urgent if
     /// this is. What is not urgent is answered with [`Known::Unasked`] where there is too much of it, or it
     /// takes too long: nobody has looked, and whoever needs it asks again.
-    pub fn ask(&mut self, key: Key, needs: Needs, urgent: bool) {
+    pub fn ask(&mut self, key: Key, needs: Needs, urgency: Urgency) {
+        let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Waited);
         let now = sys::monotonic();
         let mut fresh = needs;
         for id in self.about.get(&key).cloned().unwrap_or_default() {
@@ -148,6 +162,7 @@ impl Reader {
             };
             let wanted = needs.without(ask.needs) != needs;
             fresh = fresh.without(ask.needs);
+            ask.waited |= waited && wanted;
             if urgent && wanted && ask.urgent.is_none() {
                 ask.urgent = Some(now);
                 let begun = ask.used.is_some();
@@ -158,7 +173,7 @@ impl Reader {
                 }
             }
         }
-        if !urgent && !self.open.is_empty() {
+        if !waited && !self.open.is_empty() {
             self.ahead.mend(now, LIMIT);
             if self.open.len() >= OPEN_MAX {
                 let (found, at) = (Facts::default(), sys::boot_time());
@@ -186,6 +201,7 @@ impl Reader {
                 needs,
                 asked: now,
                 urgent: urgent.then_some(now),
+                waited,
                 used: None,
             };
             self.open.insert(id, ask);
@@ -242,8 +258,15 @@ impl Reader {
         } else {
             &self.ahead
         };
-        let Ask { key, needs, .. } = *ask;
-        pool.ask(Job { id, key, needs });
+        let Ask {
+            key, needs, waited, ..
+        } = *ask;
+        pool.ask(Job {
+            id,
+            key,
+            needs,
+            wakes: waited,
+        });
     }
 
     /// Takes in what the threads have found.
@@ -280,7 +303,7 @@ impl Reader {
                 self.about.remove(&ask.key);
             }
         }
-        self.ready |= ask.urgent.is_some();
+        self.ready |= ask.waited;
         self.answers.push(Answer {
             key: ask.key,
             asked: ask.needs,
@@ -314,7 +337,11 @@ impl Reader {
         let Some(asked) = ask.urgent else {
             // Who needs it may have taken it for asked, and waits after all.
             if now >= ask.asked + LIMIT_IN_ALL {
-                self.close(id, sys::boot_time(), Facts::default());
+                let found = match ask.waited {
+                    true => Facts::unreadable(),
+                    false => Facts::default(),
+                };
+                self.close(id, sys::boot_time(), found);
                 self.ready = true;
             }
             return None;

@@ -22,6 +22,8 @@ pub(super) struct Job {
     pub(super) id: u64,
     pub(super) key: Key,
     pub(super) needs: Needs,
+    /// Whether its answer wakes the reader also where those of the pool do not.
+    pub(super) wakes: bool,
 }
 
 /// What it has found out.
@@ -168,14 +170,20 @@ impl Worker {
             // Who waits for this is about to send a signal, perhaps on a machine that a tree keeps busy.
             sys::prioritise();
         }
-        while let Some(Job { id, key, needs }) = self.next() {
+        while let Some(Job {
+            id,
+            key,
+            needs,
+            wakes,
+        }) = self.next()
+        {
             let at = sys::boot_time();
             let found = look(&self.common.root, key, needs, &self.common.sources);
             if self.done.send(Done { id, at, found }).is_err() {
                 return;
             }
             self.thread.job.store(0, Ordering::Release);
-            if self.wakes {
+            if self.wakes || wakes {
                 self.common.woken.notify_one();
             }
             if self.thread.replaced.load(Ordering::Relaxed) {

@@ -3,8 +3,9 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -12,7 +13,8 @@ use std::time::Instant;
 use nix::sys::stat::Mode;
 
 use super::*;
-use crate::model::facts::{Inherited, SessionNow};
+use crate::model::activity::Activity;
+use crate::model::facts::{self, Inherited, SessionNow};
 use crate::model::stray::Trace;
 use crate::source::procfs::Procfs;
 
@@ -102,7 +104,7 @@ fn wait(reader: &mut Reader) -> Vec<Answer> {
 
 /// Asks and waits.
 fn ask(reader: &mut Reader, key: Key, needs: Needs) -> Facts {
-    reader.ask(key, needs, true);
+    reader.ask(key, needs, Urgency::Urgent);
     let mut facts = Facts::default();
     while !reader.open.is_empty() {
         for answer in wait(reader) {
@@ -126,6 +128,8 @@ fn all_facts_of_a_process() {
         input: Known::Is(true),
         inherited: inherited("REAPER_KEEP=1\0", Some(&fake.work())),
         conversations: Known::Unasked,
+        activity: Known::Unasked,
+        stdio: Known::Unasked,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -202,7 +206,8 @@ fn what_a_process_has_from_its_makers() {
 fn what_cannot_be_read_is_unreadable() {
     let fake = Fake::new();
     let mut reader = fake.reader();
-    let all = needs(&ALL_BUT_CPU) | Needs::CPU | Needs::CONVERSATIONS;
+    let all =
+        needs(&ALL_BUT_CPU) | Needs::CPU | Needs::CONVERSATIONS | Needs::ACTIVITY | Needs::STDIO;
     let key = fake.process(41);
     // Whoever has the pid now.
     let before = Key { start: 1, ..key };
@@ -237,9 +242,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     // As many as there are threads at first, and one more behind them.
     let fine = fake.process(70);
     for (key, _) in &stuck[..2] {
-        reader.ask(*key, Needs::MARKS, true);
+        reader.ask(*key, Needs::MARKS, Urgency::Urgent);
     }
-    reader.ask(fine, Needs::MARKS, true);
+    reader.ask(fine, Needs::MARKS, Urgency::Urgent);
     let mut answers = Vec::new();
     while answers.len() < 3 {
         answers.extend(wait(&mut reader));
@@ -255,9 +260,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     }
     // More than there can be threads: even then there is an answer.
     for (key, _) in &stuck[2..] {
-        reader.ask(*key, Needs::MARKS, true);
+        reader.ask(*key, Needs::MARKS, Urgency::Urgent);
     }
-    reader.ask(fine, Needs::MARKS, true);
+    reader.ask(fine, Needs::MARKS, Urgency::Urgent);
     answers.clear();
     while answers.len() < stuck.len() - 1 {
         answers.extend(wait(&mut reader));
@@ -293,7 +298,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
-        reader.ask(first, Needs::UNIT, false);
+        reader.ask(first, Needs::UNIT, Urgency::Ahead);
     }
     assert_eq!(reader.open.len(), 1, "asked twice");
     let mut answers = Vec::new();
@@ -303,9 +308,9 @@ fn what_nobody_waits_for_wakes_nobody() {
     assert!(!reader.ready && answers.len() == 1 && answers[0].asked == Needs::UNIT);
     // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
     let (stuck, _pipe) = fake.stuck(82);
-    reader.ask(stuck, Needs::MARKS, false);
-    reader.ask(second, Needs::MARKS | Needs::UNIT, false);
-    reader.ask(second, Needs::MARKS | Needs::SESSION, true);
+    reader.ask(stuck, Needs::MARKS, Urgency::Ahead);
+    reader.ask(second, Needs::MARKS | Needs::UNIT, Urgency::Ahead);
+    reader.ask(second, Needs::MARKS | Needs::SESSION, Urgency::Urgent);
     let mut known = Needs::NONE;
     while !known.has(Needs::MARKS | Needs::UNIT | Needs::SESSION) {
         for answer in wait(&mut reader) {
@@ -315,7 +320,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     }
     // The thread ahead is given up for the next who asks.
     std::thread::sleep(Duration::from_nanos(2 * LIMIT));
-    reader.ask(first, Needs::SESSION, false);
+    reader.ask(first, Needs::SESSION, Urgency::Ahead);
     let began = Instant::now();
     while reader.take().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -396,9 +401,9 @@ fn cpu_use_takes_two_looks() {
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
-    reader.ask(busy, Needs::CPU, true);
-    reader.ask(idle, Needs::CPU, false);
-    reader.ask(idle, Needs::CPU, true);
+    reader.ask(busy, Needs::CPU, Urgency::Urgent);
+    reader.ask(idle, Needs::CPU, Urgency::Ahead);
+    reader.ask(idle, Needs::CPU, Urgency::Urgent);
     let mut found = HashMap::new();
     while found.len() < 2 {
         for answer in wait(&mut reader) {
@@ -409,4 +414,97 @@ fn cpu_use_takes_two_looks() {
     assert_eq!(found[&idle], Known::Is(0));
     // How much it gets depends on who else runs.
     assert!(matches!(found[&busy], Known::Is(5..=120)), "{found:?}");
+}
+
+#[test]
+fn activity_has_use_memory_and_connections() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let key = fake.process(46);
+    fake.file("46/io".into(), "rchar: 1000\nwchar: 24\nsyscr: 5\n");
+    fake.file(
+        "46/status".into(),
+        "Name:\tx\nVmRSS:\t    12 kB\nVmSwap:\t     3 kB\n",
+    );
+    fake.file_of(46, 5, "socket:[778]");
+    fake.file_of(46, 6, "socket:[801]");
+    fake.file_of(46, 7, "socket:[802]");
+    fake.file_of(46, 8, "socket:[803]");
+    let heading = "Num       RefCount Protocol Flags    Type St Inode Path\n";
+    let rows = "0: 00000002 00000000 00010000 0001 01 801 /run/x.sock\n\
+                0: 00000003 00000000 00000000 0001 03 802 /run/x.sock\n\
+                0: 00000003 00000000 00000000 0001 03 803\n\
+                0: 00000003 00000000 00000000 0001 03 999 /run/x.sock\n";
+    fake.file("46/net/unix".into(), &format!("{heading}{rows}"));
+    let expected = Activity {
+        cpu_ns: 3 * TICK_NS,
+        io_bytes: 1024,
+        rss: 12 << 10,
+        swap: 3 << 10,
+        // The client of 802 is not in the table, and that of 778 neither.
+        clients: [0, 0].into(),
+        sockets: [803].into(),
+    };
+    let activity = ask(&mut reader, key, Needs::ACTIVITY).activity;
+    assert_eq!(activity, Known::Is(expected.into()));
+}
+
+#[test]
+fn client_on_this_host_is_known_by_its_socket() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let key = fake.process(47);
+    fake.file("47/io".into(), "rchar: 0\nwchar: 0\n");
+    fake.file("47/status".into(), "VmRSS: 1 kB\n");
+    fake.file_of(47, 5, "socket:[778]");
+    fake.file_of(47, 6, "socket:[779]");
+    // The client uses IPv6 with the address of an IPv4 server.
+    let row = "  0: 0000000000000000FFFF00000100007F:9C40 0000000000000000FFFF00000100007F:1F90 01 \
+               00000000:00000000 00:00000000 00000000 0 0 779 1 0 20 0 0 10 -1\n";
+    fake.file("47/net/tcp6".into(), &format!("  sl\n{row}"));
+    let Known::Is(activity) = ask(&mut reader, key, Needs::ACTIVITY).activity else {
+        panic!("activity was not read");
+    };
+    assert_eq!(
+        (&activity.clients[..], &activity.sockets[..]),
+        (&[779][..], &[779][..])
+    );
+}
+
+/// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
+#[test]
+fn stdio_is_hung_up_once_both_other_ends_are_closed() {
+    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
+    let sleep = |input: Stdio, output: Stdio| {
+        let mut command = Command::new("sleep");
+        // Returns once the program runs.
+        let child = command.arg("60").stdin(input).stdout(output).spawn();
+        let own = Own(child.unwrap());
+        let pid = own.0.id();
+        let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
+        (own, Key { pid, start })
+    };
+    let mut stdio = |key| ask(&mut reader, key, Needs::STDIO).stdio;
+
+    let (mut piped, key) = sleep(Stdio::piped(), Stdio::piped());
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    let input = piped.0.stdin.take();
+    drop(piped.0.stdout.take());
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    drop(input);
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::HungUp));
+
+    let (client, theirs) = UnixStream::pair().unwrap();
+    let both = || Stdio::from(OwnedFd::from(theirs.try_clone().unwrap()));
+    let (_socket, key) = sleep(both(), both());
+    drop(theirs);
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    drop(client);
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::HungUp));
+
+    let (mut echo, key) = sleep(Stdio::piped(), Stdio::null());
+    drop(echo.0.stdin.take());
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::Other));
+    let (_null, key) = sleep(Stdio::null(), Stdio::null());
+    assert_eq!(stdio(key), Known::Is(facts::Stdio::Other));
 }

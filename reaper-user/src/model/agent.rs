@@ -279,7 +279,16 @@ impl Ruleset {
     pub fn judges_living(&self, orphans: bool) -> bool {
         let said = |rule: &&Rule| rule.action.rank() == JUDGING && rule.action != Action::Keep;
         let mut said = self.rules.iter().filter(said);
-        said.any(|rule| rule.when.is_of(true) && rule.when.orphan.is_none_or(|of| of == orphans))
+        said.any(|rule| {
+            let when = &rule.when;
+            !when.is_of_root() && when.is_of(true) && when.orphan.is_none_or(|of| of == orphans)
+        })
+    }
+
+    /// Whether a rule may decide about the root of a session while it lives.
+    pub fn judges_roots(&self) -> bool {
+        let mut rules = self.rules.iter();
+        rules.any(|rule| rule.when.is_of_root() && rule.when.is_of(true))
     }
 
     /// What a program is. Asked at every exec.

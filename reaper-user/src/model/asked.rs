@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::Model;
+use super::activity::Idle;
 use super::event::Key;
-use super::facts::{Facts, Known, Needs};
+use super::facts::{Facts, Known, Needs, Stdio};
 use super::session::{Session, Turn};
 use super::tree::Node;
 
@@ -20,6 +21,10 @@ pub(super) struct Read {
     facts: Facts,
     /// When the last of what lasts was read, in ns since boot.
     at: u64,
+    /// Since when it has not worked, once [`Needs::ACTIVITY`] was read.
+    idle: Option<Idle>,
+    /// Since when it was hung up at each reading of [`Needs::STDIO`], in ns of CLOCK_MONOTONIC.
+    hung_up_since: Option<u64>,
 }
 
 impl Node {
@@ -28,16 +33,32 @@ impl Node {
         self.read.as_deref().map(|read| &read.facts)
     }
 
+    /// Returns since when it has not worked; `None` if that was not read.
+    pub(super) fn idle(&self) -> Option<Idle> {
+        self.read.as_deref()?.idle
+    }
+
+    /// Returns since when its standard input and output are hung up, in ns of CLOCK_MONOTONIC.
+    pub(super) fn hung_up_since(&self) -> Option<u64> {
+        self.read.as_deref()?.hung_up_since
+    }
+
     /// What a child has from it that was born at that time: its environment and its cgroup, if they were read
     /// before. What was read later may be of a program that it has run since.
     pub(super) fn read_at_birth(&self, born: u64) -> Option<Box<Read>> {
-        let Read { facts, at } = self.read.as_deref().filter(|read| read.at <= born)?;
+        let Read { facts, at, .. } = self.read.as_deref().filter(|read| read.at <= born)?;
         let facts = Facts {
             marks: facts.marks,
             unit: facts.unit.clone(),
             ..Facts::default()
         };
-        (facts != Facts::default()).then(|| Box::new(Read { facts, at: *at }))
+        (facts != Facts::default()).then(|| {
+            Box::new(Read {
+                facts,
+                at: *at,
+                ..Read::default()
+            })
+        })
     }
 
     /// It runs another program, in a cgroup that may be another.
@@ -51,6 +72,7 @@ impl Node {
                 unit,
                 ..Facts::default()
             };
+            (read.idle, read.hung_up_since) = (None, None);
         }
     }
 
@@ -111,6 +133,16 @@ impl Model {
             node.moved(0, at);
         }
         let read = node.read.get_or_insert_default();
+        let awake = self.clock.awake(at);
+        if asked.has(Needs::ACTIVITY)
+            && let Known::Is(activity) = &found.activity
+        {
+            read.idle = Some(Idle::after(read.idle, activity, awake));
+        }
+        if asked.has(Needs::STDIO) {
+            let since = read.hung_up_since.unwrap_or(awake);
+            read.hung_up_since = (found.stdio == Known::Is(Stdio::HungUp)).then_some(since);
+        }
         read.facts.learn(asked, found);
         if asked.has_any(LASTING) {
             read.at = read.at.max(at);
@@ -192,10 +224,12 @@ impl Model {
         }
     }
 
-    /// Forgets what may have changed since it was read: whether a process listens, how busy it is, and what its
-    /// session and terminal are. A rule that asks for these after a delay asks anew.
+    /// Forgets what may have changed since it was read: whether a process listens, how busy it is, whether it is hung
+    /// up, and what its session and terminal are. A rule that asks for these after a delay reads them again.
     pub fn forget_volatile(&mut self, key: Key) {
-        self.forget_facts(key, Needs::LISTENING | Needs::CPU | Needs::SESSION);
+        let volatile = Needs::LISTENING | Needs::CPU | Needs::SESSION | Needs::STDIO;
+        self.forget_facts(key, volatile);
+        self.forget_activity_within(key);
     }
 
     /// Forgets these facts about a process.

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
+use super::activity::Activity;
 use super::conversation::Conversations;
 use super::stray::Trace;
 
@@ -45,6 +46,10 @@ impl Needs {
     pub(super) const ROOT_UNIT: Needs = Needs(128);
     /// [`Facts::conversations`].
     pub const CONVERSATIONS: Needs = Needs(256);
+    /// [`Facts::activity`].
+    pub const ACTIVITY: Needs = Needs(512);
+    /// [`Facts::stdio`].
+    pub const STDIO: Needs = Needs(1024);
 
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -92,6 +97,17 @@ pub struct SessionNow {
     pub tty: u32,
 }
 
+/// What is at the other ends of standard input and standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stdio {
+    /// Standard input is a pipe or a socket whose other end is open.
+    Connected,
+    /// Both are pipes or sockets whose other ends are closed.
+    HungUp,
+    /// Files, terminals, or a mixture.
+    Other,
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -112,6 +128,10 @@ pub struct Facts {
     pub inherited: Known<Arc<Inherited>>,
     /// Ids of agents' conversations that the process belongs to.
     pub conversations: Known<Arc<Conversations>>,
+    /// What the process has used, and its connections.
+    pub activity: Known<Arc<Activity>>,
+    /// What is at the other ends of its standard input and output.
+    pub stdio: Known<Stdio>,
 }
 
 /// What a process has from its makers, where it has not changed that.
@@ -148,6 +168,8 @@ impl Facts {
         input: Known::Unasked,
         inherited: Known::Unasked,
         conversations: Known::Unasked,
+        activity: Known::Unasked,
+        stdio: Known::Unasked,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
@@ -176,6 +198,12 @@ impl Facts {
         if asked.has(Needs::CONVERSATIONS) {
             self.conversations = found.conversations;
         }
+        if asked.has(Needs::ACTIVITY) {
+            self.activity = found.activity;
+        }
+        if asked.has(Needs::STDIO) {
+            self.stdio = found.stdio;
+        }
     }
 
     /// Those that somebody has looked for.
@@ -189,6 +217,8 @@ impl Facts {
             (Needs::INPUT, self.input != Known::Unasked),
             (Needs::INHERITED, self.inherited != Known::Unasked),
             (Needs::CONVERSATIONS, self.conversations != Known::Unasked),
+            (Needs::ACTIVITY, self.activity != Known::Unasked),
+            (Needs::STDIO, self.stdio != Known::Unasked),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
         known.fold(Needs::NONE, |all, (needs, _)| all | needs)
@@ -211,6 +241,8 @@ impl Facts {
             input: again(self.input),
             inherited: again(self.inherited.clone()),
             conversations: again(self.conversations.clone()),
+            activity: again(self.activity.clone()),
+            stdio: again(self.stdio),
         }
     }
 
@@ -225,6 +257,8 @@ impl Facts {
             input: Known::Unreadable,
             inherited: Known::Unreadable,
             conversations: Known::Unreadable,
+            activity: Known::Unreadable,
+            stdio: Known::Unreadable,
         }
     }
 }

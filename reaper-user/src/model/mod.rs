@@ -2,6 +2,7 @@
 //!
 //! Pure: no IO, no clock, no threads. Time comes in with the events, and nothing here can fail.
 
+pub mod activity;
 pub mod agent;
 mod asked;
 mod clock;

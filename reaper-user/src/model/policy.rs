@@ -371,6 +371,7 @@ fn gone(model: &Model, ended: Ended) -> RootGone {
     RootGone {
         at: model.clock.now(),
         ended,
+        signalled: false,
     }
 }
 

@@ -30,6 +30,9 @@ pub(super) use descent::Origin;
 pub use inferred::Evidence;
 pub use successor::{Handover, Search};
 
+/// Number of the signal that a root is sent first.
+const SIGTERM: u8 = 15;
+
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 const CLOSED_MAX: usize = 64;
 
@@ -68,6 +71,22 @@ pub struct RootGone {
     /// Nanoseconds since boot.
     pub at: u64,
     pub ended: Ended,
+    /// Whether it was sent a signal before by this program.
+    pub signalled: bool,
+}
+
+impl RootGone {
+    /// Returns the end that decides about the members. A root that exits because it was told to has not finished its
+    /// work, whatever its status.
+    pub fn cause(&self) -> Ended {
+        match self.ended {
+            Ended::Exited(_) if self.signalled => Ended::Signalled {
+                signal: SIGTERM,
+                core: false,
+            },
+            ended => ended,
+        }
+    }
 }
 
 /// Who had a root when it became one: a stranger, of whom nothing else is remembered once it has exited.
@@ -123,6 +142,8 @@ pub struct Session {
     pub handover: Handover,
     /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
     pub last_end: u64,
+    /// Start of its youngest member, in nanoseconds since boot.
+    pub(super) last_birth: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
@@ -425,6 +446,7 @@ impl Sessions {
                 root_gone: None,
                 handover: Handover::Excluded,
                 last_end: 0,
+                last_birth: 0,
                 found: ran == Ran::Found,
                 members: HashSet::default(),
             },
@@ -459,7 +481,12 @@ impl Sessions {
         while node.root
             && let Some(id) = self.of_root(node.key).map(|session| session.id)
         {
-            let left = matches!(ended, Ended::Exited(_));
+            let gone = RootGone {
+                at: now,
+                ended,
+                signalled: node.signalled != 0,
+            };
+            let left = matches!(gone.cause(), Ended::Exited(_));
             let heir = || {
                 self.heir(tree, node, id, orphans)
                     .or_else(|| self.heir_elsewhere(tree, node, id))
@@ -471,8 +498,8 @@ impl Sessions {
             let Some(session) = self.by_id.get_mut(&id) else {
                 break;
             };
-            session.root_gone = Some(RootGone { at: now, ended });
-            session.handover = Handover::after(rules, session.rule, ended);
+            session.root_gone = Some(gone);
+            session.handover = Handover::after(rules, session.rule, gone.cause());
             turns.push(Turn::RootGone { session: id });
             // It need not have been a member of it still: it may be a boundary.
             self.left.push(id);

@@ -167,6 +167,15 @@ impl Ladder {
         ladder
     }
 
+    /// The same ladder with the whole grace again, for processes that have not been signalled yet.
+    pub fn renewed(&self, times: Times, now: u64) -> Ladder {
+        Ladder {
+            open: self.open,
+            gentle: self.gentle,
+            ..Ladder::new(times, now)
+        }
+    }
+
     /// A look that finds nothing moving: whether there has been one before since the last sign of
     /// progress. If not, [`Ladder::progress`] sets the time of the next one.
     pub fn warned(&mut self) -> bool {

@@ -129,6 +129,14 @@ impl Reaper {
         true
     }
 
+    /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
+    /// the tree is only now due.
+    pub fn renew(&mut self, session: SessionId) {
+        if let Some(ladder) = self.ladders.get_mut(&session) {
+            *ladder = ladder.renewed(self.times, sys::monotonic());
+        }
+    }
+
     /// What a session's ladder sends first, and how long before SIGKILL: of that which goes on, or else of one that began now.
     pub fn begins_with(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
         let open = session.and_then(|session| self.ladders.get(&session));

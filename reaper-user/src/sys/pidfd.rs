@@ -103,6 +103,18 @@ impl Pidfd {
         nix::Error::result(sent).map(drop)
     }
 
+    /// Duplicates an open file of the process (`pidfd_getfd(2)`, Linux 5.6).
+    ///
+    /// # Errors
+    /// `EBADF` if it has no such file, `EPERM` if this program may not trace it.
+    pub fn file_of(&self, number: i32) -> nix::Result<OwnedFd> {
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), number, 0) };
+        let fd = nix::Error::result(fd)?;
+        // SAFETY: a new descriptor that belongs to nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
     /// Inode number; a name of the process that is never used again, from 6.9 on. Before that all
     /// pidfds share one.
     pub fn inode(&self) -> Option<u64> {

@@ -238,6 +238,8 @@ fn wanted(needs: Needs) -> String {
         (Needs::UNIT, "its systemd unit"),
         (Needs::SESSION, "its terminal and session"),
         (Needs::MARKS, "its environment"),
+        (Needs::ACTIVITY, "how busy its tree is"),
+        (Needs::STDIO, "its standard input and output"),
     ];
     let wanted = all.into_iter().filter(|(need, _)| needs.has(*need));
     let wanted: Vec<&str> = wanted.map(|(_, what)| what).collect();

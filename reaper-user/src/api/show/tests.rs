@@ -340,6 +340,8 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
             directory: Some(Path::new("/w/app").into()),
         })),
         conversations: Known::Unasked,
+        activity: Known::Unasked,
+        stdio: Known::Unasked,
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({

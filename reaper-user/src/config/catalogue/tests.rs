@@ -352,7 +352,8 @@ fn another_uid_is_kept_first() {
             "other-uid",
             "package-managers",
             "own-unit",
-            "asked-for-servers"
+            "asked-for-servers",
+            "unused-servers"
         ]
     );
     assert_eq!(rules.rule(judging[0]).when.uid, Some(UidIs::Other));

@@ -40,13 +40,13 @@ fn unknown_keys() {
     wrong(
         "colour = 1",
         "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, \
-         pin, pin_dir, kernel_reap, reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule",
+         pin, pin_dir, kernel_reap, reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule",
     );
     wrong(
         "\"a\\nb\\u001b\" = 1",
         &format!("r.toml:1:1: unknown key `a\\nb\\u{{1b}}`: {}", {
             "known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, pin, pin_dir, kernel_reap, \
-             reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, boundary, keep, rule"
+             reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule"
         }),
     );
     wrong(

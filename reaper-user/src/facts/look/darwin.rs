@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Used, home, marks};
+use crate::model::activity::Activity;
 use crate::model::agent::Pattern;
 use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Key, TICK_NS};
-use crate::model::facts::{Inherited, Known, SessionNow, says_something};
+use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
 use crate::model::stray::Trace;
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::{sockets, table};
@@ -97,6 +98,16 @@ impl Subject {
     /// It takes the path of an open file, which is not read here.
     pub(super) fn input(&self) -> Known<bool> {
         Known::Unreadable
+    }
+
+    /// Always `None`: connections of a process are not read on macOS.
+    pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
+        Ok(None)
+    }
+
+    /// Always fails: what is at the other end of a pipe is not read on macOS.
+    pub(super) fn stdio(&self, _: Key) -> io::Result<Stdio> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     pub(super) fn used(&mut self) -> Option<Used> {

@@ -1,23 +1,27 @@
 //! A process as /proc shows it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use super::registry::{Directory, Process, variable};
 use super::{Used, home, marks};
+use crate::model::activity::Activity;
 use crate::model::agent::Pattern;
 use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Key, TICK_NS};
-use crate::model::facts::{Inherited, Known, SessionNow, says_something};
+use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
 use crate::model::stray::Trace;
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
-use crate::sys;
+use crate::sys::{self, pidfd::Pidfd};
 
 /// Most bytes of an environment that are read.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
@@ -27,6 +31,8 @@ const FILES_MAX: usize = 16 << 10;
 const SOCKETS_MAX: u64 = 16 << 20;
 /// State of a socket that listens, as the tables have it.
 const LISTEN: &[u8] = b"0A";
+/// State of a connected one.
+const ESTABLISHED: &[u8] = b"01";
 
 /// A process that is being looked at: all that is read through this is of one process, whoever has its
 /// pid meanwhile.
@@ -195,15 +201,12 @@ impl Subject {
         Some(Used { ticks, at })
     }
 
-    /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
-    /// from this one by [`Subject::lives`].
-    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
+    /// Returns the inode numbers of its sockets, and whether these are all.
+    fn sockets(&self) -> io::Result<(HashSet<u64>, bool)> {
         let mut sockets = HashSet::new();
-        let mut all = true;
         for (n, file) in std::fs::read_dir(self.path.join("fd"))?.enumerate() {
             if n == FILES_MAX {
-                all = false;
-                break;
+                return Ok((sockets, false));
             }
             // One that has been closed since is none.
             if let Ok(link) = std::fs::read_link(file?.path())
@@ -212,6 +215,82 @@ impl Subject {
                 sockets.extend(number::<u64>(inode.strip_suffix(b"]").unwrap_or_default()));
             }
         }
+        Ok((sockets, true))
+    }
+
+    /// What it has used, and its connections. Returns `None` if it has more open files than are read.
+    pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
+        let mut bytes = |name: &str, fields: [&[u8]; 2]| -> io::Result<[u64; 2]> {
+            self.dir.read(name, &mut self.buffer)?;
+            let value = |name| field(&self.buffer, name).and_then(|rest| words(rest).next());
+            Ok(fields.map(|name| value(name).and_then(number).unwrap_or(0)))
+        };
+        let [read, written] = bytes("io", [b"rchar:", b"wchar:"])?;
+        let [rss_kib, swap_kib] = bytes("status", [b"VmRSS:", b"VmSwap:"])?;
+        let (own, all) = self.sockets()?;
+        if !all {
+            return Ok(None);
+        }
+        let ticks = self.stat(|stat| stat.cpu).unwrap_or(0);
+        let mut activity = Activity {
+            cpu_ns: ticks.saturating_mul(TICK_NS),
+            io_bytes: read.saturating_add(written),
+            rss: rss_kib.saturating_mul(1024),
+            swap: swap_kib.saturating_mul(1024),
+            ..Activity::default()
+        };
+        if !own.is_empty() {
+            let (clients, others) = connections(&self.path.join("net"), &own)?;
+            (activity.clients, activity.sockets) = (clients.into(), others.into());
+        }
+        Ok(Some(activity))
+    }
+
+    /// Looks at the other ends of standard input and output. By path, as [`Subject::listening`].
+    pub(super) fn stdio(&self, key: Key) -> io::Result<Stdio> {
+        let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
+        Ok(match (input, output) {
+            (Some(true), _) => Stdio::Connected,
+            (Some(false), Some(false)) => Stdio::HungUp,
+            _ => Stdio::Other,
+        })
+    }
+
+    /// Returns whether the other end of a file is open; `None` if the file is no pipe and no socket.
+    fn other_end(&self, key: Key, number: i32) -> io::Result<Option<bool>> {
+        let path = self.path.join("fd").join(number.to_string());
+        let link = match std::fs::read_link(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            link => link?,
+        };
+        let link = link.as_os_str().as_bytes();
+        let file: OwnedFd = if link.starts_with(b"pipe:[") {
+            // For a moment the pipe has one more reader or writer of the kind that it has already.
+            let mut options = File::options();
+            let options = match number {
+                0 => options.read(true),
+                _ => options.write(true),
+            };
+            options.custom_flags(libc::O_NONBLOCK).open(&path)?.into()
+        } else if link.starts_with(b"socket:[") {
+            // A socket cannot be opened by path.
+            Pidfd::open(key.pid)?.file_of(number)?
+        } else {
+            return Ok(None);
+        };
+        let mut polled = [PollFd::new(file.as_fd(), PollFlags::empty())];
+        poll(&mut polled, PollTimeout::ZERO)?;
+        let found = polled[0].revents().unwrap_or(PollFlags::empty());
+        // POLLHUP: a pipe without a writer, or a closed socket. POLLERR: a pipe without a reader.
+        Ok(Some(
+            !found.intersects(PollFlags::POLLHUP | PollFlags::POLLERR),
+        ))
+    }
+
+    /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
+    /// from this one by [`Subject::lives`].
+    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
+        let (sockets, all) = self.sockets()?;
         let listens = !sockets.is_empty() && {
             let net = self.path.join("net");
             listens(&net.join("tcp"), &sockets)?
@@ -267,6 +346,79 @@ fn is_login(scope: &[u8]) -> bool {
 fn is_terminal(file: &[u8]) -> bool {
     let device = file.strip_prefix(b"/dev/").unwrap_or_default();
     device.starts_with(b"pts/") || device.starts_with(b"tty") || device == b"console"
+}
+
+/// Returns the clients' sockets of connections that were accepted on some of `own` sockets, 0 for those that are not
+/// known, and the `own` sockets that are connected otherwise. `net` is the directory of the tables of sockets.
+fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>)> {
+    let (mut clients, mut others) = (Vec::new(), Vec::new());
+    for row in rows(&net.join("unix"))? {
+        let words: Vec<&[u8]> = words(&row).collect();
+        // Number, references, protocol, flags, type, state, inode, and a path where one is bound.
+        let [_, _, _, _, _, b"03", inode, path @ ..] = &words[..] else {
+            continue;
+        };
+        let Some(inode) = number::<u64>(inode).filter(|inode| own.contains(inode)) else {
+            continue;
+        };
+        // A socket that was accepted has the path of the one that listens; a client has none.
+        match path.is_empty() {
+            true => others.push(inode),
+            false => clients.push(0),
+        }
+    }
+    let mut listening: HashSet<Vec<u8>> = HashSet::new();
+    let mut connected: HashMap<(Vec<u8>, Vec<u8>), u64> = HashMap::new();
+    for row in rows(&net.join("tcp"))?
+        .into_iter()
+        .chain(rows(&net.join("tcp6"))?)
+    {
+        let words: Vec<&[u8]> = words(&row).collect();
+        let [_, local, remote, state, _, _, _, _, _, inode, ..] = &words[..] else {
+            continue;
+        };
+        match *state {
+            LISTEN => drop(listening.insert(port(local).to_vec())),
+            ESTABLISHED => {
+                let ends = (as_v4(local).to_vec(), as_v4(remote).to_vec());
+                connected.insert(ends, number(inode).unwrap_or(0));
+            }
+            _ => {}
+        }
+    }
+    for ((local, remote), inode) in connected.iter().filter(|(_, inode)| own.contains(*inode)) {
+        if listening.contains(port(local)) {
+            let other_end = connected.get(&(remote.clone(), local.clone()));
+            clients.push(other_end.copied().unwrap_or(0));
+        } else {
+            others.push(*inode);
+        }
+    }
+    Ok((clients, others))
+}
+
+/// Returns the lines of a table of sockets below its heading; none where the kernel has no such table.
+fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
+    let file = match File::open(table) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let lines = BufReader::new(file.take(SOCKETS_MAX)).split(b'\n');
+    lines.skip(1).collect()
+}
+
+fn port(address: &[u8]) -> &[u8] {
+    address
+        .rsplit(|byte| *byte == b':')
+        .next()
+        .unwrap_or_default()
+}
+
+/// An IPv4 address as the table of IPv4 has it, also where a socket of IPv6 has it.
+fn as_v4(address: &[u8]) -> &[u8] {
+    address
+        .strip_prefix(b"0000000000000000FFFF0000")
+        .unwrap_or(address)
 }
 
 /// Whether one of the sockets listens by a table in the form of `net/tcp`.

@@ -177,6 +177,7 @@ fn decided(time: u64, who: Who, verdict: &'static str) -> Record {
         verdict,
         reason: "root_gone",
         rule: (verdict == "keep").then(|| "my-servers".into()),
+        memory: None,
     };
     record(time, Body::Decision { who, names })
 }

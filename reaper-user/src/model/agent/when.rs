@@ -73,6 +73,12 @@ pub struct When {
     pub listening: Option<bool>,
     /// It has living children.
     pub children: Option<bool>,
+    /// It is the root of a session, and nothing in that session's tree has worked for so many ns.
+    pub idle: Option<u64>,
+    /// Its standard input and output are pipes or sockets whose other ends are closed, for as long as `idle` says.
+    pub hung_up: bool,
+    /// It is an agent's server.
+    pub server: Option<bool>,
     /// Over `NAME=value` of its environment: one of them is there.
     pub marks: Vec<Pattern>,
     /// Bits of `marks` in [`Facts::marks`](crate::model::facts::Facts::marks); a ruleset says which.
@@ -146,5 +152,11 @@ impl When {
             && (self.min_age, self.max_age, self.min_cpu) == (None, None, None)
             && self.units.is_empty()
             && self.marks.is_empty()
+            && !self.is_of_root()
+    }
+
+    /// Whether it can hold of the root of a session alone.
+    pub fn is_of_root(&self) -> bool {
+        self.idle.is_some() || self.server.is_some()
     }
 }

@@ -4,10 +4,16 @@ use std::borrow::Cow;
 
 use super::{Reason, Verdict, Weighed};
 use crate::model::Model;
+use crate::model::activity::IdleSince;
 use crate::model::agent::{Action, Rule, RuleId, SessionIs, UidIs, When};
-use crate::model::facts::{Facts, Known, Needs};
-use crate::model::session::{RootGone, Session};
+use crate::model::facts::{Facts, Known, Needs, Stdio};
+use crate::model::session::{RootGone, Session, SessionKind};
 use crate::model::tree::Node;
+
+/// Number of times that an idle session is looked at before its time is over.
+const LOOKS: u64 = 6;
+/// Longest time between two looks at a root whose client is connected, in ns.
+const LOOK_MAX_NS: u64 = 600_000_000_000;
 
 /// A member, and what a judgement rests on.
 pub(super) struct Case<'a> {
@@ -88,8 +94,8 @@ impl<'a> Case<'a> {
         let mut said = self.default();
         for id in self.weighed.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            // An agent that lives is no orphan of itself, whatever its own parent does.
-            if rule.action == Action::Reap && self.is_living_root() {
+            // An agent that lives is no orphan of itself, whatever its own parent does: only a rule about roots ends it.
+            if rule.action == Action::Reap && self.is_living_root() && !rule.when.is_of_root() {
                 continue;
             }
             match self.says(rule, &mut until) {
@@ -176,6 +182,12 @@ impl<'a> Case<'a> {
             Holds::Ask(needs) => return Says::Ask(needs),
             Holds::Unreadable => return Says::Unreadable,
             Holds::Yes if waits => return Says::Wait(over),
+            Holds::Yes => {}
+        }
+        match self.is_idle(when, until) {
+            Holds::No => return Says::Nothing,
+            Holds::Ask(needs) => return Says::Ask(needs),
+            Holds::Unreadable => return Says::Unreadable,
             Holds::Yes => {}
         }
         // Nobody saw how its root ended: that may delay, and reaps nobody whom a later rule keeps.
@@ -287,11 +299,56 @@ impl<'a> Case<'a> {
             && is(when.orphan, self.node.orphaned.is_some())
             && is(when.inferred, self.node.inferred.is_some())
             && is(when.children, !self.node.children().is_empty())
+            && (!when.is_of_root() || self.is_living_root())
+            && is(when.server, self.session.kind == SessionKind::Server)
+    }
+
+    /// Whether the session has been idle, and its root hung up, for as long as a rule asks. No event reports the end of
+    /// such a time, so `until` becomes the time of the next look at the latest. What cannot be read counts as in use.
+    fn is_idle(&self, when: &When, until: &mut Option<u64>) -> Holds {
+        let Some(period) = when.idle else {
+            return Holds::Yes;
+        };
+        let now = self.model.awake_now();
+        let mut look_after = |delay: u64| {
+            let at = now.saturating_add(delay.max(1));
+            *until = Some(until.map_or(at, |until| until.min(at)));
+        };
+        let mut since = 0;
+        if let Some(orphaned) = self.node.orphaned.filter(|_| when.orphan == Some(true)) {
+            since = self.model.clock.awake(orphaned.at);
+        }
+        match self.read().stdio {
+            Known::Unasked => return Holds::Ask(Needs::STDIO),
+            Known::Is(Stdio::HungUp) if when.hung_up => {
+                since = since.max(self.node.hung_up_since().unwrap_or(now));
+            }
+            Known::Is(Stdio::HungUp | Stdio::Other) if !when.hung_up => {}
+            // A client may stay for days: the longer it has been there, the less often it is looked for.
+            Known::Is(_) | Known::Unreadable => {
+                let waited = now.saturating_sub(since);
+                look_after(waited.clamp(period, period.max(LOOK_MAX_NS)));
+                return Holds::No;
+            }
+        }
+        match self.model.idle_since(self.session) {
+            IdleSince::Unread => Holds::Ask(Needs::ACTIVITY),
+            IdleSince::InUse => {
+                look_after(period / LOOKS);
+                Holds::No
+            }
+            IdleSince::Since(idle) => {
+                let over = since.max(idle).saturating_add(period);
+                let left = over.saturating_sub(now);
+                look_after(if left == 0 { period } else { left }.min(period / LOOKS));
+                Holds::from(left == 0)
+            }
+        }
     }
 
     /// `None`: nobody saw how its root ended.
     fn is_session(&self, asked: SessionIs) -> Option<bool> {
-        asked.holds(self.due.map(|due| due.ended))
+        asked.holds(self.due.map(|due| due.cause()))
     }
 
     fn is_agent(&self, when: &When) -> bool {

@@ -67,7 +67,7 @@ impl Known {
     /// What is decided about a member that is due, and would be reaped, because of those above and below it that are
     /// due with it; `None` if they do not hold it.
     pub(super) fn held(&self, model: &Model, node: &Node, due: RootGone) -> Option<Decision> {
-        if !model.rules.may_hold_kin(due.ended) {
+        if !model.rules.may_hold_kin(due.cause()) {
             return None;
         }
         let [above, below] = self.with(Some(due), |kin| kin.held(model, node, due));

@@ -301,6 +301,7 @@ impl Sessions {
         self.part(node);
         node.session = self.by_id.get_mut(&id).map(|session| {
             session.members.insert(key.pid);
+            session.last_birth = session.last_birth.max(key.start);
             node.unsure = unsure;
             // Whoever descends from a root is in scope with it, also where those between are forgotten.
             node.in_scope = true;

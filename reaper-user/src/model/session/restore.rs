@@ -32,17 +32,22 @@ impl Sessions {
         let outer = restored.outer.and_then(|outer| self.by_first_root(outer));
         let outer = outer.map(|outer| outer.id);
         let root = tree.get(restored.root).map(|node| node.key);
-        let gone = restored.gone.map(|(at, ended)| RootGone { at, ended });
+        let gone = restored.gone.map(|(at, ended)| RootGone {
+            at,
+            ended,
+            signalled: false,
+        });
         let unseen = RootGone {
             at: now,
             ended: Ended::Unknown,
+            signalled: false,
         };
         let rule = rules.session_rule(&restored.rule);
         let root_gone = gone.or(root.is_none().then_some(unseen));
         let handover = match root_gone {
             // The service before this one has found no successor.
             Some(_) if restored.decided => Handover::Excluded,
-            Some(gone) => Handover::after(rules, rule, gone.ended),
+            Some(gone) => Handover::after(rules, rule, gone.cause()),
             None => Handover::Excluded,
         };
         let session = Session {
@@ -66,6 +71,7 @@ impl Sessions {
             root_gone,
             handover,
             last_end: 0,
+            last_birth: 0,
             found: false,
             members: HashSet::default(),
         };

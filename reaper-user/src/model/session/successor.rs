@@ -86,7 +86,7 @@ impl Model {
     /// A root whose exit was not observed has been gone for an unknown time: its successor is there, or never comes.
     pub fn handover_deadline(&self, session: &Session) -> Option<u64> {
         let gone = session.root_gone?;
-        let window = match gone.ended {
+        let window = match gone.cause() {
             Ended::Exited(_) => WINDOW_NS,
             _ => 0,
         };

@@ -46,6 +46,8 @@ fn facts() -> impl Strategy<Value = Facts> {
             input,
             inherited: Known::Unasked,
             conversations: Known::Unasked,
+            activity: Known::Unasked,
+            stdio: Known::Unasked,
         },
     )
 }

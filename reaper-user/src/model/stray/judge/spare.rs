@@ -126,7 +126,7 @@ impl<'a> Judge<'a> {
         // But for units, which are looked at below.
         let keeps = |rule: &&Rule| {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
-            keeps && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
+            keeps && rule.may_spare() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
             let spare = if rule.when.uid == Some(UidIs::Other) {

@@ -1,0 +1,233 @@
+//! Idle sessions: since when nothing in the tree of an agent has worked and no client was connected to it.
+//!
+//! No event reports work. Each process is read again and again, and two readings are compared: it has worked if it has
+//! used more CPU time or I/O than an idle program with timers does. The births of children are known from events.
+
+use std::sync::Arc;
+
+use super::Model;
+use super::event::Key;
+use super::facts::{Facts, Known, Needs};
+use super::session::{Session, SessionId, SessionKind};
+use super::tree::Node;
+
+/// CPU time that an idle program may use, per second, in ns. Measured without a client: `opencode serve` 14 ms, codex's
+/// server 0.1 ms.
+const HEARTBEAT_CPU_NS: u64 = 20_000_000;
+/// CPU time is counted in ticks of 10 ms, so that each reading may be one tick off.
+const TICK_NS: u64 = super::event::TICK_NS;
+/// Bytes that an idle program may read and write, per second. Measured without a client: codex's server 140, `opencode
+/// serve` 100. A client that connects to codex's server, says hello and leaves moves 150 KB.
+const HEARTBEAT_IO: u64 = 256;
+/// Bytes beyond that for one reading.
+const IO_MARGIN: u64 = 8 << 10;
+/// Members beyond which a session is taken to be in use without being read.
+const MEMBERS_MAX: usize = 1024;
+
+/// What a process has used up to one reading, and its connections then.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// CPU time of all its threads, in ns.
+    pub cpu_ns: u64,
+    /// Bytes that it has read and written by system calls (`rchar` and `wchar` of proc_pid_io(5)).
+    pub io_bytes: u64,
+    /// Resident memory in bytes.
+    pub rss: u64,
+    /// Swapped out memory in bytes.
+    pub swap: u64,
+    /// For each connection that it has accepted the inode number of the client's socket; 0 where that is not known.
+    pub clients: Box<[u64]>,
+    /// Inode numbers of its other connected sockets.
+    pub sockets: Box<[u64]>,
+}
+
+/// Memory of all processes of a session and of those nested in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeMemory {
+    /// Resident bytes. Pages that several processes share count for each.
+    pub rss: u64,
+    /// Swapped out bytes.
+    pub swap: u64,
+}
+
+/// Since when a process has not worked, as its readings show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Idle {
+    /// Time of the last reading, in ns of CLOCK_MONOTONIC.
+    read_at: u64,
+    cpu_ns: u64,
+    io_bytes: u64,
+    /// In ns of CLOCK_MONOTONIC: the first of the readings between which it has not worked.
+    pub(super) since: u64,
+}
+
+impl Idle {
+    /// Returns the state after a reading at `now`, in ns of CLOCK_MONOTONIC.
+    pub(super) fn after(before: Option<Idle>, activity: &Activity, now: u64) -> Idle {
+        let worked = before.is_none_or(|before| {
+            let seconds = now.saturating_sub(before.read_at) / 1_000_000_000 + 1;
+            let cpu = activity.cpu_ns.saturating_sub(before.cpu_ns);
+            let io = activity.io_bytes.saturating_sub(before.io_bytes);
+            cpu > seconds * HEARTBEAT_CPU_NS + TICK_NS || io > seconds * HEARTBEAT_IO + IO_MARGIN
+        });
+        Idle {
+            read_at: now,
+            cpu_ns: activity.cpu_ns,
+            io_bytes: activity.io_bytes,
+            since: before
+                .filter(|_| !worked)
+                .map_or(now, |before| before.since),
+        }
+    }
+}
+
+/// Since when a session is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IdleSince {
+    /// [`Needs::ACTIVITY`] of its processes must be read first.
+    Unread,
+    /// A client is connected, an agent runs below it, or something could not be read.
+    InUse,
+    /// In ns of CLOCK_MONOTONIC.
+    Since(u64),
+}
+
+impl Model {
+    /// Returns the members of a session and of those nested in it.
+    pub fn members_within(&self, id: SessionId) -> impl Iterator<Item = &Node> {
+        let sessions = self.sessions.inwards(id);
+        let pids = sessions.flat_map(Session::members);
+        pids.filter_map(|pid| self.tree.by_pid(pid))
+    }
+
+    /// Returns what a session's tree had of memory when that was read last; `None` if it was not read of all.
+    pub fn memory_within(&self, id: SessionId) -> Option<TreeMemory> {
+        let read: Option<Vec<_>> = self.members_within(id).map(activity).collect();
+        let sum = |of: fn(&Activity) -> u64| read.iter().flatten().map(|one| of(one)).sum();
+        read.as_ref().map(|_| TreeMemory {
+            rss: sum(|one| one.rss),
+            swap: sum(|one| one.swap),
+        })
+    }
+
+    /// Returns since when nothing in the tree of a session has worked.
+    pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
+        let members: Vec<&Node> = self.members_within(session.id).collect();
+        if members.len() > MEMBERS_MAX {
+            return IdleSince::InUse;
+        }
+        let is_unread = |node: &&Node| {
+            let facts = node.facts();
+            facts.is_none_or(|facts| facts.activity == Known::Unasked)
+        };
+        if members.iter().any(is_unread) {
+            return IdleSince::Unread;
+        }
+        let Some(read) = members.iter().map(|node| activity(node)).collect() else {
+            return IdleSince::InUse;
+        };
+        if has_client(read) || self.has_agent_below(session) {
+            return IdleSince::InUse;
+        }
+        let idle = members.iter().filter_map(|node| node.idle());
+        let births = self.sessions.inwards(session.id).map(|one| one.last_birth);
+        let births = births.map(|boot| self.clock.awake(boot));
+        let since = idle.map(|idle| idle.since).chain(births).max();
+        since.map_or(IdleSince::InUse, IdleSince::Since)
+    }
+
+    /// Whether an agent that is not nested in a server's session runs below the server.
+    fn has_agent_below(&self, server: &Session) -> bool {
+        let is_below = |session: &Session| {
+            session.kind == SessionKind::Agent
+                && session.root_gone.is_none()
+                && self
+                    .tree
+                    .ancestors(session.root)
+                    .any(|above| above.session == Some(server.id))
+        };
+        server.kind == SessionKind::Server && self.sessions.iter().any(is_below)
+    }
+
+    /// Forgets how busy the processes of a root's session are, so that they are read again.
+    pub(super) fn forget_activity_within(&mut self, root: Key) {
+        let Some(id) = self.sessions.of_root(root).map(|session| session.id) else {
+            return;
+        };
+        let members: Vec<Key> = self.members_within(id).map(|node| node.key).collect();
+        for key in members {
+            self.forget_facts(key, Needs::ACTIVITY);
+        }
+    }
+}
+
+fn activity(node: &Node) -> Option<&Arc<Activity>> {
+    match node.facts() {
+        Some(Facts {
+            activity: Known::Is(activity),
+            ..
+        }) => Some(activity),
+        _ => None,
+    }
+}
+
+/// Whether one of the processes has accepted a connection that none of them has made.
+fn has_client(read: Vec<&Arc<Activity>>) -> bool {
+    let own: hashbrown::HashSet<u64> = read
+        .iter()
+        .flat_map(|one| one.sockets.iter().copied())
+        .collect();
+    let mut clients = read.iter().flat_map(|one| one.clients.iter());
+    clients.any(|client| !own.contains(client))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn used(cpu_ms: u64, io_bytes: u64) -> Activity {
+        Activity {
+            cpu_ns: cpu_ms * 1_000_000,
+            io_bytes,
+            ..Activity::default()
+        }
+    }
+
+    #[test]
+    fn process_with_a_heartbeat_stays_idle() {
+        let first = Idle::after(None, &used(5000, 1 << 20), 100 * SECOND);
+        assert_eq!(first.since, 100 * SECOND);
+        let later = Idle::after(Some(first), &used(9200, (1 << 20) + 42_000), 400 * SECOND);
+        assert_eq!(later.since, 100 * SECOND);
+    }
+
+    #[test]
+    fn process_that_works_between_two_readings_is_idle_from_the_second() {
+        let first = Idle::after(None, &used(0, 0), 100 * SECOND);
+        for busy in [used(7000, 0), used(4, 150_000)] {
+            let later = Idle::after(Some(first), &busy, 400 * SECOND);
+            assert_eq!(later.since, 400 * SECOND, "{busy:?}");
+        }
+    }
+
+    #[test]
+    fn connection_between_two_members_is_no_client() {
+        let server = Arc::new(Activity {
+            clients: [7].into(),
+            ..Activity::default()
+        });
+        let member = Arc::new(Activity {
+            sockets: [7].into(),
+            ..Activity::default()
+        });
+        assert!(has_client(vec![&server]));
+        assert!(!has_client(vec![&server, &member]));
+        let unknown = Arc::new(Activity {
+            clients: [0].into(),
+            ..Activity::default()
+        });
+        assert!(has_client(vec![&unknown, &member]));
+    }
+}
