@@ -48,6 +48,8 @@ pub struct Event {
     pub decision: Option<String>,
     pub reason: Option<String>,
     pub rule: Option<String>,
+    #[serde(rename = "memory.rss")]
+    pub memory_rss: Option<u64>,
     pub signal: Option<String>,
     pub sent_by: Option<String>,
     pub outcome: Option<String>,

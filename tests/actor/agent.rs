@@ -31,6 +31,11 @@ pub fn agent(s: &Stage) -> ! {
 fn die(s: &Stage, how: &str) -> ! {
     match how.split_once(' ').unwrap_or((how, "")) {
         ("exit", code) => leave(code.parse().expect("an exit code")),
+        ("raise", name) => {
+            let signal = name.parse().expect("the name of a signal");
+            nix::sys::signal::raise(signal).expect("raise it");
+            rest()
+        }
         ("segfault", _) => {
             setrlimit(Resource::RLIMIT_CORE, 0, 0).expect("do without a core dump");
             // SAFETY: not sound, on purpose: nothing is mapped at 8, and the fault is what the test is about.

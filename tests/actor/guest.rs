@@ -1,12 +1,13 @@
 //! Members that do what programs of the world do: listen, serve others, burn time, run what is installed.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::stage::{Stage, leave, rest};
+use super::stage::{Stage, fork, leave, rest};
 use crate::proc;
 
 /// Listens on a port, which is any that is free. May have a child, which does not: `listen ROLE PLAY…`.
@@ -19,14 +20,18 @@ pub fn listen(s: &Stage) -> ! {
     rest()
 }
 
-/// Serves whoever connects to the Unix socket of its role.
+/// Serves whoever connects to the Unix socket of its role. May have a child: `serve ROLE PLAY…`.
 pub fn serve(s: &Stage) -> ! {
     let path = s.dir.join(&s.role).with_extension("socket");
     let socket = UnixListener::bind(path).expect("listen on a socket");
+    if let [role, how @ ..] = &s.args[..] {
+        s.spawn(role, &how.join(" "));
+    }
     s.report();
-    let mut served = Vec::new();
     loop {
-        served.push(socket.accept().expect("serve another one"));
+        let (mut client, _) = socket.accept().expect("serve another one");
+        // Ends with the client.
+        std::thread::spawn(move || std::io::copy(&mut client, &mut std::io::sink()));
     }
 }
 
@@ -39,6 +44,49 @@ pub fn client(s: &Stage) -> ! {
     };
     let _stream = std::iter::repeat_with(connected).find_map(Result::ok);
     s.report();
+    rest()
+}
+
+/// `editor ENDS PARENT ROLE HOW…`: starts an agent and holds the other ends of its standard input and output: `pipes`,
+/// `sockets`, `closed` for pipes whose other ends nothing holds, or `file` for such a pipe and a file. With `orphan` the agent's parent exits at once.
+pub fn editor(s: &Stage) -> ! {
+    let [ends, parent, role, how @ ..] = &s.args[..] else {
+        panic!("an editor needs ENDS, PARENT, ROLE and HOW");
+    };
+    let (own, [input, output]): (Vec<OwnedFd>, [OwnedFd; 2]) = match ends.as_str() {
+        "sockets" => {
+            let pairs = [(); 2].map(|()| UnixStream::pair().expect("make a pair of sockets"));
+            let [(a, input), (b, output)] = pairs;
+            (vec![a.into(), b.into()], [input.into(), output.into()])
+        }
+        ends => {
+            let (input, writer) = std::io::pipe().expect("make a pipe");
+            let (reader, output) = std::io::pipe().expect("make a pipe");
+            match ends {
+                "pipes" => (
+                    vec![writer.into(), reader.into()],
+                    [input.into(), output.into()],
+                ),
+                "closed" => (Vec::new(), [input.into(), output.into()]),
+                _ => {
+                    let file = std::fs::File::create(s.dir.join(role).with_extension("log"));
+                    (
+                        Vec::new(),
+                        [input.into(), file.expect("create a file").into()],
+                    )
+                }
+            }
+        }
+    };
+    let how = how.join(" ");
+    if parent == "orphan" {
+        let middle = fork(|| s.spawn_between(role, &how, [input.into(), output.into()]));
+        nix::sys::wait::waitpid(middle, None).expect("wait for the agent's parent");
+    } else {
+        s.spawn_between(role, &how, [input.into(), output.into()]);
+    }
+    s.report();
+    let _own = own;
     rest()
 }
 

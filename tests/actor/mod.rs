@@ -62,6 +62,7 @@ const PLAYS: &[(&str, Play)] = &[
     ("listen", guest::listen),
     ("serve", guest::serve),
     ("client", guest::client),
+    ("editor", guest::editor),
     ("burn", guest::burn),
     ("family", guest::family),
     ("in-unit", guest::in_unit),

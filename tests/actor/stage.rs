@@ -86,9 +86,13 @@ impl Stage {
         command
     }
 
-    /// The agent, with this actor's own arguments as its.
+    /// The agent, with this actor's own arguments as its. The first may be `as:IMAGE` for another program.
     pub fn agent(&self) -> Command {
-        self.command("claude", "agent", "agent", &self.args)
+        let (image, args) = match self.args.split_first() {
+            Some((first, rest)) if first.starts_with("as:") => (&first[3..], rest),
+            _ => ("claude", &self.args[..]),
+        };
+        self.command(image, "agent", "agent", args)
     }
 
     /// Starts `role`. `how` is the play and its arguments, after an optional word for the way: `fork` without exec,
@@ -116,7 +120,24 @@ impl Stage {
         }
     }
 
+    /// Starts `role` as [`Stage::spawn`] does, with this standard input and output.
+    pub fn spawn_between(&self, role: &str, how: &str, [input, output]: [Stdio; 2]) {
+        let (modifiers, play) = modifiers(how);
+        begin(
+            self.prepare(&modifiers, role, play)
+                .stdin(input)
+                .stdout(output),
+        );
+    }
+
     fn start(&self, modifiers: &[&str], role: &str, how: &str) -> Child {
+        let mut command = self.prepare(modifiers, role, how);
+        command
+            .spawn()
+            .unwrap_or_else(|e| panic!("start {role}: {e}"))
+    }
+
+    fn prepare(&self, modifiers: &[&str], role: &str, how: &str) -> Command {
         let mut words = how.split(' ').map(String::from);
         let play = words.next().expect("a play");
         let image = modifiers.iter().find_map(|word| word.strip_prefix("as:"));
@@ -136,8 +157,6 @@ impl Stage {
             command.env(name, value);
         }
         command
-            .spawn()
-            .unwrap_or_else(|e| panic!("start {role}: {e}"))
     }
 
     /// The command of these words, in which `{dir}` stands for the directory of the test.

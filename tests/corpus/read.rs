@@ -153,6 +153,9 @@ impl Entry {
             "killed" => Death::Killed,
             "segfault" => Death::Falls("segfault", "SIGSEGV"),
             "relaunch" => Death::Relaunches,
+            "SIGINT" => Death::Falls("raise SIGINT", "SIGINT"),
+            "SIGTERM" => Death::Falls("raise SIGTERM", "SIGTERM"),
+            "SIGHUP" => Death::Falls("raise SIGHUP", "SIGHUP"),
             "lives" => Death::Lives,
             "leader-first" => Death::LosesLeader,
             how => {

@@ -8,6 +8,7 @@ mod part;
 mod pids;
 pub mod promise;
 mod races;
+mod servers;
 mod special;
 mod story;
 mod table;
@@ -42,6 +43,7 @@ fn special() -> impl Iterator<Item = (Story, bool)> {
         (handover::STORIES, true),
         (pids::STORIES, true),
         (races::STORIES, true),
+        (servers::STORIES, true),
     ];
     let each = |(stories, possible): (&'static [Story], bool)| {
         stories.iter().map(move |story| (*story, possible))

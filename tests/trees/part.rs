@@ -153,8 +153,7 @@ impl Part {
             Fate::Detached => vec![DETACHED, REAPED],
             Fate::Kept(reason) => vec![Said::new("keep", reason)],
             Fate::Decided(all) => all.to_vec(),
-            Fate::Server(_) => vec![DETACHED],
-            Fate::Boundary(_) | Fate::Outside | Fate::First => Vec::new(),
+            Fate::Boundary(_) | Fate::Server(_) | Fate::Outside | Fate::First => Vec::new(),
         }
     }
     /// Whether anything is to be told of it.
@@ -172,7 +171,7 @@ impl Part {
     }
     /// Whether it is an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {
-        self.decisions().first() == Some(&DETACHED) && !matches!(self.fate, Fate::Server(_))
+        self.decisions().first() == Some(&DETACHED)
     }
 
     /// In the words of an agent's arguments.

@@ -137,7 +137,10 @@ impl Engine {
             return;
         };
         let known = (decision.verdict, decision.reason);
-        let news = self.follow.decided.insert(key, known) != Some(known);
+        let before = self.follow.decided.insert(key, known);
+        // That a process lives by right of its agent is news only after something else was decided.
+        let goes_without_saying = before.is_none() && decision.reason == Reason::RootAlive;
+        let news = before != Some(known) && !goes_without_saying;
         match decision.verdict {
             // Told once it is verified, which changes it where the process has changed its uid.
             Verdict::Reap if news || self.settings.mode == Mode::Enforce => {

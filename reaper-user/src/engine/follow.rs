@@ -379,7 +379,7 @@ impl Follow {
                 };
                 self.opened += 1;
                 self.changed.push(session.id);
-                if model.rules.judges_roots() {
+                if model.judges_root(session.root) {
                     self.pending.push(Pending::Process(session.root));
                 }
                 self.touched.extend(root.parent);
@@ -423,7 +423,7 @@ impl Follow {
                     .retain(|pending| !matches!(pending, Pending::Session(id) if id == session));
                 self.changed.push(*session);
                 self.touched.push(*root);
-                if model.rules.judges_roots() {
+                if model.judges_root(*root) {
                     self.pending.push(Pending::Process(*root));
                 }
                 let Some(session) = model.sessions.get(*session).map(SessionRef::from) else {

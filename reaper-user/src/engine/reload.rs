@@ -93,7 +93,6 @@ impl Engine {
         } = config;
         self.follow.reaper.set_times(Times { grace, stuck_after });
         let living = self.model.rules.judges_living(false);
-        let roots = self.model.rules.judges_roots();
         for node in self.model.tree.iter() {
             let Some(session) = node.session else {
                 continue;
@@ -102,7 +101,7 @@ impl Engine {
             self.follow.fresh.push(node.key);
             let due = || self.model.sessions.due(session).is_some();
             if living
-                || roots && node.root
+                || self.model.judges_root(node.key)
                 || node.orphaned.is_some()
                 || self.follow.decided.contains_key(&node.key)
                 || due()

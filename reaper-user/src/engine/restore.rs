@@ -195,7 +195,7 @@ impl Engine {
                 members: session.members().count(),
                 root_gone: due,
             };
-            if !due && self.model.rules.judges_roots() {
+            if !due && self.model.judges_root(session.root) {
                 let root = Pending::Process(session.root);
                 self.follow.pending.push(root);
             }

@@ -285,12 +285,6 @@ impl Ruleset {
         })
     }
 
-    /// Whether a rule may decide about the root of a session while it lives.
-    pub fn judges_roots(&self) -> bool {
-        let mut rules = self.rules.iter();
-        rules.any(|rule| rule.when.is_of_root() && rule.when.is_of(true))
-    }
-
     /// What a program is. Asked at every exec.
     pub fn classify(&self, image: &Image) -> Class {
         let subject = Subject::new(image);

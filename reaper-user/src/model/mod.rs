@@ -450,6 +450,13 @@ impl Model {
         all.into_iter().for_each(|key| self.weigh(key));
     }
 
+    /// Whether a rule about roots may come to decide about a process while it lives.
+    pub fn judges_root(&self, key: Key) -> bool {
+        self.tree
+            .get(key)
+            .is_some_and(|node| policy::judges_root(self, node))
+    }
+
     /// For deciding about many from what is known now.
     pub fn round(&self) -> Round<'_> {
         Round::new(self)

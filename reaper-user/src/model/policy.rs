@@ -322,6 +322,12 @@ fn keep_mark(model: &Model, node: &Node) -> Known<bool> {
     }
 }
 
+/// Whether a rule about roots may come to decide about a process while it lives.
+pub(super) fn judges_root(model: &Model, node: &Node) -> bool {
+    session_of(model, node)
+        .is_some_and(|session| Case::new(model, node, session, None).may_be_judged_as_root())
+}
+
 /// Whether a member is kept though it should be due, or is never signalled at all. As long as its root lives,
 /// what is not known yet does not count.
 pub(super) fn is_spared(round: &Round<'_>, node: &Node) -> bool {

@@ -59,11 +59,6 @@ fn reason(story: &Story, judged: &Judged) -> String {
         "root_gone" => by(&due()),
         "born_while_due" => by(&format!("{}, and it was born after that", due())),
         "end_ordered" => format!("{} ends all that it has started", agent(story)),
-        "detached" if story.row.root => format!(
-            "its parent has exited, which does not end the {} {}",
-            kind(story),
-            agent(story)
-        ),
         "detached" => format!(
             "its parent has exited, but its {} {} lives",
             kind(story),

@@ -133,7 +133,9 @@ impl<'a> Case<'a> {
         match self.due {
             Some(_) if self.node.inferred.is_some() => Said::new(Verdict::Report, Reason::Inferred),
             Some(_) => self.reaped(),
-            None if self.node.orphaned.is_some() => Said::new(Verdict::Keep, Reason::Detached),
+            None if self.node.orphaned.is_some() && !self.is_living_root() => {
+                Said::new(Verdict::Keep, Reason::Detached)
+            }
             None => Said::new(Verdict::Keep, Reason::RootAlive),
         }
     }
@@ -259,6 +261,15 @@ impl<'a> Case<'a> {
         asking.map_or(hold, |id| Hold::Ask(id, needs))
     }
 
+    /// Whether a rule about roots asks for nothing that this one can never have, or has not yet.
+    pub fn may_be_judged_as_root(&self) -> bool {
+        let mut rules = self.weighed.rules.iter();
+        rules.any(|id| {
+            let when = &self.model.rules.rule(*id).when;
+            when.is_of_root() && self.is_as_asked(when)
+        })
+    }
+
     /// Whether some rule may come to spare it, now or when something becomes known or changes.
     pub fn may_be_spared(&self) -> bool {
         // Where no rule reaps it, that does.
@@ -326,7 +337,8 @@ impl<'a> Case<'a> {
             Known::Is(Stdio::HungUp | Stdio::Other) if !when.hung_up => {}
             // A client may stay for days: the longer it has been there, the less often it is looked for.
             Known::Is(_) | Known::Unreadable => {
-                let waited = now.saturating_sub(since);
+                let waited =
+                    now.saturating_sub(since.max(self.model.clock.awake(self.session.opened)));
                 look_after(waited.clamp(period, period.max(LOOK_MAX_NS)));
                 return Holds::No;
             }

@@ -255,7 +255,7 @@ fn a_living_agent_is_no_prey_of_a_rule() {
     w.exit(shell);
     assert_eq!(
         [agent, inner].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
     w.exit(agent);
     assert_eq!(w.why(inner), "reap root_gone all");

@@ -19,7 +19,7 @@ fn server_survives_its_starter_and_owns_what_runs_below_it() {
     w.dies_by_signal(agent);
     assert_eq!(
         [own_tool, server, server_tool].map(|key| w.why(key)),
-        ["reap root_gone", "keep detached", "keep root_alive"]
+        ["reap root_gone", "keep root_alive", "keep root_alive"]
     );
     w.dies_by_signal(server);
     assert_eq!(w.why(server_tool), "reap root_gone");
@@ -67,7 +67,7 @@ fn server_below_another_server_is_not_nested_in_it() {
     w.dies_by_signal(launcher);
     assert_eq!(
         [server, tool].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
 }
 
@@ -81,7 +81,7 @@ fn nested_agent_that_becomes_a_server_leaves_the_outer_session() {
     w.dies_by_signal(outer);
     assert_eq!(
         [shim, tool].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
 }
 
@@ -97,7 +97,7 @@ fn server_found_running_below_an_agent_is_not_nested_in_it() {
     w.dies_by_signal(agent);
     assert_eq!(
         [server, tool].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
     w.dies_by_signal(server);
     assert_eq!(w.why(tool), "reap root_gone");

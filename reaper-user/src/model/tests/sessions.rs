@@ -295,7 +295,7 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
     assert_eq!(w.turns(), ["relaunched claude"]);
     assert_eq!(
         [child, tool].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
     w.exit(child);
     assert_eq!(w.why(tool), "reap root_gone");
@@ -380,7 +380,7 @@ fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_te
         reads(&mut w, child, of_child);
         w.exit(root);
         let expected = if hands_over {
-            ["keep detached", "keep root_alive"]
+            ["keep root_alive", "keep root_alive"]
         } else {
             ["reap root_gone"; 2]
         };
@@ -448,7 +448,7 @@ fn a_shim_that_starts_the_agent_and_exits_is_no_root() {
     w.exit(shim);
     assert_eq!(
         [agent, tool].map(|key| w.why(key)),
-        ["keep detached", "keep root_alive"]
+        ["keep root_alive", "keep root_alive"]
     );
 }
 

@@ -1,0 +1,205 @@
+//! Agents' servers that nobody uses, and agents that speak a protocol with a client that is gone.
+
+use nix::sys::signal::Signal;
+
+use super::{CONFIG, Story, View};
+use crate::proc::Identity;
+use crate::world::World;
+
+pub const STORIES: &[Story] = &[
+    ("unused-managed-server", unused_managed_server),
+    ("unused-server-is-reported", unused_server_is_reported),
+    ("server-whose-terminal-is-closed", terminal_is_closed),
+    ("stdio-agent-on-pipes", |view| {
+        stdio_agent_without_client(view, "pipes");
+    }),
+    ("stdio-agent-on-sockets", |view| {
+        stdio_agent_without_client(view, "sockets");
+    }),
+];
+
+const CODEX: &str = "node_modules/@openai/codex/vendor/x86_64-unknown-linux-musl/bin/codex";
+const OPENCODE: &str = "node_modules/opencode-ai/bin/opencode.exe";
+const GEMINI: &str = "{dir}/node_modules/.bin/gemini";
+const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
+
+/// The shipped rules with a shorter time.
+const IDLE_RULES: &str = r#"
+[[rule]]
+name = "unused-managed-servers"
+action = "reap"
+session = "alive"
+server = true
+idle = "1s"
+exe = "**/codex"
+args = "app-server"
+options = "--managed-daemon"
+[[rule]]
+name = "unused-servers"
+action = "report"
+session = "alive"
+server = true
+idle = "1s"
+[[rule]]
+name = "agents-without-client"
+action = "reap"
+session = "alive"
+orphan = true
+hung_up = true
+idle = "1s"
+any = [{ script = "**/gemini", options = "--acp" }, { exe = "**/codex", args = "app-server" }]
+"#;
+
+fn world(view: &View) -> World {
+    let mut world = World::new(true);
+    let provide = |world: &World, name: &str, words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).into()).collect();
+        world.provide(name, &words);
+    };
+    let managed = [
+        CODEX,
+        "app-server",
+        "--listen",
+        "unix://",
+        "--managed-daemon",
+    ];
+    provide(&world, "codex", &[CODEX]);
+    provide(&world, "codex-app-server", &managed);
+    provide(&world, "opencode-serve", &[OPENCODE, "serve"]);
+    provide(&world, "gemini-acp", &["bin/node", GEMINI, "--acp"]);
+    let relaunched = ["bin/node", "--max-old-space-size=99", GEMINI, "--acp"];
+    provide(&world, "gemini-relaunched", &relaunched);
+    provide(&world, "claude-print", &[CLAUDE, "-p"]);
+    view.watch(&mut world, &format!("{CONFIG}{IDLE_RULES}"));
+    world
+}
+
+/// Two managed servers of one agent, which exits: that with an idle client lives until the client is gone.
+fn unused_managed_server(view: &View) {
+    let mut world = world(view);
+    let server = |role: &str, tool: &str| {
+        format!("{role}=double+no-input+as:codex-app-server+serve+{tool}+setsid")
+    };
+    let (used, unused) = (server("used", "used-tool"), server("unused", "unused-tool"));
+    world.start("agent", &format!("as:codex agent {used} die=exit+0"));
+    for role in ["agent", "used", "used-tool"] {
+        world.await_cast(role, 1);
+    }
+    world.start("client", "client used");
+    world.await_cast("client", 1);
+    world.start("other", &format!("as:codex agent {unused}"));
+    for role in ["other", "unused", "unused-tool"] {
+        world.await_cast(role, 1);
+    }
+    view.await_seen(&world, &["used", "used-tool", "unused", "unused-tool"]);
+    world.open("die-agent");
+    view.await_gone(&world, &["unused", "unused-tool"]);
+    world.assert_alive(&["used", "used-tool", "client"]);
+    world.kill("client");
+    view.await_gone(&world, &["used", "used-tool"]);
+    if view.is_whole() {
+        // The tool has the whole grace, though its server was ended by a signal and exited with another status.
+        let tool = world.one("used-tool");
+        let events = world.daemon().events().clone();
+        let signals = events.iter().filter(|e| e.is("signal", tool));
+        let signals: Vec<_> = signals.filter_map(|e| e.signal.as_deref()).collect();
+        assert_eq!(signals, ["SIGTERM"]);
+    }
+    view.end(world, &["other"]);
+}
+
+/// A server that a person has started is reported with the memory of its tree, and lives.
+fn unused_server_is_reported(view: &View) {
+    let mut world = world(view);
+    world.start("server", "no-input as:opencode-serve serve tool setsid");
+    for role in ["server", "tool"] {
+        world.await_cast(role, 1);
+    }
+    view.await_seen(&world, &["server", "tool"]);
+    let server = world.one("server");
+    let report = world.await_event("the server is reported", |e| {
+        e.is("decision", server) && e.decision.as_deref() == Some("report")
+    });
+    assert_eq!(report.rule.as_deref(), Some("unused-servers"));
+    assert!(report.memory_rss.is_some_and(|bytes| bytes > 0));
+    world.start("client", "client server");
+    world.await_event("the server is in use again", |e| {
+        e.is("decision", server) && e.decision.as_deref() == Some("keep")
+    });
+    view.end(world, &["server", "tool", "client"]);
+}
+
+/// A server in the foreground of a terminal that is closed.
+fn terminal_is_closed(view: &View) {
+    let mut world = world(view);
+    world.start(
+        "terminal",
+        "terminal as:opencode-serve tool=setsid mcp=env-i+setsid",
+    );
+    for role in ["terminal", "agent", "tool", "mcp"] {
+        world.await_cast(role, 1);
+    }
+    view.await_seen(&world, &["agent", "tool", "mcp"]);
+    world.kill("terminal");
+    view.await_gone(&world, &["agent", "tool", "mcp"]);
+    view.await_closed(&world, 1);
+    view.end(world, &[]);
+}
+
+/// A client of which the pipes or sockets of its agent are hung up once it is killed, beside those whose agents live on.
+fn stdio_agent_without_client(view: &View, ends: &str) {
+    let mut world = world(view);
+    let agent = |role: &str| {
+        let (inner, mcp) = (format!("{role}-inner"), format!("{role}-mcp"));
+        format!("{role} as:gemini-acp agent {inner}=as:gemini-relaunched+agent+{mcp}=sleep")
+    };
+    // The agent's parent is gone and its client is stopped; its client is stopped; its input alone is hung up.
+    world.start("holder", &format!("editor {ends} orphan {}", agent("held")));
+    world.start(
+        "suspended",
+        &format!("editor {ends} child {}", agent("paused")),
+    );
+    world.start(
+        "echo",
+        "editor file orphan print as:claude-print agent job=sleep",
+    );
+    world.start("editor", &format!("editor {ends} child {}", agent("acp")));
+    let trees = ["held", "paused", "acp"].iter();
+    let trees = trees.flat_map(|role| {
+        [
+            role.to_string(),
+            format!("{role}-inner"),
+            format!("{role}-mcp"),
+        ]
+    });
+    let trees: Vec<String> = trees.chain(["print".into(), "job".into()]).collect();
+    for role in trees.iter().map(String::as_str) {
+        world.await_cast(role, 1);
+    }
+    let roles: Vec<&str> = trees.iter().map(String::as_str).collect();
+    view.await_seen(&world, &roles);
+    for role in ["holder", "suspended"] {
+        stop(world.one(role));
+    }
+    world.kill("editor");
+    view.await_gone(&world, &["acp", "acp-inner", "acp-mcp"]);
+    if view.is_whole() {
+        let acp = world.one("acp");
+        let decision = world.await_event("the agent is reaped", |e| {
+            e.is("decision", acp) && e.decision.as_deref() == Some("reap")
+        });
+        assert_eq!(decision.rule.as_deref(), Some("agents-without-client"));
+    }
+    let alive: Vec<&str> = roles
+        .into_iter()
+        .filter(|role| !role.starts_with("acp"))
+        .collect();
+    let clients = ["holder", "suspended", "echo"];
+    view.end(world, &[&alive[..], &clients].concat());
+}
+
+/// Stops a process of this test.
+fn stop(who: Identity) {
+    assert!(who.lives(), "{who:?} is gone");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(who.pid), Signal::SIGSTOP).expect("stop it");
+}
