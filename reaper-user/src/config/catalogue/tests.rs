@@ -162,6 +162,49 @@ fn look_alikes_of_agents() {
     );
 }
 
+/// Tried with the programs themselves, but for crush, cursor-agent, goose and aider.
+#[test]
+fn process_that_prints_its_version_or_help_is_no_agent() {
+    check(
+        "
+        plain; claude; $claude; claude|--version
+        plain; claude; $claude; claude|-v
+        plain; claude; $claude; claude|mcp|--help
+        plain; node; $node; node|$npm/@anthropic-ai/claude-code/cli.js|--version
+        plain; claude; $claude; claude|--resume|--version
+        agent claude-code; claude; $claude; claude|-p|--append-system-prompt|--help
+        agent claude-code; claude; $claude; claude|--name|-v
+        agent claude-code; claude; $claude; claude|-p|--|--version
+        plain; codex; $codex; codex|--version
+        plain; codex; $codex; codex|exec|-h
+        plain; node; $node; node|/usr/bin/codex|-V
+        agent codex; codex; $codex; codex|exec|why is --version slow
+        agent codex; codex; $codex; codex|exec|--|--version
+        plain; node; $node; node|/usr/bin/gemini|--version
+        plain; node; $node; /usr/bin/node|--max-old-space-size=7962|/usr/bin/gemini|-v
+        agent gemini-cli; node; $node; node|/usr/bin/gemini|-p=--help
+        plain; node; $node; node|/usr/bin/qwen|--help
+        plain; copilot; $npm/@github/copilot/node_modules/@github/copilot-linux-x64/copilot; copilot|--binary-version
+        plain; node; $node; node|/usr/local/bin/copilot|--binary-version
+        agent copilot-cli; node; $node; node|/usr/local/bin/copilot|-V
+        plain; opencode; /home/u/.opencode/bin/opencode; opencode|-v
+        agent opencode; opencode; /home/u/.opencode/bin/opencode; opencode|run|--|--version
+        plain; amp; /home/u/.amp/bin/amp; amp|--version
+        agent amp; amp; /home/u/.amp/bin/amp; amp|--mode|--version
+        plain; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|/home/u/.local/share/cursor-agent/versions/1/index.js|--version
+        agent cursor-agent; node; /home/u/.local/share/cursor-agent/versions/1/node; agent|/home/u/.local/share/cursor-agent/versions/1/index.js|--model|-h
+        plain; crush; /usr/bin/crush; crush|--version
+        agent crush; crush; /usr/bin/crush; crush|run|-v|fix it
+        agent crush; crush; /usr/bin/crush; crush|run|-m|--help|fix it
+        plain; goose; /home/u/.local/bin/goose; goose|-V
+        plain; aider; /usr/bin/python3.12; python3|/home/u/.local/bin/aider|--version
+        agent aider; aider; /usr/bin/python3.12; python3|/home/u/.local/bin/aider|-v
+        plain; reaper; /usr/bin/reaper; reaper|run|--help
+        agent reaper-run; reaper; /usr/bin/reaper; reaper|run|codex|--help
+        ",
+    );
+}
+
 #[test]
 fn daemons_of_agents_are_boundaries() {
     check(
