@@ -31,6 +31,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "remembered", remembered),
         trial("cli", "closed-once", closed_once),
         trial("cli", "closed-again", closed_again),
+        trial("cli", "namespace-that-ends", namespace_that_ends),
         trial("cli", "zombies-apart", zombies_apart),
     ]
 }
@@ -406,6 +407,32 @@ fn closed_again() {
     assert_eq!((&last["reaped"], &last["kept"]), (&3.into(), &0.into()));
     let of = outcome.and_then(session);
     assert_eq!(of.as_deref(), first["session_id"].as_str());
+}
+
+/// The children of the init of a PID namespace that exits are not adopted: their namespace ends with it.
+fn namespace_that_ends() {
+    let mut world = World::new(true);
+    world.watch(CONFIG, &[]);
+    world.order("claude", "agent", "agent", &["maker=namespace".into()]);
+    let inside = world.await_cast("inside", 1)[0];
+    world.await_cast("inside-too", 1);
+    let init = world.one("init").pid;
+    world.kill("init");
+    world.await_gone(&["inside", "inside-too"]);
+    world.await_event("its new parent", |e| e.is("reparent", inside));
+    world.stop();
+    let events = lines(&world);
+    let orphan = events
+        .iter()
+        .find(|e| e["event"] == "reparent" && e["process.pid"] == inside.pid);
+    let orphan = orphan.expect("an orphan");
+    assert_eq!(orphan["adopter_reason"], "namespace_ending", "{orphan}");
+    assert_eq!(orphan["adopter_pid"], Value::Null, "{orphan}");
+    let text = fs::read_to_string(world.dir().join("stdout")).expect("read the text");
+    assert_says(
+        &text,
+        &[&format!("({init}) exited, its namespace is ending")],
+    );
 }
 
 /// A zombie is told of as one: it was not reaped, and has given nothing back.

@@ -237,12 +237,14 @@ impl Follow {
                     Some(key) => model.tree.comm(key).to_vec(),
                     None => Vec::new(),
                 };
+                let ending = node.orphaned.is_some_and(|from| from.namespace_ending);
                 let body = Body::Reparent {
                     who: Who::new(model, node),
                     old_parent,
                     old_parent_command: name(old_parent),
                     adopter,
                     adopter_command: name(adopter),
+                    namespace_ending: adopter.is_none() && ending,
                     provenance: told_by,
                 };
                 self.tell(time, body);

@@ -167,6 +167,7 @@ impl<W: Write> Line<'_, '_, W> {
                 old_parent_command: _,
                 adopter,
                 adopter_command,
+                namespace_ending,
                 provenance,
             } => {
                 self.who(who)?;
@@ -177,7 +178,10 @@ impl<W: Write> Line<'_, '_, W> {
                     self.put("adopter_pid", adopter.pid)?;
                     self.put("adopter_command", String::from_utf8_lossy(adopter_command))?;
                 }
-                Ok(())
+                match namespace_ending {
+                    true => self.put("adopter_reason", "namespace_ending"),
+                    false => Ok(()),
+                }
             }
             Body::SessionOpen {
                 who,

@@ -132,16 +132,16 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             old_parent_command,
             adopter,
             adopter_command,
+            namespace_ending,
             ..
         } => {
             let parent = process(*old_parent, old_parent_command);
-            let adopter = process(*adopter, adopter_command);
-            (
-                NOTE,
-                "orphan",
-                Process(who),
-                format!("{parent} exited, {adopter} adopted it"),
-            )
+            let next = match namespace_ending {
+                true => "its namespace is ending".to_owned(),
+                false => format!("{} adopted it", process(*adopter, adopter_command)),
+            };
+            let detail = format!("{parent} exited, {next}");
+            (NOTE, "orphan", Process(who), detail)
         }
         Body::SessionOpen {
             who,

@@ -231,6 +231,8 @@ pub enum Body {
         old_parent_command: Vec<u8>,
         adopter: Option<Key>,
         adopter_command: Vec<u8>,
+        /// Whether it has no adopter because the init of its PID namespace has exited.
+        namespace_ending: bool,
         provenance: Provenance,
     },
     SessionOpen {

@@ -85,6 +85,18 @@ fn closed(memory: GivenBack) -> Body {
     }
 }
 
+fn reparented(adopter: Option<Key>, namespace_ending: bool) -> Body {
+    Body::Reparent {
+        who: who(),
+        old_parent: Some(Key { pid: 41, start: 5 }),
+        old_parent_command: b"sh".into(),
+        adopter,
+        adopter_command: adopter.map_or_else(Vec::new, |_| b"systemd".into()),
+        namespace_ending,
+        provenance: Provenance::Kernel,
+    }
+}
+
 fn gap(reason: &'static str, total: u64) -> Body {
     Body::GapOpen {
         reason,
@@ -204,6 +216,21 @@ fn lines() {
             sent(Signaller::Service, None),
             "claude         SIGTERM         42  claude --token [redacted]",
             json!({"sent_by": "service"}),
+        ),
+        (
+            reparented(Some(Key { pid: 1, start: 0 }), false),
+            "claude         orphan          42  claude --token [redacted]  sh (41) exited, systemd (1) adopted it",
+            json!({"event": "reparent", "adopter_pid": 1, "adopter_command": "systemd", "adopter_reason": null}),
+        ),
+        (
+            reparented(None, true),
+            "claude         orphan          42  claude --token [redacted]  sh (41) exited, its namespace is ending",
+            json!({"adopter_pid": null, "adopter_reason": "namespace_ending"}),
+        ),
+        (
+            reparented(None, false),
+            "claude         orphan          42  claude --token [redacted]  sh (41) exited, an unknown process adopted it",
+            json!({"adopter_pid": null, "adopter_reason": null}),
         ),
         (
             Body::Summary {

@@ -48,7 +48,7 @@ pub(super) fn process(key: Option<Key>, command: &[u8]) -> String {
     match key {
         Some(key) if command.is_empty() => key.pid.to_string(),
         Some(key) => format!("{command} ({})", key.pid),
-        None => "nobody known".into(),
+        None => "an unknown process".into(),
     }
 }
 

@@ -360,6 +360,7 @@ impl Tree {
             child.orphaned = Some(Orphaned {
                 old_parent: node.key,
                 at: time,
+                namespace_ending: node.namespace_init,
             });
             orphans.push(child.key);
         }
@@ -398,6 +399,8 @@ impl Tree {
     ) {
         let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
         let old_parent = old_parent.map(|key| self.own_key(key));
+        let holder = old_parent.and_then(|key| self.get(key));
+        let namespace_ending = holder.is_some_and(|node| node.namespace_init);
         let Some(node) = self.get_mut(child) else {
             return;
         };
@@ -410,11 +413,16 @@ impl Tree {
         }
         let key = node.key;
         let orphaned = node.orphaned.is_none() && old_parent.is_some();
-        if let (true, Some(old_parent)) = (orphaned, old_parent) {
-            node.orphaned = Some(Orphaned {
-                old_parent,
-                at: time,
-            });
+        match (&mut node.orphaned, old_parent) {
+            (Some(orphaned), _) => orphaned.namespace_ending |= namespace_ending,
+            (None, Some(old_parent)) => {
+                node.orphaned = Some(Orphaned {
+                    old_parent,
+                    at: time,
+                    namespace_ending,
+                });
+            }
+            (None, None) => {}
         }
         self.attach(key.pid, adopter_key);
         changes.push(Change::Reparented {

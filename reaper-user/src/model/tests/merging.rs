@@ -354,6 +354,34 @@ fn an_unknown_process_that_runs_something_is_what_its_parent_is() {
 }
 
 #[test]
+fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
+    let mut w = World::new();
+    let agent = w.spawn(INIT, "claude");
+    let init = w.namespace(agent);
+    // One of them was adopted by the init, and the record of one child comes before that of the init's exit.
+    let shell = w.fork(init);
+    let (early, adopted) = (w.fork(init), w.fork(shell));
+    w.end(shell, Ended::Exited(0), Some(init));
+    let ending = |w: &World, key| {
+        let orphaned = w.model.tree.get(key).and_then(|node| node.orphaned);
+        orphaned.map(|from| from.namespace_ending)
+    };
+    assert_eq!(
+        (ending(&w, early), ending(&w, adopted)),
+        (None, Some(false))
+    );
+    w.kernel(EventKind::Reparent {
+        child: early,
+        old_parent: Some(init),
+        adopter: None,
+        mark: None,
+    });
+    assert_eq!(ending(&w, early), Some(true));
+    w.end(init, Ended::Exited(0), None);
+    assert_eq!(ending(&w, adopted), Some(true));
+}
+
+#[test]
 fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");

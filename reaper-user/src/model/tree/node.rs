@@ -20,6 +20,9 @@ pub struct Orphaned {
     pub old_parent: Key,
     /// Nanoseconds since boot.
     pub at: u64,
+    /// Whether the old parent is the init of its PID namespace: the kernel kills all processes in that, and none of
+    /// them gets another parent.
+    pub namespace_ending: bool,
 }
 
 /// A living process. A zombie is none: it has exited.
