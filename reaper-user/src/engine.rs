@@ -121,6 +121,8 @@ pub struct Engine {
     /// Claimed processes, for telling of them when they are gone.
     claimed: HashMap<Key, Who>,
     sessions: HashMap<SessionId, Tally>,
+    /// Closed sessions whose tallies are still in `sessions`, oldest first.
+    tallied: VecDeque<SessionId>,
     lost: Lost,
     unfollowed: u64,
     /// How often the kernel has left a probe out.
@@ -186,6 +188,7 @@ impl Engine {
             settings,
             claimed: HashMap::new(),
             sessions: HashMap::new(),
+            tallied: VecDeque::new(),
             lost: Lost::default(),
             unfollowed: 0,
             skipped: 0,

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use libtest_mimic::Trial;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::face::{ask, socket, told};
 use super::{Said, reaper};
@@ -30,7 +30,8 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "stopped-service", stopped_service),
         trial("cli", "remembered", remembered),
         trial("cli", "closed-once", closed_once),
-        trial("cli", "closed-again", closed_again),
+        trial("cli", "closed-with-kept-members", closed_with_kept),
+        trial("cli", "closed-with-a-nested-rest", closed_with_nested_rest),
         trial("cli", "namespace-that-ends", namespace_that_ends),
         trial("cli", "zombies-apart", zombies_apart),
     ]
@@ -345,8 +346,8 @@ fn closed_once() {
     );
 }
 
-/// A session that goes on only for what a user keeps says so when it is closed, and how that ended when it has.
-fn closed_again() {
+/// A session is closed once, with what a user keeps. How that ends is in the history, not in a second close.
+fn closed_with_kept() {
     let mut world = World::new(true);
     world.watch(CONFIG, &JOURNAL);
     let words = ["wanted=parent+worker+sleep", "leaf=sleep"];
@@ -387,26 +388,63 @@ fn closed_again() {
     assert_says(&said.err, &[&format!("is kept with process {pid}: ")]);
     assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
     world.await_gone(&["wanted", "worker"]);
-    eventually("it is closed again", || {
-        let closed = |e: &&Event| e.event == "session.close";
-        (world.daemon().events().iter().filter(closed).count() == 2).then_some(())
+    world.await_event("its end is confirmed", |e| e.is("outcome", wanted));
+    eventually("the history has both ends", || {
+        let history = told(&world, &["history"]);
+        let counts = [&history["reaped"], &history["kept"]].map(Value::as_u64);
+        (counts == [Some(3), Some(0)]).then_some(())
     });
     assert_eq!(told(&world, &["status"])["kept"], 0);
-    let events = world.stop();
-    let session = |e: &Event| e.session_id.clone();
-    let outcome = events.iter().find(|e| e.is("outcome", wanted));
-    let closes: Vec<Value> = lines(&world)
-        .into_iter()
-        .filter(|e| e["event"] == "session.close")
-        .collect();
+    world.stop();
+    let closes = closes(&world);
+    let [closed] = closes.as_slice() else {
+        panic!("closed {} times", closes.len())
+    };
+    assert_eq!((&closed["reaped"], &closed["kept"]), (&1.into(), &2.into()));
+    assert_eq!(closed["kept_reasons"], json!(["kept_by_user"]));
+}
+
+/// The close of an outer session names the nested one that still has members, and each of both is closed once.
+fn closed_with_nested_rest() {
+    let mut world = World::new(true);
+    let rule = "[[rule]]\nname = \"asked-for-servers\"\naction = \"reap\"\nafter = \"4s\"\n\
+        session = \"ok\"\nlistening = true\n";
+    world.watch(&format!("{CONFIG}{rule}"), &[]);
+    let inner = "inner=as:claude+agent+server=listen+tool=sleep";
+    world.order("claude", "agent", "agent", &[inner.into()]);
+    let outer = world.await_cast("agent", 1)[0];
+    let inner = world.await_cast("inner", 1)[0];
+    let server = world.await_cast("server", 1)[0];
+    world.await_cast("tool", 1);
+    world.open("die-inner");
+    world.await_event("the server waits", |e| {
+        e.is("decision", server) && e.decision.as_deref() == Some("wait")
+    });
+    world.open("die-agent");
+    world.await_gone(&["server"]);
+    eventually("both sessions are closed", || {
+        (closes(&world).len() == 2).then_some(())
+    });
+    world.stop();
+    let closes = closes(&world);
     let [first, last] = closes.as_slice() else {
         panic!("closed {} times", closes.len())
     };
-    assert_eq!((&first["reaped"], &first["kept"]), (&1.into(), &2.into()));
-    assert_eq!(first["kept_reasons"], serde_json::json!(["kept_by_user"]));
-    assert_eq!((&last["reaped"], &last["kept"]), (&3.into(), &0.into()));
-    let of = outcome.and_then(session);
-    assert_eq!(of.as_deref(), first["session_id"].as_str());
+    let rest = json!([{
+        "session_id": last["session_id"], "root_pid": inner.pid, "kept": 0, "waiting": 1,
+    }]);
+    assert_eq!((&first["reaped"], &first["nested"]), (&0.into(), &rest));
+    assert_eq!(
+        (&last["reaped"], &last["nested"]),
+        (&2.into(), &Value::Null)
+    );
+    let text = fs::read_to_string(world.dir().join("stdout")).expect("read the text");
+    let line = text.lines().find(|line| line.contains("closed"));
+    let words = format!(
+        "0 kept, 0 failed, the rest belongs to {}, 1 waits",
+        inner.pid
+    );
+    assert_says(line.unwrap_or_default(), &[&outer.pid.to_string(), &words]);
 }
 
 /// The children of the init of a PID namespace that exits are not adopted: their namespace ends with it.
@@ -463,6 +501,13 @@ fn zombies_apart() {
     let read: u64 = outcomes.filter_map(|e| e["memory.rss"].as_u64()).sum();
     assert_eq!(close["memory.rss"], read, "{close}");
     assert!(close["memory.pss"].as_u64() <= Some(read), "{close}");
+}
+
+/// Returns the closes of sessions in the stream.
+fn closes(world: &World) -> Vec<Value> {
+    let mut lines = lines(world);
+    lines.retain(|e| e["event"] == "session.close");
+    lines
 }
 
 /// The stream as it was written.

@@ -1,11 +1,47 @@
 //! What users want kept, while the service that was asked for it is no more.
 
+use serde_json::Value;
+
 use super::{Lasting, Story};
 use crate::cli::{ask, told};
 use crate::daemon::JOURNAL;
 use crate::trees::OWN_RULES;
+use crate::world::eventually;
 
-pub const STORIES: &[Story] = &[("tree-kept-over-a-restart", tree_kept_over_a_restart)];
+pub const STORIES: &[Story] = &[
+    ("tree-kept-over-a-restart", tree_kept_over_a_restart),
+    ("closed-before-a-restart", closed_before_a_restart),
+];
+
+/// A session that one service has reported closed is not reported closed by the next one, which writes down how the
+/// kept member ends.
+fn closed_before_a_restart() {
+    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
+    let children = ["keeper=as:test-keeper+sleep", "leaf=sleep"];
+    life.agent("agent", &children, &["keeper", "leaf"]);
+    life.world.kill("agent");
+    life.await_left(&["keeper"]);
+    life.await_closed(1);
+    let await_kept = |life: &Lasting, n: u64| {
+        eventually("the history has what is kept", || {
+            let said = ask(&life.world, &["history", "--json"]).out;
+            let session: Value = serde_json::from_str(&said).ok()?;
+            (!session["closed"].is_null() && session["kept"] == n).then_some(())
+        });
+    };
+    await_kept(&life, 1);
+    life.world.crash();
+    life.world.again(&[]);
+    let keeper = life.world.one("keeper");
+    life.world.kill("keeper");
+    life.world
+        .await_event("the end of the kept one", |e| e.is("exit", keeper));
+    await_kept(&life, 0);
+    life.world.stop();
+    let stream = life.stream();
+    let closed = stream.iter().filter(|e| e.event == "session.close");
+    assert_eq!(closed.count(), 1, "times that the session was closed");
+}
 
 /// Who was born to a kept process after that was asked for, and has left its tree, is kept by the service that
 /// comes next, though the one that was asked for is gone; and is let go by whoever takes that back.

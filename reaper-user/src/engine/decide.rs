@@ -4,12 +4,12 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::Engine;
-use super::follow::{Pending, Tally};
+use super::follow::{Counts, Pending, Tally};
 use crate::config::Mode;
-use crate::export::{Body, Names, SessionRef, Who};
+use crate::export::{Body, Names, NestedRest, SessionRef, Who};
 use crate::model::event::Key;
 use crate::model::policy::{Decision, Reason, Verdict};
-use crate::model::session::{Session, SessionId};
+use crate::model::session::{CLOSED_MAX, Session, SessionId};
 use crate::reap::{Outcome, Released, Report};
 use crate::source::procfs::Memory;
 
@@ -60,6 +60,8 @@ impl Engine {
         }
         ended.retain(|_| self.settings.mode == Mode::Enforce);
         ended.extend(std::mem::take(&mut self.undecided.ending));
+        // A close counts the outcomes before it.
+        self.report();
         for id in ended {
             // Nothing to be reaped: it is over but for what is kept.
             let reaper = &self.follow.reaper;
@@ -75,19 +77,46 @@ impl Engine {
         }
     }
 
-    /// Tells that a session is over that nobody is claimed of, once about all of its members is decided, also about those
-    /// who were claimed and let go, and whoever may have escaped from it has been looked for.
+    /// Reports a session without claimed members as closed, once all of its members are decided about, also those that
+    /// were claimed and released, none of them waits, and escaped ones have been looked for.
     pub(super) fn close_decided(&mut self, id: SessionId) {
         let escaped = self.may_have_more(id);
         if escaped {
             self.source.look_soon();
         }
-        let undecided = self.is_pending(id) || self.undecided.has_members_of(id, &self.model);
-        if escaped || undecided {
+        let undecided = self.is_undecided(id) || self.has_waiting(id);
+        if escaped || undecided || self.has_unsettled_nested(id) {
             self.undecided.ending.insert(id);
         } else {
             self.close(id);
         }
+    }
+
+    /// Whether members of a session have no decision yet, or no current one.
+    fn is_undecided(&self, id: SessionId) -> bool {
+        self.is_pending(id) || self.undecided.is_asking_about(id, &self.model)
+    }
+
+    /// Whether members of a session wait for a delay, or until what could not be read is tried again. One that a user
+    /// keeps for a time is kept.
+    fn has_waiting(&self, id: SessionId) -> bool {
+        let kept = Some(&(Verdict::Keep, Reason::KeptByUser));
+        let mut waiting = self.undecided.waiting_of(id, &self.model);
+        waiting.any(|key| self.follow.decided.get(&key) != kept)
+    }
+
+    /// Whether it is not known yet what is left of the sessions nested in one.
+    fn has_unsettled_nested(&self, id: SessionId) -> bool {
+        let mut nested = self.nested_in(id).map(|session| session.id);
+        nested.any(|id| self.follow.reaper.has_members_of(id) || self.is_undecided(id))
+    }
+
+    /// Returns the sessions nested in one.
+    fn nested_in(&self, id: SessionId) -> impl Iterator<Item = &Session> {
+        // None is left in a session that is over, and the search goes over all sessions.
+        let open = self.model.sessions.get(id).into_iter();
+        let inwards = open.flat_map(move |_| self.model.sessions.inwards(id));
+        inwards.filter(move |session| session.id != id)
     }
 
     /// Whether something is to be decided about a session.
@@ -252,6 +281,12 @@ impl Engine {
                 }
             }
         }
+        // An outer session that is due may have waited for what is left of these.
+        let sessions = &self.model.sessions;
+        let outer = over.iter().flat_map(|id| sessions.outwards(*id).skip(1));
+        let due = outer.filter(|session| sessions.due(session.id).is_some());
+        let due: Vec<SessionId> = due.map(|session| session.id).collect();
+        over.extend(due);
         over.sort_unstable();
         over.dedup();
         for id in over {
@@ -281,7 +316,6 @@ impl Engine {
             Outcome::Ended(_) if signal.is_some() => {
                 self.count.reaped += 1;
                 tally.reaped += 1;
-                tally.told = None;
                 self.count.memory.add(memory);
                 tally.memory.add(memory);
             }
@@ -289,7 +323,6 @@ impl Engine {
             Outcome::Failed(_) => {
                 self.count.failed += 1;
                 tally.failed += 1;
-                tally.told = None;
             }
             // Decided about anew, from what is known now: also what comes out as before was not told yet.
             Outcome::Released(Released::NotDue(_)) => {
@@ -320,14 +353,35 @@ impl Engine {
 
     /// Why those members of a session are kept whose agent is gone.
     pub(super) fn kept_of(&self, id: SessionId) -> Vec<Reason> {
+        let kept = |verdict| matches!(verdict, Verdict::Keep | Verdict::Report);
+        let decided = self.decided_of(id);
+        let kept = decided.filter(|(verdict, _)| kept(*verdict));
+        kept.map(|(_, reason)| reason).collect()
+    }
+
+    /// Returns the last decisions about the living members of a session whose agent is gone.
+    fn decided_of(&self, id: SessionId) -> impl Iterator<Item = (Verdict, Reason)> {
         let session = self.model.sessions.get(id);
         let session = session.filter(|_| self.model.sessions.due(id).is_some());
         let members = session.into_iter().flat_map(Session::members);
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        let decided = members.filter_map(|node| self.follow.decided.get(&node.key));
-        let kept =
-            decided.filter(|(verdict, _)| matches!(verdict, Verdict::Keep | Verdict::Report));
-        kept.map(|(_, reason)| *reason).collect()
+        members.filter_map(|node| self.follow.decided.get(&node.key).copied())
+    }
+
+    /// Returns what is left of the sessions nested in one.
+    fn nested_rest(&self, id: SessionId) -> Vec<NestedRest> {
+        let living = self.nested_in(id).filter(|session| !session.is_empty());
+        let rest = living.map(|session| NestedRest {
+            session: SessionRef::from(session),
+            kept: self.kept_of(session.id).len() as u32,
+            waiting: {
+                let decided = self.decided_of(session.id);
+                decided
+                    .filter(|(verdict, _)| *verdict == Verdict::Wait)
+                    .count() as u32
+            },
+        });
+        rest.collect()
     }
 
     /// Processes that are kept though their agent is gone.
@@ -338,8 +392,8 @@ impl Engine {
             .sum()
     }
 
-    /// Tells that a session is over: of what was due nothing is left but what is kept. Told once, and again when
-    /// something has become of those.
+    /// Reports a session as closed: each of its members has exited, is kept, or belongs to a session nested in it. The
+    /// stream has this once. What becomes of the kept ones later is reported to the journal only.
     pub(super) fn close(&mut self, id: SessionId) {
         // What a rule has reaped under a living agent was not the end of anything.
         let lives = self.model.sessions.get(id).is_some();
@@ -348,27 +402,35 @@ impl Engine {
             return;
         }
         let kept = self.kept_of(id);
+        let nested = self.nested_rest(id);
         let tally = self.sessions.entry(id).or_default();
         let living = self.model.sessions.get(id).map(SessionRef::from);
         let over = living.is_none();
         let first_root = tally.closed.as_ref().or(living.as_ref());
         let first_root = first_root.map(|session| session.first_root);
+        let Tally {
+            reaped,
+            failed,
+            memory,
+            lost: lost_before,
+            ..
+        } = *tally;
+        let counts = Counts {
+            reaped,
+            kept: kept.len() as u32,
+            failed,
+        };
         if let Some(session) = tally.closed.take().or(living)
-            && tally.told.is_none_or(|kept| over && kept > 0)
+            && tally.told != Some(counts)
         {
-            tally.told = Some(kept.len() as u32);
-            let Tally {
-                reaped,
-                failed,
-                memory,
-                lost: lost_before,
-                ..
-            } = *tally;
+            let again = tally.told.replace(counts).is_some();
             self.tell(Body::SessionClose {
                 session,
+                again,
                 reaped,
-                kept: kept.len() as u32,
+                kept: counts.kept,
                 kept_reasons: names(kept),
+                nested,
                 failed,
                 memory,
                 lost_before,
@@ -376,10 +438,21 @@ impl Engine {
         }
         match first_root {
             Some(first_root) if over => {
-                self.sessions.remove(&id);
                 self.over.push_back((self.source.position(), first_root));
+                self.keep_tally(id);
             }
             _ => drop(self.mirror.dirty.insert(id)),
+        }
+    }
+
+    /// Keeps the tally of a closed session as long as the model may find more members of it.
+    fn keep_tally(&mut self, id: SessionId) {
+        self.tallied.push_back(id);
+        if self.tallied.len() > CLOSED_MAX
+            && let Some(oldest) = self.tallied.pop_front()
+            && self.model.sessions.get(oldest).is_none()
+        {
+            self.sessions.remove(&oldest);
         }
     }
 }

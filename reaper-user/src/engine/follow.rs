@@ -36,8 +36,16 @@ pub struct Tally {
     pub last_end: u64,
     /// Its members were decided about as those of one whose root is gone.
     pub judged: bool,
-    /// That it is over has been told, when so many were kept; what has become of its members since is news.
-    pub told: Option<u32>,
+    /// Counts of the last report that it is closed. The stream has the first report only, the journal each change.
+    pub told: Option<Counts>,
+}
+
+/// Numbers of members in a report that a session is closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub reaped: u32,
+    pub kept: u32,
+    pub failed: u32,
 }
 
 /// See the module.

@@ -289,7 +289,7 @@ impl Engine {
             cgroup_id: session.cgroup_id,
             check: raw_key(session.first_root).check(),
             reaped: tally.reaped,
-            kept: tally.told.unwrap_or(0),
+            kept: tally.told.map_or(0, |told| told.kept),
             failed: tally.failed,
             tty: root.map_or(0, |root| root.image.tty),
             _pad: 0,

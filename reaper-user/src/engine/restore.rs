@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use reaper_common::{ENDED_UNKNOWN, SESSION_TOLD, SessionState};
 
-use super::follow::{Pending, Tally};
+use super::follow::{Counts, Pending, Tally};
 use super::reconcile::Reconciled;
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
@@ -167,11 +167,16 @@ impl Engine {
             if let Some(id) = self.model.sessions.by_first_root(*first_root).map(|s| s.id) {
                 let tally = self.sessions.entry(id).or_default();
                 self.mirror.dirty.insert(id);
+                let told = Counts {
+                    reaped: state.reaped,
+                    kept: state.kept,
+                    failed: state.failed,
+                };
                 *tally = Tally {
                     reaped: state.reaped,
                     failed: state.failed,
                     lost: state.lost,
-                    told: (state.flags & SESSION_TOLD != 0).then_some(state.kept),
+                    told: (state.flags & SESSION_TOLD != 0).then_some(told),
                     ..Tally::default()
                 };
             }

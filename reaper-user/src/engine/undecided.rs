@@ -95,17 +95,18 @@ impl Undecided {
         (*tries <= TRIES).then(|| sys::monotonic() + (TRY_AFTER << (2 * *tries)))
     }
 
-    /// Whether something is still to be said about living members of a session.
-    pub fn has_members_of(&self, id: SessionId, model: &Model) -> bool {
-        let waiting = self
-            .waiting
-            .iter()
-            .map(|(key, (_, session))| (key, session));
-        let asked = self.asked.iter().chain(&self.kin);
-        let mut all = asked
-            .map(|(key, asked)| (key, &asked.session))
-            .chain(waiting);
-        all.any(|(key, session)| *session == id && model.tree.get(*key).is_some())
+    /// Whether facts of living members of a session are being read.
+    pub fn is_asking_about(&self, id: SessionId, model: &Model) -> bool {
+        let mut asked = self.asked.iter().chain(&self.kin);
+        asked.any(|(key, asked)| asked.session == id && model.tree.get(*key).is_some())
+    }
+
+    /// Returns the living members of a session that are re-evaluated at a time of their own.
+    pub fn waiting_of(&self, id: SessionId, model: &Model) -> impl Iterator<Item = Key> {
+        let waiting = self.waiting.iter();
+        waiting
+            .filter(move |(key, (_, session))| *session == id && model.tree.get(**key).is_some())
+            .map(|(key, _)| *key)
     }
 }
 

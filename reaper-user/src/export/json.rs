@@ -10,7 +10,9 @@ use serde_json::ser::Formatter;
 use super::names::{
     SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
 };
-use super::record::{Body, Count, GivenBack, KeptFor, Lifecycle, Record, SessionRef, Who};
+use super::record::{
+    Body, Count, GivenBack, KeptFor, Lifecycle, NestedRest, Record, SessionRef, Who,
+};
 use super::redact;
 use super::sink::Clock;
 use super::text::is_unprintable;
@@ -78,6 +80,26 @@ impl Formatter for Harmless {
             rest = tail.as_str();
         }
         out.write_all(rest.as_bytes())
+    }
+}
+
+/// A nested session in the close of the one that it is nested in.
+#[derive(Serialize)]
+struct Nested {
+    session_id: String,
+    root_pid: u32,
+    kept: u32,
+    waiting: u32,
+}
+
+impl From<&NestedRest> for Nested {
+    fn from(rest: &NestedRest) -> Nested {
+        Nested {
+            session_id: SessionId(&rest.session).to_string(),
+            root_pid: rest.session.first_root.pid,
+            kept: rest.kept,
+            waiting: rest.waiting,
+        }
     }
 }
 
@@ -241,9 +263,11 @@ impl<W: Write> Line<'_, '_, W> {
             }
             Body::SessionClose {
                 session,
+                again: _,
                 reaped,
                 kept,
                 kept_reasons,
+                nested,
                 failed,
                 memory,
                 lost_before,
@@ -254,6 +278,10 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("kept", kept)?;
                 if !kept_reasons.is_empty() {
                     self.put("kept_reasons", kept_reasons)?;
+                }
+                if !nested.is_empty() {
+                    let nested: Vec<Nested> = nested.iter().map(Nested::from).collect();
+                    self.put("nested", nested)?;
                 }
                 self.put("failed", failed)?;
                 self.given_back(memory)

@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use super::names::{FailureName, grounds_in_words, in_words};
 use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
 use super::sink::Clock;
-use super::text::{by, command, duration, ended, given_back, held, more, printable, process};
+use super::text::{by, command, duration, ended, given_back, held, more, printable, process, rest};
 use crate::model::event::Key;
 use crate::model::session::SessionKind;
 use crate::model::stray::Verdict;
@@ -204,9 +204,11 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             reaped,
             kept,
             kept_reasons,
+            nested,
             failed,
             memory,
             lost_before,
+            ..
         } => {
             let good = *failed == 0 && *lost_before == 0;
             let style = if good { GOOD } else { BAD };
@@ -219,6 +221,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             };
             let mut detail = format!("{reaped} reaped, {kept} kept{why}, {failed} failed");
             detail += &given_back(memory);
+            detail += &rest(nested);
             if *lost_before > 0 {
                 detail +=
                     &format!("; {lost_before} events were lost meanwhile, something may be left");

@@ -18,7 +18,8 @@ mod text;
 pub use json::{to_json, write_object};
 pub use names::{SessionId, evidence_in_words, grounds_in_words, in_words};
 pub use record::{
-    Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, Record, Resumed, SessionRef, Who,
+    Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, NestedRest, Record, Resumed,
+    SessionRef, Who,
 };
 pub(crate) use screen::message;
 pub use screen::{Log, print, stderr, stdout, write_message};

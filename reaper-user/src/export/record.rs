@@ -27,6 +27,11 @@ impl Record {
             Body::Lifecycle { .. } | Body::Orphan { .. } | Body::Reparent { .. }
         )
     }
+
+    /// Whether only the journal has it: the stream has each session closed once.
+    pub fn is_for_journal(&self) -> bool {
+        matches!(self.body, Body::SessionClose { again: true, .. })
+    }
 }
 
 /// A session by the names it has outside.
@@ -151,6 +156,16 @@ impl From<Memory> for GivenBack {
     }
 }
 
+/// What is left of a nested session when the one that it is nested in is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NestedRest {
+    pub session: SessionRef,
+    /// Members that are kept.
+    pub kept: u32,
+    /// Members that wait for a rule's delay.
+    pub waiting: u32,
+}
+
 /// How often things happened; the last line of the stream tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -272,11 +287,15 @@ pub enum Body {
     },
     SessionClose {
         session: SessionRef,
+        /// Whether it was reported closed before, with other counts.
+        again: bool,
         reaped: u32,
         /// Members that live and are kept.
         kept: u32,
         /// Why, each reason once.
         kept_reasons: Vec<&'static str>,
+        /// Sessions nested in it that have living members.
+        nested: Vec<NestedRest>,
         failed: u32,
         memory: GivenBack,
         /// Records that were lost while it was open: there may be members nobody knows of.

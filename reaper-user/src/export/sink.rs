@@ -230,6 +230,7 @@ impl Sink {
         if let Some(journal) = &mut self.journal {
             self.batch.extend(journal.take(&self.batch));
         }
+        self.batch.retain(|record| !record.is_for_journal());
         let waiting = self.shared.waiting.load(Ordering::SeqCst);
         let n = self.batch.len();
         let bound = WAITING_MAX + self.beside;

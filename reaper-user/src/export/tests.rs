@@ -75,13 +75,27 @@ fn outcome(memory: Option<Memory>) -> Body {
 
 fn closed(memory: GivenBack) -> Body {
     Body::SessionClose {
-        kept_reasons: vec![],
         session: session(),
+        again: false,
+        kept_reasons: vec![],
+        nested: vec![],
         reaped: 5,
         kept: 1,
         failed: 0,
         memory,
         lost_before: 0,
+    }
+}
+
+fn nested(pid: u32, kept: u32, waiting: u32) -> NestedRest {
+    let first_root = Key { pid, ..ROOT };
+    NestedRest {
+        session: SessionRef {
+            first_root,
+            ..session()
+        },
+        kept,
+        waiting,
     }
 }
 
@@ -280,7 +294,9 @@ fn lines() {
                 session: session(),
                 reaped: 5,
                 kept: 3,
+                again: false,
                 kept_reasons: vec!["keep_rule", "kept_by_user"],
+                nested: vec![],
                 failed: 0,
                 memory: GivenBack::default(),
                 lost_before: 0,
@@ -289,9 +305,28 @@ fn lines() {
             json!({"kept": 3, "kept_reasons": ["keep_rule", "kept_by_user"]}),
         ),
         (
+            Body::SessionClose {
+                session: session(),
+                again: false,
+                reaped: 5,
+                kept: 0,
+                kept_reasons: vec![],
+                nested: vec![nested(43, 0, 1), nested(44, 2, 3)],
+                failed: 0,
+                memory: GivenBack::default(),
+                lost_before: 0,
+            },
+            "claude         closed          42  5 reaped, 0 kept, 0 failed, the rest belongs to 43, 1 waits, and \
+             to 44, 2 kept, 3 wait",
+            json!({"kept": 0, "nested": [
+                {"session_id": "claude-43-7", "root_pid": 43, "kept": 0, "waiting": 1},
+                {"session_id": "claude-44-7", "root_pid": 44, "kept": 2, "waiting": 3},
+            ]}),
+        ),
+        (
             closed(GivenBack::default()),
             "claude         closed          42  5 reaped, 1 kept, 0 failed",
-            json!({"memory.rss": 0}),
+            json!({"memory.rss": 0, "nested": null}),
         ),
         (
             Body::Dropped {

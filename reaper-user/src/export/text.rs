@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use bytesize::ByteSize;
 
 use super::names::SignalName;
-use super::record::{GivenBack, Who};
+use super::record::{GivenBack, NestedRest, Who};
 use super::redact;
 use crate::model::activity::TreeMemory;
 use crate::model::event::{Ended, Image, Key};
@@ -40,6 +40,29 @@ pub(super) fn held(memory: TreeMemory) -> String {
         let _ = write!(text, " and {} swapped out", ByteSize::b(swap));
     }
     text
+}
+
+/// Returns `, the rest belongs to 10906, 2 kept, 1 waits` for what is left of nested sessions; empty if there are none.
+pub(super) fn rest(nested: &[NestedRest]) -> String {
+    let of_each = |rest: &NestedRest| {
+        let kept = match rest.kept {
+            0 => String::new(),
+            n => format!(", {n} kept"),
+        };
+        let waiting = match rest.waiting {
+            0 => String::new(),
+            1 => ", 1 waits".into(),
+            n => format!(", {n} wait"),
+        };
+        format!("to {}{kept}{waiting}", rest.session.first_root.pid)
+    };
+    match nested {
+        [] => String::new(),
+        all => {
+            let each: Vec<_> = all.iter().map(of_each).collect();
+            format!(", the rest belongs {}", each.join(", and "))
+        }
+    }
 }
 
 /// A process where there is little room.

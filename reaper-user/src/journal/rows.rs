@@ -66,7 +66,6 @@ impl Rows<'_> {
                 session,
                 reaped,
                 kept,
-                kept_reasons: _,
                 failed,
                 memory:
                     GivenBack {
@@ -76,8 +75,9 @@ impl Rows<'_> {
                         unread,
                     },
                 lost_before,
+                ..
             } => {
-                // A service that has taken it up after the first word of its end counts anew.
+                // The time is that of the first report. A service that resumes a closed session counts memory anew.
                 self.execute(
                     "UPDATE session SET closed = coalesce(closed, ?2), reaped = max(reaped, ?3),
                          kept = ?4, failed = max(failed, ?5), lost_before = max(lost_before, ?6),

@@ -34,7 +34,7 @@ pub use successor::{Handover, Search};
 const SIGTERM: u8 = 15;
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
-const CLOSED_MAX: usize = 64;
+pub const CLOSED_MAX: usize = 64;
 
 /// Number of a session, never given twice by one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

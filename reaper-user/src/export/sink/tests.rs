@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::*;
-use crate::export::SessionRef;
+use crate::export::{GivenBack, SessionRef};
 use crate::journal::{self, Journal};
 use crate::model::event::Ended;
 
@@ -261,6 +261,35 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     drop(sink);
     writer.join();
     journal.close();
+}
+
+#[test]
+fn close_that_was_reported_before_is_not_in_the_stream() {
+    let out = Slow::default();
+    let (mut sink, writer) = out.start();
+    let first_root = Key { pid: 42, start: 7 };
+    for again in [false, true] {
+        let session = SessionRef {
+            agent: "claude".into(),
+            first_root,
+        };
+        let body = Body::SessionClose {
+            session,
+            again,
+            reaped: 1,
+            kept: u32::from(!again),
+            kept_reasons: vec![],
+            nested: vec![],
+            failed: 0,
+            memory: GivenBack::default(),
+            lost_before: 0,
+        };
+        sink.push(Record { time: 1, body });
+        sink.flush();
+    }
+    drop(sink);
+    writer.join();
+    assert_eq!(out.count("session.close"), 1);
 }
 
 fn eventually(mut is_so: impl FnMut() -> bool) {

@@ -51,6 +51,32 @@ fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
 }
 
 #[test]
+fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let close = |time, again, (reaped, kept)| {
+        let mut record = closed(time, 100, reaped);
+        if let Body::SessionClose {
+            again: a, kept: k, ..
+        } = &mut record.body
+        {
+            (*a, *k) = (again, kept);
+        }
+        record
+    };
+    world.tell(&[
+        opened(now, 100, 0),
+        gone(now + 1, 100),
+        close(now + 2, false, (1, 2)),
+    ]);
+    let first = world.all()[0].clone();
+    assert_eq!((first.reaped, first.kept), (1, 2));
+    world.tell(&[close(now + 1_000_000_000, true, (2, 1))]);
+    let last = &world.all()[0];
+    assert_eq!((last.reaped, last.kept, last.closed), (2, 1, first.closed));
+}
+
+#[test]
 fn what_does_not_cross_is_not_kept() {
     let world = World::new();
     let body = Body::Unfollowed { count: 1, room: 1 };

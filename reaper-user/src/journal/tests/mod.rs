@@ -156,8 +156,10 @@ fn gone(time: u64, root: u32) -> Record {
 
 fn closed(time: u64, root: u32, reaped: u32) -> Record {
     let body = Body::SessionClose {
-        kept_reasons: vec![],
         session: session(root),
+        again: false,
+        kept_reasons: vec![],
+        nested: vec![],
         reaped,
         kept: 0,
         failed: 0,
