@@ -34,10 +34,12 @@ pub(super) struct Words<'a, I> {
     options_ended: bool,
     /// Whether arguments are missing at the end.
     is_cut: bool,
+    /// The last argument of a cut vector, which may be incomplete. It is not among `args`.
+    last: Option<&'a [u8]>,
 }
 
 /// Reads the arguments after the first `skipped`. `is_cut`: more may follow than the image has, and its last
-/// argument may be incomplete, so that one is left out.
+/// argument may be incomplete.
 pub(super) fn read<'a>(
     image: &'a Image,
     skipped: usize,
@@ -48,13 +50,12 @@ pub(super) fn read<'a>(
         Some(title) => (title, b' '),
         None => (image.argv.strip_suffix(&[0]).unwrap_or(&image.argv), 0),
     };
-    let args = line.split(move |byte| *byte == separator);
-    let mut args = args.skip(skipped).peekable();
+    let mut args = line.split(move |byte| *byte == separator);
+    let last = if is_cut { args.next_back() } else { None };
+    let are_skipped = args.by_ref().take(skipped).count() == skipped;
     Words {
-        args: std::iter::from_fn(move || {
-            let arg = args.next()?;
-            (!is_cut || args.peek().is_some()).then_some(arg)
-        }),
+        args,
+        last: last.filter(|_| are_skipped),
         syntax,
         positionals: 0,
         options_ended: false,
@@ -80,10 +81,17 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Words<'a, I> {
                 Word::Positional(arg) => Some(arg),
                 Word::Option(_) => None,
             });
-            match positional {
-                Some(arg) if pattern.is_match(arg) => {}
-                Some(_) => return Some(false),
-                None => return (!self.is_cut).then_some(false),
+            let matches = match positional {
+                Some(arg) => Some(pattern.is_match(arg)),
+                None if !self.is_cut => Some(false),
+                None => {
+                    let is_option = |arg: &&[u8]| !self.options_ended && arg.starts_with(b"-");
+                    let last = self.last.take().filter(|arg| !is_option(arg));
+                    last.and_then(|arg| pattern.is_match_from(arg))
+                }
+            };
+            if matches != Some(true) {
+                return matches;
             }
         }
         Some(true)
@@ -117,6 +125,9 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Words<'a, I> {
         let values = &self.syntax.value_options;
         let takes_value = values.iter().any(|option| option.as_bytes() == arg);
         let value = takes_value.then(|| self.args.next()).flatten();
+        if takes_value && value.is_none() {
+            self.last = None;
+        }
         Some(Word::Option(match value {
             Some(value) => Cow::Owned([arg, b"=", value].concat()),
             None => Cow::Borrowed(arg),

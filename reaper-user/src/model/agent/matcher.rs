@@ -206,12 +206,14 @@ impl<'a> Subject<'a> {
             Field::Arg0 => {
                 let mut args = self.image.args();
                 let arg0 = args.next().unwrap_or_default();
-                let is_whole = !self.is_cut || args.next().is_some();
-                is_whole.then(|| any_of.iter().any(|p| p.is_match(arg0)))
+                if self.is_cut && args.next().is_none() {
+                    return any_match_from(any_of, arg0);
+                }
+                Some(any_of.iter().any(|p| p.is_match(arg0)))
             }
             Field::Args => self.words(syntax).begin_with(any_of),
             Field::Options => self.words(syntax).have_option(any_of),
-            Field::Argv if self.is_cut => None,
+            Field::Argv if self.is_cut => any_match_from(any_of, self.field(*field)),
             Field::Comm | Field::Exe | Field::Script | Field::Argv => {
                 let bytes = self.field(*field);
                 if bytes.is_empty() {
@@ -253,6 +255,19 @@ impl<'a> Subject<'a> {
     pub(super) fn exe_name(&self) -> &'a [u8] {
         self.exe.rsplit(|b| *b == b'/').next().unwrap_or_default()
     }
+}
+
+/// Whether some pattern matches bytes that begin with `front`. Returns `None` if what follows decides.
+fn any_match_from(patterns: &[Pattern], front: &[u8]) -> Option<bool> {
+    let mut known = Some(false);
+    for pattern in patterns {
+        match pattern.is_match_from(front) {
+            Some(true) => return Some(true),
+            Some(false) => {}
+            None => known = None,
+        }
+    }
+    known
 }
 
 /// The arguments joined by single spaces.

@@ -200,6 +200,43 @@ impl Pattern {
             Test::Regex(regex) => regex.is_match(bytes),
         }
     }
+
+    /// Whether this matches bytes that begin with `front`. Returns `None` if what follows decides.
+    pub(super) fn is_match_from(&self, front: &[u8]) -> Option<bool> {
+        let start = match &self.test {
+            Test::Exact(text) => text,
+            Test::AbsoluteTail(_) => &b"/"[..],
+            Test::Tail(_) => b"",
+            // A match that ends before the last known byte rests on nothing that follows.
+            Test::Regex(regex)
+                if regex
+                    .shortest_match(front)
+                    .is_some_and(|end| end < front.len()) =>
+            {
+                return Some(true);
+            }
+            Test::Regex(_) => self.literal_start(),
+        };
+        let may_match = start.starts_with(front)
+            || front.starts_with(start) && !matches!(self.test, Test::Exact(_));
+        (!may_match).then_some(false)
+    }
+
+    /// Returns a text that all matches of a glob or regex begin with; empty if there is none or it takes more to find.
+    fn literal_start(&self) -> &[u8] {
+        let text = match self.text.strip_prefix('^').filter(|_| self.regex) {
+            Some(anchored) if !anchored.contains('|') => anchored,
+            _ if self.regex => "",
+            None | Some(_) => &self.text,
+        };
+        let is_literal = |c: char| c.is_alphanumeric() || "/ -_=:,@".contains(c);
+        let end = text.find(|c| !is_literal(c)).unwrap_or(text.len());
+        let (literal, rest) = text.split_at(end);
+        // A quantifier makes the character before it optional.
+        let is_optional = self.regex && rest.starts_with(['?', '*', '{']);
+        let last = literal.chars().next_back().filter(|_| is_optional);
+        &literal.as_bytes()[..literal.len() - last.map_or(0, char::len_utf8)]
+    }
 }
 
 impl std::fmt::Debug for Pattern {
@@ -234,10 +271,13 @@ fn glob_test(glob: &str, path: bool) -> Result<Test, PatternError> {
         .backslash_escape(true)
         .build()
         .map_err(|e| PatternError(e.kind().to_string().to_lowercase()))?;
+    // A `*` at the end matches whatever follows.
+    let regex = glob.regex();
+    let regex = regex.strip_suffix(".*$").unwrap_or(regex);
     // The same without an anchor, which lets the search jump to the first literal.
-    let regex = match glob.regex().strip_prefix("(?-u)^(?:/?|.*/)") {
+    let regex = match regex.strip_prefix("(?-u)^(?:/?|.*/)") {
         Some(rest) => format!("(?:^|/){rest}"),
-        None => glob.regex().into(),
+        None => regex.into(),
     };
     compile(&regex).map(Test::Regex)
 }

@@ -174,6 +174,50 @@ fn an_exe_glob_stops_at_slashes_and_a_tail_at_a_component() {
 }
 
 #[test]
+fn beginning_of_a_text_decides_where_no_end_can_change_it() {
+    let (glob, regex) = (Pattern::argv, Pattern::argv_regex);
+    for (pattern, front, expected) in [
+        (glob("a b"), "a", None),
+        (glob("a b"), "a b", None),
+        (glob("a b"), "a bc", Some(false)),
+        (glob("a b*"), "a bc", Some(true)),
+        (glob("a*b"), "ab", None),
+        (glob("b*a"), "a", Some(false)),
+        (glob("{a,b}c"), "d", None),
+        (Pattern::script("/**/a"), "b", Some(false)),
+        (Pattern::script("**/a"), "b", None),
+        (regex("a(?: |$)"), "a", None),
+        (regex("a(?: |$)"), "a b", Some(true)),
+        (regex(r"^ab\("), "ac", Some(false)),
+        (regex(r"^ab\("), "ab", None),
+        (regex("^ab?c"), "ac", None),
+        (regex("^a|b"), "c", None),
+        (regex(r"a\b"), "a", None),
+    ] {
+        let pattern = pattern.unwrap();
+        let found = pattern.is_match_from(front.as_bytes());
+        assert_eq!(found, expected, "{pattern:?} {front}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_end_changes_what_a_beginning_has_decided(
+        pattern in "\\^?[ab]{0,2}([*?]|[ab]|\\{a,b\\}|\\|b| ){0,3}[ab*$]{0,2}",
+        front in "[ab ]{0,5}",
+        rest in "[ab ]{0,5}",
+    ) {
+        let text = format!("{front}{rest}");
+        for pattern in [Pattern::argv(&pattern), Pattern::argv_regex(&pattern), Pattern::script(&pattern)] {
+            let Ok(pattern) = pattern else { continue };
+            if let Some(decided) = pattern.is_match_from(front.as_bytes()) {
+                proptest::prop_assert_eq!(pattern.is_match(text.as_bytes()), decided);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_replaced_file_is_still_the_program() {
     let rules = Ruleset::new(vec![rule(
         "r",

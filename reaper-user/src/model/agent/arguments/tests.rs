@@ -170,6 +170,11 @@ fn missing_arguments_might_match_where_they_decide() {
     for (field, globs, args, expected) in [
         (Field::Args, &["serve"][..], "x|-v|se", [true, true]),
         (Field::Args, &["serve"], "x|run|se", [false, true]),
+        (Field::Args, &["serve"], "x|-v|run", [false, true]),
+        (Field::Args, &["serve"], "x|--|-v", [false, true]),
+        (Field::Args, &["serve"], "x|-v|-r", [true, true]),
+        (Field::Args, &["serve"], "x|-c|run", [true, true]),
+        (Field::Args, &["serve"], "xyz", [true, true]),
         (Field::Args, &["serve"], "x|serve|a", [true, false]),
         (Field::Args, &["serve", "now"], "x|serve|n", [true, true]),
         (Field::Options, &["-v"], "x|a|b", [true, true]),
@@ -178,10 +183,19 @@ fn missing_arguments_might_match_where_they_decide() {
         (Field::Arg0, &["x"], "x|b", [true, false]),
         (Field::Arg0, &["y"], "x|b", [false, true]),
         (Field::Arg0, &["xyz"], "xy", [true, true]),
+        (Field::Arg0, &["xyz"], "xz", [false, true]),
+        (Field::Argv, &["* mount *"], "x|mount|a", [true, false]),
+        (Field::Argv, &["* mount *"], "x|mou", [true, true]),
+        (Field::Argv, &["y v*: *"], "x|v1", [false, true]),
+        (Field::Argv, &["x v*: *"], "x|v1", [true, true]),
+        (Field::Argv, &["x v1"], "x|v1", [true, true]),
+        (Field::Argv, &["x v1"], "x|v2", [false, true]),
+        (Field::Argv, &["y*", "* v1 *"], "x|v1|a", [true, false]),
+        (Field::Argv, &["y*", "z*"], "x|v1|a", [false, true]),
     ] {
         let mut image = image("/bin/x", args);
         let might = |image: &Image| {
-            let of = |negative| rule(field, globs, negative, Syntax::default());
+            let of = |negative| rule(field, globs, negative, syntax(&["-c"], 0));
             [false, true].map(|negative| of(negative).might_spare(image, &[]).is_some())
         };
         assert_eq!(might(&image), [false; 2], "all arguments are there");
