@@ -263,7 +263,7 @@ impl World {
         }
         let arguments = arguments.iter().map(|word| {
             word.replace("{dir}", &here)
-                .replace("{long}", &"x".repeat(9000))
+                .replace("{long}", &"x".repeat(39_000))
         });
         let lines: Vec<_> = [path.display().to_string()]
             .into_iter()

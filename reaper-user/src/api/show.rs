@@ -153,6 +153,8 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         conversations,
         activity,
         stdio,
+        // What the rules say of it shows in the decision.
+        arguments: _,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {

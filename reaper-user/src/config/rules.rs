@@ -19,6 +19,9 @@
 //! is unknown of a process (an unreadable path) fulfils no condition, not even a `not_` one. A keep may
 //! also ask for a `uid`; it holds under living agents too.
 //!
+//! Where the first 8 KiB of a command line do not decide, the whole of it is read of members, up to 2 MiB. Of
+//! other processes, the first 8 KiB count.
+//!
 //! An option starts with `-`, is not `-` alone and stands before `--`; all other arguments are positional. Where
 //! node, bun or python runs a script, only the arguments after the script count. `args` holds if each of its globs
 //! matches the positional argument at its place.

@@ -1,7 +1,6 @@
 //! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
 
 use std::io;
-use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -13,7 +12,7 @@ use crate::model::agent::Ruleset;
 use crate::model::event::Key;
 use crate::model::facts::{Known, Needs};
 use crate::model::policy::Decision;
-use crate::model::session::SessionId;
+use crate::model::session::{SessionId, Turn};
 use crate::sys;
 
 /// How often what could not be read is tried again, and after how many ns (times 4, 16, 64).
@@ -115,7 +114,7 @@ impl Undecided {
 /// # Errors
 /// No thread can be started.
 pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
-    Reader::start(PROC, Arc::from(rules.marks()), rules.conversations())
+    Reader::start(PROC, rules.clone())
 }
 
 impl Engine {
@@ -139,7 +138,10 @@ impl Engine {
         let number = undecided.last;
         let asked = |session| Asked { session, number };
         undecided.asked.entry(of).or_insert(asked(its));
-        undecided.facts.ask(of, decision.needs, Urgency::Urgent);
+        let image = node.map(|node| &node.image);
+        undecided
+            .facts
+            .ask_of(of, image, decision.needs, Urgency::Urgent);
         if of != key {
             undecided.kin.insert(key, asked(session));
         }
@@ -209,8 +211,14 @@ impl Engine {
             if is_root && self.source.looks() {
                 needs |= node.lacks(Needs::INHERITED | Needs::UNIT);
             }
+            if self.model.wants_arguments(node) {
+                needs |= Needs::ARGUMENTS;
+            }
             if !needs.is_none() {
-                self.undecided.facts.ask(key, needs, Urgency::Ahead);
+                let image = Some(&node.image);
+                self.undecided
+                    .facts
+                    .ask_of(key, image, needs, Urgency::Ahead);
             }
         }
     }
@@ -231,6 +239,11 @@ impl Engine {
             self.model.set_facts(key, asked, found, at);
             if asked.has(Needs::CONVERSATIONS) {
                 self.handovers.on_facts();
+            }
+            if asked.has(Needs::ARGUMENTS) {
+                let turn = |model: &Model, turn: &Turn| self.follow.turn(model, at, turn);
+                let released = self.model.reclassify(key, at, turn);
+                self.follow.touched.extend(released);
             }
             // That nothing spares it may have come to be known.
             self.follow.touched.push(key);

@@ -1,18 +1,22 @@
 //! Everybody, with what tells of the agents that they may come from.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::look::{Sources, Subject, look};
-use crate::model::event::Key;
+use super::look::{Subject, look};
+use crate::model::agent::Ruleset;
+use crate::model::event::{Image, Key, Seen};
 use crate::model::facts::{Known, Needs};
 use crate::model::stray::{Row, Table, Trace};
 use crate::source::procfs::{Look, Procfs, ProcfsError, Readers};
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Most bytes of long command lines that are read for a table.
+const ARGUMENTS_ROOM: u64 = 16 << 20;
 /// Those of all censuses: apart from the engine's, which who asks for scans must not use up.
 static READERS: Readers = Readers::new(16);
 
@@ -49,7 +53,51 @@ pub fn census(procfs: &Procfs) -> Result<Table, ProcfsError> {
         Err(_) => Some((pid, None)),
     };
     table.unread = unread.into_iter().filter_map(uid).collect();
+    complete_arguments(procfs, &mut table)?;
     Ok(table)
+}
+
+/// Reads the whole command lines of those that are cut in a table, the shortest first, as long as there is room.
+fn complete_arguments(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError> {
+    let images = table.rows.iter().map(|(pid, row)| (*pid, &row.seen.image));
+    let cut = images.filter(|(_, image)| image.truncated);
+    let mut cut: Vec<(u32, u32)> = cut.map(|(pid, image)| (image.argv_full_len, pid)).collect();
+    cut.sort_unstable();
+    let mut room = ARGUMENTS_ROOM;
+    cut.retain(|(len, _)| match room.checked_sub(u64::from(*len)) {
+        Some(left) => {
+            room = left;
+            true
+        }
+        None => false,
+    });
+    let pids = cut.into_iter().map(|(_, pid)| pid).collect();
+    let read = |procfs: &Procfs, _, look| whole_arguments(procfs, look);
+    READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
+        let Some((seen, argv)) = found else { return };
+        let row = table.rows.get_mut(&pid);
+        let Some(row) = row.filter(|row| row.seen.key == seen.key) else {
+            return;
+        };
+        let is_same = |a: &Image, b: &Image| {
+            (&a.exe, &a.argv, a.argv_full_len) == (&b.exe, &b.argv, b.argv_full_len)
+        };
+        if is_same(&row.seen.image, &seen.image) {
+            let image = Arc::make_mut(&mut row.seen.image);
+            (image.argv, image.truncated) = (argv, false);
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns a process with its whole command line.
+fn whole_arguments(procfs: &Procfs, look: Result<Look, ProcfsError>) -> Option<(Seen, Vec<u8>)> {
+    let Ok(Look::Alive(seen)) = look else {
+        return None;
+    };
+    let mut subject = Subject::open(procfs.root(), seen.key)?;
+    let argv = subject.arguments(&seen.image)?;
+    subject.lives().then_some((seen, argv))
 }
 
 /// Whether those with these pids have a socket that listens; who it was that was looked at, to the tick.
@@ -69,7 +117,8 @@ pub fn listening(
             procfs.root(),
             seen.key,
             Needs::LISTENING,
-            &Sources::default(),
+            None,
+            &Ruleset::default(),
         );
         Some((seen.key, found.facts.listening))
     };

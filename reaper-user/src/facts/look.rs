@@ -10,13 +10,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::model::agent::Pattern;
-use crate::model::conversation::ConversationSource;
-use crate::model::event::Key;
+use crate::model::agent::{Pattern, Ruleset};
+use crate::model::event::{Image, Key};
 use crate::model::facts::{Facts, Known, Needs};
-#[cfg(test)]
-pub(super) use subject::ENVIRON_MAX;
 pub(super) use subject::Subject;
+#[cfg(test)]
+pub(super) use subject::{ARGUMENTS_MAX, ENVIRON_MAX};
 
 /// Processor time used up to a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,23 +43,21 @@ impl Found {
     }
 }
 
-/// Where facts are found that depend on the rules.
-#[derive(Default)]
-pub(super) struct Sources {
-    /// Patterns over `NAME=value` in the order of the bits of [`Facts::marks`].
-    pub(super) marks: Arc<[Pattern]>,
-    pub(super) conversations: Vec<Arc<ConversationSource>>,
-}
-
-/// Reads what is asked for of a process. `root` is where /proc is.
-pub(super) fn look(root: &Path, key: Key, needs: Needs, sources: &Sources) -> Found {
+/// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run.
+pub(super) fn look(
+    root: &Path,
+    key: Key,
+    needs: Needs,
+    image: Option<&Arc<Image>>,
+    rules: &Ruleset,
+) -> Found {
     let Some(mut subject) = Subject::open(root, key) else {
         return Found::nothing();
     };
     let mut found = Found::nothing();
     let facts = &mut found.facts;
     if needs.has(Needs::MARKS) {
-        facts.marks = subject.marks(&sources.marks);
+        facts.marks = subject.marks(rules.marks());
     }
     if needs.has(Needs::UNIT) {
         facts.unit = subject.unit();
@@ -78,7 +75,7 @@ pub(super) fn look(root: &Path, key: Key, needs: Needs, sources: &Sources) -> Fo
     }
     if needs.has(Needs::CONVERSATIONS) {
         facts.conversations = subject
-            .conversations(key, &sources.conversations)
+            .conversations(key, &rules.conversations())
             .map_or(Known::Unreadable, |all| Known::Is(all.into()));
     }
     if needs.has(Needs::ACTIVITY) {
@@ -91,6 +88,12 @@ pub(super) fn look(root: &Path, key: Key, needs: Needs, sources: &Sources) -> Fo
     if needs.has(Needs::LISTENING) {
         let listening = subject.listening().ok().flatten();
         facts.listening = listening.map_or(Known::Unreadable, Known::Is);
+    }
+    if needs.has(Needs::ARGUMENTS)
+        && let Some(image) = image
+        && let Some(argv) = subject.arguments(image)
+    {
+        facts.arguments = Known::Is(rules.matched(image, argv));
     }
     if needs.has(Needs::CPU) {
         found.used = subject.used();

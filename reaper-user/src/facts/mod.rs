@@ -31,13 +31,12 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
-use crate::model::agent::Pattern;
-use crate::model::conversation::ConversationSource;
-use crate::model::event::{Key, TICK_NS};
+use crate::model::agent::Ruleset;
+use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::{Facts, Known, Needs};
 use crate::sys;
 pub use census::{census, listening};
-use look::{Sources, Used};
+use look::Used;
 use pool::{Common, Done, Job, Pool};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
@@ -104,6 +103,8 @@ pub struct Reader {
 struct Ask {
     key: Key,
     needs: Needs,
+    /// What it runs, if [`Needs::ARGUMENTS`] are asked for.
+    image: Option<Arc<Image>>,
     /// In ns of the monotonic clock.
     asked: u64,
     /// Since when somebody has waited for it, in ns of the monotonic clock.
@@ -115,23 +116,16 @@ struct Ask {
 }
 
 impl Reader {
-    /// Starts the threads. `root` is where /proc is, `marks` are the patterns over `NAME=value` whose numbers
-    /// are the bits of [`Facts::marks`], at most 64. `conversations` say where [`Facts::conversations`] are found.
+    /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::marks`], [`Facts::conversations`] and
+    /// [`Facts::arguments`] are about.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(
-        root: impl Into<PathBuf>,
-        marks: Arc<[Pattern]>,
-        conversations: Vec<Arc<ConversationSource>>,
-    ) -> io::Result<Reader> {
+    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<Reader> {
         let woken = Arc::new(Notify::new());
         let common = Arc::new(Common {
             root: root.into(),
-            sources: Sources {
-                marks,
-                conversations,
-            },
+            rules,
             woken: Arc::clone(&woken),
         });
         let (send, done) = channel();
@@ -151,8 +145,14 @@ impl Reader {
 
     /// Asks for facts about a process. What is asked for already is not asked again, but becomes urgent if
     /// this is. What is not urgent is answered with [`Known::Unasked`] where there is too much of it, or it
-    /// takes too long: nobody has looked, and whoever needs it asks again.
+    /// takes too long: nobody has looked, and whoever needs it asks again. Without knowing what the process runs,
+    /// [`Needs::ARGUMENTS`] cannot be read.
     pub fn ask(&mut self, key: Key, needs: Needs, urgency: Urgency) {
+        self.ask_of(key, None, needs, urgency);
+    }
+
+    /// Does the same as [`Reader::ask`] for a process that is known to run `image`.
+    pub fn ask_of(&mut self, key: Key, image: Option<&Arc<Image>>, needs: Needs, urgency: Urgency) {
         let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Waited);
         let now = sys::monotonic();
         let mut fresh = needs;
@@ -199,6 +199,7 @@ impl Reader {
             let ask = Ask {
                 key,
                 needs,
+                image: image.filter(|_| needs.has(Needs::ARGUMENTS)).cloned(),
                 asked: now,
                 urgent: urgent.then_some(now),
                 waited,
@@ -261,11 +262,13 @@ impl Reader {
         let Ask {
             key, needs, waited, ..
         } = *ask;
+        let image = ask.image.clone();
         pool.ask(Job {
             id,
             key,
             needs,
             wakes: waited,
+            image,
         });
     }
 

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::look::{Found, Sources, look};
-use crate::model::event::Key;
+use super::look::{Found, look};
+use crate::model::agent::Ruleset;
+use crate::model::event::{Image, Key};
 use crate::model::facts::Needs;
 use crate::sys;
 
@@ -24,6 +25,7 @@ pub(super) struct Job {
     pub(super) needs: Needs,
     /// Whether its answer wakes the reader also where those of the pool do not.
     pub(super) wakes: bool,
+    pub(super) image: Option<Arc<Image>>,
 }
 
 /// What it has found out.
@@ -38,7 +40,7 @@ pub(super) struct Done {
 pub(super) struct Common {
     /// Of the /proc that is read.
     pub(super) root: PathBuf,
-    pub(super) sources: Sources,
+    pub(super) rules: Ruleset,
     pub(super) woken: Arc<Notify>,
 }
 
@@ -170,15 +172,17 @@ impl Worker {
             // Who waits for this is about to send a signal, perhaps on a machine that a tree keeps busy.
             sys::prioritise();
         }
-        while let Some(Job {
-            id,
-            key,
-            needs,
-            wakes,
-        }) = self.next()
-        {
+        while let Some(job) = self.next() {
+            let Job {
+                id,
+                key,
+                needs,
+                wakes,
+                ..
+            } = job;
             let at = sys::boot_time();
-            let found = look(&self.common.root, key, needs, &self.common.sources);
+            let Common { root, rules, .. } = &*self.common;
+            let found = look(root, key, needs, job.image.as_ref(), rules);
             if self.done.send(Done { id, at, found }).is_err() {
                 return;
             }

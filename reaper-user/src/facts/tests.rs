@@ -14,6 +14,7 @@ use nix::sys::stat::Mode;
 
 use super::*;
 use crate::model::activity::Activity;
+use crate::model::agent::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
 use crate::model::facts::{self, Inherited, SessionNow};
 use crate::model::stray::Trace;
 use crate::source::procfs::Procfs;
@@ -78,12 +79,19 @@ impl Fake {
         (key, environ)
     }
     fn reader(&self) -> Reader {
-        Reader::start(self.root(), keep(), Vec::new()).unwrap()
+        Reader::start(self.root(), rules()).unwrap()
     }
 }
 
-fn keep() -> Arc<[Pattern]> {
-    Arc::new([Pattern::argv("REAPER_KEEP=1").unwrap()])
+/// They ask for `REAPER_KEEP=1`, and for `Daemon` in a command line.
+fn rules() -> Ruleset {
+    let daemon = Condition {
+        field: Field::Argv,
+        any_of: vec![Pattern::argv("* Daemon*").unwrap()],
+        negative: false,
+    };
+    let daemon = Matcher::new(vec![daemon]);
+    Ruleset::new(vec![Rule::new("daemon", Action::Keep, vec![daemon])])
 }
 
 fn needs(all: &[Needs]) -> Needs {
@@ -130,6 +138,7 @@ fn all_facts_of_a_process() {
         conversations: Known::Unasked,
         activity: Known::Unasked,
         stdio: Known::Unasked,
+        arguments: Known::Unasked,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -206,8 +215,12 @@ fn what_a_process_has_from_its_makers() {
 fn what_cannot_be_read_is_unreadable() {
     let fake = Fake::new();
     let mut reader = fake.reader();
-    let all =
-        needs(&ALL_BUT_CPU) | Needs::CPU | Needs::CONVERSATIONS | Needs::ACTIVITY | Needs::STDIO;
+    let all = needs(&ALL_BUT_CPU)
+        | Needs::CPU
+        | Needs::CONVERSATIONS
+        | Needs::ACTIVITY
+        | Needs::STDIO
+        | Needs::ARGUMENTS;
     let key = fake.process(41);
     // Whoever has the pid now.
     let before = Key { start: 1, ..key };
@@ -232,6 +245,101 @@ fn what_cannot_be_read_is_unreadable() {
     fake.file("43/environ".into(), &long);
     let facts = ask(&mut reader, key, Needs::MARKS);
     assert_eq!(facts.marks, Known::Unreadable);
+}
+
+/// A program of which an exec has told the first 8 KiB of this command line.
+fn cut(argv: &str) -> Arc<Image> {
+    let told = argv.len().min(8192);
+    Arc::new(Image {
+        comm: b"x".into(),
+        exe: b"/bin/x".into(),
+        argv: argv.as_bytes()[..told].into(),
+        argv_full_len: argv.len() as u32,
+        truncated: told < argv.len(),
+        ..Image::default()
+    })
+}
+
+/// Asks what the rules say of the whole command line; the names of those that judge it.
+fn judged(reader: &mut Reader, key: Key, image: &Arc<Image>) -> Known<Vec<String>> {
+    reader.ask_of(key, Some(image), Needs::ARGUMENTS, Urgency::Urgent);
+    let [answer] = &wait(reader)[..] else {
+        panic!("one answer");
+    };
+    assert_eq!((answer.key, answer.asked), (key, Needs::ARGUMENTS));
+    let rules = rules();
+    match &answer.found.arguments {
+        Known::Unasked => panic!("it was asked for"),
+        Known::Unreadable => Known::Unreadable,
+        Known::Is(whole) => {
+            assert!(Arc::ptr_eq(&whole.image, image));
+            assert_eq!(whole.class, Class::Plain);
+            let names = whole.judging.iter().map(|id| rules.name(*id).to_string());
+            Known::Is(names.collect())
+        }
+    }
+}
+
+#[test]
+fn rules_are_asked_about_the_whole_command_line() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let key = fake.process(44);
+    let argv = |len: usize, last: &str| format!("x\0{}\0{last}\0", "y".repeat(len));
+    let daemon = || Known::Is(vec!["daemon".to_owned()]);
+    let most = look::ARGUMENTS_MAX - argv(0, "Daemon").len();
+    for (told, found, expected) in [
+        (argv(100_000, "Daemon"), None, daemon()),
+        (argv(100_000, "Main"), None, Known::Is(vec![])),
+        (argv(most, "Daemon"), None, daemon()),
+        (argv(most + 1, "Daemon"), None, Known::Unreadable),
+        // Another one, what a process has written over it, and a part of it.
+        (
+            argv(9_000, "Main"),
+            Some(argv(9_001, "Main")),
+            Known::Unreadable,
+        ),
+        (
+            argv(9_000, "Main"),
+            Some("x: idle\0".into()),
+            Known::Unreadable,
+        ),
+        (
+            argv(9_000, "Main"),
+            Some(argv(9_000, "")),
+            Known::Unreadable,
+        ),
+    ] {
+        fake.file("44/cmdline".into(), &found.unwrap_or_else(|| told.clone()));
+        assert_eq!(judged(&mut reader, key, &cut(&told)), expected);
+    }
+    // Nothing is known of what it runs, or nothing can be read.
+    let facts = ask(&mut reader, key, Needs::ARGUMENTS);
+    assert_eq!(facts.arguments, Known::Unreadable);
+    let cmdline = fake.root().join("44/cmdline");
+    fs::remove_file(&cmdline).unwrap();
+    let image = cut(&argv(9_000, "Main"));
+    assert_eq!(judged(&mut reader, key, &image), Known::Unreadable);
+    nix::unistd::mkfifo(&cmdline, Mode::S_IRWXU).unwrap();
+    assert_eq!(judged(&mut reader, key, &image), Known::Unreadable);
+}
+
+#[test]
+fn whole_command_line_of_a_real_process_is_read() {
+    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let long = "y".repeat(100_000);
+    let (_own, key) = Own::start(
+        shell("read x")
+            .stdin(Stdio::piped())
+            .args([&long, "Daemon"]),
+    );
+    let argv = format!("sh\0-c\0echo up; read x\0{long}\0Daemon\0");
+    let daemon = Known::Is(vec!["daemon".to_owned()]);
+    assert_eq!(judged(&mut reader, key, &cut(&argv)), daemon);
+    let table = census(&Procfs::default()).unwrap();
+    let image = &table.rows[&key.pid].seen.image;
+    assert_eq!(image.argv, argv.as_bytes());
+    assert!(!image.truncated);
 }
 
 #[test]
@@ -360,7 +468,7 @@ fn shell(script: &str) -> Command {
 
 #[test]
 fn real_processes() {
-    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
+    let mut reader = Reader::start("/proc", rules()).unwrap();
     let (_kept, key) = Own::start(
         shell("read x")
             .stdin(Stdio::piped())
@@ -397,7 +505,7 @@ fn real_processes() {
 
 #[test]
 fn cpu_use_takes_two_looks() {
-    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
+    let mut reader = Reader::start("/proc", rules()).unwrap();
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
@@ -474,7 +582,7 @@ fn client_on_this_host_is_known_by_its_socket() {
 /// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
-    let mut reader = Reader::start("/proc", keep(), Vec::new()).unwrap();
+    let mut reader = Reader::start("/proc", rules()).unwrap();
     let sleep = |input: Stdio, output: Stdio| {
         let mut command = Command::new("sleep");
         // Returns once the program runs.

@@ -168,6 +168,16 @@ pub enum Class {
     Plain,
 }
 
+/// What the rules say of a program by its whole command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Matched {
+    /// The program as the model has it, with the beginning of the command line.
+    pub image: Arc<Image>,
+    pub class: Class,
+    /// See [`Ruleset::judging`].
+    pub judging: Arc<[RuleId]>,
+}
+
 /// All rules, compiled.
 #[derive(Clone, Default)]
 pub struct Ruleset {
@@ -339,6 +349,20 @@ impl Ruleset {
         let spares = |id: &RuleId| self.rule(*id).may_spare() && !judging.contains(id);
         let all = || self.judging.all(&self.rules, &subject);
         leaves.or_else(|| all().into_iter().filter(spares).min())
+    }
+
+    /// Returns what the rules say of a program with this whole command line.
+    pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> Matched {
+        let whole = Image {
+            argv,
+            truncated: false,
+            ..Image::clone(image)
+        };
+        Matched {
+            image: Arc::clone(image),
+            class: self.classify(&whole),
+            judging: self.judging(&whole),
+        }
     }
 
     /// # Panics

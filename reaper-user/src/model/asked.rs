@@ -13,7 +13,8 @@ use super::tree::Node;
 const LASTING: Needs = Needs::MARKS
     .and(Needs::UNIT)
     .and(Needs::INHERITED)
-    .and(Needs::CONVERSATIONS);
+    .and(Needs::CONVERSATIONS)
+    .and(Needs::ARGUMENTS);
 
 /// What has been read of one process.
 #[derive(Clone, Debug, Default)]
@@ -43,13 +44,14 @@ impl Node {
         self.read.as_deref()?.hung_up_since
     }
 
-    /// What a child has from it that was born at that time: its environment and its cgroup, if they were read
-    /// before. What was read later may be of a program that it has run since.
+    /// What a child has from it that was born at that time: its environment, its cgroup and its command line, if they
+    /// were read before. What was read later may be of a program that it has run since.
     pub(super) fn read_at_birth(&self, born: u64) -> Option<Box<Read>> {
         let Read { facts, at, .. } = self.read.as_deref().filter(|read| read.at <= born)?;
         let facts = Facts {
             marks: facts.marks,
             unit: facts.unit.clone(),
+            arguments: facts.arguments.clone(),
             ..Facts::default()
         };
         (facts != Facts::default()).then(|| {
@@ -128,6 +130,13 @@ impl Model {
             asked
         } else {
             asked.without(Needs::UNIT)
+        };
+        let asked = match &found.arguments {
+            // The process has run another program since it was asked about.
+            Known::Is(whole) if !Arc::ptr_eq(&whole.image, &node.image) => {
+                asked.without(Needs::ARGUMENTS)
+            }
+            _ => asked,
         };
         if asked.has(Needs::UNIT) && node.is_elsewhere(&found.unit) {
             node.moved(0, at);

@@ -7,6 +7,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use super::activity::Activity;
+use super::agent::Matched;
 use super::conversation::Conversations;
 use super::stray::Trace;
 
@@ -50,6 +51,8 @@ impl Needs {
     pub const ACTIVITY: Needs = Needs(512);
     /// [`Facts::stdio`].
     pub const STDIO: Needs = Needs(1024);
+    /// [`Facts::arguments`].
+    pub const ARGUMENTS: Needs = Needs(2048);
 
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -132,6 +135,9 @@ pub struct Facts {
     pub activity: Known<Arc<Activity>>,
     /// What is at the other ends of its standard input and output.
     pub stdio: Known<Stdio>,
+    /// What the rules say of the whole command line, where the model has only its beginning. Inherited at fork, unasked
+    /// again at exec.
+    pub arguments: Known<Matched>,
 }
 
 /// What a process has from its makers, where it has not changed that.
@@ -170,6 +176,7 @@ impl Facts {
         conversations: Known::Unasked,
         activity: Known::Unasked,
         stdio: Known::Unasked,
+        arguments: Known::Unasked,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
@@ -204,6 +211,9 @@ impl Facts {
         if asked.has(Needs::STDIO) {
             self.stdio = found.stdio;
         }
+        if asked.has(Needs::ARGUMENTS) {
+            self.arguments = found.arguments;
+        }
     }
 
     /// Those that somebody has looked for.
@@ -219,6 +229,7 @@ impl Facts {
             (Needs::CONVERSATIONS, self.conversations != Known::Unasked),
             (Needs::ACTIVITY, self.activity != Known::Unasked),
             (Needs::STDIO, self.stdio != Known::Unasked),
+            (Needs::ARGUMENTS, self.arguments != Known::Unasked),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
         known.fold(Needs::NONE, |all, (needs, _)| all | needs)
@@ -243,6 +254,7 @@ impl Facts {
             conversations: again(self.conversations.clone()),
             activity: again(self.activity.clone()),
             stdio: again(self.stdio),
+            arguments: again(self.arguments.clone()),
         }
     }
 
@@ -259,6 +271,7 @@ impl Facts {
             conversations: Known::Unreadable,
             activity: Known::Unreadable,
             stdio: Known::Unreadable,
+            arguments: Known::Unreadable,
         }
     }
 }

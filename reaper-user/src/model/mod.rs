@@ -25,10 +25,10 @@ use std::sync::Arc;
 
 use reaper_common::MEMBER_NAMED;
 
-use agent::Ruleset;
+use agent::{Class, Ruleset};
 use clock::Clock;
 use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, TICK_NS, Uids};
-use facts::Needs;
+use facts::{Known, Needs};
 use policy::{Decision, Round, Weighed};
 use session::{Origin, Ran, RootGone, Sessions, Turn};
 use tree::{Change, Node, Tree};
@@ -236,19 +236,24 @@ impl Model {
             if !exit {
                 sink(self, Step::Tree(change));
             }
-            for turn in turns.drain(..) {
-                sink(self, Step::Session(&turn));
-            }
-            self.sessions.close_finished(&mut turns);
-            if !turns.is_empty() {
-                self.forget_finished_keeps();
-            }
-            for turn in turns.drain(..) {
-                sink(self, Step::Session(&turn));
-            }
+            self.finish_turns(&mut turns, |model, turn| sink(model, Step::Session(turn)));
         }
         changes.clear();
         (self.changes, self.turns) = (changes, turns);
+    }
+
+    /// Hands over turns, and closes the sessions that are over by them.
+    fn finish_turns(&mut self, turns: &mut Vec<Turn>, mut sink: impl FnMut(&Model, &Turn)) {
+        for turn in turns.drain(..) {
+            sink(self, &turn);
+        }
+        self.sessions.close_finished(turns);
+        if !turns.is_empty() {
+            self.forget_finished_keeps();
+        }
+        for turn in turns.drain(..) {
+            sink(self, &turn);
+        }
     }
 
     /// What a change in the tree means for scope and sessions.
@@ -387,12 +392,52 @@ impl Model {
         self.tree.get(key).map(|node| Arc::clone(&node.image))
     }
 
-    fn execed(&mut self, key: Key, image: (&Image, Ran), now: u64, turns: &mut Vec<Turn>) {
+    fn execed(&mut self, key: Key, (image, ran): (&Image, Ran), now: u64, turns: &mut Vec<Turn>) {
+        let class = self.rules.classify(image);
+        self.became(key, (class, ran), now, turns);
+    }
+
+    fn became(&mut self, key: Key, class: (Class, Ran), now: u64, turns: &mut Vec<Turn>) {
         self.sessions
-            .execed(&mut self.tree, &self.rules, key, image, now, turns);
+            .execed(&mut self.tree, &self.rules, key, class, now, turns);
         if let Some(Turn::Opened { session, .. }) = turns.last() {
             self.inherit_awaited_keeps(*session);
         }
+    }
+
+    /// Whether the end of a member's command line matters, and has not been read.
+    pub fn wants_arguments(&self, node: &Node) -> bool {
+        node.session.is_some() && Weighed::wants_arguments(self, node).is_some()
+    }
+
+    /// Makes a member a boundary, a server or an agent where only its whole command line shows that. Returns the processes
+    /// that leave its session with a boundary or a server: its descendants, also those from before it ran this program.
+    pub fn reclassify(&mut self, key: Key, now: u64, sink: impl FnMut(&Model, &Turn)) -> Vec<Key> {
+        let Some(node) = self.tree.get(key) else {
+            return Vec::new();
+        };
+        let (Some(id), Some(facts)) = (node.session, node.facts()) else {
+            return Vec::new();
+        };
+        let class = match &facts.arguments {
+            Known::Is(whole) if whole.class != self.rules.classify(&node.image) => whole.class,
+            _ => return Vec::new(),
+        };
+        let ran = match node.execed {
+            true => Ran::Found,
+            false => Ran::Copied,
+        };
+        let mut turns = std::mem::take(&mut self.turns);
+        self.became(key, (class, ran), now, &mut turns);
+        let moved = match class {
+            Class::Boundary(_) | Class::Server(_) => {
+                self.sessions.move_below(&mut self.tree, key, id)
+            }
+            Class::Agent(_) | Class::Plain => Vec::new(),
+        };
+        self.finish_turns(&mut turns, sink);
+        self.turns = turns;
+        moved
     }
 
     /// Takes a process into the scope that names it, or the cgroup in which it has run a program.

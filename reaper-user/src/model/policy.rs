@@ -13,6 +13,7 @@ use super::facts::{Known, Needs};
 use super::session::{Handover, RootGone, Session};
 use super::tree::Node;
 use case::Case;
+use kin::Above;
 pub(super) use weighed::Weighed;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -277,11 +278,13 @@ fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone
         until: said.until,
     };
     let kept = matches!(said.verdict, Verdict::Keep | Verdict::Report);
-    if !kept && let Some((reason, rule)) = kept_by_what_it_is(round, node, due) {
-        return Decision {
-            rule: rule.map(|rule| Arc::clone(model.rules.name(rule))),
-            ..keep(reason)
-        };
+    let wants_arguments = !kept && Weighed::wants_arguments(model, node).is_some();
+    if wants_arguments {
+        decision.needs |= Needs::ARGUMENTS;
+        (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
+        decision.until = None;
+    } else if !kept && let Some(decision) = kept_by_what_it_is(round, node, due) {
+        return Decision { due, ..decision };
     }
     let matters = said.verdict != Verdict::Keep;
     match marked {
@@ -360,7 +363,13 @@ pub(super) fn is_clear(round: &Round<'_>, node: &Node) -> bool {
     // Who its kin will be by then, nobody knows.
     let unheld = !model.rules.may_hold_kin(killed.ended);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_spared();
-    unmarked && unheld && !is_spared(round, node) && session_of(model, node).is_some_and(clear)
+    let is_read = Weighed::wants_arguments(model, node).is_none()
+        && round.kin.kept_below(model, node, Some(killed)).is_none();
+    unmarked
+        && unheld
+        && !is_spared(round, node)
+        && is_read
+        && session_of(model, node).is_some_and(clear)
 }
 
 /// The end of a root by a signal, as of now.
@@ -382,30 +391,41 @@ fn gone(model: &Model, ended: Ended) -> RootGone {
 }
 
 /// What keeps it that is not a question of rules about it: what is not known of it, and what it is below.
-fn kept_by_what_it_is(
-    round: &Round<'_>,
-    node: &Node,
-    due: Option<RootGone>,
-) -> Option<(Reason, Option<RuleId>)> {
+fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> Option<Decision> {
     let model = round.model;
+    let by = |reason, rule: Option<RuleId>| Decision {
+        rule: rule.map(|rule| Arc::clone(model.rules.name(rule))),
+        ..Decision::keep(reason)
+    };
     if let Some(might) = Weighed::of(model, node).unreadable {
-        return Some((Reason::Unreadable, might));
+        return Some(by(Reason::Unreadable, might));
     }
     if node.unsure {
-        return Some((Reason::LineageUnsure, None));
+        return Some(by(Reason::LineageUnsure, None));
     }
     // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
-    let rule = round.kin.kept_below(model, node, due)?;
-    Some((Reason::BelowKept, rule))
+    Some(match round.kin.kept_below(model, node, due)? {
+        Above::Keeps(rule) => by(Reason::BelowKept, rule),
+        Above::Ask(rule, key) => Decision {
+            verdict: Verdict::Wait,
+            needs: Needs::ARGUMENTS,
+            relative: Some(key),
+            ..by(Reason::Unread, Some(rule))
+        },
+    })
 }
 
-/// Whether it keeps what is below it, and by which rule: one that rests on what lasts.
-fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Option<RuleId>> {
+/// Returns what a process does for those below it: a rule that rests on what lasts keeps them with it.
+fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Above> {
     let session = model.sessions.get(node.session?)?;
     let case = Case::new(model, node, session, due);
     if let Some(rule) = case.kept_for_good() {
-        return Some(Some(rule));
+        return Some(Above::Keeps(Some(rule)));
+    }
+    if let Some(rule) = Weighed::wants_arguments(model, node) {
+        return Some(Above::Ask(rule, node.key));
     }
     let unreadable = case.weighed().unreadable;
-    unreadable.or_else(|| node.unsure.then_some(None))
+    let rule = unreadable.or_else(|| node.unsure.then_some(None))?;
+    Some(Above::Keeps(rule))
 }

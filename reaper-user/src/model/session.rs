@@ -316,12 +316,12 @@ impl Sessions {
         tree: &mut Tree,
         rules: &Ruleset,
         key: Key,
-        (image, ran): (&Image, Ran),
+        (class, ran): (Class, Ran),
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
         let Some(node) = tree.get(key) else { return };
-        match rules.classify(image) {
+        match class {
             Class::Plain => {}
             Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
             Class::Agent(rule) | Class::Server(rule)

@@ -235,6 +235,7 @@ fn wanted(needs: Needs) -> String {
         (Needs::MARKS, "its environment"),
         (Needs::ACTIVITY, "how busy its tree is"),
         (Needs::STDIO, "its standard input and output"),
+        (Needs::ARGUMENTS, "its whole command line"),
     ];
     let wanted = all.into_iter().filter(|(need, _)| needs.has(*need));
     let wanted: Vec<&str> = wanted.map(|(_, what)| what).collect();

@@ -1,10 +1,12 @@
 //! Everybody, with what tells of the agents that they may come from. No look waits for the process.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::look::{Sources, Subject, look};
+use super::look::{Subject, look};
+use crate::model::agent::Ruleset;
 use crate::model::event::Key;
 use crate::model::facts::{Known, Needs};
 use crate::model::stray::{Row, Table, Trace};
@@ -36,7 +38,13 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
         if let Some(mut subject) = Subject::open(Path::new(""), row.seen.key) {
             let environ = subject.environ();
             let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
+            let is_cut = row.seen.image.truncated;
+            let argv = is_cut.then(|| subject.arguments(&row.seen.image));
             if subject.lives() {
+                if let Some(argv) = argv.flatten() {
+                    let image = Arc::make_mut(&mut row.seen.image);
+                    (image.argv, image.truncated) = (argv, false);
+                }
                 row.unit = subject.unit();
                 row.trace = trace.map_or(Known::Unreadable, Known::Is);
             }
@@ -61,7 +69,8 @@ pub fn listening(
                 Path::new(""),
                 seen.key,
                 Needs::LISTENING,
-                &Sources::default(),
+                None,
+                &Ruleset::default(),
             );
             all.insert(seen.key, found.facts.listening);
         }

@@ -9,7 +9,7 @@ use super::{Used, home, marks};
 use crate::model::activity::Activity;
 use crate::model::agent::Pattern;
 use crate::model::conversation::{ConversationSource, Conversations};
-use crate::model::event::{Key, TICK_NS};
+use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
 use crate::model::stray::Trace;
 use crate::source::darwin::args::Arguments;
@@ -59,6 +59,15 @@ impl Subject {
         _: &[Arc<ConversationSource>],
     ) -> Option<Conversations> {
         None
+    }
+
+    /// Returns the whole command line of a program of which `image` has the beginning. `None` if it cannot be read in
+    /// full or is another one by now.
+    pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
+        self.given = darwin::arguments(self.key.pid).ok()?;
+        let given = Arguments::parse(&self.given);
+        let is_whole = !given.is_cut && given.argv.len() as u64 == u64::from(image.argv_full_len);
+        (is_whole && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
     }
 
     pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {

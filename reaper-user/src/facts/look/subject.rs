@@ -16,7 +16,7 @@ use super::{Used, home, marks};
 use crate::model::activity::Activity;
 use crate::model::agent::Pattern;
 use crate::model::conversation::{ConversationSource, Conversations};
-use crate::model::event::{Key, TICK_NS};
+use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
 use crate::model::stray::Trace;
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
@@ -25,6 +25,8 @@ use crate::sys::{self, pidfd::Pidfd};
 
 /// Most bytes of an environment that are read.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
+/// Most bytes of a command line that are read: what exec(2) takes with the default limit of 8 MiB for the stack.
+pub(in crate::facts) const ARGUMENTS_MAX: usize = 2 << 20;
 /// Most open files that are gone through.
 const FILES_MAX: usize = 16 << 10;
 /// Most bytes of a table of sockets that are read: those that listen come first.
@@ -113,6 +115,20 @@ impl Subject {
             Some((environ, whole)) => marks(environ, whole, patterns),
             None => Known::Unreadable,
         }
+    }
+
+    /// Returns the whole command line of a program of which `image` has the beginning. `None` if it is too long, cannot
+    /// be read in full or is another one by now.
+    pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
+        let read = self
+            .dir
+            .read_some("cmdline", ARGUMENTS_MAX + 1, &mut self.buffer);
+        read.ok()?;
+        let argv = &self.buffer;
+        // Where the process has written over its arguments, or unmapped a part, the kernel shows less.
+        let is_whole = argv.len() as u64 == u64::from(image.argv_full_len);
+        let is_it = argv.len() <= ARGUMENTS_MAX && is_whole && argv.starts_with(&image.argv);
+        is_it.then(|| std::mem::take(&mut self.buffer))
     }
 
     /// `None` if that cannot be read.

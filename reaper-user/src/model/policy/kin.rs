@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use super::case::{Case, Hold};
-use super::{Decision, Reason, Verdict, keeps_below, of_whom, session_of};
+use super::{Decision, Reason, Verdict, Weighed, keeps_below, of_whom, session_of};
 use crate::model::Model;
 use crate::model::agent::RuleId;
 use crate::model::event::Key;
@@ -25,11 +25,20 @@ use crate::model::tree::Node;
 #[derive(Default)]
 pub(super) struct Known(RefCell<Vec<(Option<RootGone>, Kin)>>);
 
+/// What one above a process does for it.
+#[derive(Clone, Copy)]
+pub(super) enum Above {
+    /// Keeps it, by this rule if there is one.
+    Keeps(Option<RuleId>),
+    /// The whole command line of this process decides, by a rule that might hold then.
+    Ask(RuleId, Key),
+}
+
 /// By pid, which stands for one process as long as the model stands still.
 #[derive(Default)]
 struct Kin {
     /// By what a process is kept together with one above it; see [`keeps_below`].
-    below: HashMap<u32, Option<Option<RuleId>>>,
+    below: HashMap<u32, Option<Above>>,
     /// What those do for a process who are above it, and those who are below.
     held: HashMap<u32, [Holders; 2]>,
     /// How many processes have been asked what they do for others.
@@ -54,13 +63,13 @@ struct Holder {
 }
 
 impl Known {
-    /// The rule by which a member is kept because one above it is, if there is a rule.
+    /// Returns whether a member is kept because one above it is.
     pub(super) fn kept_below(
         &self,
         model: &Model,
         node: &Node,
         due: Option<RootGone>,
-    ) -> Option<Option<RuleId>> {
+    ) -> Option<Above> {
         self.with(due, |kin| kin.kept_below(model, node, due))
     }
 
@@ -114,14 +123,11 @@ impl Known {
 }
 
 impl Kin {
-    fn kept_below(
-        &mut self,
-        model: &Model,
-        node: &Node,
-        due: Option<RootGone>,
-    ) -> Option<Option<RuleId>> {
+    fn kept_below(&mut self, model: &Model, node: &Node, due: Option<RootGone>) -> Option<Above> {
         let mut path = Vec::new();
         let mut next = node;
+        // The nearest of which it is not known yet, and how many are below it.
+        let mut ask = None;
         let kept = loop {
             if let Some(known) = self.below.get(&next.key.pid) {
                 break *known;
@@ -134,13 +140,21 @@ impl Kin {
                 break None;
             };
             self.count();
-            if let Some(rule) = keeps_below(model, above, due) {
-                break Some(rule);
+            match keeps_below(model, above, due) {
+                None => {}
+                Some(keeps @ Above::Keeps(_)) => break Some(keeps),
+                Some(asked) => ask = ask.or(Some((asked, path.len()))),
             }
             next = above;
         };
-        self.below.extend(path.into_iter().map(|pid| (pid, kept)));
-        kept
+        let is_kept = matches!(kept, Some(Above::Keeps(_)));
+        let ask = ask.filter(|_| !is_kept);
+        let all = path.into_iter().enumerate().map(|(at, pid)| {
+            let asked = ask.filter(|(_, below)| at < *below);
+            (pid, asked.map(|(asked, _)| asked).or(kept))
+        });
+        self.below.extend(all);
+        ask.map(|(asked, _)| asked).or(kept)
     }
 
     fn held(&mut self, model: &Model, node: &Node, due: RootGone) -> [Holders; 2] {
@@ -208,6 +222,10 @@ impl Holders {
             }
             Hold::Until(rule, until) => own.longest = holder(rule, false, Some(until)),
             Hold::Keep(rule, until) => own.longest = holder(rule, true, until),
+        }
+        // By the end of its command line, another rule may hold.
+        if let Some(rule) = Weighed::wants_arguments(model, node) {
+            own.ask = Some((rule, Needs::ARGUMENTS, node.key));
         }
         // What is born below it again and again would hold it for good.
         let ask = own.ask.filter(|_| !model.born_after(node, due));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::model::Model;
 use crate::model::agent::RuleId;
 use crate::model::event::Image;
+use crate::model::facts::{Known, Needs};
 use crate::model::tree::Node;
 
 /// Asked for when a process becomes a member and when it runs another program, so that nothing is left to
@@ -29,9 +30,21 @@ impl Weighed {
     }
 
     pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, Weighed> {
+        if let Some(Known::Is(whole)) = node.facts().map(|facts| &facts.arguments) {
+            return Cow::Owned(Weighed {
+                rules: Arc::clone(&whole.judging),
+                unreadable: None,
+            });
+        }
         match &node.weighed {
             Some(known) => Cow::Borrowed(known),
             None => Cow::Owned(Weighed::new(model, &node.image)),
         }
+    }
+
+    /// Returns the rule that might hold by the end of the command line, if that has not been read yet.
+    pub fn wants_arguments(model: &Model, node: &Node) -> Option<RuleId> {
+        let might = Weighed::of(model, node).unreadable.flatten()?;
+        (!node.lacks(Needs::ARGUMENTS).is_none()).then_some(might)
     }
 }

@@ -309,6 +309,39 @@ impl Sessions {
         });
     }
 
+    /// Moves what descends from a process that has left a session: into its own session if it is the root of one, or out of
+    /// any. A session nested in the one that it left is nested in none then. Returns the processes that moved.
+    pub(in crate::model) fn move_below(
+        &mut self,
+        tree: &mut Tree,
+        top: Key,
+        left: SessionId,
+    ) -> Vec<Key> {
+        for session in self.by_id.values_mut() {
+            if session.outer == Some(left) && tree.descends_from(session.root, top) {
+                self.left.extend(session.outer.take());
+            }
+        }
+        let members = self.get(left).into_iter().flat_map(Session::members);
+        let members = members.filter_map(|pid| tree.by_pid(pid));
+        let members = members.map(|node| node.key);
+        let below: Vec<Key> = members
+            .filter(|key| *key != top && tree.descends_from(*key, top))
+            .collect();
+        let own = tree.get(top).and_then(|node| node.session);
+        for key in &below {
+            match own.filter(|own| *own != left) {
+                Some(own) => self.join(tree, *key, own, false),
+                None => {
+                    if let Some(node) = tree.get_mut(*key) {
+                        self.part(node);
+                    }
+                }
+            }
+        }
+        below
+    }
+
     /// It is a member of nothing any more.
     fn part(&mut self, node: &mut Node) {
         (node.unsure, node.inferred) = (false, None);

@@ -1,5 +1,6 @@
 //! What follows from which events, as tables of little stories. See [`world::World`] for their words.
 
+mod arguments;
 mod decisions;
 mod inferred;
 mod keeps;

@@ -48,6 +48,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             conversations: Known::Unasked,
             activity: Known::Unasked,
             stdio: Known::Unasked,
+            arguments: Known::Unasked,
         },
     )
 }

@@ -69,6 +69,17 @@ impl Tree {
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
+    /// Whether a process comes from another one by births, whatever became of those between.
+    pub(in crate::model) fn descends_from(&self, key: Key, ancestor: Key) -> bool {
+        let creator = |key: &Key| match self.get(*key) {
+            Some(node) => node.birth_parent,
+            None => self.exited(*key)?.birth_parent,
+        };
+        let above = std::iter::successors(creator(&key), creator);
+        let mut above = above.take(self.live.len() + self.exited.len());
+        above.any(|key| key == ancestor)
+    }
+
     /// The living descendants of a process, each parent before its children. A loop, which damaged input could
     /// make, ends it.
     pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node> {

@@ -87,7 +87,7 @@ pub struct Node {
     /// All that is known of it is that it was the root of a session when the service before this one ended.
     pub(super) placeholder: bool,
     /// Its image is its own, not the one it was born with.
-    pub(super) execed: bool,
+    pub(in crate::model) execed: bool,
     pub(super) children: Vec<u32>,
     /// Where it stands among its parent's children.
     pub(super) slot: u32,
