@@ -212,6 +212,11 @@ fn daemons_of_agents_are_boundaries() {
         server claude-daemon; claude; $claude; claude|daemon|run
         server claude-daemon; 2.1.50; $claude; /home/John Doe/.local/share/claude/versions/2.1.50|daemon|run
         server codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
+        keep agents-without-client; codex; $codex; codex|app-server|--managed-daemon|--help
+        plain; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--help
+        server codex-app-server; codex; /home/u/.codex/packages/app-server-daemon/releases/0.169.0-x86_64-unknown-linux-musl/bin/codex; /home/u/.codex/packages/app-server-daemon/releases/0.169.0-x86_64-unknown-linux-musl/bin/codex|app-server|--listen|unix://|--analytics-default-enabled|--managed-daemon
+        agent claude-code; claude; /usr/lib/node_modules/@anthropic-ai/claude-code/bin/claude.exe; claude bg-pty-host|--bg-pty-host|/tmp/cc-daemon-0/H/spare/X.pty.sock|200|50|--|/x/claude.exe|--bg-spare|/tmp/x
+        agent claude-code; claude; /usr/lib/node_modules/@anthropic-ai/claude-code/bin/claude.exe; claude bg-spare|--bg-spare|/tmp/cc-daemon-0/H/spare/X.claim.sock
         boundary codex-daemon; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
         boundary codex-daemon; codex; $codex; codex|app-server|daemon|start
         agent codex; codex; $codex; codex|app-server|proxy
