@@ -149,6 +149,8 @@ impl Engine {
 
     /// Has it read how busy the tree of a root is. The root is evaluated again when all of its processes are read.
     fn ask_activity(&mut self, root: Key, session: SessionId) {
+        // What was read before is older than what the decision asks for, where all was.
+        self.model.forget_activity_within(root);
         let members = self.model.members_within(session);
         let unread = members.filter(|node| !node.lacks(Needs::ACTIVITY).is_none());
         let unread: Vec<Key> = unread.map(|node| node.key).collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Model;
 use super::event::Key;
-use super::facts::{Facts, Known, Needs};
+use super::facts::{Known, Needs};
 use super::session::{Session, SessionId, SessionKind};
 use super::tree::Node;
 
@@ -88,8 +88,8 @@ pub(super) enum IdleSince {
     Unread,
     /// A client is connected, an agent runs below it, or something could not be read.
     InUse,
-    /// In ns of CLOCK_MONOTONIC.
-    Since(u64),
+    /// Both in ns of CLOCK_MONOTONIC.
+    Since { idle: u64, read_at: u64 },
 }
 
 impl Model {
@@ -102,38 +102,51 @@ impl Model {
 
     /// Returns what a session's tree had of memory when that was read last; `None` if it was not read of all.
     pub fn memory_within(&self, id: SessionId) -> Option<TreeMemory> {
-        let read: Option<Vec<_>> = self.members_within(id).map(activity).collect();
-        let sum = |of: fn(&Activity) -> u64| read.iter().flatten().map(|one| of(one)).sum();
-        read.as_ref().map(|_| TreeMemory {
-            rss: sum(|one| one.rss),
-            swap: sum(|one| one.swap),
-        })
+        let mut memory = TreeMemory { rss: 0, swap: 0 };
+        for node in self.members_within(id) {
+            let Known::Is(read) = activity(node) else {
+                return None;
+            };
+            memory.rss = memory.rss.saturating_add(read.rss);
+            memory.swap = memory.swap.saturating_add(read.swap);
+        }
+        Some(memory)
     }
 
-    /// Returns since when nothing in the tree of a session has worked.
+    /// Returns since when nothing in the tree of a session has worked, and when the first of its processes was read. A
+    /// process that has come or has run another program since the last reading counts as working now.
     pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
+        let root = self.tree.get(session.root);
+        if root.is_some_and(|root| !root.lacks(Needs::ACTIVITY).is_none()) {
+            return IdleSince::Unread;
+        }
         let members: Vec<&Node> = self.members_within(session.id).collect();
         if members.len() > MEMBERS_MAX {
             return IdleSince::InUse;
         }
-        let is_unread = |node: &&Node| {
-            let facts = node.facts();
-            facts.is_none_or(|facts| facts.activity == Known::Unasked)
-        };
-        if members.iter().any(is_unread) {
-            return IdleSince::Unread;
+        let now = self.awake_now();
+        let (mut idle, mut read_at) = (0, now);
+        let mut read = Vec::with_capacity(members.len());
+        for node in members {
+            match (activity(node), node.idle()) {
+                (Known::Is(activity), Some(since)) => {
+                    read.push(activity);
+                    idle = idle.max(since.since);
+                    read_at = read_at.min(since.read_at);
+                }
+                (Known::Unasked, _) => idle = now,
+                _ => return IdleSince::InUse,
+            }
         }
-        let Some(read) = members.iter().map(|node| activity(node)).collect() else {
-            return IdleSince::InUse;
-        };
-        if has_client(read) || self.has_agent_below(session) {
+        if has_client(&read) || self.has_agent_below(session) {
             return IdleSince::InUse;
         }
-        let idle = members.iter().filter_map(|node| node.idle());
         let births = self.sessions.inwards(session.id).map(|one| one.last_birth);
-        let births = births.map(|boot| self.clock.awake(boot));
-        let since = idle.map(|idle| idle.since).chain(births).max();
-        since.map_or(IdleSince::InUse, IdleSince::Since)
+        let youngest = births.max().unwrap_or(0);
+        IdleSince::Since {
+            idle: idle.max(self.clock.awake(youngest)),
+            read_at,
+        }
     }
 
     /// Whether an agent that is not nested in a server's session runs below the server.
@@ -150,8 +163,11 @@ impl Model {
     }
 
     /// Forgets how busy the processes of a root's session are, so that they are read again.
-    pub(super) fn forget_activity_within(&mut self, root: Key) {
-        let Some(id) = self.sessions.of_root(root).map(|session| session.id) else {
+    pub fn forget_activity_within(&mut self, root: Key) {
+        // Most processes are no roots, and looking for their session is not free.
+        let is_root = self.tree.get(root).is_some_and(|node| node.root);
+        let session = is_root.then(|| self.sessions.of_root(root)).flatten();
+        let Some(id) = session.map(|session| session.id) else {
             return;
         };
         let members: Vec<Key> = self.members_within(id).map(|node| node.key).collect();
@@ -161,22 +177,15 @@ impl Model {
     }
 }
 
-fn activity(node: &Node) -> Option<&Arc<Activity>> {
-    match node.facts() {
-        Some(Facts {
-            activity: Known::Is(activity),
-            ..
-        }) => Some(activity),
-        _ => None,
-    }
+fn activity(node: &Node) -> &Known<Arc<Activity>> {
+    node.facts()
+        .map_or(&Known::Unasked, |facts| &facts.activity)
 }
 
 /// Whether one of the processes has accepted a connection that none of them has made.
-fn has_client(read: Vec<&Arc<Activity>>) -> bool {
-    let own: hashbrown::HashSet<u64> = read
-        .iter()
-        .flat_map(|one| one.sockets.iter().copied())
-        .collect();
+fn has_client(read: &[&Arc<Activity>]) -> bool {
+    let own = read.iter().flat_map(|one| one.sockets.iter());
+    let own: hashbrown::HashSet<u64> = own.copied().collect();
     let mut clients = read.iter().flat_map(|one| one.clients.iter());
     clients.any(|client| !own.contains(client))
 }
@@ -222,12 +231,12 @@ mod tests {
             sockets: [7].into(),
             ..Activity::default()
         });
-        assert!(has_client(vec![&server]));
-        assert!(!has_client(vec![&server, &member]));
+        assert!(has_client(&[&server]));
+        assert!(!has_client(&[&server, &member]));
         let unknown = Arc::new(Activity {
             clients: [0].into(),
             ..Activity::default()
         });
-        assert!(has_client(vec![&unknown, &member]));
+        assert!(has_client(&[&unknown, &member]));
     }
 }

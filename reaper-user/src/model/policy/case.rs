@@ -12,6 +12,8 @@ use crate::model::tree::Node;
 
 /// Number of times that an idle session is looked at before its time is over.
 const LOOKS: u64 = 6;
+/// Age of a reading beyond which nothing is reaped by it, in ns.
+const FRESH_NS: u64 = 10_000_000_000;
 /// Longest time between two looks at a root whose client is connected, in ns.
 const LOOK_MAX_NS: u64 = 600_000_000_000;
 
@@ -186,7 +188,7 @@ impl<'a> Case<'a> {
             Holds::Yes if waits => return Says::Wait(over),
             Holds::Yes => {}
         }
-        match self.is_idle(when, until) {
+        match self.is_idle(rule, until) {
             Holds::No => return Says::Nothing,
             Holds::Ask(needs) => return Says::Ask(needs),
             Holds::Unreadable => return Says::Unreadable,
@@ -316,7 +318,8 @@ impl<'a> Case<'a> {
 
     /// Whether the session has been idle, and its root hung up, for as long as a rule asks. No event reports the end of
     /// such a time, so `until` becomes the time of the next look at the latest. What cannot be read counts as in use.
-    fn is_idle(&self, when: &When, until: &mut Option<u64>) -> Holds {
+    fn is_idle(&self, rule: &Rule, until: &mut Option<u64>) -> Holds {
+        let when = &rule.when;
         let Some(period) = when.idle else {
             return Holds::Yes;
         };
@@ -349,9 +352,12 @@ impl<'a> Case<'a> {
                 look_after(period / LOOKS);
                 Holds::No
             }
-            IdleSince::Since(idle) => {
+            IdleSince::Since { idle, read_at } => {
                 let over = since.max(idle).saturating_add(period);
                 let left = over.saturating_sub(now);
+                if left == 0 && rule.action == Action::Reap && now > read_at + FRESH_NS {
+                    return Holds::Ask(Needs::ACTIVITY);
+                }
                 look_after(if left == 0 { period } else { left }.min(period / LOOKS));
                 Holds::from(left == 0)
             }

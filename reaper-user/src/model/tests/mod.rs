@@ -2,6 +2,7 @@
 
 mod arguments;
 mod decisions;
+mod idle;
 mod inferred;
 mod keeps;
 mod kin;
