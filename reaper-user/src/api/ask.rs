@@ -12,10 +12,9 @@ use super::peer::{Peer, Target};
 use super::{Claimed, KeepDone, Refusal, Status};
 use crate::export::{Grounds, Record, SessionRef};
 use crate::model::Scope;
-use crate::model::agent::{Action, Ruleset};
+use crate::model::agent::{Action, Ruleset, SessionKind};
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Facts, Needs};
-use crate::model::session::SessionKind;
 use crate::reap::Times;
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::model::Model;
 use crate::model::activity::TreeMemory;
+use crate::model::agent::SessionKind;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::{Session, SessionKind};
+use crate::model::session::Session;
 use crate::model::stray::Stray;
 use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use super::Model;
+use super::agent::SessionKind;
 use super::event::Key;
 use super::facts::{Known, Needs};
-use super::session::{Session, SessionId, SessionKind};
+use super::session::{Session, SessionId};
 use super::tree::Node;
 
 /// CPU time that an idle program may use, per second, in ns. Measured without a client: `opencode serve` 14 ms, codex's

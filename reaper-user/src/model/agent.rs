@@ -105,6 +105,31 @@ impl Action {
     }
 }
 
+/// What the root of a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionKind {
+    Agent,
+    /// An agent's server, which outlives the process that started it.
+    Server,
+}
+
+impl SessionKind {
+    /// Name in the event stream and in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            SessionKind::Agent => "agent",
+            SessionKind::Server => "server",
+        }
+    }
+
+    pub fn of(action: Action) -> SessionKind {
+        match action {
+            Action::Server => SessionKind::Server,
+            _ => SessionKind::Agent,
+        }
+    }
+}
+
 /// Rank of the rules that are asked about members.
 const JUDGING: u8 = 3;
 

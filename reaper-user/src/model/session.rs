@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::agent::{Action, Class, Rule, RuleId, Ruleset};
+use super::agent::{Class, Rule, RuleId, Ruleset, SessionKind};
 use super::event::{Ended, Image, Key, TICK_NS, Uids};
 use super::facts::{Inherited, Known};
 use super::tree::{Node, Tree};
@@ -39,31 +39,6 @@ pub const CLOSED_MAX: usize = 64;
 /// Number of a session, never given twice by one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u32);
-
-/// What the root of a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionKind {
-    Agent,
-    /// An agent's server, which outlives the process that started it.
-    Server,
-}
-
-impl SessionKind {
-    /// Name in the event stream and in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            SessionKind::Agent => "agent",
-            SessionKind::Server => "server",
-        }
-    }
-
-    pub fn of(action: Action) -> SessionKind {
-        match action {
-            Action::Server => SessionKind::Server,
-            _ => SessionKind::Agent,
-        }
-    }
-}
 
 /// The end of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

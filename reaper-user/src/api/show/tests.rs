@@ -8,9 +8,9 @@ use super::*;
 use crate::api::ask::{self, Stranger};
 use crate::export::SessionRef;
 use crate::model::agent::Action;
+use crate::model::agent::SessionKind;
 use crate::model::event::{Ended, Image, Key, Uids};
 use crate::model::facts::{Needs, SessionNow};
-use crate::model::session::SessionKind;
 use crate::model::stray::Trace;
 
 /// Pids that no process has.

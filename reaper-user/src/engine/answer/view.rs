@@ -7,9 +7,9 @@ use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
 use crate::export::{Grounds, SessionRef};
 use crate::model::Model;
-use crate::model::agent::Rule;
+use crate::model::agent::{Rule, SessionKind};
 use crate::model::policy::{Decision, Round, Verdict};
-use crate::model::session::{Session, SessionId, SessionKind};
+use crate::model::session::{Session, SessionId};
 use crate::model::tree::Node;
 
 /// See the module.

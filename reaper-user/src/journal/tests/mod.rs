@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use super::history::{self, Query, Session};
 use super::*;
 use crate::export::{Body, GivenBack, Names, Record, SessionRef, Who};
+use crate::model::agent::SessionKind;
 use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::SessionKind;
 use crate::source::procfs::Memory;
 use crate::sys;
 

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use super::{Reason, Verdict, Weighed};
 use crate::model::Model;
 use crate::model::activity::IdleSince;
-use crate::model::agent::{Action, Rule, RuleId, SessionIs, UidIs, When};
+use crate::model::agent::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::model::facts::{Facts, Known, Needs, Stdio};
-use crate::model::session::{RootGone, Session, SessionKind};
+use crate::model::session::{RootGone, Session};
 use crate::model::tree::Node;
 
 /// Number of times that an idle session is looked at before its time is over.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{Handover, Parent, RootGone, Session, SessionId, SessionKind, Sessions, Turn};
-use crate::model::agent::Ruleset;
+use super::{Handover, Parent, RootGone, Session, SessionId, Sessions, Turn};
+use crate::model::agent::{Ruleset, SessionKind};
 use crate::model::event::{Ended, Key, Restored};
 use crate::model::facts::Known;
 use crate::model::tree::{Node, Tree};

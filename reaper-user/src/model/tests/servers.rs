@@ -4,8 +4,8 @@ use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED};
 
 use super::world::{INIT, World};
 use crate::model::Scope;
+use crate::model::agent::SessionKind;
 use crate::model::event::Mark;
-use crate::model::session::SessionKind;
 
 #[test]
 fn server_survives_its_starter_and_owns_what_runs_below_it() {
