@@ -72,6 +72,8 @@ pub const SESSION_CONDEMNED: u32 = 1;
 pub const SESSION_KERNEL_REAP: u32 = 2;
 /// That it is over has been told: what lives of it is kept.
 pub const SESSION_TOLD: u32 = 4;
+/// The root was sent a signal by the service before it ended.
+pub const SESSION_SIGNALLED: u32 = 8;
 /// That nobody knows how the root ended.
 pub const ENDED_UNKNOWN: u32 = u32::MAX;
 

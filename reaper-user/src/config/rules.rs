@@ -275,7 +275,7 @@ fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule
         );
     }
     let living = rule.action == Action::Reap && rule.when.is_of(true);
-    if living && rule.when.server.is_some() && rule.when.idle.is_none() {
+    if living && rule.when.server && rule.when.idle.is_none() {
         r.problem(
             at,
             format!(

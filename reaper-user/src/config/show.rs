@@ -174,7 +174,7 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     put("children", when.children.map(Value::from));
     put("idle", when.idle.map(nanoseconds));
     put("hung_up", when.hung_up.then_some(Value::Bool(true)));
-    put("server", when.server.map(Value::from));
+    put("server", when.server.then_some(Value::Bool(true)));
     put(
         "marks",
         names(when.marks.iter().map(Pattern::text).collect()),

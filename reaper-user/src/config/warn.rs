@@ -165,7 +165,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
         && wider(&one.new_session, &other.new_session)
         && wider(&one.listening, &other.listening)
         && wider(&one.children, &other.children)
-        && wider(&one.server, &other.server)
+        && (!one.server || other.server)
         && (!one.hung_up || other.hung_up)
         && one
             .idle

@@ -118,7 +118,7 @@ pub(super) fn read(r: &mut Reader, table: &DeTable<'_>, rule: &mut Rule) {
         children: r.maybe_flag(table, "children"),
         idle: nanoseconds(r, table, "idle", IDLE_MIN..=LONGEST),
         hung_up: hung_up(r, table),
-        server: r.maybe_flag(table, "server"),
+        server: server(r, table),
         marks: patterns(r, table, "marks", Pattern::mark),
         ..When::default()
     };
@@ -137,6 +137,15 @@ fn hung_up(r: &mut Reader, table: &DeTable<'_>) -> bool {
         );
     }
     hung_up
+}
+
+/// Reads `server`, which only makes sense as true: what it says holds of the roots of sessions alone.
+fn server(r: &mut Reader, table: &DeTable<'_>) -> bool {
+    let server = r.maybe_flag(table, "server");
+    if let (Some(false), Some(value)) = (server, table.get("server")) {
+        r.problem(value.span().start, "`server` is true or left out");
+    }
+    server == Some(true)
 }
 
 fn nanoseconds(

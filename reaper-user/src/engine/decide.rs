@@ -167,9 +167,9 @@ impl Engine {
         };
         let known = (decision.verdict, decision.reason);
         let before = self.follow.decided.insert(key, known);
-        // That a process lives by right of its agent is news only after something else was decided.
-        let goes_without_saying = before.is_none() && decision.reason == Reason::RootAlive;
-        let news = before != Some(known) && !goes_without_saying;
+        // A first decision that a process lives with its agent is not reported: nothing has changed.
+        let is_first_of_living = before.is_none() && decision.reason == Reason::RootAlive;
+        let news = before != Some(known) && !is_first_of_living;
         match decision.verdict {
             // Told once it is verified, which changes it where the process has changed its uid.
             Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
@@ -196,7 +196,10 @@ impl Engine {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
         let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
-        let root = self.model.sessions.of_root(who.key).filter(|_| by_rule);
+        // Looking for the session of a root is not free.
+        let root = by_rule
+            .then(|| self.model.sessions.of_root(who.key))
+            .flatten();
         let memory = root.and_then(|session| self.model.memory_within(session.id));
         let names = Names {
             verdict,

@@ -167,6 +167,10 @@ impl Follow {
                 if member {
                     self.fresh.push(key);
                 }
+                // It may have become a server.
+                if node.root && model.judges_root(key) {
+                    self.pending.push(Pending::Process(key));
+                }
                 // As the program of its root says whether the probes may end a session.
                 self.changed.extend(node.session.filter(|_| node.root));
                 self.touch(node);

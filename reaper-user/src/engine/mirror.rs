@@ -5,8 +5,8 @@ use std::mem;
 
 use hashbrown::HashSet;
 use reaper_common::{
-    ENDED_UNKNOWN, MEMBER_EXECS, RULE_MAX, SESSION_CONDEMNED, SESSION_KERNEL_REAP, SESSION_TOLD,
-    SessionState,
+    ENDED_UNKNOWN, MEMBER_EXECS, RULE_MAX, SESSION_CONDEMNED, SESSION_KERNEL_REAP,
+    SESSION_SIGNALLED, SESSION_TOLD, SessionState,
 };
 
 use super::survey::{Surveyor, Whom};
@@ -266,6 +266,9 @@ impl Engine {
         {
             flags |= SESSION_TOLD;
         }
+        if session.root_gone.is_some_and(|gone| gone.signalled) {
+            flags |= SESSION_SIGNALLED;
+        }
         let mut rule = [0; RULE_MAX];
         let name = session.agent.as_bytes();
         let len = name.len().min(RULE_MAX);
@@ -280,9 +283,7 @@ impl Engine {
             gone_ns: session.root_gone.map_or(0, |gone| gone.at),
             kill_at_ns,
             lost: tally.lost,
-            ended: session
-                .root_gone
-                .map_or(0, |gone| wait_status(gone.cause())),
+            ended: session.root_gone.map_or(0, |gone| wait_status(gone.ended)),
             uid: session.uids.real,
             euid: session.uids.effective,
             flags,

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use reaper_common::{ENDED_UNKNOWN, SESSION_TOLD, SessionState};
+use reaper_common::{ENDED_UNKNOWN, SESSION_SIGNALLED, SESSION_TOLD, SessionState};
 
 use super::follow::{Counts, Pending, Tally};
 use super::reconcile::Reconciled;
@@ -157,6 +157,7 @@ impl Engine {
                 cgroup_id: state.cgroup_id,
                 opened: state.opened_ns,
                 gone: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
+                signalled: state.flags & SESSION_SIGNALLED != 0,
                 decided: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
             };
             self.apply(&Event {

@@ -35,6 +35,11 @@ pub struct Undecided {
     last: u64,
     /// Who waits for the facts of its kin.
     kin: HashMap<Key, Asked>,
+    /// Roots of the trees in which processes are being read for how busy they are, by process. No ladder waits for them:
+    /// they live.
+    unread: HashMap<Key, Key>,
+    /// Number of these processes by root.
+    looks: HashMap<Key, usize>,
     /// Sessions that are over but for those about whom something is still to be said.
     pub ending: HashSet<SessionId>,
     /// Who is to be decided about anew at which time, in ns of the monotonic clock.
@@ -59,6 +64,8 @@ impl Undecided {
             asked: HashMap::new(),
             last: 0,
             kin: HashMap::new(),
+            unread: HashMap::new(),
+            looks: HashMap::new(),
             ending: HashSet::new(),
             waiting: HashMap::new(),
             tries: HashMap::new(),
@@ -71,6 +78,8 @@ impl Undecided {
         // Nobody answers these any more.
         self.asked.clear();
         self.kin.clear();
+        self.unread.clear();
+        self.looks.clear();
     }
 
     /// Whether facts are being read that decisions wait for.
@@ -152,17 +161,28 @@ impl Engine {
         // What was read before is older than what the decision asks for, where all was.
         self.model.forget_activity_within(root);
         let members = self.model.members_within(session);
-        let unread = members.filter(|node| !node.lacks(Needs::ACTIVITY).is_none());
-        let unread: Vec<Key> = unread.map(|node| node.key).collect();
-        let undecided = &mut self.undecided;
-        undecided.last += 1;
-        let number = undecided.last;
-        for key in unread {
-            let asked = Asked { session, number };
-            undecided.asked.entry(key).or_insert(asked);
-            undecided.facts.ask(key, Needs::ACTIVITY, Urgency::Waited);
+        let members: Vec<Key> = members.map(|node| node.key).collect();
+        for key in members {
+            let undecided = &mut self.undecided;
+            if undecided.unread.insert(key, root).is_none() {
+                *undecided.looks.entry(root).or_default() += 1;
+            }
+            let facts = &mut undecided.facts;
+            facts.ask(key, Needs::ACTIVITY, Urgency::Waited);
         }
-        undecided.kin.insert(root, Asked { session, number });
+    }
+
+    /// Takes note of an answer about how busy a process is. Returns the root of its tree if that was the last of it.
+    fn on_activity(&mut self, key: Key) -> Option<Key> {
+        let undecided = &mut self.undecided;
+        let root = undecided.unread.remove(&key)?;
+        let left = undecided.looks.get_mut(&root)?;
+        *left -= 1;
+        if *left > 0 {
+            return None;
+        }
+        undecided.looks.remove(&root);
+        Some(root)
     }
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
@@ -246,6 +266,11 @@ impl Engine {
                 let turn = |model: &Model, turn: &Turn| self.follow.turn(model, at, turn);
                 let released = self.model.reclassify(key, at, turn);
                 self.follow.touched.extend(released);
+            }
+            if asked.has(Needs::ACTIVITY) {
+                let root = self.on_activity(key);
+                self.follow.pending.extend(root.map(Pending::Process));
+                continue;
             }
             // That nothing spares it may have come to be known.
             self.follow.touched.push(key);

@@ -50,6 +50,8 @@ const LIMIT_IN_ALL: u64 = 2_000_000_000;
 const LIMIT: u64 = 1_000_000_000;
 #[cfg(test)]
 const LIMIT_IN_ALL: u64 = 10_000_000_000;
+/// How long an ask may take that a decision waits for and that is not urgent, in ns: whole trees are read by such.
+const LIMIT_WAITED: u64 = 30_000_000_000;
 /// Between the two looks that tell the CPU use.
 const CPU_SPAN: u64 = 1_000_000_000;
 /// Asks that are open beyond which what nobody waits for is not read.
@@ -338,15 +340,17 @@ impl Reader {
             self.send(id);
         }
         let Some(asked) = ask.urgent else {
-            // Who needs it may have taken it for asked, and waits after all.
-            if now >= ask.asked + LIMIT_IN_ALL {
-                let found = match ask.waited {
-                    true => Facts::unreadable(),
-                    false => Facts::default(),
-                };
-                self.close(id, sys::boot_time(), found);
-                self.ready = true;
+            let (limit, found) = match ask.waited {
+                true => (LIMIT_WAITED, Facts::unreadable()),
+                false => (LIMIT_IN_ALL, Facts::default()),
+            };
+            if now < ask.asked + limit {
+                self.ahead.mend(now, LIMIT);
+                return Some((now + LIMIT_IN_ALL).min(ask.asked + limit));
             }
+            // Who needs it may have taken it for asked, and waits after all.
+            self.close(id, sys::boot_time(), found);
+            self.ready = true;
             return None;
         };
         if now < asked + self.limit(id) {

@@ -17,7 +17,7 @@ use super::tree::Node;
 const HEARTBEAT_CPU_NS: u64 = 20_000_000;
 /// CPU time is counted in ticks of 10 ms, so that each reading may be one tick off.
 const TICK_NS: u64 = super::event::TICK_NS;
-/// Bytes that an idle program may read and write, per second. Measured without a client: codex's server 140, `opencode
+/// Bytes that an idle program may read and write, per second; the kernel does not count send(2) and recv(2). Measured without a client: codex's server 140, `opencode
 /// serve` 100. A client that connects to codex's server, says hello and leaves moves 150 KB.
 const HEARTBEAT_IO: u64 = 256;
 /// Bytes beyond that for one reading.
@@ -30,7 +30,7 @@ const MEMBERS_MAX: usize = 1024;
 pub struct Activity {
     /// CPU time of all its threads, in ns.
     pub cpu_ns: u64,
-    /// Bytes that it has read and written by system calls (`rchar` and `wchar` of proc_pid_io(5)).
+    /// Bytes that it has read and written (`rchar` and `wchar` of proc_pid_io(5)), without send(2) and recv(2).
     pub io_bytes: u64,
     /// Resident memory in bytes.
     pub rss: u64,
@@ -54,31 +54,50 @@ pub struct TreeMemory {
 /// Since when a process has not worked, as its readings show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Idle {
-    /// Time of the last reading, in ns of CLOCK_MONOTONIC.
-    read_at: u64,
+    /// The first of the readings between which it has not worked.
+    first: Reading,
+    last: Reading,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
+    /// In ns of CLOCK_MONOTONIC.
+    at: u64,
     cpu_ns: u64,
     io_bytes: u64,
-    /// In ns of CLOCK_MONOTONIC: the first of the readings between which it has not worked.
-    pub(super) since: u64,
+}
+
+impl Reading {
+    /// Whether the process has used more since then than a heartbeat.
+    fn has_worked_until(self, now: Reading) -> bool {
+        let seconds = now.at.saturating_sub(self.at) / 1_000_000_000 + 1;
+        let cpu = now.cpu_ns.saturating_sub(self.cpu_ns);
+        let io = now.io_bytes.saturating_sub(self.io_bytes);
+        cpu > seconds * HEARTBEAT_CPU_NS + TICK_NS || io > seconds * HEARTBEAT_IO + IO_MARGIN
+    }
 }
 
 impl Idle {
     /// Returns the state after a reading at `now`, in ns of CLOCK_MONOTONIC.
+    ///
+    /// Each step and the whole time must be within the heartbeat: many short steps would hide work in their margins, and
+    /// a long time would hide a short burst.
     pub(super) fn after(before: Option<Idle>, activity: &Activity, now: u64) -> Idle {
-        let worked = before.is_none_or(|before| {
-            let seconds = now.saturating_sub(before.read_at) / 1_000_000_000 + 1;
-            let cpu = activity.cpu_ns.saturating_sub(before.cpu_ns);
-            let io = activity.io_bytes.saturating_sub(before.io_bytes);
-            cpu > seconds * HEARTBEAT_CPU_NS + TICK_NS || io > seconds * HEARTBEAT_IO + IO_MARGIN
-        });
-        Idle {
-            read_at: now,
+        let last = Reading {
+            at: now,
             cpu_ns: activity.cpu_ns,
             io_bytes: activity.io_bytes,
-            since: before
-                .filter(|_| !worked)
-                .map_or(now, |before| before.since),
-        }
+        };
+        let is_idle = |before: &Idle| {
+            !before.first.has_worked_until(last) && !before.last.has_worked_until(last)
+        };
+        let first = before.filter(is_idle).map_or(last, |before| before.first);
+        Idle { first, last }
+    }
+
+    /// Returns since when it has not worked, in ns of CLOCK_MONOTONIC.
+    fn since(self) -> u64 {
+        self.first.at
     }
 }
 
@@ -132,8 +151,8 @@ impl Model {
             match (activity(node), node.idle()) {
                 (Known::Is(activity), Some(since)) => {
                     read.push(activity);
-                    idle = idle.max(since.since);
-                    read_at = read_at.min(since.read_at);
+                    idle = idle.max(since.since());
+                    read_at = read_at.min(since.last.at);
                 }
                 (Known::Unasked, _) => idle = now,
                 _ => return IdleSince::InUse,
@@ -142,10 +161,11 @@ impl Model {
         if has_client(&read) || self.has_agent_below(session) {
             return IdleSince::InUse;
         }
-        let births = self.sessions.inwards(session.id).map(|one| one.last_birth);
-        let youngest = births.max().unwrap_or(0);
+        // Also what has ended since then has worked.
+        let within = self.sessions.inwards(session.id);
+        let changed = within.map(|one| one.last_birth.max(one.last_end)).max();
         IdleSince::Since {
-            idle: idle.max(self.clock.awake(youngest)),
+            idle: idle.max(self.clock.awake(changed.unwrap_or(0))),
             read_at,
         }
     }
@@ -208,9 +228,9 @@ mod tests {
     #[test]
     fn process_with_a_heartbeat_stays_idle() {
         let first = Idle::after(None, &used(5000, 1 << 20), 100 * SECOND);
-        assert_eq!(first.since, 100 * SECOND);
+        assert_eq!(first.since(), 100 * SECOND);
         let later = Idle::after(Some(first), &used(9200, (1 << 20) + 42_000), 400 * SECOND);
-        assert_eq!(later.since, 100 * SECOND);
+        assert_eq!(later.since(), 100 * SECOND);
     }
 
     #[test]
@@ -218,8 +238,19 @@ mod tests {
         let first = Idle::after(None, &used(0, 0), 100 * SECOND);
         for busy in [used(7000, 0), used(4, 150_000)] {
             let later = Idle::after(Some(first), &busy, 400 * SECOND);
-            assert_eq!(later.since, 400 * SECOND, "{busy:?}");
+            assert_eq!(later.since(), 400 * SECOND, "{busy:?}");
         }
+    }
+
+    #[test]
+    fn work_in_many_short_steps_is_work() {
+        let mut idle = Idle::after(None, &used(0, 0), 0);
+        // 15 % of a processor, looked at six times a second.
+        for step in 1..600 {
+            let now = step * SECOND / 6;
+            idle = Idle::after(Some(idle), &used(step * 25, 0), now);
+        }
+        assert!(idle.since() > 90 * SECOND, "{idle:?}");
     }
 
     #[test]

@@ -138,6 +138,8 @@ pub struct Restored {
     pub opened: u64,
     /// When and how the root ended, if it has.
     pub gone: Option<(u64, Ended)>,
+    /// Whether the service before this one had sent the root a signal before it ended.
+    pub signalled: bool,
     /// Whether its members were judged after the end of the root.
     pub decided: bool,
 }

@@ -480,7 +480,7 @@ impl Model {
     }
 
     /// Takes other rules from here on. Sessions go on, by the rule of the same name where there is one; what is
-    /// an agent or a boundary stays one.
+    /// an agent, a server or a boundary stays one.
     pub fn set_rules(&mut self, rules: Ruleset) {
         self.rules = rules;
         self.sessions.rename(&self.rules);

@@ -304,7 +304,7 @@ impl Sessions {
             {
                 self.open(tree, key, (rule, rules.rule(rule)), ran, now, turns)
             }
-            // A server of another user is not this service's to watch, and no member of the session above it either.
+            // The service of one user opens no session for a server of another one, which still leaves the session above.
             Class::Server(rule) if ran != Ran::Copied => {
                 self.stop_at(tree, key, rules.name(rule), turns)
             }
@@ -375,6 +375,9 @@ impl Sessions {
             }
         }
         if let Some(id) = own {
+            if kind == SessionKind::Server {
+                self.unnest(id);
+            }
             if let Some(node) = tree.get_mut(key).filter(|node| node.session.is_none()) {
                 // It has been a boundary in between.
                 node.boundary = None;
@@ -435,6 +438,15 @@ impl Sessions {
             session: id,
             starter: starter.filter(|_| outer.is_none()),
         });
+    }
+
+    /// Makes sessions that are nested in a server's nested in none.
+    fn unnest(&mut self, server: SessionId) {
+        for session in self.by_id.values_mut() {
+            if session.outer == Some(server) {
+                self.left.extend(session.outer.take());
+            }
+        }
     }
 
     /// A process has exited.

@@ -206,7 +206,7 @@ fn process_that_prints_its_version_or_help_is_no_agent() {
 }
 
 #[test]
-fn daemons_of_agents_are_boundaries() {
+fn server_of_an_agent_is_recognised_by_its_arguments() {
     check(
         "
         server claude-daemon; claude; $claude; claude|daemon|run
@@ -515,4 +515,57 @@ fn nobody_is_reaped_on_evidence_alone() {
     let all = catalogue::written();
     let asks = |written: &&crate::config::rules::Written| written.rule.when.inferred.is_some();
     assert_eq!(all.iter().filter(asks).count(), 0);
+}
+
+/// Which of the rules about living roots look at which programs.
+#[test]
+fn rules_about_roots_look_at_servers_and_protocol_modes() {
+    const CODEX: &str = "/usr/lib/node_modules/@openai/codex/vendor/x/bin/codex";
+    const NPM: &str = "/usr/lib/node_modules/.bin";
+    let rules = Config::default().rules;
+    let named = |exe: &str, argv: &str| -> Vec<String> {
+        let judging = rules.judging(&image("x", exe, argv));
+        let of_root = judging
+            .iter()
+            .map(|id| rules.rule(*id))
+            .filter(|rule| rule.when.is_of_root());
+        of_root.map(|rule| rule.name.to_string()).collect()
+    };
+    let (none, hung_up) = (
+        ["unused-servers"],
+        ["agents-without-client", "unused-servers"],
+    );
+    for (exe, argv, expected) in [
+        (
+            CODEX,
+            "codex|-c|a=b|app-server|--listen|unix://|--managed-daemon",
+            &["unused-managed-servers", "unused-servers"][..],
+        ),
+        (CODEX, "codex|app-server|--listen|unix://", &none),
+        (CODEX, "codex|app-server|--listen=npipe://x", &none),
+        (CODEX, "codex|-s|read-only|app-server", &hung_up),
+        (CODEX, "codex|app-server|--listen|stdio://", &hung_up),
+        (CODEX, "codex|exec|app-server", &none),
+        (NODE, &format!("node|{NPM}/codex|app-server"), &hung_up),
+        (NODE, &format!("node|{NPM}/gemini|--acp|-y"), &hung_up),
+        (
+            NODE,
+            &format!("node|{NPM}/gemini|--experimental-acp"),
+            &hung_up,
+        ),
+        (NODE, &format!("node|{NPM}/gemini|what is --acp"), &none),
+        (NODE, &format!("node|{NPM}/qwen|--acp"), &hung_up),
+        (
+            "/x/@github/copilot-linux-x64/copilot",
+            "copilot|--acp|--stdio",
+            &hung_up,
+        ),
+        ("/x/opencode-ai/bin/opencode.exe", "opencode|acp", &hung_up),
+        ("/x/opencode-ai/bin/opencode.exe", "opencode|serve", &none),
+        ("/home/u/.local/bin/claude", "claude|mcp|serve", &hung_up),
+        ("/home/u/.local/bin/claude", "claude|-p|mcp", &none),
+        ("/home/u/.local/bin/claude", "claude|mcp|list", &none),
+    ] {
+        assert_eq!(named(exe, argv), expected, "{argv}");
+    }
 }

@@ -35,6 +35,8 @@ const SOCKETS_MAX: u64 = 16 << 20;
 const LISTEN: &[u8] = b"0A";
 /// State of a connected one.
 const ESTABLISHED: &[u8] = b"01";
+/// State of one whose other end sends nothing more, and may wait for an answer.
+const CLOSE_WAIT: &[u8] = b"08";
 
 /// A process that is being looked at: all that is read through this is of one process, whoever has its
 /// pid meanwhile.
@@ -236,21 +238,29 @@ impl Subject {
 
     /// What it has used, and its connections. Returns `None` if it has more open files than are read.
     pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
-        let mut bytes = |name: &str, fields: [&[u8]; 2]| -> io::Result<[u64; 2]> {
-            self.dir.read(name, &mut self.buffer)?;
-            let value = |name| field(&self.buffer, name).and_then(|rest| words(rest).next());
-            Ok(fields.map(|name| value(name).and_then(number).unwrap_or(0)))
+        let unknown = || io::Error::from(io::ErrorKind::InvalidData);
+        self.dir.read("io", &mut self.buffer)?;
+        let bytes = |name: &[u8]| -> Option<u64> {
+            let rest = field(&self.buffer, name)?;
+            words(rest).next().and_then(number)
         };
-        let [read, written] = bytes("io", [b"rchar:", b"wchar:"])?;
-        let [rss_kib, swap_kib] = bytes("status", [b"VmRSS:", b"VmSwap:"])?;
+        let (read, written) = (bytes(b"rchar:"), bytes(b"wchar:"));
+        let io_bytes = read.zip(written).ok_or_else(unknown)?;
+        self.dir.read("status", &mut self.buffer)?;
+        // A program without memory of its own has no such lines.
+        let kib = |name: &[u8]| -> u64 {
+            let rest = field(&self.buffer, name).unwrap_or_default();
+            words(rest).next().and_then(number).unwrap_or(0)
+        };
+        let (rss_kib, swap_kib) = (kib(b"VmRSS:"), kib(b"VmSwap:"));
         let (own, all) = self.sockets()?;
         if !all {
             return Ok(None);
         }
-        let ticks = self.stat(|stat| stat.cpu).unwrap_or(0);
+        let ticks = self.stat(|stat| stat.cpu).ok_or_else(unknown)?;
         let mut activity = Activity {
             cpu_ns: ticks.saturating_mul(TICK_NS),
-            io_bytes: read.saturating_add(written),
+            io_bytes: io_bytes.0.saturating_add(io_bytes.1),
             rss: rss_kib.saturating_mul(1024),
             swap: swap_kib.saturating_mul(1024),
             ..Activity::default()
@@ -395,7 +405,7 @@ fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>
         };
         match *state {
             LISTEN => drop(listening.insert(port(local).to_vec())),
-            ESTABLISHED => {
+            ESTABLISHED | CLOSE_WAIT => {
                 let ends = (as_v4(local).to_vec(), as_v4(remote).to_vec());
                 connected.insert(ends, number(inode).unwrap_or(0));
             }
@@ -414,13 +424,21 @@ fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>
 }
 
 /// Returns the lines of a table of sockets below its heading; none where the kernel has no such table.
+///
+/// # Errors
+/// The table cannot be read, or is longer than what is read: the rest could hold any connection.
 fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
     let file = match File::open(table) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,
     };
-    let lines = BufReader::new(file.take(SOCKETS_MAX)).split(b'\n');
-    lines.skip(1).collect()
+    let mut bytes = Vec::new();
+    file.take(SOCKETS_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > SOCKETS_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let lines = bytes.split(|byte| *byte == b'\n').skip(1);
+    Ok(lines.map(<[u8]>::to_vec).collect())
 }
 
 fn port(address: &[u8]) -> &[u8] {

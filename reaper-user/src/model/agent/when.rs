@@ -78,7 +78,7 @@ pub struct When {
     /// Its standard input and output are pipes or sockets whose other ends are closed, for as long as `idle` says.
     pub hung_up: bool,
     /// It is an agent's server.
-    pub server: Option<bool>,
+    pub server: bool,
     /// Over `NAME=value` of its environment: one of them is there.
     pub marks: Vec<Pattern>,
     /// Bits of `marks` in [`Facts::marks`](crate::model::facts::Facts::marks); a ruleset says which.
@@ -157,6 +157,6 @@ impl When {
 
     /// Whether it can hold of the root of a session alone.
     pub fn is_of_root(&self) -> bool {
-        self.idle.is_some() || self.server.is_some()
+        self.idle.is_some() || self.server
     }
 }

@@ -322,21 +322,28 @@ impl Sessions {
                 self.left.extend(session.outer.take());
             }
         }
+        let own = tree.get(top).and_then(|node| node.session);
+        // A root that has become a server, or a copy of one that has not run it itself.
+        if own == Some(left) {
+            return Vec::new();
+        }
         let members = self.get(left).into_iter().flat_map(Session::members);
         let members = members.filter_map(|pid| tree.by_pid(pid));
         let members = members.map(|node| node.key);
         let below: Vec<Key> = members
             .filter(|key| *key != top && tree.descends_from(*key, top))
             .collect();
-        let own = tree.get(top).and_then(|node| node.session);
         for key in &below {
-            match own.filter(|own| *own != left) {
-                Some(own) => self.join(tree, *key, own, false),
-                None => {
-                    if let Some(node) = tree.get_mut(*key) {
-                        self.part(node);
-                    }
+            let Some(node) = tree.get_mut(*key) else {
+                continue;
+            };
+            let (unsure, inferred) = (node.unsure, node.inferred);
+            match own {
+                Some(own) => {
+                    self.join(tree, *key, own, unsure);
+                    self.doubt(tree, *key, inferred);
                 }
+                None => self.part(node),
             }
         }
         below

@@ -35,7 +35,7 @@ impl Sessions {
         let gone = restored.gone.map(|(at, ended)| RootGone {
             at,
             ended,
-            signalled: false,
+            signalled: restored.signalled,
         });
         let unseen = RootGone {
             at: now,

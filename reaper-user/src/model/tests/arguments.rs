@@ -315,3 +315,20 @@ fn server_by_its_whole_command_line_takes_its_descendants_along() {
     w.dies_by_signal(server);
     assert_eq!(w.why(tool), "reap root_gone");
 }
+
+#[test]
+fn root_that_is_a_server_by_its_whole_command_line_keeps_its_tools() {
+    let mut w = world(ruled(&format!(
+        "{RULES}[[agent]]\nname = 'java-agent'\nexe = '**/java'\n"
+    )));
+    let (server, argv) = spawn(&mut w, INIT, "java -cp", "serve");
+    let tool = w.spawn(server, "npm");
+    let inner = w.spawn(tool, "claude");
+    assert!(reads(&mut w, server, &argv).is_empty());
+    assert_eq!(w.root_of(tool), Some(server));
+    w.dies_by_signal(server);
+    assert_eq!(
+        [tool, inner].map(|key| w.why(key)),
+        ["reap root_gone", "keep root_alive"]
+    );
+}

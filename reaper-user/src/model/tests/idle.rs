@@ -6,7 +6,7 @@ use super::rules::{pass, ruled, tell, world};
 use super::world::{INIT, World};
 use crate::model::activity::Activity;
 use crate::model::event::Key;
-use crate::model::facts::{Facts, Known, Needs, Stdio};
+use crate::model::facts::{Facts, Known, Needs, SessionNow, Stdio};
 
 const MINUTE: u64 = 60_000_000_000;
 const RULES: &str = "[[server]]\nname = 'server'\ncomm = 'server'\n\
@@ -62,7 +62,7 @@ fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     reads_idle(&mut w, &[server, tool]);
     assert_eq!(w.why(server), "reap reap_rule unused");
     assert_eq!(w.why(tool), "keep root_alive");
-    // It was told to end, so its status is no sign of peace.
+    // It was told to end: status 0 does not say that its work was done.
     w.model.signalled(server, reaper_common::MEMBER_TERM);
     w.exit(server);
     assert_eq!(w.why(tool), "reap root_gone");
@@ -130,6 +130,46 @@ fn child_born_in_between_begins_the_time_again() {
     pass(&mut w, 20 * MINUTE);
     reads_idle(&mut w, &[server, tool]);
     assert_eq!(w.why(server), "reap reap_rule unused");
+}
+
+#[test]
+fn work_of_a_process_that_has_ended_begins_the_time_again() {
+    let (mut w, server, tool) = start();
+    reads_idle(&mut w, &[server, tool]);
+    pass(&mut w, 29 * MINUTE);
+    w.exit(tool);
+    pass(&mut w, 2 * MINUTE);
+    reads_idle(&mut w, &[server]);
+    assert_eq!(w.why(server), "keep root_alive");
+}
+
+#[test]
+fn long_time_is_looked_at_every_five_minutes() {
+    let rules = RULES.replace("30min", "12h");
+    let mut w = world(ruled(&rules));
+    let server = w.spawn(INIT, "server");
+    pass(&mut w, 60 * MINUTE);
+    stdio(&mut w, server, Stdio::Other);
+    reads_idle(&mut w, &[server]);
+    assert_eq!(w.decide(server).until, Some(w.now + 5 * MINUTE));
+}
+
+#[test]
+fn server_with_a_terminal_is_looked_at_again() {
+    let rules = RULES.replace("idle = '30min'", "idle = '30min'\ntty = false");
+    let mut w = world(ruled(&rules));
+    let server = w.spawn(INIT, "server");
+    pass(&mut w, 60 * MINUTE);
+    let terminal = |tty| Facts {
+        session: Known::Is(SessionNow { sid: 7, tty }),
+        ..Facts::NOTHING
+    };
+    tell(&mut w, server, Needs::SESSION, terminal(5));
+    assert_eq!(w.why(server), "keep root_alive");
+    let until = w.decide(server).until.unwrap();
+    assert!(until <= w.now + 30 * MINUTE, "{until}");
+    tell(&mut w, server, Needs::SESSION, terminal(0));
+    assert_eq!(w.decide(server).needs, Needs::STDIO);
 }
 
 #[test]

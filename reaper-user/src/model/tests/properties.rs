@@ -276,6 +276,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
                     cgroup_id: 0,
                     opened: 0,
                     gone: gone.map(|at| (at, Ended::Unknown)),
+                    signalled: false,
                     decided: false,
                 }))
             }),

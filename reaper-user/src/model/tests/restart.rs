@@ -145,6 +145,7 @@ fn left(model: &Model) -> Vec<Restored> {
             cgroup_id: session.cgroup_id,
             opened: session.opened,
             gone: session.root_gone.map(|gone| (gone.at, gone.ended)),
+            signalled: session.root_gone.is_some_and(|gone| gone.signalled),
             decided: false,
         })
         .collect()

@@ -18,6 +18,7 @@ pub(super) fn left(root: Key) -> Restored {
         cgroup_id: 0,
         opened: 7,
         gone: None,
+        signalled: false,
         decided: false,
     }
 }

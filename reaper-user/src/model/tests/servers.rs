@@ -86,6 +86,17 @@ fn nested_agent_that_becomes_a_server_leaves_the_outer_session() {
 }
 
 #[test]
+fn agent_nested_in_a_root_that_becomes_a_server_lives_on() {
+    let mut w = World::new();
+    let root = w.spawn(INIT, "codex");
+    let nested = w.spawn(root, "claude");
+    let tool = w.spawn(nested, "npm");
+    w.exec(root, "app-server");
+    w.dies_by_signal(root);
+    assert_eq!([nested, tool].map(|key| w.why(key)), ["keep root_alive"; 2]);
+}
+
+#[test]
 fn server_found_running_below_an_agent_is_not_nested_in_it() {
     let mut w = World::new();
     let agent = w.new_key();
