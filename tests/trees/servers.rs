@@ -9,7 +9,12 @@ use crate::world::World;
 pub const STORIES: &[Story] = &[
     ("unused-managed-server", unused_managed_server),
     ("unused-server-is-reported", unused_server_is_reported),
-    ("server-whose-terminal-is-closed", terminal_is_closed),
+    ("opencode-serve-whose-terminal-is-closed", |view| {
+        terminal_is_closed(view, "opencode-serve");
+    }),
+    ("codex-server-whose-terminal-is-closed", |view| {
+        terminal_is_closed(view, "codex-stdio");
+    }),
     ("stdio-agent-on-pipes", |view| {
         stdio_agent_without_client(view, "pipes");
     }),
@@ -23,14 +28,26 @@ const OPENCODE: &str = "node_modules/opencode-ai/bin/opencode.exe";
 const GEMINI: &str = "{dir}/node_modules/.bin/gemini";
 const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
 
-/// The shipped rules with a shorter time.
+/// The shipped rules in their order, with a shorter time.
 const IDLE_RULES: &str = r#"
+[[rule]]
+name = "agents-without-client"
+action = "reap"
+session = "alive"
+orphan = true
+hung_up = true
+idle = "1s"
+any = [
+    { script = "**/gemini", options = "--acp" },
+    { exe = "**/codex", args = "app-server", not_options = "--listen*" },
+]
 [[rule]]
 name = "unused-managed-servers"
 action = "reap"
 session = "alive"
 server = true
 idle = "1s"
+tty = false
 exe = "**/codex"
 args = "app-server"
 options = "--managed-daemon"
@@ -40,14 +57,7 @@ action = "report"
 session = "alive"
 server = true
 idle = "1s"
-[[rule]]
-name = "agents-without-client"
-action = "reap"
-session = "alive"
-orphan = true
-hung_up = true
-idle = "1s"
-any = [{ script = "**/gemini", options = "--acp" }, { exe = "**/codex", args = "app-server" }]
+tty = false
 "#;
 
 fn world(view: &View) -> World {
@@ -65,6 +75,7 @@ fn world(view: &View) -> World {
     ];
     provide(&world, "codex", &[CODEX]);
     provide(&world, "codex-app-server", &managed);
+    provide(&world, "codex-stdio", &[CODEX, "app-server"]);
     provide(&world, "opencode-serve", &[OPENCODE, "serve"]);
     provide(&world, "gemini-acp", &["bin/node", GEMINI, "--acp"]);
     let relaunched = ["bin/node", "--max-old-space-size=99", GEMINI, "--acp"];
@@ -130,12 +141,10 @@ fn unused_server_is_reported(view: &View) {
 }
 
 /// A server in the foreground of a terminal that is closed.
-fn terminal_is_closed(view: &View) {
+fn terminal_is_closed(view: &View, server: &str) {
     let mut world = world(view);
-    world.start(
-        "terminal",
-        "terminal as:opencode-serve tool=setsid mcp=env-i+setsid",
-    );
+    let how = format!("terminal as:{server} tool=setsid mcp=env-i+setsid");
+    world.start("terminal", &how);
     for role in ["terminal", "agent", "tool", "mcp"] {
         world.await_cast(role, 1);
     }
@@ -153,7 +162,10 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
         let (inner, mcp) = (format!("{role}-inner"), format!("{role}-mcp"));
         format!("{role} as:gemini-acp agent {inner}=as:gemini-relaunched+agent+{mcp}=sleep")
     };
-    // The agent's parent is gone and its client is stopped; its client is stopped; its input alone is hung up.
+    // Of those that live on the client is open, though the agent's parent is gone; the same with a stopped client; the
+    // client is stopped; the input alone is hung up.
+    let codex = |role: &str| format!("{role} as:codex-stdio parent {role}-mcp sleep");
+    world.start("open", &format!("editor {ends} orphan {}", codex("served")));
     world.start("holder", &format!("editor {ends} orphan {}", agent("held")));
     world.start(
         "suspended",
@@ -164,6 +176,10 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
         "editor file orphan print as:claude-print agent job=sleep",
     );
     world.start("editor", &format!("editor {ends} child {}", agent("acp")));
+    world.start(
+        "codex-editor",
+        &format!("editor {ends} child {}", codex("closed")),
+    );
     let trees = ["held", "paused", "acp"].iter();
     let trees = trees.flat_map(|role| {
         [
@@ -172,7 +188,16 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
             format!("{role}-mcp"),
         ]
     });
-    let trees: Vec<String> = trees.chain(["print".into(), "job".into()]).collect();
+    let others = [
+        "print",
+        "job",
+        "served",
+        "served-mcp",
+        "closed",
+        "closed-mcp",
+    ]
+    .map(String::from);
+    let trees: Vec<String> = trees.chain(others).collect();
     for role in trees.iter().map(String::as_str) {
         world.await_cast(role, 1);
     }
@@ -181,8 +206,11 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     for role in ["holder", "suspended"] {
         stop(world.one(role));
     }
-    world.kill("editor");
-    view.await_gone(&world, &["acp", "acp-inner", "acp-mcp"]);
+    ["editor", "codex-editor"]
+        .iter()
+        .for_each(|role| world.kill(role));
+    let gone = ["acp", "acp-inner", "acp-mcp", "closed", "closed-mcp"];
+    view.await_gone(&world, &gone);
     if view.is_whole() {
         let acp = world.one("acp");
         let decision = world.await_event("the agent is reaped", |e| {
@@ -192,9 +220,9 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     }
     let alive: Vec<&str> = roles
         .into_iter()
-        .filter(|role| !role.starts_with("acp"))
+        .filter(|role| !gone.contains(role))
         .collect();
-    let clients = ["holder", "suspended", "echo"];
+    let clients = ["holder", "suspended", "echo", "open"];
     view.end(world, &[&alive[..], &clients].concat());
 }
 
