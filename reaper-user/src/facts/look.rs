@@ -2,6 +2,8 @@
 
 #[cfg(target_os = "linux")]
 mod registry;
+#[cfg(target_os = "linux")]
+mod sockets;
 #[cfg_attr(target_os = "macos", path = "look/darwin.rs")]
 mod subject;
 

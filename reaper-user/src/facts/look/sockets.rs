@@ -1,0 +1,117 @@
+//! The tables of sockets below `/proc/PID/net`: which sockets listen, and what they are connected with.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use crate::source::procfs::parse::{number, words};
+
+/// Most bytes of a table of sockets that are read: those that listen come first.
+const SOCKETS_MAX: u64 = 16 << 20;
+/// State of a socket that listens, as the tables have it.
+const LISTEN: &[u8] = b"0A";
+/// State of a connected one.
+const ESTABLISHED: &[u8] = b"01";
+/// State of one whose other end sends nothing more, and may wait for an answer.
+const CLOSE_WAIT: &[u8] = b"08";
+
+/// Returns the clients' sockets of connections that were accepted on some of `own` sockets, 0 for those that are not
+/// known, and the `own` sockets that are connected otherwise. `net` is the directory of the tables of sockets.
+pub(super) fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>)> {
+    let (mut clients, mut others) = (Vec::new(), Vec::new());
+    for row in rows(&net.join("unix"))? {
+        let words: Vec<&[u8]> = words(&row).collect();
+        // Number, references, protocol, flags, type, state, inode, and a path where one is bound.
+        let [_, _, _, _, _, b"03", inode, path @ ..] = &words[..] else {
+            continue;
+        };
+        let Some(inode) = number::<u64>(inode).filter(|inode| own.contains(inode)) else {
+            continue;
+        };
+        // A socket that was accepted has the path of the one that listens; a client has none.
+        match path.is_empty() {
+            true => others.push(inode),
+            false => clients.push(0),
+        }
+    }
+    let mut listening: HashSet<Vec<u8>> = HashSet::new();
+    let mut connected: HashMap<(Vec<u8>, Vec<u8>), u64> = HashMap::new();
+    for row in rows(&net.join("tcp"))?
+        .into_iter()
+        .chain(rows(&net.join("tcp6"))?)
+    {
+        let words: Vec<&[u8]> = words(&row).collect();
+        let [_, local, remote, state, _, _, _, _, _, inode, ..] = &words[..] else {
+            continue;
+        };
+        match *state {
+            LISTEN => drop(listening.insert(port(local).to_vec())),
+            ESTABLISHED | CLOSE_WAIT => {
+                let ends = (as_v4(local).to_vec(), as_v4(remote).to_vec());
+                connected.insert(ends, number(inode).unwrap_or(0));
+            }
+            _ => {}
+        }
+    }
+    for ((local, remote), inode) in connected.iter().filter(|(_, inode)| own.contains(*inode)) {
+        if listening.contains(port(local)) {
+            let other_end = connected.get(&(remote.clone(), local.clone()));
+            clients.push(other_end.copied().unwrap_or(0));
+        } else {
+            others.push(*inode);
+        }
+    }
+    Ok((clients, others))
+}
+
+/// Returns the lines of a table of sockets below its heading; none where the kernel has no such table.
+///
+/// # Errors
+/// The table cannot be read, or is longer than what is read: the rest could hold any connection.
+fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
+    let file = match File::open(table) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let mut bytes = Vec::new();
+    file.take(SOCKETS_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > SOCKETS_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let lines = bytes.split(|byte| *byte == b'\n').skip(1);
+    Ok(lines.map(<[u8]>::to_vec).collect())
+}
+
+fn port(address: &[u8]) -> &[u8] {
+    address
+        .rsplit(|byte| *byte == b':')
+        .next()
+        .unwrap_or_default()
+}
+
+/// An IPv4 address as the table of IPv4 has it, also where a socket of IPv6 has it.
+fn as_v4(address: &[u8]) -> &[u8] {
+    address
+        .strip_prefix(b"0000000000000000FFFF0000")
+        .unwrap_or(address)
+}
+
+/// Whether one of the sockets listens by a table in the form of `net/tcp`.
+pub(super) fn listens(table: &Path, sockets: &HashSet<u64>) -> io::Result<bool> {
+    let table = BufReader::new(File::open(table)?.take(SOCKETS_MAX));
+    for line in table.split(b'\n').skip(1) {
+        let line = line?;
+        let mut words = words(&line).skip(3);
+        // The kernel lists those that listen first, then the many that do not.
+        if words.next().is_some_and(|state| state != LISTEN) {
+            return Ok(false);
+        }
+        if let Some(inode) = words.nth(5).and_then(number::<u64>)
+            && sockets.contains(&inode)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
