@@ -579,6 +579,17 @@ fn client_on_this_host_is_known_by_its_socket() {
     );
 }
 
+#[test]
+fn answer_that_a_decision_waits_for_wakes_the_reader() {
+    let fake = Fake::new();
+    let mut reader = fake.reader();
+    let key = fake.process(48);
+    reader.ask(key, Needs::UNIT, Urgency::Waited);
+    let answers = wait(&mut reader);
+    assert_eq!(answers[0].found.unit, Known::Is("x.service".into()));
+    assert!(reader.open.is_empty() && reader.timers.is_empty());
+}
+
 /// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
