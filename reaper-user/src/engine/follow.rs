@@ -472,11 +472,13 @@ impl Follow {
                 let Some(gone) = session.root_gone else {
                     return;
                 };
-                let (root, ended, session) = (session.root, gone.ended, SessionRef::from(session));
+                let (root, ended, kind) = (session.root, gone.ended, session.kind);
+                let session = SessionRef::from(session);
                 self.tell(
                     time,
                     Body::SessionRootGone {
                         session,
+                        kind,
                         root,
                         ended,
                         members,

@@ -182,6 +182,7 @@ impl Engine {
             return None;
         }
         undecided.looks.remove(&root);
+        self.model.on_tree_read(root);
         Some(root)
     }
 

@@ -243,11 +243,13 @@ impl<W: Write> Line<'_, '_, W> {
             }
             Body::SessionRootGone {
                 session,
+                kind,
                 root,
                 ended,
                 members,
             } => {
                 self.session(session)?;
+                self.put("session_kind", kind.name())?;
                 self.text("entity_id", self.clock.entity(*root))?;
                 self.put("process.pid", root.pid)?;
                 self.put("members", members)?;

@@ -184,15 +184,18 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
         }
         Body::SessionRootGone {
             session,
+            kind,
             root,
             ended: how,
             members,
-        } => (
-            WARN,
-            "agent gone",
-            Root(&session.agent, *root),
-            format!("{}, {members} left behind", ended(*how)),
-        ),
+        } => {
+            let event = match kind {
+                SessionKind::Agent => "agent gone",
+                SessionKind::Server => "server gone",
+            };
+            let detail = format!("{}, {members} left behind", ended(*how));
+            (WARN, event, Root(&session.agent, *root), detail)
+        }
         Body::SessionRelaunch { who, old_root, .. } => (
             NOTE,
             "relaunched",

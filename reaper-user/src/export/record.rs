@@ -277,6 +277,7 @@ pub enum Body {
     },
     SessionRootGone {
         session: SessionRef,
+        kind: SessionKind,
         root: Key,
         ended: Ended,
         members: usize,

@@ -163,10 +163,32 @@ impl Model {
         }
         // Also what has ended since then has worked.
         let within = self.sessions.inwards(session.id);
-        let changed = within.map(|one| one.last_birth.max(one.last_end)).max();
+        let changed = within.map(|one| one.last_birth.max(one.last_end).max(one.last_use));
+        let changed = changed.max();
         IdleSince::Since {
             idle: idle.max(self.clock.awake(changed.unwrap_or(0))),
             read_at,
+        }
+    }
+
+    /// Takes note of the use of a root's tree once all of it has been read.
+    pub fn on_tree_read(&mut self, root: Key) {
+        let now = self.clock.now();
+        let Some(session) = self.sessions.of_root(root) else {
+            return;
+        };
+        let id = session.id;
+        let read = self.members_within(id).map(activity);
+        let read: Vec<_> = read
+            .filter_map(|activity| match activity {
+                Known::Is(activity) => Some(activity),
+                Known::Unasked | Known::Unreadable => None,
+            })
+            .collect();
+        if (has_client(&read) || self.has_agent_below(session))
+            && let Some(session) = self.sessions.get_mut(id)
+        {
+            session.last_use = now;
         }
     }
 

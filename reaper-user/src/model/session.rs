@@ -120,6 +120,8 @@ pub struct Session {
     pub last_end: u64,
     /// Start of its youngest member, in nanoseconds since boot.
     pub(super) last_birth: u64,
+    /// When it was last read that a client was connected to it or an agent ran below it, in nanoseconds since boot.
+    pub(super) last_use: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,

@@ -148,6 +148,9 @@ pub(super) fn next(story: &Story) -> String {
         (_, Some(time)) if judged.reason == "kept_by_user" => {
             format!("In {time} that is over, and it is decided anew.")
         }
+        (_, Some(time)) if story.row.root && story.due.is_none() => {
+            format!("In {time} it is checked again whether anything uses it.")
+        }
         (_, Some(time)) => format!("In {time} it is decided anew."),
         _ if story.due.is_some() => "Nothing, for as long as this holds.".into(),
         _ if story.row.root => match story.session.as_ref().and_then(|own| own.outer.as_ref()) {
@@ -233,7 +236,7 @@ fn wanted(needs: Needs) -> String {
         (Needs::UNIT, "its systemd unit"),
         (Needs::SESSION, "its terminal and session"),
         (Needs::MARKS, "its environment"),
-        (Needs::ACTIVITY, "how busy its tree is"),
+        (Needs::ACTIVITY, "the activity of its tree"),
         (Needs::STDIO, "its standard input and output"),
         (Needs::ARGUMENTS, "its whole command line"),
     ];

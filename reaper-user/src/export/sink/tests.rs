@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::export::{GivenBack, SessionRef};
 use crate::journal::{self, Journal};
+use crate::model::agent::SessionKind;
 use crate::model::event::Ended;
 
 /// What came out, and a gate that the writer waits at.
@@ -239,6 +240,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     };
     let gone = Body::SessionRootGone {
         session,
+        kind: SessionKind::Agent,
         root: first_root,
         ended: Ended::Exited(0),
         members: 0,

@@ -144,6 +144,7 @@ fn opened(time: u64, root: u32, uid: u32) -> Record {
 fn gone(time: u64, root: u32) -> Record {
     let body = Body::SessionRootGone {
         session: session(root),
+        kind: SessionKind::Agent,
         root: key(root),
         ended: Ended::Signalled {
             signal: 9,

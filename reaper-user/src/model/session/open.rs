@@ -156,6 +156,7 @@ impl Sessions {
                 handover: Handover::Excluded,
                 last_end: 0,
                 last_birth: 0,
+                last_use: 0,
                 found: ran == Ran::Found,
                 members: HashSet::default(),
             },

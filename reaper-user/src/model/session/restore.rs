@@ -72,6 +72,7 @@ impl Sessions {
             handover,
             last_end: 0,
             last_birth: 0,
+            last_use: 0,
             found: false,
             members: HashSet::default(),
         };

@@ -11,6 +11,8 @@ const LOOKS: u64 = 6;
 const LOOK_SOON_NS: u64 = 300_000_000_000;
 /// Age of a reading beyond which nothing is reaped by it, in ns. A large tree takes its time to be read.
 const FRESH_NS: u64 = 60_000_000_000;
+/// Shortest time between two looks, in ns. The kernel closes the files of a client after it has reported its exit.
+const LOOK_MIN_NS: u64 = 500_000_000;
 /// Longest time between two looks at a root whose client is connected, in ns.
 const LOOK_MAX_NS: u64 = 600_000_000_000;
 
@@ -26,10 +28,10 @@ impl Case<'_> {
         let mut since = self.orphaned_since(when);
         match self.read().stdio {
             Known::Unasked => return Holds::Ask(Needs::STDIO),
-            Known::Is(Stdio::HungUp) if when.hung_up => {
+            Known::Is(Stdio::HungUp) => {
                 since = since.max(self.node.hung_up_since().unwrap_or(now));
             }
-            Known::Is(Stdio::HungUp | Stdio::Other) if !when.hung_up => {}
+            Known::Is(Stdio::Other) if !when.hung_up => {}
             Known::Is(_) | Known::Unreadable => {
                 self.look_again(when, until);
                 return Holds::No;
@@ -61,7 +63,7 @@ impl Case<'_> {
             let opened = self.model.clock.awake(self.session.opened);
             let since = self.orphaned_since(when).max(opened);
             let waited = self.model.awake_now().saturating_sub(since);
-            self.look_after(waited.clamp(period, period.max(LOOK_MAX_NS)), until);
+            self.look_after(waited.clamp(LOOK_MIN_NS, period.max(LOOK_MAX_NS)), until);
         }
     }
 
