@@ -219,6 +219,7 @@ fn server_of_an_agent_is_recognised_by_its_arguments() {
         agent claude-code; claude; /usr/lib/node_modules/@anthropic-ai/claude-code/bin/claude.exe; claude bg-spare|--bg-spare|/tmp/cc-daemon-0/H/spare/X.claim.sock
         boundary codex-daemon; codex; $codex; /John Doe/bin/codex|app-server|daemon|pid-update-loop
         boundary codex-daemon; codex; $codex; codex|app-server|daemon|start
+        boundary codex-daemon; codex; $codex; codex|-c|a=b c|app-server|daemon|start
         agent codex; codex; $codex; codex|app-server|proxy
         server codex-app-server; codex; $codex; codex|-c|model=o3|--verbose|app-server
         server codex-app-server; codex; $codex; codex|-c|a=b c|app-server|--listen|unix://
