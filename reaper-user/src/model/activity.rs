@@ -17,8 +17,9 @@ use super::tree::Node;
 const HEARTBEAT_CPU_NS: u64 = 20_000_000;
 /// CPU time is counted in ticks of 10 ms, so that each reading may be one tick off.
 const TICK_NS: u64 = super::event::TICK_NS;
-/// Bytes that an idle program may read and write, per second; the kernel does not count send(2) and recv(2). Measured without a client: codex's server 140, `opencode
-/// serve` 100. A client that connects to codex's server, says hello and leaves moves 150 KB.
+/// Bytes that an idle program may read and write, per second; the kernel does not count send(2) and recv(2). Measured
+/// without a client: codex's server 140, `opencode serve` 100. A client that connects to codex's server, says hello and
+/// leaves moves 150 KB.
 const HEARTBEAT_IO: u64 = 256;
 /// Bytes beyond that for one reading.
 const IO_MARGIN: u64 = 8 << 10;

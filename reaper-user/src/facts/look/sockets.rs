@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::source::procfs::parse::{number, words};
 
-/// Most bytes of a table of sockets that are read: those that listen come first.
+/// Most bytes of a table of sockets that are read.
 const SOCKETS_MAX: u64 = 16 << 20;
 /// State of a socket that listens, as the tables have it.
 const LISTEN: &[u8] = b"0A";
