@@ -80,6 +80,12 @@ impl Engine {
     /// Reports a session without claimed members as closed, once all of its members are decided about, also those that
     /// were claimed and released, none of them waits, and escaped ones have been looked for.
     pub(super) fn close_decided(&mut self, id: SessionId) {
+        // One whose root lives may always have a look before it, and is not over.
+        let session = self.model.sessions.get(id);
+        if session.is_some_and(|session| session.root_gone.is_none()) {
+            self.close(id);
+            return;
+        }
         let escaped = self.may_have_more(id);
         if escaped {
             self.source.look_soon();

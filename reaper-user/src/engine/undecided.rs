@@ -35,10 +35,10 @@ pub struct Undecided {
     last: u64,
     /// Who waits for the facts of its kin.
     kin: HashMap<Key, Asked>,
-    /// Roots of the trees in which processes are being read for how busy they are, by process. No ladder waits for them:
-    /// they live.
-    unread: HashMap<Key, Key>,
-    /// Number of these processes by root.
+    /// Processes that are being read for how busy they are, with the roots that wait for it: a member of a nested session
+    /// belongs to the tree of the outer root too. No ladder waits for these roots: they live.
+    unread: HashMap<Key, Vec<Key>>,
+    /// Number of processes that each of these roots waits for.
     looks: HashMap<Key, usize>,
     /// Sessions that are over but for those about whom something is still to be said.
     pub ending: HashSet<SessionId>,
@@ -132,11 +132,8 @@ impl Engine {
         if decision.needs.has(Needs::ACTIVITY) {
             self.ask_activity(key, session);
         }
-        let decision = &Decision {
-            needs: decision.needs.without(Needs::ACTIVITY),
-            ..decision.clone()
-        };
-        if decision.needs.is_none() {
+        let needs = decision.needs.without(Needs::ACTIVITY);
+        if needs.is_none() {
             return;
         }
         let of = decision.relative.unwrap_or(key);
@@ -148,9 +145,7 @@ impl Engine {
         let asked = |session| Asked { session, number };
         undecided.asked.entry(of).or_insert(asked(its));
         let image = node.map(|node| &node.image);
-        undecided
-            .facts
-            .ask_of(of, image, decision.needs, Urgency::Urgent);
+        undecided.facts.ask_of(of, image, needs, Urgency::Urgent);
         if of != key {
             undecided.kin.insert(key, asked(session));
         }
@@ -164,7 +159,9 @@ impl Engine {
         let members: Vec<Key> = members.map(|node| node.key).collect();
         for key in members {
             let undecided = &mut self.undecided;
-            if undecided.unread.insert(key, root).is_none() {
+            let roots = undecided.unread.entry(key).or_default();
+            if !roots.contains(&root) {
+                roots.push(root);
                 *undecided.looks.entry(root).or_default() += 1;
             }
             let facts = &mut undecided.facts;
@@ -172,18 +169,19 @@ impl Engine {
         }
     }
 
-    /// Takes note of an answer about how busy a process is. Returns the root of its tree if that was the last of it.
-    fn on_activity(&mut self, key: Key) -> Option<Key> {
-        let undecided = &mut self.undecided;
-        let root = undecided.unread.remove(&key)?;
-        let left = undecided.looks.get_mut(&root)?;
-        *left -= 1;
-        if *left > 0 {
-            return None;
+    /// Takes note of an answer about how busy a process is, and has each root evaluated again that waited for no other.
+    fn on_activity(&mut self, key: Key) {
+        for root in self.undecided.unread.remove(&key).unwrap_or_default() {
+            let Some(left) = self.undecided.looks.get_mut(&root) else {
+                continue;
+            };
+            *left -= 1;
+            if *left == 0 {
+                self.undecided.looks.remove(&root);
+                self.model.on_tree_read(root);
+                self.follow.pending.push(Pending::Process(root));
+            }
         }
-        undecided.looks.remove(&root);
-        self.model.on_tree_read(root);
-        Some(root)
     }
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
@@ -269,8 +267,7 @@ impl Engine {
                 self.follow.touched.extend(released);
             }
             if asked.has(Needs::ACTIVITY) {
-                let root = self.on_activity(key);
-                self.follow.pending.extend(root.map(Pending::Process));
+                self.on_activity(key);
                 continue;
             }
             // That nothing spares it may have come to be known.
