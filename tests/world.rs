@@ -241,8 +241,8 @@ impl World {
     }
 
     /// Makes a program for the actors: this one at the path that its first word names below the directory of the
-    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the actor's own. `{dir}` stands for that directory, `{long}` for
-    /// more than is told of a command line.
+    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the actor's own. `{dir}` stands for
+    /// that directory, `{long}` for more than is told of a command line.
     pub fn provide(&self, name: &str, words: &[String]) {
         let (path, arguments) = words.split_first().expect("the path of a program");
         let (path, target) = match path.split_once(" -> ") {

@@ -9,6 +9,7 @@ use crate::world::World;
 pub const STORIES: &[Story] = &[
     ("unused-managed-server", unused_managed_server),
     ("unused-server-is-reported", unused_server_is_reported),
+    ("idle-agent-in-an-idle-agent", idle_agent_in_an_idle_agent),
     ("opencode-serve-whose-terminal-is-closed", |view| {
         terminal_is_closed(view, "opencode-serve");
     }),
@@ -58,6 +59,14 @@ session = "alive"
 server = true
 idle = "1s"
 tty = false
+"#;
+
+const IDLE_AGENTS: &str = r#"
+[[rule]]
+name = "idle-agents"
+action = "report"
+session = "alive"
+idle = "1s"
 "#;
 
 fn world(view: &View) -> World {
@@ -136,6 +145,32 @@ fn unused_server_is_reported(view: &View) {
         e.is("decision", server) && e.decision.as_deref() == Some("keep")
     });
     view.end(world, &["server", "tool", "client"]);
+}
+
+/// A daemon that starts later looks at both trees at once. The inner root is reported, and the outer one once no agent
+/// runs below it.
+fn idle_agent_in_an_idle_agent(view: &View) {
+    let mut world = World::new(true);
+    world.provide("codex", &[CODEX.into()]);
+    world.start(
+        "outer",
+        "no-input as:codex agent inner=no-input+as:codex+agent+tool=sleep",
+    );
+    for role in ["outer", "inner", "tool"] {
+        world.await_cast(role, 1);
+    }
+    view.watch(&mut world, &format!("{CONFIG}{IDLE_AGENTS}"));
+    let await_reported = |world: &World, role: &str| {
+        let root = world.one(role);
+        world.await_event(&format!("'{role}' is reported"), |e| {
+            e.is("decision", root) && e.decision.as_deref() == Some("report")
+        });
+    };
+    await_reported(&world, "inner");
+    world.kill("inner");
+    view.await_gone(&world, &["tool"]);
+    await_reported(&world, "outer");
+    view.end(world, &["outer"]);
 }
 
 /// A server in the foreground of a terminal that is closed.
