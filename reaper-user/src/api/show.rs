@@ -155,6 +155,7 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         stdio,
         // What the rules say of it shows in the decision.
         arguments: _,
+        script: _,
     } = &story.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Known<Value>| {

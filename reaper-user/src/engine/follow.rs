@@ -136,7 +136,8 @@ impl Follow {
                     return;
                 };
                 self.joined(model, node);
-                if provenance == Provenance::Procfs && node.session.is_some() {
+                let is_found = provenance == Provenance::Procfs && node.session.is_some();
+                if is_found || model.is_awaited(key) {
                     self.fresh.push(key);
                 }
                 match event.kind {
@@ -164,7 +165,7 @@ impl Follow {
                 {
                     self.pending.push(Pending::Process(key));
                 }
-                if member {
+                if member || model.is_awaited(key) {
                     self.fresh.push(key);
                 }
                 // It may have become a server.
@@ -275,14 +276,18 @@ impl Follow {
         self.touch(node);
     }
 
-    /// One that was found before is concluded to be a member.
-    pub fn concluded(&mut self, model: &Model, key: Key, time: u64) {
+    /// Handles a process that is found to be a member later than it began.
+    pub fn joined_late(&mut self, model: &Model, key: Key, time: u64) {
         let Some(node) = model.tree.get(key) else {
             return;
         };
         self.joined(model, node);
         self.fresh.push(key);
-        self.lifecycle(model, node, time, Lifecycle::Fork, Provenance::Inferred);
+        let how = match node.inferred {
+            Some(_) => Provenance::Inferred,
+            None => node.provenance,
+        };
+        self.lifecycle(model, node, time, Lifecycle::Fork, how);
     }
 
     fn orphaned(&mut self, model: &Model, parent: &Node, orphan: Key, time: u64) {

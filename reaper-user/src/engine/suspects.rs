@@ -62,7 +62,7 @@ impl Engine {
     fn concluded(&mut self, key: Key) {
         let now = sys::boot_time();
         for key in self.model.conclude(key) {
-            self.follow.concluded(&self.model, key, now);
+            self.follow.joined_late(&self.model, key, now);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
 
 use std::io;
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -204,6 +205,7 @@ impl Engine {
     pub(super) fn look_ahead(&mut self) {
         let mut fresh = std::mem::take(&mut self.follow.fresh);
         let wanted = self.model.rules.wants_prefetch();
+        self.follow.touched.extend(self.model.take_released());
         fresh.sort_unstable_by_key(|key| (key.start, key.pid));
         fresh.dedup();
         for key in fresh {
@@ -211,6 +213,13 @@ impl Engine {
                 continue;
             };
             let session = node.session.and_then(|id| self.model.sessions.get(id));
+            if self.model.wants_script(node) {
+                let (image, uid) = (Arc::clone(&node.image), node.uids.real);
+                self.undecided.facts.ask_script(key, &image, uid);
+            }
+            if session.is_none() {
+                continue;
+            }
             // In the cgroup of its root it has no unit of its own; and of the root's all have to know.
             let at_home = session.is_some_and(|session| {
                 session.root != node.key && session.cgroup_id == node.image.cgroup_id
@@ -261,10 +270,17 @@ impl Engine {
             if asked.has(Needs::CONVERSATIONS) {
                 self.handovers.on_facts();
             }
-            if asked.has(Needs::ARGUMENTS) {
+            if asked.has_any(Needs::ARGUMENTS | Needs::SCRIPT) {
                 let turn = |model: &Model, turn: &Turn| self.follow.turn(model, at, turn);
-                let released = self.model.reclassify(key, at, turn);
-                self.follow.touched.extend(released);
+                let all = self.model.reclassify(key, at, turn);
+                self.follow.touched.extend(all.left);
+                for key in all.joined {
+                    self.follow.joined_late(&self.model, key, at);
+                }
+                // What was read is of the program before, where it has run another since.
+                if self.model.is_awaited(key) {
+                    self.follow.fresh.push(key);
+                }
             }
             if asked.has(Needs::ACTIVITY) {
                 self.on_activity(key);

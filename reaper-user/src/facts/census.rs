@@ -7,7 +7,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::look::{Subject, look};
-use crate::model::agent::Ruleset;
+use crate::model::agent::{Ruleset, script_path};
 use crate::model::event::{Image, Key, Seen};
 use crate::model::facts::{Known, Needs};
 use crate::model::stray::{Row, Table, Trace};
@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const ARGUMENTS_ROOM: u64 = 16 << 20;
 /// Those of all censuses: apart from the engine's, which who asks for scans must not use up.
 static READERS: Readers = Readers::new(16);
+/// Those that resolve paths of scripts: apart, since a file system that hangs keeps them.
+static SCRIPT_READERS: Readers = Readers::new(16);
 
 /// What came of a look.
 enum Met {
@@ -54,6 +56,7 @@ pub fn census(procfs: &Procfs) -> Result<Table, ProcfsError> {
     };
     table.unread = unread.into_iter().filter_map(uid).collect();
     complete_arguments(procfs, &mut table)?;
+    resolve_scripts(procfs, &mut table)?;
     Ok(table)
 }
 
@@ -75,19 +78,44 @@ fn complete_arguments(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsEr
     let read = |procfs: &Procfs, _, look| whole_arguments(procfs, look);
     READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
         let Some((seen, argv)) = found else { return };
-        let row = table.rows.get_mut(&pid);
-        let Some(row) = row.filter(|row| row.seen.key == seen.key) else {
-            return;
-        };
-        let is_same = |a: &Image, b: &Image| {
-            (&a.exe, &a.argv, a.argv_full_len) == (&b.exe, &b.argv, b.argv_full_len)
-        };
-        if is_same(&row.seen.image, &seen.image) {
-            let image = Arc::make_mut(&mut row.seen.image);
+        if let Some(image) = image_of(table, pid, &seen) {
             (image.argv, image.truncated) = (argv, false);
         }
     })?;
     Ok(())
+}
+
+/// Resolves the paths of the scripts of a table. One that cannot be resolved in time stays unknown.
+fn resolve_scripts(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError> {
+    let runs_script = |row: &Row| script_path(&row.seen.image).is_some();
+    let rows = table.rows.iter().filter(|(_, row)| runs_script(row));
+    let pids: Vec<u32> = rows.map(|(pid, _)| *pid).collect();
+    let read = |procfs: &Procfs, _, look| {
+        let Ok(Look::Alive(seen)) = look else {
+            return None;
+        };
+        let mut subject = Subject::open(procfs.root(), seen.key)?;
+        let script = subject.script(&seen.image)?;
+        subject.lives().then_some((seen, script))
+    };
+    SCRIPT_READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
+        let Some((seen, script)) = found else { return };
+        if let Some(image) = image_of(table, pid, &seen) {
+            image.script = script;
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns the image of a row to complete it. `None` if the process runs another program by now.
+fn image_of<'t>(table: &'t mut Table, pid: u32, now: &Seen) -> Option<&'t mut Image> {
+    let row = table.rows.get_mut(&pid)?;
+    let begins = |whole: &Image, part: &Image| whole.argv.starts_with(&part.argv);
+    let (known, image) = (&row.seen.image, &now.image);
+    let is_same = row.seen.key == now.key
+        && (&known.exe, known.argv_full_len) == (&image.exe, image.argv_full_len)
+        && begins(known, image);
+    is_same.then(|| Arc::make_mut(&mut row.seen.image))
 }
 
 /// Returns a process with its whole command line.

@@ -97,6 +97,12 @@ pub(super) fn look(
     {
         facts.arguments = Known::Is(rules.matched(image, argv));
     }
+    if needs.has(Needs::SCRIPT)
+        && let Some(image) = image
+        && let Some(path) = subject.script(image)
+    {
+        facts.script = Known::Is(rules.matched_script(image, path));
+    }
     if needs.has(Needs::CPU) {
         found.used = subject.used();
     }

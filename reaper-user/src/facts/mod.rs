@@ -6,7 +6,8 @@
 //! ```
 //!
 //! What is urgent has threads of its own: a process waits for it with a decision. What is asked for ahead
-//! is read by another, wakes nobody, and is taken along when something else has come up.
+//! is read by another, wakes nobody, and is taken along when something else has come up. Paths of scripts have threads of
+//! their own, since a file system that hangs keeps them.
 //!
 //! To read another process's memory can take for ever: a process that holds its memory map's lock in
 //! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
@@ -37,7 +38,7 @@ use crate::model::facts::{Facts, Known, Needs};
 use crate::sys;
 pub use census::{census, listening};
 use look::Used;
-use pool::{Common, Done, Job, Pool};
+use pool::{Common, Done, Job, Pool, Size};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
 #[cfg(not(test))]
@@ -56,9 +57,26 @@ const LIMIT_WAITED: u64 = 30_000_000_000;
 const CPU_SPAN: u64 = 1_000_000_000;
 /// Asks that are open beyond which what nobody waits for is not read.
 const OPEN_MAX: usize = 8192;
-/// Threads for what is urgent and for what is not: so many at first, and at most.
-const URGENT: (usize, usize) = (2, 8);
-const AHEAD: (usize, usize) = (1, 3);
+/// Time limit for the path of a script, in ns.
+const LIMIT_SCRIPT: u64 = 10_000_000_000;
+/// Threads for what is urgent.
+const URGENT: Size = Size {
+    first: 2,
+    most: 8,
+    of_user: usize::MAX,
+};
+/// Threads for what is not urgent.
+const AHEAD: Size = Size {
+    first: 1,
+    most: 3,
+    of_user: usize::MAX,
+};
+/// Threads for paths of scripts. A user whose file system hangs keeps two of them and delays no other user.
+const SCRIPTS: Size = Size {
+    first: 1,
+    most: 16,
+    of_user: 2,
+};
 
 /// How soon facts are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +106,7 @@ pub struct Answer {
 pub struct Reader {
     urgent: Pool,
     ahead: Pool,
+    scripts: Pool,
     done: Receiver<Done>,
     woken: Arc<Notify>,
     last_id: u64,
@@ -101,12 +120,14 @@ pub struct Reader {
     ready: bool,
 }
 
-/// An ask that is open. That for the CPU use is one by itself.
+/// An ask that is open. That for the CPU use is one by itself, and so is that for the path of a script.
 struct Ask {
     key: Key,
     needs: Needs,
-    /// What it runs, if [`Needs::ARGUMENTS`] are asked for.
+    /// What it runs, if [`Needs::ARGUMENTS`] or [`Needs::SCRIPT`] are asked for.
     image: Option<Arc<Image>>,
+    /// Real uid of the process, if [`Needs::SCRIPT`] is asked for.
+    uid: u32,
     /// In ns of the monotonic clock.
     asked: u64,
     /// Since when somebody has waited for it, in ns of the monotonic clock.
@@ -134,6 +155,7 @@ impl Reader {
         Ok(Reader {
             urgent: Pool::start("facts", URGENT, true, &common, &send)?,
             ahead: Pool::start("facts-ahead", AHEAD, false, &common, &send)?,
+            scripts: Pool::start("scripts", SCRIPTS, false, &common, &send)?,
             done,
             woken,
             last_id: 0,
@@ -202,6 +224,7 @@ impl Reader {
                 key,
                 needs,
                 image: image.filter(|_| needs.has(Needs::ARGUMENTS)).cloned(),
+                uid: 0,
                 asked: now,
                 urgent: urgent.then_some(now),
                 waited,
@@ -213,6 +236,43 @@ impl Reader {
             self.timers.push(Reverse((now + limit, id)));
             self.send(id);
         }
+    }
+
+    /// Asks for [`Needs::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
+    /// It is [`Known::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
+    /// hangs.
+    pub fn ask_script(&mut self, key: Key, image: &Arc<Image>, uid: u32) {
+        let about = self.about.get(&key).into_iter().flatten();
+        let mut about = about.filter_map(|id| self.open.get(id));
+        if about.any(|ask| ask.needs == Needs::SCRIPT) {
+            return;
+        }
+        let now = sys::monotonic();
+        if self.open.len() >= OPEN_MAX {
+            self.answers.push(Answer {
+                key,
+                asked: Needs::SCRIPT,
+                found: Facts::unreadable(),
+                at: sys::boot_time(),
+            });
+            self.ready = true;
+            return;
+        }
+        self.last_id += 1;
+        let ask = Ask {
+            key,
+            needs: Needs::SCRIPT,
+            image: Some(Arc::clone(image)),
+            uid,
+            asked: now,
+            urgent: None,
+            waited: true,
+            used: None,
+        };
+        self.open.insert(self.last_id, ask);
+        self.about.entry(key).or_default().push(self.last_id);
+        self.timers.push(Reverse((now + LIMIT, self.last_id)));
+        self.send(self.last_id);
     }
 
     /// Waits until an urgent ask is answered, or has run out of its time, which is an answer too. May be
@@ -256,13 +316,19 @@ impl Reader {
         let Some(ask) = self.open.get(&id) else {
             return;
         };
-        let pool = if ask.urgent.is_some() {
+        let pool = if ask.needs == Needs::SCRIPT {
+            &self.scripts
+        } else if ask.urgent.is_some() {
             &self.urgent
         } else {
             &self.ahead
         };
         let Ask {
-            key, needs, waited, ..
+            key,
+            needs,
+            waited,
+            uid,
+            ..
         } = *ask;
         let image = ask.image.clone();
         pool.ask(Job {
@@ -271,6 +337,7 @@ impl Reader {
             needs,
             wakes: waited,
             image,
+            uid,
         });
     }
 
@@ -338,6 +405,14 @@ impl Reader {
         let cpu = ask.needs == Needs::CPU;
         if ask.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
             self.send(id);
+        }
+        if ask.needs == Needs::SCRIPT {
+            if now < ask.asked + LIMIT_SCRIPT {
+                self.scripts.mend(now, LIMIT);
+                return Some(now + LIMIT);
+            }
+            self.close(id, sys::boot_time(), Facts::unreadable());
+            return None;
         }
         let Some(asked) = ask.urgent else {
             let (limit, found) = match ask.waited {

@@ -1,5 +1,7 @@
 //! Threads that read, of which one that gets stuck holds up nobody but itself.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +28,8 @@ pub(super) struct Job {
     /// Whether its answer wakes the reader also where those of the pool do not.
     pub(super) wakes: bool,
     pub(super) image: Option<Arc<Image>>,
+    /// Real uid of the process, where the pool has a limit for each user.
+    pub(super) uid: u32,
 }
 
 /// What it has found out.
@@ -49,13 +53,26 @@ pub(super) struct Pool {
     name: &'static str,
     /// Whether an answer wakes whoever waits.
     wakes: bool,
-    most: usize,
+    size: Size,
     common: Arc<Common>,
     jobs: Sender<Job>,
     queue: Arc<Mutex<Receiver<Job>>>,
     done: Sender<Done>,
     threads: Vec<Arc<Thread>>,
+    at_work: AtWork,
 }
+
+/// Number of threads of a pool.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub(super) first: usize,
+    pub(super) most: usize,
+    /// Most jobs of one user that are at work at a time. Those beyond it are answered unread.
+    pub(super) of_user: usize,
+}
+
+/// Number of jobs at work, by real uid.
+type AtWork = Arc<Mutex<HashMap<u32, usize>>>;
 
 /// What is to be seen of a thread from outside.
 #[derive(Default)]
@@ -77,10 +94,10 @@ impl Thread {
 }
 
 impl Pool {
-    /// Starts so many threads; there will never be more than `most`.
+    /// Starts so many threads; there will never be more than the size allows.
     pub(super) fn start(
         name: &'static str,
-        (count, most): (usize, usize),
+        size: Size,
         wakes: bool,
         common: &Arc<Common>,
         done: &Sender<Done>,
@@ -89,14 +106,15 @@ impl Pool {
         let mut pool = Pool {
             name,
             wakes,
-            most,
+            size,
             common: Arc::clone(common),
             jobs,
             queue: Arc::new(Mutex::new(queue)),
             done: done.clone(),
             threads: Vec::new(),
+            at_work: AtWork::default(),
         };
-        for _ in 0..count {
+        for _ in 0..size.first {
             pool.add()?;
         }
         Ok(pool)
@@ -125,7 +143,7 @@ impl Pool {
         };
         let stuck: Vec<_> = self.threads.iter().filter(stuck).map(Arc::clone).collect();
         for thread in stuck {
-            if self.threads.len() >= self.most {
+            if self.threads.len() >= self.size.most {
                 break;
             }
             match self.add() {
@@ -149,6 +167,8 @@ impl Pool {
             queue: Arc::clone(&self.queue),
             done: self.done.clone(),
             thread: Arc::clone(&thread),
+            of_user: self.size.of_user,
+            at_work: Arc::clone(&self.at_work),
         };
         let builder = std::thread::Builder::new();
         let builder = builder.name(self.name.into()).stack_size(STACK);
@@ -164,6 +184,8 @@ struct Worker {
     queue: Arc<Mutex<Receiver<Job>>>,
     done: Sender<Done>,
     thread: Arc<Thread>,
+    of_user: usize,
+    at_work: AtWork,
 }
 
 impl Worker {
@@ -182,7 +204,11 @@ impl Worker {
             } = job;
             let at = sys::boot_time();
             let Common { root, rules, .. } = &*self.common;
-            let found = look(root, key, needs, job.image.as_ref(), rules);
+            let found = match self.begin(job.uid) {
+                true => look(root, key, needs, job.image.as_ref(), rules),
+                false => Found::nothing(),
+            };
+            self.finish(job.uid);
             if self.done.send(Done { id, at, found }).is_err() {
                 return;
             }
@@ -192,6 +218,27 @@ impl Worker {
             }
             if self.thread.replaced.load(Ordering::Relaxed) {
                 return;
+            }
+        }
+    }
+
+    /// Counts a job of a user as at work. Returns whether the user may have so many.
+    fn begin(&self, uid: u32) -> bool {
+        let Ok(mut at_work) = self.at_work.lock() else {
+            return false;
+        };
+        let count = at_work.entry(uid).or_default();
+        *count += 1;
+        *count <= self.of_user
+    }
+
+    fn finish(&self, uid: u32) {
+        if let Ok(mut at_work) = self.at_work.lock()
+            && let Entry::Occupied(mut count) = at_work.entry(uid)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }

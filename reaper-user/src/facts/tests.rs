@@ -19,6 +19,8 @@ use crate::model::facts::{self, Inherited, SessionNow};
 use crate::model::stray::Trace;
 use crate::source::procfs::Procfs;
 
+mod scripts;
+
 const ALL_BUT_CPU: [Needs; 6] = [
     Needs::INHERITED,
     Needs::INPUT,
@@ -139,6 +141,7 @@ fn all_facts_of_a_process() {
         activity: Known::Unasked,
         stdio: Known::Unasked,
         arguments: Known::Unasked,
+        script: Known::Unasked,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -220,7 +223,8 @@ fn what_cannot_be_read_is_unreadable() {
         | Needs::CONVERSATIONS
         | Needs::ACTIVITY
         | Needs::STDIO
-        | Needs::ARGUMENTS;
+        | Needs::ARGUMENTS
+        | Needs::SCRIPT;
     let key = fake.process(41);
     // Whoever has the pid now.
     let before = Key { start: 1, ..key };

@@ -38,6 +38,7 @@ use matcher::Subject;
 pub use matcher::{Condition, Field, Matcher};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
+pub use script::path as script_path;
 pub use when::{SessionIs, UidIs, When};
 
 /// Most marks, the first of which is [`KEEP_MARK`]: a fact has a bit for each.
@@ -193,7 +194,7 @@ pub enum Class {
     Plain,
 }
 
-/// What the rules say of a program by its whole command line.
+/// What the rules say of a program by what was read of it after its exec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Matched {
     /// The program as the model has it, with the beginning of the command line.
@@ -383,10 +384,23 @@ impl Ruleset {
             truncated: false,
             ..Image::clone(image)
         };
+        self.matched_as(image, &whole)
+    }
+
+    /// Returns what the rules say of an interpreter whose script has this absolute path, links resolved.
+    pub fn matched_script(&self, image: &Arc<Image>, script: Vec<u8>) -> Matched {
+        let resolved = Image {
+            script,
+            ..Image::clone(image)
+        };
+        self.matched_as(image, &resolved)
+    }
+
+    fn matched_as(&self, image: &Arc<Image>, read: &Image) -> Matched {
         Matched {
             image: Arc::clone(image),
-            class: self.classify(&whole),
-            judging: self.judging(&whole),
+            class: self.classify(read),
+            judging: self.judging(read),
         }
     }
 

@@ -14,7 +14,8 @@ const LASTING: Needs = Needs::MARKS
     .and(Needs::UNIT)
     .and(Needs::INHERITED)
     .and(Needs::CONVERSATIONS)
-    .and(Needs::ARGUMENTS);
+    .and(Needs::ARGUMENTS)
+    .and(Needs::SCRIPT);
 
 /// What has been read of one process.
 #[derive(Clone, Debug, Default)]
@@ -131,13 +132,16 @@ impl Model {
         } else {
             asked.without(Needs::UNIT)
         };
-        let asked = match &found.arguments {
+        let mut asked = asked;
+        for (needs, read) in [
+            (Needs::ARGUMENTS, &found.arguments),
+            (Needs::SCRIPT, &found.script),
+        ] {
             // The process has run another program since it was asked about.
-            Known::Is(whole) if !Arc::ptr_eq(&whole.image, &node.image) => {
-                asked.without(Needs::ARGUMENTS)
+            if matches!(read, Known::Is(read) if !Arc::ptr_eq(&read.image, &node.image)) {
+                asked = asked.without(needs);
             }
-            _ => asked,
-        };
+        }
         if asked.has(Needs::UNIT) && node.is_elsewhere(&found.unit) {
             node.moved(0, at);
         }

@@ -74,6 +74,9 @@ pub struct Image {
     pub argv_full_len: u32,
     /// Whether argv was cut.
     pub truncated: bool,
+    /// Absolute path of the script that an interpreter runs, links resolved; empty if unknown. No event has it: it is
+    /// read later.
+    pub script: Vec<u8>,
     /// Whether `REAPER_KEEP=1` is in the environment that it was started with, where its exec told of that.
     pub keep_mark: Known<bool>,
     /// Id of the cgroup (v2) at exec, or since a move to another one; 0 if unknown.

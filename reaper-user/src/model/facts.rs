@@ -53,6 +53,8 @@ impl Needs {
     pub const STDIO: Needs = Needs(1024);
     /// [`Facts::arguments`].
     pub const ARGUMENTS: Needs = Needs(2048);
+    /// [`Facts::script`].
+    pub const SCRIPT: Needs = Needs(4096);
 
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -138,6 +140,8 @@ pub struct Facts {
     /// What the rules say of the whole command line, where the model has only its beginning. Inherited at fork, unasked
     /// again at exec.
     pub arguments: Known<Matched>,
+    /// What the rules say of an interpreter by the resolved path of its script. Unasked again at exec.
+    pub script: Known<Matched>,
 }
 
 /// What a process has from its makers, where it has not changed that.
@@ -177,6 +181,7 @@ impl Facts {
         activity: Known::Unasked,
         stdio: Known::Unasked,
         arguments: Known::Unasked,
+        script: Known::Unasked,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
@@ -214,6 +219,9 @@ impl Facts {
         if asked.has(Needs::ARGUMENTS) {
             self.arguments = found.arguments;
         }
+        if asked.has(Needs::SCRIPT) {
+            self.script = found.script;
+        }
     }
 
     /// Those that somebody has looked for.
@@ -230,6 +238,7 @@ impl Facts {
             (Needs::ACTIVITY, self.activity != Known::Unasked),
             (Needs::STDIO, self.stdio != Known::Unasked),
             (Needs::ARGUMENTS, self.arguments != Known::Unasked),
+            (Needs::SCRIPT, self.script != Known::Unasked),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
         known.fold(Needs::NONE, |all, (needs, _)| all | needs)
@@ -255,6 +264,7 @@ impl Facts {
             activity: again(self.activity.clone()),
             stdio: again(self.stdio),
             arguments: again(self.arguments.clone()),
+            script: self.script.clone(),
         }
     }
 
@@ -272,6 +282,7 @@ impl Facts {
             activity: Known::Unreadable,
             stdio: Known::Unreadable,
             arguments: Known::Unreadable,
+            script: Known::Unreadable,
         }
     }
 }

@@ -56,6 +56,7 @@ impl Model {
             || node.key.pid == 1
             || self.scope.is_by_pid() && node.in_scope
             || self.is_own(node.key)
+            || self.awaited_above(node).is_some()
     }
 
     fn is_above_member(&self, top: &Node) -> bool {

@@ -2,8 +2,8 @@
 //! comes after this one finds it.
 
 use reaper_common::{
-    MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_ROOT, MEMBER_SCOPE, MEMBER_SPARED,
-    MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
+    MEMBER_CLEAR, MEMBER_EXECS, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_ROOT, MEMBER_SCOPE,
+    MEMBER_SPARED, MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
 };
 
 use super::event::{Key, Mark};
@@ -36,10 +36,19 @@ impl Round<'_> {
             if policy::is_clear(self, node) {
                 flags |= MEMBER_CLEAR;
             }
-        } else if node.watched || node.boundary.is_some() {
-            flags |= MEMBER_WATCHED;
-        } else if !scoped {
-            return None;
+        } else {
+            if node.watched || node.boundary.is_some() {
+                flags |= MEMBER_WATCHED;
+            }
+            if let Some(mark) = model.awaited_mark(node) {
+                return Some(Mark {
+                    flags: mark.flags & !MEMBER_EXECS | flags,
+                    ..mark
+                });
+            }
+            if flags == MEMBER_FOLLOWED {
+                return None;
+            }
         }
         Some(Mark {
             session: session.map(|session| session.first_root),

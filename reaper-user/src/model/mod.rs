@@ -11,6 +11,7 @@ pub mod end_order;
 pub mod event;
 pub mod facts;
 mod foreign;
+mod late;
 mod mark;
 pub mod policy;
 pub mod session;
@@ -23,12 +24,15 @@ mod tests;
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use reaper_common::MEMBER_NAMED;
 
 use agent::{Class, Ruleset};
 use clock::Clock;
 use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, TICK_NS, Uids};
-use facts::{Known, Needs};
+use facts::Needs;
+use late::Awaited;
+pub use late::Reclassified;
 use policy::{Decision, Round, Weighed};
 use session::{Origin, Ran, RootGone, Sessions, Turn};
 use tree::{Change, Node, Tree};
@@ -87,6 +91,10 @@ pub struct Model {
     wishes: Vec<Wish>,
     changes: Vec<Change>,
     turns: Vec<Turn>,
+    /// Untracked processes whose script is to be read.
+    awaited: HashMap<Key, Awaited>,
+    /// See [`Model::take_released`].
+    released: Vec<Key>,
     /// See [`Model::set_moves_unseen`].
     moves_unseen: bool,
 }
@@ -108,6 +116,8 @@ impl Model {
             wishes: Vec::new(),
             changes: Vec::new(),
             turns: Vec::new(),
+            awaited: HashMap::new(),
+            released: Vec::new(),
             moves_unseen: false,
         }
     }
@@ -233,6 +243,7 @@ impl Model {
             }
             self.follow(change, event, &mut turns);
             self.follow_own(change, event);
+            self.follow_awaited(change);
             if !exit {
                 sink(self, Step::Tree(change));
             }
@@ -403,41 +414,6 @@ impl Model {
         if let Some(Turn::Opened { session, .. }) = turns.last() {
             self.inherit_awaited_keeps(*session);
         }
-    }
-
-    /// Whether the end of a member's command line matters, and has not been read.
-    pub fn wants_arguments(&self, node: &Node) -> bool {
-        node.session.is_some() && Weighed::wants_arguments(self, node).is_some()
-    }
-
-    /// Makes a member a boundary, a server or an agent where only its whole command line shows that. Returns the processes
-    /// that leave its session with a boundary or a server: its descendants, also those from before it ran this program.
-    pub fn reclassify(&mut self, key: Key, now: u64, sink: impl FnMut(&Model, &Turn)) -> Vec<Key> {
-        let Some(node) = self.tree.get(key) else {
-            return Vec::new();
-        };
-        let (Some(id), Some(facts)) = (node.session, node.facts()) else {
-            return Vec::new();
-        };
-        let class = match &facts.arguments {
-            Known::Is(whole) if whole.class != self.rules.classify(&node.image) => whole.class,
-            _ => return Vec::new(),
-        };
-        let ran = match node.execed {
-            true => Ran::Found,
-            false => Ran::Copied,
-        };
-        let mut turns = std::mem::take(&mut self.turns);
-        self.became(key, (class, ran), now, &mut turns);
-        let moved = match class {
-            Class::Boundary(_) | Class::Server(_) => {
-                self.sessions.move_below(&mut self.tree, key, id)
-            }
-            Class::Agent(_) | Class::Plain => Vec::new(),
-        };
-        self.finish_turns(&mut turns, sink);
-        self.turns = turns;
-        moved
     }
 
     /// Takes a process into the scope that names it, or the cgroup in which it has run a program.

@@ -237,7 +237,7 @@ impl Sessions {
         }
     }
 
-    fn may_be_of(&self, uid: u32) -> bool {
+    pub(super) fn may_be_of(&self, uid: u32) -> bool {
         self.uid.is_none_or(|only| only == uid)
     }
 

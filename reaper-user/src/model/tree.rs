@@ -259,6 +259,7 @@ impl Tree {
                 inferred: None,
                 boundary: None,
                 orphaned: None,
+                awaited: None,
                 weighed: None,
                 read: None,
                 user_keeps: Vec::new(),

@@ -343,6 +343,7 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
         activity: Known::Unasked,
         stdio: Known::Unasked,
         arguments: Known::Unreadable,
+        script: Known::Unasked,
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({

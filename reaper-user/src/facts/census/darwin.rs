@@ -40,10 +40,14 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
             let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
             let is_cut = row.seen.image.truncated;
             let argv = is_cut.then(|| subject.arguments(&row.seen.image));
+            let script = subject.script(&row.seen.image);
             if subject.lives() {
                 if let Some(argv) = argv.flatten() {
                     let image = Arc::make_mut(&mut row.seen.image);
                     (image.argv, image.truncated) = (argv, false);
+                }
+                if let Some(script) = script {
+                    Arc::make_mut(&mut row.seen.image).script = script;
                 }
                 row.unit = subject.unit();
                 row.trace = trace.map_or(Known::Unreadable, Known::Is);

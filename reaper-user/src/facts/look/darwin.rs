@@ -1,13 +1,15 @@
 //! A process as sysctl(3) and libproc show it.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::{Used, home, marks};
 use crate::model::activity::Activity;
-use crate::model::agent::Pattern;
+use crate::model::agent::{Pattern, script_path};
 use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
@@ -68,6 +70,17 @@ impl Subject {
         let given = Arguments::parse(&self.given);
         let is_whole = !given.is_cut && given.argv.len() as u64 == u64::from(image.argv_full_len);
         (is_whole && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
+    }
+
+    /// Returns the absolute path of the script that `image` runs, links resolved. `None` if there is no such file by now.
+    pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
+        let given = Path::new(OsStr::from_bytes(script_path(image)?));
+        let path = match given.is_absolute() {
+            true => given.to_path_buf(),
+            false => darwin::directory(self.key.pid)?.join(given),
+        };
+        let found = std::fs::canonicalize(path).ok()?;
+        Some(found.into_os_string().into_vec())
     }
 
     pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {

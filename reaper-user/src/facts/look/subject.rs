@@ -1,21 +1,23 @@
 //! A process as /proc shows it.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::registry::{Directory, Process, variable};
 use super::sockets::{connections, listens};
 use super::{Used, home, marks};
 use crate::model::activity::Activity;
-use crate::model::agent::Pattern;
+use crate::model::agent::{Pattern, script_path};
 use crate::model::conversation::{ConversationSource, Conversations};
 use crate::model::event::{Image, Key, TICK_NS};
 use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
@@ -102,6 +104,34 @@ impl Subject {
             return None;
         }
         self.environ()
+    }
+
+    /// Returns the absolute path of the script that `image` runs, links resolved below the process's own root directory.
+    /// `None` if there is none, or no regular file of that name by now.
+    ///
+    /// Blocks for as long as a file system on the way does.
+    pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
+        let given = Path::new(OsStr::from_bytes(script_path(image)?));
+        let root = File::open(self.path.join("root")).ok()?;
+        let path = match given.is_absolute() {
+            true => given.to_path_buf(),
+            // Both links are paths of this process's view, of which the root is a prefix after chroot(2).
+            false => {
+                let directory = std::fs::read_link(self.path.join("cwd")).ok()?;
+                let root = std::fs::read_link(self.path.join("root")).ok()?;
+                let below = directory.strip_prefix(root).ok()?;
+                Path::new("/").join(below).join(given)
+            }
+        };
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let file = File::from(openat2(&root, &path, how).ok()?);
+        let metadata = file.metadata().ok()?;
+        let is_there = metadata.is_file() && metadata.nlink() > 0;
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let found = std::fs::read_link(link).ok().filter(|_| is_there)?;
+        Some(found.into_os_string().into_vec())
     }
 
     pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {

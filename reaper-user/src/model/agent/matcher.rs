@@ -2,15 +2,17 @@
 
 use std::cell::OnceCell;
 
+use super::Pattern;
 use super::arguments::{self, Syntax};
-use super::{Pattern, script};
+use super::script::{self, Script};
 use crate::model::event::Image;
 
 /// What of an [`Image`] a condition looks at. Cheap ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Field {
     Comm,
-    /// The path of the script that an interpreter runs, as it was given to it.
+    /// The path of the script that an interpreter runs, as it was given to it and with links resolved; or `-m NAME` of a
+    /// python module.
     Script,
     Exe,
     /// The first argument: the name that the program was called by.
@@ -164,7 +166,7 @@ fn begins_with(one: &Condition, other: &Condition) -> bool {
 pub(super) struct Subject<'a> {
     image: &'a Image,
     exe: &'a [u8],
-    script: OnceCell<Option<(usize, &'a [u8])>>,
+    script: OnceCell<Option<Script<'a>>>,
     line: OnceCell<Vec<u8>>,
     /// Whether the missing end of a truncated argument vector counts as unknown.
     is_cut: bool,
@@ -219,7 +221,12 @@ impl<'a> Subject<'a> {
                 if bytes.is_empty() {
                     return Some(*negative);
                 }
-                Some(any_of.iter().any(|p| p.is_match(bytes)))
+                let resolved = match field {
+                    Field::Script => &self.image.script[..],
+                    _ => b"",
+                };
+                let is_match = |p: &Pattern| p.is_match(bytes) || p.is_match(resolved);
+                Some(any_of.iter().any(is_match))
             }
         }
     }
@@ -229,15 +236,15 @@ impl<'a> Subject<'a> {
         &'s self,
         syntax: &'s Syntax,
     ) -> arguments::Words<'s, impl Iterator<Item = &'s [u8]>> {
-        let script = self.script().filter(|(_, path)| !path.is_empty());
-        let skipped = script.map_or(1, |(at, _)| at + 1);
+        let skipped = self.script().map_or(1, |script| script.at + 1);
         arguments::read(self.image, skipped, self.is_cut, syntax)
     }
 
-    fn script(&self) -> Option<(usize, &'a [u8])> {
-        *self
+    fn script(&self) -> Option<&Script<'a>> {
+        let script = self
             .script
-            .get_or_init(|| script::of(self.exe_name(), self.image))
+            .get_or_init(|| script::of(self.exe_name(), self.image));
+        script.as_ref()
     }
 
     /// The bytes of a field that is one string; empty if unknown.
@@ -245,7 +252,7 @@ impl<'a> Subject<'a> {
         match field {
             Field::Comm => &self.image.comm,
             Field::Exe => self.exe,
-            Field::Script => self.script().map_or(b"", |(_, path)| path),
+            Field::Script => self.script().map_or(b"", |script| &script.name),
             Field::Arg0 | Field::Args | Field::Options | Field::Argv => {
                 self.line.get_or_init(|| line(self.image))
             }

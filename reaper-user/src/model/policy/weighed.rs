@@ -30,15 +30,23 @@ impl Weighed {
     }
 
     pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, Weighed> {
-        if let Some(Known::Is(whole)) = node.facts().map(|facts| &facts.arguments) {
+        let facts = node.facts();
+        if let Some(Known::Is(whole)) = facts.map(|facts| &facts.arguments) {
             return Cow::Owned(Weighed {
                 rules: Arc::clone(&whole.judging),
                 unreadable: None,
             });
         }
-        match &node.weighed {
+        let own = match &node.weighed {
             Some(known) => Cow::Borrowed(known),
             None => Cow::Owned(Weighed::new(model, &node.image)),
+        };
+        match facts.map(|facts| &facts.script) {
+            Some(Known::Is(read)) => Cow::Owned(Weighed {
+                rules: Arc::clone(&read.judging),
+                unreadable: own.unreadable,
+            }),
+            _ => own,
         }
     }
 

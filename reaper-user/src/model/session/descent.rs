@@ -349,6 +349,36 @@ impl Sessions {
         below
     }
 
+    /// Makes processes that come from a root members of its session, which opened later than they began. An agent's session
+    /// that has begun among them is nested in it then. Returns the processes that joined.
+    pub(in crate::model) fn adopt(
+        &mut self,
+        tree: &mut Tree,
+        root: Key,
+        mut below: Vec<Key>,
+    ) -> Vec<Key> {
+        let Some(id) = tree.get(root).and_then(|node| node.session) else {
+            return Vec::new();
+        };
+        below.retain(|key| {
+            let Some(node) = tree.get(*key).filter(|node| node.boundary.is_none()) else {
+                return false;
+            };
+            let Some(own) = node.session else {
+                self.join(tree, *key, id, false);
+                return true;
+            };
+            let kind = self.get(own).map(|own| own.kind);
+            let outer = kind.and_then(|kind| self.outer_of(kind, Some(id)));
+            let own = self.by_id.get_mut(&own).filter(|own| own.root == *key);
+            if let Some(own) = own.filter(|own| own.outer.is_none() && own.id != id) {
+                own.outer = outer;
+            }
+            false
+        });
+        below
+    }
+
     /// It is a member of nothing any more.
     fn part(&mut self, node: &mut Node) {
         (node.unsure, node.inferred) = (false, None);

@@ -51,9 +51,10 @@ fn learn(w: &mut World, key: Key, arguments: Known<Matched>) -> Vec<Key> {
     let now = w.now;
     let turns = &mut w.turns;
     let turn = |model: &_, turn: &_| turns.push(name(model, turn));
-    let released = w.model.reclassify(key, now, turn);
+    let all = w.model.reclassify(key, now, turn);
     world::assert_consistent(&w.model);
-    released
+    assert_eq!(all.joined, []);
+    all.left
 }
 
 /// The whole command line has been read.

@@ -16,6 +16,7 @@ mod restart;
 mod restored;
 mod rule_properties;
 mod rules;
+mod scripts;
 mod servers;
 mod sessions;
 mod successors;

@@ -49,6 +49,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             activity: Known::Unasked,
             stdio: Known::Unasked,
             arguments: Known::Unasked,
+            script: Known::Unasked,
         },
     )
 }

@@ -63,6 +63,8 @@ pub struct Node {
     /// Membership stopped here, by the rule of this name.
     pub boundary: Option<Arc<str>>,
     pub orphaned: Option<Orphaned>,
+    /// Untracked process, itself or one that it comes from by births, whose script is to be read. See `Model::awaited`.
+    pub(in crate::model) awaited: Option<Key>,
     /// What the rules say of its program, once somebody had to know.
     pub(in crate::model) weighed: Option<Weighed>,
     /// What rules have asked for that no event tells.

@@ -168,6 +168,7 @@ fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image 
         argv: argv.into(),
         argv_full_len: fixed.argv_full_len,
         truncated: fixed.argv_len < fixed.argv_full_len,
+        script: Vec::new(),
         keep_mark: match fixed.environment {
             ENVIRONMENT_UNMARKED => Known::Is(false),
             ENVIRONMENT_KEEP => Known::Is(true),

@@ -1,0 +1,160 @@
+//! Paths of scripts, resolved below the root directory of the process.
+
+use super::*;
+
+/// A root directory with a script of an agent, and links to it.
+impl Fake {
+    fn script_process(&self, pid: u32) -> Key {
+        let key = self.process(pid);
+        let at = |path: &str| self.root().join(format!("box/{path}"));
+        if !at("lib").exists() {
+            self.file("box/lib/gemini.js".into(), "");
+            self.file("box/lib/other.js".into(), "");
+            fs::create_dir_all(at("work")).unwrap();
+            symlink("/lib/gemini.js", at("absolute")).unwrap();
+            symlink("../lib/gemini.js", at("work/relative")).unwrap();
+            symlink("/absolute", at("work/chain")).unwrap();
+            symlink("../../../lib/gemini.js", at("work/above")).unwrap();
+            symlink("loop", at("work/loop")).unwrap();
+            nix::unistd::mkfifo(&at("work/pipe"), Mode::S_IRWXU).unwrap();
+        }
+        let link = |name: &str| self.root().join(format!("{pid}/{name}"));
+        symlink(self.root().join("box"), link("root")).unwrap();
+        fs::remove_file(link("cwd")).unwrap();
+        symlink(at("work"), link("cwd")).unwrap();
+        key
+    }
+
+    /// A process whose root directory nothing can be opened below.
+    fn hung(&self, pid: u32) -> Key {
+        let key = self.process(pid);
+        let root = self.root().join(format!("{pid}/root"));
+        nix::unistd::mkfifo(&root, Mode::S_IRWXU).unwrap();
+        key
+    }
+
+    fn script_reader(&self) -> Reader {
+        let script = Condition {
+            field: Field::Script,
+            any_of: vec![Pattern::exe("**/lib/gemini.js").unwrap()],
+            negative: false,
+        };
+        let rule = Rule::new("gemini", Action::Agent, vec![Matcher::new(vec![script])]);
+        Reader::start(self.root(), Ruleset::new(vec![rule])).unwrap()
+    }
+}
+
+fn node(script: &str) -> Arc<Image> {
+    Arc::new(Image {
+        exe: b"/usr/bin/node".into(),
+        argv: format!("node\0--flag\0{script}\0").into(),
+        ..Image::default()
+    })
+}
+
+/// Whether the script of a process is the agent's.
+fn is_agent(reader: &mut Reader, key: Key, script: &str) -> Known<bool> {
+    reader.ask_script(key, &node(script), 1000);
+    let [answer] = &wait(reader)[..] else {
+        panic!("one answer");
+    };
+    assert_eq!((answer.key, answer.asked), (key, Needs::SCRIPT));
+    match &answer.found.script {
+        Known::Is(matched) => Known::Is(matches!(matched.class, Class::Agent(_))),
+        Known::Unreadable => Known::Unreadable,
+        Known::Unasked => Known::Unasked,
+    }
+}
+
+#[test]
+fn links_and_relative_paths_are_resolved_below_the_own_root() {
+    let fake = Fake::new();
+    let mut reader = fake.script_reader();
+    let key = fake.script_process(40);
+    for (script, expected) in [
+        ("/lib/gemini.js", Known::Is(true)),
+        ("/absolute", Known::Is(true)),
+        ("relative", Known::Is(true)),
+        ("./chain", Known::Is(true)),
+        ("above", Known::Is(true)),
+        ("../../../../lib/gemini.js", Known::Is(true)),
+        ("/lib/other.js", Known::Is(false)),
+        ("missing", Known::Unreadable),
+        ("loop", Known::Unreadable),
+        ("pipe", Known::Unreadable),
+        ("/lib", Known::Unreadable),
+    ] {
+        assert_eq!(is_agent(&mut reader, key, script), expected, "{script}");
+    }
+    assert!(reader.timers.is_empty() && reader.about.is_empty());
+}
+
+#[test]
+fn process_outside_of_its_root_has_no_relative_script() {
+    let fake = Fake::new();
+    let mut reader = fake.script_reader();
+    let key = fake.script_process(40);
+    let cwd = fake.root().join("40/cwd");
+    fs::remove_file(&cwd).unwrap();
+    symlink("/", cwd).unwrap();
+    assert_eq!(is_agent(&mut reader, key, "relative"), Known::Unreadable);
+    assert_eq!(is_agent(&mut reader, key, "/absolute"), Known::Is(true));
+}
+
+#[test]
+fn script_of_a_real_process_is_resolved() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("lib")).unwrap();
+    fs::write(directory.path().join("lib/gemini.js"), "").unwrap();
+    symlink("lib/gemini.js", directory.path().join("link")).unwrap();
+    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let (_own, key) = Own::start(
+        shell("read x")
+            .stdin(Stdio::piped())
+            .current_dir(&directory),
+    );
+    reader.ask_script(key, &node("link"), 1000);
+    let answers = wait(&mut reader);
+    assert!(matches!(answers[0].found.script, Known::Is(_)));
+    let table = census(&Procfs::default()).unwrap();
+    let own = table.rows.values().find(|row| row.seen.key.same_tick(key));
+    assert_eq!(own.unwrap().seen.image.script, b"", "a shell has no script");
+}
+
+#[test]
+fn hung_file_system_of_one_user_delays_no_other() {
+    let fake = Fake::new();
+    let mut reader = fake.script_reader();
+    // Many more than there are threads.
+    let hung: Vec<Key> = (50..90).map(|pid| fake.hung(pid)).collect();
+    for key in &hung {
+        reader.ask_script(*key, &node("x"), 1000);
+    }
+    let fine = fake.script_process(100);
+    reader.ask_script(fine, &node("relative"), 1001);
+    let mut answers = Vec::new();
+    while !answers.iter().any(|answer: &Answer| answer.key == fine) {
+        answers.extend(wait(&mut reader));
+    }
+    let found = answers.iter().find(|answer| answer.key == fine).unwrap();
+    assert!(matches!(found.found.script, Known::Is(_)));
+    let at_work = SCRIPTS.of_user;
+    let unread = answers
+        .iter()
+        .filter(|answer| answer.found.script == Known::Unreadable);
+    assert_eq!(unread.count(), hung.len() - at_work);
+    // Facts that decisions wait for have threads of their own.
+    let marks = ask_of_fine(&mut reader, fine);
+    assert_eq!(marks, Known::Is(1));
+}
+
+fn ask_of_fine(reader: &mut Reader, key: Key) -> Known<u64> {
+    reader.ask(key, Needs::MARKS, Urgency::Urgent);
+    loop {
+        let answers = wait(reader);
+        let mut marks = answers.iter().filter(|answer| answer.key == key);
+        if let Some(answer) = marks.next() {
+            return answer.found.marks;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Programs that the rules recognise only by what is read after the exec: the end of a long command line, or the
+//! resolved path of a script.
+//!
+//! A process whose script may show that it is an agent is *awaited*: it and its descendants are followed like members
+//! until the path is read, but nothing is decided about them.
+
+use reaper_common::{MEMBER_CANDIDATE, MEMBER_FOLLOWED};
+
+use super::agent::{self, Class};
+use super::event::{Key, Mark};
+use super::facts::{Known, Needs};
+use super::policy::Weighed;
+use super::session::{Ran, Turn};
+use super::tree::Node;
+use super::{Change, Model};
+
+/// What is known of an awaited process.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    /// The awaited process that it comes from.
+    outer: Option<Key>,
+    /// Processes that come from it and from no other awaited one in between. Some have exited, or are tracked by now.
+    below: Vec<Key>,
+}
+
+/// Processes that changed by what was read of one.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reclassified {
+    /// Descendants that are members of its session from now on.
+    pub joined: Vec<Key>,
+    /// Processes that have left a session.
+    pub left: Vec<Key>,
+}
+
+impl Model {
+    /// Whether the end of a member's command line matters, and has not been read.
+    pub fn wants_arguments(&self, node: &Node) -> bool {
+        node.session.is_some() && Weighed::wants_arguments(self, node).is_some()
+    }
+
+    /// Whether the resolved path of its script may show what a process is, and has not been read. What the path as it was
+    /// given shows needs no second look.
+    pub fn wants_script(&self, node: &Node) -> bool {
+        node.execed
+            && node.in_scope
+            && !node.lacks(Needs::SCRIPT).is_none()
+            && self.sessions.may_be_of(node.uids.real)
+            && agent::script_path(&node.image).is_some()
+            && self.rules.classify(&node.image) == Class::Plain
+    }
+
+    /// Whether a process is untracked and its script is to be read.
+    pub fn is_awaited(&self, key: Key) -> bool {
+        self.awaited.contains_key(&key)
+    }
+
+    /// Returns the processes that were followed for an awaited one, which is awaited no longer. Each is returned once.
+    pub fn take_released(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Keeps up which processes are awaited.
+    pub(super) fn follow_awaited(&mut self, change: &Change) {
+        match *change {
+            Change::Born { key, .. } => {
+                self.inherit_awaited(key);
+                self.await_script(key);
+            }
+            Change::Execed { key } => self.await_script(key),
+            Change::Exited { ref node, .. } => drop(self.stop_awaiting(node.key)),
+            _ => {}
+        }
+    }
+
+    fn inherit_awaited(&mut self, key: Key) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        let parent = |node: &Node| node.birth_parent.or(node.parent);
+        let parent = self.tree.get(key).and_then(parent);
+        let above = parent.and_then(|parent| self.awaited_above(self.tree.get(parent)?));
+        if let Some(above) = above
+            && let Some(node) = self.tree.get_mut(key)
+            && let Some(awaited) = self.awaited.get_mut(&above)
+        {
+            node.awaited = Some(above);
+            awaited.below.push(key);
+        }
+    }
+
+    /// Begins or ends to await a process by the program that it runs.
+    fn await_script(&mut self, key: Key) {
+        let Some(node) = self.tree.get(key) else {
+            return;
+        };
+        let is_untracked = node.session.is_none() && node.boundary.is_none();
+        if !is_untracked || !self.wants_script(node) {
+            self.stop_awaiting(key);
+        } else if let Some(node) = self.tree.get_mut(key)
+            && !self.awaited.contains_key(&key)
+        {
+            let outer = node.awaited.replace(key);
+            let below = Vec::new();
+            self.awaited.insert(key, Awaited { outer, below });
+        }
+    }
+
+    /// Hands the processes below an awaited one over to the awaited process above it, if there is one. Returns them.
+    fn stop_awaiting(&mut self, key: Key) -> Vec<Key> {
+        let Some(Awaited { outer, below }) = self.awaited.remove(&key) else {
+            return Vec::new();
+        };
+        for key in below.iter().chain([&key]) {
+            if let Some(inner) = self.awaited.get_mut(key) {
+                inner.outer = outer;
+            } else if let Some(node) = self.tree.get_mut(*key) {
+                node.awaited = outer;
+            }
+            self.released.push(*key);
+        }
+        if let Some(outer) = outer.and_then(|outer| self.awaited.get_mut(&outer)) {
+            outer.below.extend(&below);
+        }
+        below
+    }
+
+    /// Returns these processes and those below the awaited ones among them.
+    fn with_awaited_below(&self, mut all: Vec<Key>) -> Vec<Key> {
+        let mut at = 0;
+        while let Some(key) = all.get(at) {
+            let inner = self.awaited.get(key);
+            all.extend(inner.into_iter().flat_map(|inner| &inner.below));
+            at += 1;
+        }
+        all
+    }
+
+    /// Returns the awaited process that an untracked one is, or comes from without a boundary in between.
+    pub(super) fn awaited_above(&self, node: &Node) -> Option<Key> {
+        let is_untracked = node.session.is_none() && node.boundary.is_none();
+        let above = node.awaited.filter(|_| is_untracked)?;
+        self.awaited.contains_key(&above).then_some(above)
+    }
+
+    /// Returns the mark of a process that is awaited or below one that is: that of the session which may begin there.
+    pub(super) fn awaited_mark(&self, node: &Node) -> Option<Mark> {
+        let root = self.awaited_above(node)?;
+        let name = self.tree.get(root)?.exact_key()?;
+        let told = node.mark.filter(|mark| mark.session == Some(name));
+        Some(told.unwrap_or(Mark {
+            session: Some(name),
+            flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
+        }))
+    }
+
+    /// Makes a process an agent, a server or a boundary where only its whole command line or the path of its script shows
+    /// that. Descendants join its session, or leave the session of a process that has become a boundary or a server.
+    pub fn reclassify(
+        &mut self,
+        key: Key,
+        now: u64,
+        sink: impl FnMut(&Model, &Turn),
+    ) -> Reclassified {
+        let mut all = Reclassified::default();
+        let Some(node) = self.tree.get(key) else {
+            return all;
+        };
+        let is_read = node.lacks(Needs::SCRIPT).is_none();
+        let (before, given) = (node.session, self.rules.classify(&node.image));
+        let was_awaited = is_read && self.awaited.contains_key(&key);
+        let below = match was_awaited {
+            true => self.stop_awaiting(key),
+            false => Vec::new(),
+        };
+        let Some(node) = self.tree.get(key) else {
+            return all;
+        };
+        let Some(facts) = node.facts().filter(|_| before.is_some() || was_awaited) else {
+            return all;
+        };
+        let read = [&facts.arguments, &facts.script];
+        let class = read.into_iter().find_map(|fact| match fact {
+            Known::Is(read) if read.class != given && read.class != Class::Plain => {
+                Some(read.class)
+            }
+            _ => None,
+        });
+        let Some(class) = class else { return all };
+        let ran = match node.execed && !self.is_copy(key) {
+            true => Ran::Found,
+            false => Ran::Copied,
+        };
+        let mut turns = std::mem::take(&mut self.turns);
+        self.became(key, (class, ran), now, &mut turns);
+        if let (Some(before), Class::Boundary(_) | Class::Server(_)) = (before, class) {
+            let moved = self.sessions.move_below(&mut self.tree, key, before);
+            all.left = moved;
+        }
+        if before.is_none() {
+            let below = self.with_awaited_below(below);
+            all.joined = self.sessions.adopt(&mut self.tree, key, below);
+            for key in &all.joined {
+                self.inherit_keep(*key, None);
+            }
+        }
+        self.weigh(key);
+        all.joined.iter().for_each(|key| self.weigh(*key));
+        self.finish_turns(&mut turns, sink);
+        self.turns = turns;
+        all
+    }
+}
