@@ -8,6 +8,7 @@ mod part;
 mod pids;
 pub mod promise;
 mod races;
+mod scripts;
 mod servers;
 mod special;
 mod story;
@@ -43,6 +44,8 @@ fn special() -> impl Iterator<Item = (Story, bool)> {
         (handover::STORIES, true),
         (pids::STORIES, true),
         (races::STORIES, true),
+        (scripts::STORIES, true),
+        (scripts::ON_FUSE, scripts::has_fuse()),
         (servers::STORIES, true),
     ];
     let each = |(stories, possible): (&'static [Story], bool)| {

@@ -1,5 +1,7 @@
 //! What the built-in rules make of real processes, and of those that only look like them.
 
+use std::sync::Arc;
+
 use reaper_common::{NAME_AGENT, NAME_BOUNDARY, NAME_KEEP};
 
 mod prompts;
@@ -120,8 +122,99 @@ fn agents_as_they_were_seen_to_run() {
         agent crush; crush; $npm/@charmland/crush/bin/crush; crush|run|start the server
         agent goose; goose; /home/u/.local/bin/goose; goose|session
         agent aider; aider; /usr/bin/python3.12; /home/u/.local/share/uv/tools/aider-chat/bin/python|/home/u/.local/bin/aider|--model|x
+        agent aider; python3; /usr/bin/python3.12; python3|/x/venv/bin/aider
+        agent aider; python; /usr/bin/python3.12; python|-m|aider|--model|x
+        agent aider; python3; /usr/bin/python3.12; python3|-Im|aider
+        agent claude-code; claude; /opt/homebrew/Caskroom/claude-code@latest/2.1.9/claude; claude
+        agent claude-code; .claude-wrapped; /nix/store/a-claude-code-2.1/bin/.claude-wrapped; claude
+        agent claude-code; node; $node; node|/nix/store/a-claude-code-2.0/bin/.claude-wrapped
+        agent claude-code; claude; /opt/claude/claude; claude
+        agent claude-code; claude; $npm/@anthropic-ai/.claude-code-x9Pq02Lm/bin/claude.exe (deleted); claude
+        agent claude-code; claude; $npm/@anthropic-ai/.claude-code-linux-x64-x9Pq02Lm/claude (deleted); claude
+        agent codex; codex; $npm/@openai/.codex-x9Pq02Lm/vendor/x/codex/codex (deleted); codex
+        agent codex; .codex-wrapped; /nix/store/a-codex/bin/.codex-wrapped; codex
+        agent opencode; opencode; $npm/.opencode-ai-x9Pq02Lm/bin/opencode.exe (deleted); opencode
+        agent opencode; .opencode-wrapp; /nix/store/a-opencode/bin/.opencode-wrapped; opencode
+        agent amp; amp; $npm/@sourcegraph/.amp-x9Pq02Lm/node_modules/@ampcode/cli/bin/amp.exe (deleted); amp
+        agent amp; amp; $npm/@ampcode/.cli-x9Pq02Lm/bin/amp.exe (deleted); amp
+        agent kiro-cli; kiro-cli; /home/u/.local/bin/kiro-cli; kiro-cli
+        agent mistral-vibe; vibe-rs; /x/venv/lib/python3.12/site-packages/vibe/_bin/vibe-rs; /x/vibe-rs|--agent|x
+        agent kimi; kimi; /home/u/.kimi-code/bin/kimi; kimi
+        agent cline; cline; $npm/@cline/cli-linux-x64/bin/cline; cline|fix the --cline-hub-daemon
+        server cline-hub; cline; $npm/@cline/cli-linux-x64/bin/cline; cline|--cline-hub-daemon|--cwd|/x|--port|25463
+        agent droid; droid; $npm/@factory/cli/bin/droid; droid
+        agent kilo; .kilo; $npm/@kilocode/cli/bin/.kilo; kilo
+        agent plandex; plandex; /usr/local/bin/plandex; pdx
         ",
     );
+}
+
+/// Each line: what is expected, executable, script as given, script with links resolved.
+#[test]
+fn agents_by_the_resolved_path_of_their_script() {
+    let table = "
+        agent claude-code; $node; assistant; $npm/@anthropic-ai/claude-code/cli.js
+        agent codex; $node; ./codex.js; $npm/@openai/codex/bin/codex.js
+        agent gemini-cli; $node; bin/gemini; $npm/@google/gemini-cli/bundle/gemini.js
+        agent qwen-code; $node; /home/u/bin/q; $npm/@qwen-code/qwen-code/cli-entry.js
+        agent copilot-cli; $node; /home/u/bin/q; $npm/@github/copilot/npm-loader.js
+        agent aider; /usr/bin/python3.12; /home/u/bin/ai; /home/u/.local/share/uv/tools/aider-chat/bin/aider
+        agent aider; /usr/bin/python3.12; bin/aider; /x/venv/bin/aider
+        agent aider; /usr/bin/python3.12; /nix/store/a/bin/ai; /nix/store/a/bin/.aider-wrapped
+        agent cline; $node; /usr/bin/cline; $npm/cline/bin/cline
+        agent continue; $node; /usr/bin/cn; $npm/@continuedev/cli/dist/cn.js
+        agent kilo; $node; /usr/bin/kilo; $npm/@kilocode/cli/bin/kilo
+        agent droid; $node; /usr/bin/droid; $npm/@factory/cli/bin/droid
+        agent auggie; $node; /usr/bin/auggie; $npm/@augmentcode/auggie/augment.mjs
+        agent pi; $node; /usr/bin/pi; $npm/@mariozechner/pi-coding-agent/dist/cli.js
+        agent pi; $node; /usr/bin/pi; $npm/@earendil-works/pi-coding-agent/dist/bundle/cli.js
+        agent letta; $node; /usr/bin/letta; $npm/@letta-ai/letta-code/letta.js
+        agent codebuff; $node; /usr/bin/codebuff; $npm/codebuff/index.js
+        agent qodo; $node; /usr/bin/qodo; $npm/@qodo/command/bin/qodo.js
+        agent grok; $node; /usr/bin/grok; $npm/@vibe-kit/grok-cli/dist/index.js
+        agent jules; $node; /usr/bin/jules; $npm/@google/jules/run.cjs
+        agent openclaw; $node; /usr/bin/openclaw; $npm/openclaw/openclaw.mjs
+        agent crush; $node; /usr/bin/c; $npm/@charmland/crush/run-crush.js
+        agent hermes; /usr/bin/python3.11; /home/u/h; /x/venv/bin/hermes
+        agent kimi; $node; /usr/bin/kimi; $npm/@moonshot-ai/kimi-code/dist/main.mjs
+        agent kimi; /usr/bin/python3.13; k; /home/u/.local/share/uv/tools/kimi-cli/bin/kimi
+        agent mistral-vibe; /usr/bin/python3.13; v; /home/u/.local/share/uv/tools/mistral-vibe/bin/vibe
+        agent openhands; /usr/bin/python3.13; o; /x/venv/bin/openhands
+        agent swe-agent; /usr/bin/python3.13; s; /x/venv/bin/sweagent
+        agent trae-agent; /usr/bin/python3.13; t; /x/venv/bin/trae-cli
+        agent open-interpreter; /usr/bin/python3.13; i; /x/venv/bin/interpreter
+        plain; $node; /usr/bin/pi; $npm/raspberry-pi/dist/cli.js
+        plain; $node; /usr/bin/grok; $npm/grok-cli/dist/index.js
+        plain; $node; /usr/bin/kilo; $npm/kilo/bin/kilo
+        plain; $node; bin/server; $npm/@github/copilot-language-server/dist/language-server.js
+        plain; $node; /usr/bin/auggie; $npm/@augmentcode/auggie-sdk/augment.mjs
+        plain; $node; /usr/bin/cline; $npm/@cline/core/bin/cline.js
+        plain; $node; /usr/bin/qodo; $npm/@qodo/gen/bin/qodo.js
+        plain; $node; /usr/bin/jules; $npm/jules/run.cjs
+        plain; $node; /usr/bin/openclaw; $npm/openclaw-skills/openclaw.mjs
+        plain; $node; /usr/bin/codebuff; $npm/@codebuff/sdk/index.js
+        plain; $node; /usr/bin/droid; $npm/@jetbrains/droid/bin/droid
+        plain; $node; /usr/bin/letta; $npm/@letta-ai/letta-client/letta.js
+        plain; /usr/bin/python3.12; bin/ai; /x/venv/bin/aider-server
+    ";
+    let rules = Config::default().rules;
+    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let mut full = line.to_owned();
+        PATHS
+            .iter()
+            .for_each(|(short, path)| full = full.replace(short, path));
+        let [expected, exe, given, script] = full.splitn(4, "; ").collect::<Vec<_>>()[..] else {
+            panic!("not four fields: {line}");
+        };
+        let image = Arc::new(image("x", exe, &format!("x|{given}|-p|hi")));
+        let matched = rules.matched_script(&image, script.into());
+        let found = match matched.class {
+            Class::Agent(id) => format!("agent {}", rules.name(id)),
+            Class::Plain => "plain".to_owned(),
+            class => format!("{class:?}"),
+        };
+        assert_eq!(found, expected, "{line}");
+    }
 }
 
 #[test]
@@ -141,7 +234,41 @@ fn look_alikes_of_agents() {
         plain; goose; /home/u/go/bin/goose; goose|postgres|up
         plain; aider; /home/u/x/aider; aider
         plain; aider; /usr/bin/python3.12; python3|-c|import x|/home/u/.local/bin/aider
+        plain; aider; /usr/bin/python3.12; python3|-m|aider_tools
         plain; pngcrush; /usr/bin/pngcrush; pngcrush|a.png
+        plain; claude; /usr/lib/claude-desktop/claude; claude
+        plain; claude; /opt/claude/bin.d/claude; claude
+        plain; kilo; /usr/bin/kilo; kilo|a.txt
+        plain; droid; /usr/bin/droid; droid
+        plain; node; $node; node|/usr/bin/droid
+        plain; pi; /usr/local/bin/pi; pi|100
+        plain; node; $node; node|/usr/bin/pi
+        plain; python3; /usr/bin/python3.12; python3|/home/u/.local/bin/letta|server
+        plain; codebuff; /usr/bin/codebuff; codebuff
+        plain; node; $node; node|/usr/bin/qodo
+        plain; grok; /usr/bin/grok; grok
+        plain; node; $node; node|/usr/bin/grok
+        plain; jules; /usr/bin/jules; jules
+        plain; openclaw; /usr/games/openclaw; openclaw
+        plain; cn; /usr/bin/cn; cn
+        plain; node; $node; node|/x/node_modules/@continuedev/core/dist/index.js
+        plain; node; $node; node|/x/node_modules/@augmentcode/auggie-sdk/dist/index.js
+        plain; cline; /usr/bin/cline; cline
+        plain; hermes; /x/node_modules/hermes-engine/linux64-bin/hermes; hermes|-O|a.js
+        plain; python3; /usr/bin/python3.12; python3|-m|hermes_core
+        plain; kiro-cli; /usr/bin/python3.12; python3|/home/u/.local/bin/kiro-cli|new
+        plain; vibe; /usr/bin/vibe; vibe
+        plain; vibe-app-server; /usr/bin/python3.12; python3|/x/venv/bin/vibe-app-server
+        plain; node; $node; node|/x/node_modules/kimi-code/dist/main.mjs
+        plain; kiro-cli-term; /home/u/.local/bin/kiro-cli-term; kiro-cli-term
+        plain; kiro; /usr/share/kiro/kiro; kiro
+        plain; python3; /usr/bin/python3.12; python3|/usr/bin/kimi-server
+        plain; node; $node; node|/x/node_modules/vibe/bin/vibe
+        plain; python3; /usr/bin/python3.12; python3|-m|openhands.server.listen
+        plain; plandex-server; /usr/local/bin/plandex-server; plandex-server
+        plain; python3; /usr/bin/python3.12; python3|/x/bin/sweagent-web
+        plain; trae-cli; /usr/bin/trae-cli; trae-cli
+        plain; python3; /usr/bin/python3.12; python3|/x/interpreter/main.py
         plain; node; /home/u/.local/share/cursor-agent/versions/1/node; node|/home/u/x/index.js
         plain; gemini; /usr/local/bin/gemini; gemini
         plain; bash; /usr/bin/bash; bash|-c|claude --version; codex; node /usr/bin/gemini
@@ -433,7 +560,9 @@ fn what_the_probes_know_by_name() {
         ("node20", A | B | K),
         ("bun", A | B | K),
         ("bun-1.2", B | K),
-        ("python3.11", B | K),
+        ("python3.11", A | B | K),
+        (".claude-wrapped", A | B),
+        (".opencode-wrapped", A | B),
         ("tmux", B),
         ("xterm", B),
         ("gnome-terminal-server", B),

@@ -1,0 +1,193 @@
+//! Agents that only the resolved path of their script shows, or a module's name.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use tempfile::TempDir;
+
+use super::{CONFIG, Story, View};
+use crate::world::World;
+
+pub const STORIES: &[Story] = &[
+    ("agents-by-any-name-of-their-script", |view| {
+        by_any_name(view, false);
+    }),
+    ("agents-by-any-name-before-the-daemon", |view| {
+        by_any_name(view, true);
+    }),
+];
+
+pub const ON_FUSE: &[Story] = &[("script-on-a-hung-file-system", on_a_hung_file_system)];
+
+const GEMINI: &str = "node_modules/@google/gemini-cli/bundle/gemini.js";
+const AIDER: &str = "venv/bin/aider";
+
+/// Whether a file system can be mounted of which nothing is ever read.
+pub fn has_fuse() -> bool {
+    nix::unistd::geteuid().is_root() && Path::new("/dev/fuse").exists()
+}
+
+/// Programs by a role of the story. Each runs the actor under the name of an interpreter.
+fn provide(world: &World) {
+    let file = |path: &str| {
+        let path = world.dir().join(path);
+        fs::create_dir_all(path.parent().expect("a path with a parent")).expect("make a directory");
+        fs::write(path, "").expect("write a script");
+    };
+    ["build.js", GEMINI, AIDER]
+        .iter()
+        .for_each(|path| file(path));
+    for (link, script) in [
+        ("my-assistant", GEMINI),
+        ("my-helper", AIDER),
+        ("my-build", "build.js"),
+    ] {
+        symlink(script, world.dir().join(link)).expect("link a script");
+    }
+    for (name, words) in [
+        ("linked", &["bin/node", "{dir}/my-assistant"][..]),
+        ("relative", &["bin/node", "--max-old-space-size=99", GEMINI]),
+        ("python-linked", &["bin/python3.12", "my-helper"]),
+        ("python-script", &["bin/python3.12", "venv/bin/aider"]),
+        ("python-module", &["bin/python3.12", "-Im", "aider"]),
+        ("build", &["bin/node", "my-build"]),
+        ("other-module", &["bin/python3.12", "-m", "aider_tools"]),
+    ] {
+        let words: Vec<String> = words.iter().map(|word| (*word).into()).collect();
+        world.provide(name, &words);
+    }
+}
+
+fn start(world: &mut World, name: &str) {
+    let how = format!("as:{name} agent {name}-tool=env-i+sleep {name}-server=setsid");
+    world.start(name, &how);
+}
+
+fn await_up(world: &World, names: &[&str]) {
+    for name in names {
+        for role in ["", "-tool", "-server"] {
+            world.await_cast(&format!("{name}{role}"), 1);
+        }
+    }
+}
+
+/// Waits until the session of an agent is open.
+fn await_open(view: &View, world: &World, name: &str) {
+    if view.knows_agents() {
+        let root = world.one(name);
+        world.await_event(&format!("a session of '{name}'"), |e| {
+            e.is("session.open", root)
+        });
+    }
+}
+
+fn by_any_name(view: &View, before: bool) {
+    let agents = [
+        "linked",
+        "relative",
+        "python-linked",
+        "python-script",
+        "python-module",
+    ];
+    let others = ["build", "other-module"];
+    let all = [&agents[..], &others].concat();
+    let mut world = World::new(true);
+    provide(&world);
+    if before {
+        all.iter().for_each(|name| start(&mut world, name));
+        await_up(&world, &all);
+    }
+    view.watch(&mut world, CONFIG);
+    if !before {
+        all.iter().for_each(|name| start(&mut world, name));
+        await_up(&world, &all);
+    }
+    let tools: Vec<String> = agents
+        .iter()
+        .flat_map(|name| [format!("{name}-tool"), format!("{name}-server")])
+        .collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    agents
+        .iter()
+        .for_each(|name| await_open(view, &world, name));
+    if !before {
+        view.await_seen(&world, &tools);
+    }
+    all.iter().for_each(|name| world.kill(name));
+    view.await_gone(&world, &tools);
+    view.end(
+        world,
+        &[
+            "build-tool",
+            "build-server",
+            "other-module-tool",
+            "other-module-server",
+        ],
+    );
+}
+
+/// A file system whose server never answers. Not below the directory of a test, which is removed with all that is in it.
+struct Hung {
+    place: TempDir,
+    /// Nothing on it is answered as long as this is open.
+    server: Option<File>,
+}
+
+impl Hung {
+    fn mount() -> Hung {
+        let place = tempfile::tempdir().expect("make a directory");
+        let mut options = OpenOptions::new();
+        let server = options.read(true).write(true).open("/dev/fuse");
+        let server = server.expect("open /dev/fuse");
+        let fd = server.as_raw_fd();
+        let data = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+        let (source, kind, flags) = (Some("hung"), Some("fuse"), MsFlags::empty());
+        mount(source, place.path(), kind, flags, Some(data.as_str())).expect("mount it");
+        let server = Some(server);
+        Hung { place, server }
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // What waits for an answer gets an error.
+        drop(self.server.take());
+        let _ = umount2(self.place.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// Programs whose scripts nothing can be read of, more than one user's share of the readers, delay no other agent.
+fn on_a_hung_file_system(view: &View) {
+    let mut world = World::new(true);
+    provide(&world);
+    let hung = Hung::mount();
+    let script = hung.place.path().join("script").display().to_string();
+    world.provide("hung", &["bin/node".into(), script]);
+    view.watch(&mut world, CONFIG);
+    world.start(
+        "hung",
+        "as:hung agent hung-tool=env-i+sleep hung-server=setsid",
+    );
+    await_up(&world, &["hung"]);
+    for name in ["linked", "python-module"] {
+        start(&mut world, name);
+        await_up(&world, &[name]);
+        await_open(view, &world, name);
+    }
+    let tools = [
+        "linked-tool",
+        "linked-server",
+        "python-module-tool",
+        "python-module-server",
+    ];
+    view.await_seen(&world, &tools);
+    ["linked", "python-module", "hung"]
+        .iter()
+        .for_each(|name| world.kill(name));
+    view.await_gone(&world, &tools);
+    view.end(world, &["hung-tool", "hung-server"]);
+    drop(hung);
+}
