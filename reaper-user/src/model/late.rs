@@ -186,7 +186,7 @@ impl Model {
             _ => None,
         });
         let Some(class) = class else { return all };
-        let ran = match node.execed && !self.is_copy(key) {
+        let ran = match node.execed && !self.runs_parents_program(node) {
             true => Ran::Found,
             false => Ran::Copied,
         };

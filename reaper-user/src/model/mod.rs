@@ -390,13 +390,17 @@ impl Model {
         // The kernel would know that it has run an agent itself, being a member.
         let is_plain =
             |mark: Mark| !mark.has(MEMBER_NAMED) && mark.session.is_some_and(|name| !node.is(name));
+        node.mark.is_some_and(is_plain) || self.runs_parents_program(node)
+    }
+
+    /// Whether the parent of a process is a member and runs the same program with the same arguments.
+    fn runs_parents_program(&self, node: &Node) -> bool {
         let parent = node.parent.and_then(|parent| self.tree.get(parent));
-        node.mark.is_some_and(is_plain)
-            || parent.is_some_and(|parent| {
-                let (own, other) = (&node.image, &parent.image);
-                parent.session.is_some()
-                    && (&own.comm, &own.exe, &own.argv) == (&other.comm, &other.exe, &other.argv)
-            })
+        parent.is_some_and(|parent| {
+            let (own, other) = (&node.image, &parent.image);
+            parent.session.is_some()
+                && (&own.comm, &own.exe, &own.argv) == (&other.comm, &other.exe, &other.argv)
+        })
     }
 
     fn image_of(&self, key: Key) -> Option<Arc<Image>> {

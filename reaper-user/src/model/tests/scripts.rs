@@ -204,6 +204,8 @@ fn member_is_what_its_resolved_script_shows() {
     let server = w.spawn(outer, "node other");
     let tool = w.spawn(server, "sh");
     let daemon = w.spawn(outer, "node my-daemon");
+    // As the service has written it: the map has what a member was born as.
+    w.model.set_mark(agent, w.model.wanted_mark(agent));
     learn(&mut w, agent, Some("/lib/gemini.js"));
     let all = learn(&mut w, server, Some("/lib/serve.js"));
     assert_eq!(all.left, [tool]);
