@@ -3,6 +3,7 @@
 //! Each command first says what it does, one line a step, and prints the commands it runs, so that
 //! any of them can be repeated by hand.
 
+mod agents;
 mod bench;
 mod ebpf;
 mod run;
@@ -48,6 +49,10 @@ enum Command {
     /// The processes that `bench` measures with
     #[command(hide = true)]
     BenchActor { role: Vec<String> },
+    /// Install agents from their packages and record how they run
+    ///
+    /// Downloads them, so it is not part of CI.
+    Agents(agents::Args),
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Check the import rules, the names in the root, formatting and lints
@@ -64,6 +69,7 @@ fn main() -> ExitCode {
         Command::BuildEbpf { check: false } => ebpf::build(),
         Command::Bench(args) => bench::bench(&args),
         Command::BenchActor { role } => bench::actor::play(&role),
+        Command::Agents(args) => agents::agents(&args),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Tidy => tidy::tidy(),
         Command::Targets => targets::targets(),

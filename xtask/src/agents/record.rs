@@ -1,0 +1,401 @@
+//! Runs each agent in several forms of start and records its processes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::install::{self, Installed};
+use super::packages::{self, Package};
+use super::room::{Room, USER};
+use crate::shell::{self, say, workspace};
+
+/// Stands for the temporary folder in what is recorded.
+const FOLDER: &str = "/srv/agents";
+/// Characters of an argument that are recorded.
+const ARGUMENT_LENGTH: usize = 100;
+/// Number of arguments that are recorded.
+const ARGUMENTS: usize = 8;
+
+/// What is recorded of all agents, by the names of their rules.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Recorded(pub BTreeMap<String, Row>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Row {
+    Ran {
+        date: String,
+        package: String,
+        version: String,
+        integrity: String,
+        /// Processes in the order of their execs, by form of start.
+        forms: BTreeMap<String, Vec<Process>>,
+    },
+    Unavailable {
+        why: String,
+    },
+}
+
+/// A program that was executed as part of the agent.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub comm: String,
+    pub exe: String,
+    /// Script as it was given to the interpreter, or `-m` and a module.
+    pub script: Option<String>,
+    /// Absolute path of the script without links.
+    pub resolved: Option<String>,
+    pub argv: Vec<String>,
+    /// Name of the rule that recognised the process.
+    pub recognised: Option<String>,
+}
+
+impl Recorded {
+    fn path() -> PathBuf {
+        workspace().join("tests/agents/recorded.json")
+    }
+
+    /// Reads the table; it is empty if there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is damaged.
+    pub fn read() -> Result<Recorded> {
+        match fs::read(Recorded::path()) {
+            Ok(text) => serde_json::from_slice(&text).context("tests/agents/recorded.json"),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Recorded::default()),
+            Err(error) => Err(error).context("tests/agents/recorded.json"),
+        }
+    }
+
+    fn write(&self) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(Recorded::path(), text).context("tests/agents/recorded.json")
+    }
+}
+
+/// Records these agents, or all.
+///
+/// # Errors
+/// Not root, an agent is not known, or the table cannot be read or written.
+pub fn record(names: &[String]) -> Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "making namespaces needs root"
+    );
+    let agents = packages::read()?;
+    for name in names {
+        ensure!(
+            agents.iter().any(|agent| agent.name == *name),
+            "no such agent: {name}"
+        );
+    }
+    let reaper = shell::built(&["build", "--package", "reaper-user"], "reaper")?;
+    for agent in agents {
+        if !names.is_empty() && !names.contains(&agent.name) {
+            continue;
+        }
+        say(format_args!("agent {}", agent.name));
+        let ran = agent
+            .package
+            .map(|package| run(&agent.name, &package, &reaper));
+        let row = match ran {
+            Some(Ok(row)) => row,
+            Some(Err(error)) => Row::Unavailable {
+                why: format!("{error:#}"),
+            },
+            None => Row::Unavailable {
+                why: agent.unavailable.unwrap_or_default(),
+            },
+        };
+        if let Row::Unavailable { why } = &row {
+            say(format_args!("{} is not available: {why}", agent.name));
+        }
+        // Read again each time: agents that run in another process are not lost.
+        let mut recorded = Recorded::read()?;
+        recorded.0.insert(agent.name, row);
+        recorded.write()?;
+    }
+    Ok(())
+}
+
+fn run(name: &str, package: &Package, reaper: &Path) -> Result<Row> {
+    let room = Room::new(name)?;
+    let installed = install::install(package, &room.folder, USER)?;
+    let mut forms = BTreeMap::new();
+    for form in forms_of(package, &installed)? {
+        let Some(processes) = form.run(&room, &installed, package, reaper)? else {
+            continue;
+        };
+        let recognised = processes
+            .iter()
+            .any(|p| p.recognised.as_deref() == Some(name));
+        say(format_args!(
+            "{name}: {}: {} processes, recognised: {recognised}",
+            form.name,
+            processes.len()
+        ));
+        if processes.is_empty() {
+            say(format_args!("{name} printed: {}", room.last_words()));
+        }
+        forms.insert(form.name.to_owned(), processes);
+    }
+    Ok(Row::Ran {
+        date: shell::output(Command::new("date").args(["--utc", "+%Y-%m-%d"]))?
+            .trim()
+            .to_owned(),
+        package: package.name.clone(),
+        version: package.version.clone(),
+        integrity: package.integrity.clone(),
+        forms,
+    })
+}
+
+/// A way to start an agent.
+struct Form {
+    name: &'static str,
+    directory: PathBuf,
+    line: String,
+    /// Whether the package is replaced before the daemon starts.
+    replaced: bool,
+}
+
+/// Returns the forms of start that a package has. The last one may delete the package.
+fn forms_of(package: &Package, installed: &Installed) -> Result<Vec<Form>> {
+    let (folder, command) = (&installed.folder, &installed.command);
+    let work = folder.join("work");
+    let link = folder.join("my-assistant");
+    symlink(command, &link)?;
+    let form = |name, directory: &Path, start: &[&str]| Form {
+        name,
+        directory: directory.to_owned(),
+        line: start
+            .iter()
+            .copied()
+            .chain(package.arguments.iter().map(String::as_str))
+            .collect::<Vec<_>>()
+            .join(" "),
+        replaced: false,
+    };
+    let absolute = command.to_str().context("a path that is not UTF-8")?;
+    let relative = Path::new(absolute)
+        .strip_prefix(folder)?
+        .display()
+        .to_string();
+    let mut forms = vec![
+        form("command", &work, &[absolute]),
+        form("path", &work, &[&package.bin]),
+        form("renamed-link", &work, &[&link.display().to_string()]),
+    ];
+    let real = fs::canonicalize(command)?;
+    if package.python.is_some() {
+        forms.push(form("relative", folder, &["python", &relative]));
+        forms.push(form("interpreter", &work, &["python", absolute]));
+        if let Some(module) = &package.module {
+            forms.push(form("module", &work, &["python", "-m", module]));
+        }
+    } else if fs::read(&real)?.starts_with(b"#!") {
+        let script = real.strip_prefix(folder)?.display().to_string();
+        forms.push(form("relative", folder, &["node", &script]));
+        forms.push(form(
+            "interpreter",
+            &work,
+            &["node", &real.display().to_string()],
+        ));
+    } else {
+        forms.push(form("relative", folder, &[&format!("./{relative}")]));
+    }
+    if package.python.is_none() {
+        forms.push(Form {
+            replaced: true,
+            ..form("replaced", &work, &[absolute])
+        });
+    }
+    Ok(forms)
+}
+
+impl Form {
+    /// Starts the agent and returns its processes. Returns None if it has no native program to be replaced.
+    fn run(
+        &self,
+        room: &Room,
+        installed: &Installed,
+        package: &Package,
+        reaper: &Path,
+    ) -> Result<Option<Vec<Process>>> {
+        let reader = Reader {
+            folder: &installed.folder,
+            directory: &self.directory,
+            module: package.module.as_deref(),
+        };
+        let mut run = room.start(installed, &self.directory, &self.line)?;
+        let time = Duration::from_secs(package.seconds);
+        if !self.replaced {
+            let watch = room.watch(reaper, &run)?;
+            run.go()?;
+            sleep(time);
+            drop(run);
+            let events = watch.stop()?;
+            let execs = events.iter().filter(|event| event["event"] == "exec");
+            return Ok(Some(reader.processes(execs, &events)));
+        }
+        run.go()?;
+        sleep(time);
+        let Some(package) = native_package(&installed.folder)? else {
+            return Ok(None);
+        };
+        // As npm does it.
+        let name = package.file_name().context("a package without a name")?;
+        let aside = package.with_file_name(format!(".{}-Zx81sQ2k", name.display()));
+        fs::rename(&package, &aside)?;
+        fs::remove_dir_all(&aside)?;
+        let watch = room.watch(reaper, &run)?;
+        sleep(Duration::from_secs(1));
+        let running = running()?;
+        let events = watch.stop()?;
+        Ok(Some(reader.processes(running.iter(), &events)))
+    }
+}
+
+/// Returns all processes in the form of events.
+fn running() -> Result<Vec<Value>> {
+    let mut processes = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let pid = path
+            .file_name()
+            .and_then(|name| name.to_str()?.parse::<u32>().ok());
+        let (Some(pid), Ok(exe)) = (pid, fs::read_link(path.join("exe"))) else {
+            continue;
+        };
+        let text = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        let (comm, arguments) = (text("comm"), text("cmdline"));
+        processes.push(json!({
+            "process.pid": pid,
+            "process.command": comm.trim_end(),
+            "process.executable.path": exe.display().to_string(),
+            "process.command_args": arguments.split_terminator('\0').collect::<Vec<_>>(),
+        }));
+    }
+    Ok(processes)
+}
+
+/// Returns the npm package of which a native program runs, if there is one.
+fn native_package(folder: &Path) -> Result<Option<PathBuf>> {
+    for process in fs::read_dir("/proc")? {
+        let Ok(exe) = fs::read_link(process?.path().join("exe")) else {
+            continue;
+        };
+        let Ok(below) = exe.strip_prefix(folder) else {
+            continue;
+        };
+        let below = below.display().to_string();
+        if let Some((modules, rest)) = below.rsplit_once("node_modules/") {
+            let parts = if rest.starts_with('@') { 2 } else { 1 };
+            let name: PathBuf = rest.split('/').take(parts).collect();
+            return Ok(Some(folder.join(modules).join("node_modules").join(name)));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads an agent's processes out of events.
+struct Reader<'a> {
+    folder: &'a Path,
+    directory: &'a Path,
+    module: Option<&'a str>,
+}
+
+impl Reader<'_> {
+    /// Returns the agent's processes among programs, and how the daemon recognised them.
+    fn processes<'e>(
+        &self,
+        programs: impl Iterator<Item = &'e Value>,
+        events: &[Value],
+    ) -> Vec<Process> {
+        let opened =
+            |event: &Value| event["event"] == "session.open" && event["rule"] != "recorder";
+        let mut processes = Vec::new();
+        for program in programs {
+            let rule = events.iter().find(|event| {
+                let same = |key: &str| event[key] == program[key];
+                // A process is recognised when it executes a program: both events have the same time.
+                opened(event)
+                    && same("process.pid")
+                    && (program["event"].is_null() || same("time_boot_ns"))
+            });
+            let rule = rule.and_then(|event| event["rule"].as_str());
+            if let Some(process) = self.process(program, rule)
+                && !processes.contains(&process)
+            {
+                processes.push(process);
+            }
+        }
+        processes
+    }
+
+    /// Returns the process of an event, if it is the agent's.
+    fn process(&self, event: &Value, rule: Option<&str>) -> Option<Process> {
+        let text = |key: &str| event[key].as_str().unwrap_or_default();
+        let exe = Path::new(text("process.executable.path"));
+        let argv: Vec<&str> = event["process.command_args"]
+            .as_array()?
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        let name = exe.file_name()?.to_str()?;
+        let (mut script, mut resolved) = (None, None);
+        if name == "node" || name.starts_with("python") {
+            let at = 1 + argv
+                .iter()
+                .skip(1)
+                .position(|arg| *arg == "-m" || !arg.starts_with('-'))?;
+            if argv[at] == "-m" {
+                let module = argv
+                    .get(at + 1)
+                    .filter(|module| Some(**module) == self.module)?;
+                script = Some(format!("-m {module}"));
+            } else {
+                let real = fs::canonicalize(self.directory.join(argv[at])).ok();
+                let real = real.unwrap_or_else(|| self.directory.join(argv[at]));
+                // Not npm itself, which runs from here only in part.
+                if !real.starts_with(self.folder) {
+                    return None;
+                }
+                script = Some(argv[at].to_owned());
+                resolved = Some(real.display().to_string());
+            }
+        } else if !exe.starts_with(self.folder) {
+            return None;
+        }
+        let argv = argv
+            .iter()
+            .take(ARGUMENTS)
+            .map(|argument| self.stable(argument));
+        Some(Process {
+            comm: text("process.command").to_owned(),
+            exe: self.stable(text("process.executable.path")),
+            script: script.map(|script| self.stable(&script)),
+            resolved: resolved.map(|resolved| self.stable(&resolved)),
+            argv: argv.collect(),
+            recognised: rule.map(str::to_owned),
+        })
+    }
+
+    /// Returns a text without what differs from run to run, and not longer than what is recorded.
+    fn stable(&self, text: &str) -> String {
+        let text = text.replace(&self.folder.display().to_string(), FOLDER);
+        // Depends on the machine's memory.
+        if text.starts_with("--max-old-space-size=") {
+            return "--max-old-space-size=4096".to_owned();
+        }
+        text.chars().take(ARGUMENT_LENGTH).collect()
+    }
+}

@@ -1,0 +1,222 @@
+//! The place where an agent is installed and run: a temporary folder, namespaces, a daemon that watches.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use serde_json::Value;
+
+use super::install::{self, Installed};
+
+/// The user that installs and runs agents: nobody.
+pub const USER: Uid = Uid::from_raw(65534);
+
+/// A rule for the program that gives the agent its terminal. It makes all that the agent starts a member of a session,
+/// so that the daemon reports each exec, also of programs that no rule recognises.
+const CONFIG: &str = "[[agent]]\nname = \"recorder\"\nexe = \"/usr/bin/script\"\n";
+
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A temporary folder, deleted when this is dropped.
+pub struct Room {
+    /// The part that belongs to the user.
+    pub folder: PathBuf,
+    own: PathBuf,
+}
+
+impl Room {
+    /// Makes the folder.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn new(name: &str) -> Result<Room> {
+        let own = std::env::temp_dir().join(format!("agents-{}-{name}", std::process::id()));
+        let folder = own.join("agent");
+        fs::create_dir_all(folder.join("work"))?;
+        // The user must get through, whatever the umask.
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o755))?;
+        for directory in [&folder, &folder.join("work")] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+            chown(directory, Some(USER.as_raw()), Some(USER.as_raw()))?;
+        }
+        Ok(Room { folder, own })
+    }
+
+    /// Starts a command of an agent in new namespaces. It waits for [`Run::go`].
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(&self, installed: &Installed, directory: &Path, line: &str) -> Result<Run> {
+        let bin = installed.command.parent().unwrap_or(Path::new("/"));
+        let user = install::as_user(&installed.folder, USER, bin);
+        let mut command = ends_with_us("unshare");
+        command.args([
+            "--mount",
+            "--pid",
+            "--net",
+            "--mount-proc",
+            "--fork",
+            "--kill-child",
+        ]);
+        // The shell stays: a change of the user id would clear the signal that ends it with `unshare`.
+        let script = "read go; ip link set lo up; \"$@\"; exit 0";
+        command
+            .args(["sh", "-c", script, "sh"])
+            .arg(user.get_program())
+            .args(user.get_args());
+        command.args(
+            installed
+                .environment
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        );
+        command.args([
+            "script",
+            "--quiet",
+            "--flush",
+            "--command",
+            line,
+            "/dev/null",
+        ]);
+        command.current_dir(directory);
+        let output = File::create(self.own.join("output"))?;
+        command
+            .stdin(Stdio::piped())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let child = command.spawn().context("cannot start unshare")?;
+        Ok(Run { child })
+    }
+
+    /// Starts a daemon that watches a run and sends no signals.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not get ready.
+    pub fn watch(&self, reaper: &Path, run: &Run) -> Result<Watch> {
+        let path = |name: &str| self.own.join(name);
+        fs::write(path("config.toml"), CONFIG)?;
+        let mut command = ends_with_us(reaper);
+        command.args([
+            "daemon",
+            "--observe",
+            "--json",
+            "--no-pin",
+            "--no-journal",
+            "--scope",
+        ]);
+        command.arg(run.child.id().to_string());
+        command.arg("--config").arg(path("config.toml"));
+        command.arg("--runtime-dir").arg(path("run"));
+        command
+            .stdin(Stdio::null())
+            .stdout(File::create(path("stream"))?);
+        command.stderr(File::create(path("errors"))?);
+        let mut watch = Watch {
+            child: command.spawn().context("cannot start reaper")?,
+            stream: path("stream"),
+        };
+        let started = Instant::now();
+        while fs::metadata(&watch.stream)?.len() == 0 {
+            let ended = watch.child.try_wait()?.is_some();
+            if ended || started.elapsed() > READY_TIMEOUT {
+                bail!(
+                    "reaper is not ready: {}",
+                    fs::read_to_string(path("errors"))?.trim()
+                );
+            }
+            sleep(Duration::from_millis(20));
+        }
+        Ok(watch)
+    }
+
+    /// Returns the last line that the agent has printed.
+    pub fn last_words(&self) -> String {
+        let output = fs::read(self.own.join("output")).unwrap_or_default();
+        let output = String::from_utf8_lossy(&output);
+        let plain = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
+        let last = output
+            .lines()
+            .map(plain)
+            .rfind(|line| !line.trim().is_empty());
+        last.unwrap_or_default().chars().take(200).collect()
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.own) {
+            eprintln!("cannot delete {}: {error}", self.own.display());
+        }
+    }
+}
+
+/// An agent in its namespaces; killed with all of them when this is dropped.
+pub struct Run {
+    child: Child,
+}
+
+impl Run {
+    /// Lets the agent start.
+    ///
+    /// # Errors
+    /// The namespaces could not be made.
+    pub fn go(&mut self) -> Result<()> {
+        let input = self.child.stdin.as_mut().context("no input")?;
+        input.write_all(b"go\n").context("no namespaces were made")
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Both fail only if it has ended. The kernel kills what is left in the pid namespace with its init.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A daemon; killed when this is dropped.
+pub struct Watch {
+    child: Child,
+    stream: PathBuf,
+}
+
+impl Watch {
+    /// Stops the daemon and returns its events.
+    ///
+    /// # Errors
+    /// It cannot be stopped, or its stream cannot be read.
+    pub fn stop(mut self) -> Result<Vec<Value>> {
+        // Until it has taken in the last events.
+        sleep(Duration::from_millis(500));
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, Signal::SIGTERM).context("cannot stop reaper")?;
+        self.child.wait()?;
+        let stream = fs::read_to_string(&self.stream)?;
+        let event = |line: &str| serde_json::from_str(line).context("a line of the stream");
+        stream.lines().map(event).collect()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns a command that is killed when this process ends.
+fn ends_with_us(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program.as_ref());
+    command
+}
