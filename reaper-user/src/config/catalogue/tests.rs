@@ -5,6 +5,7 @@ use std::sync::Arc;
 use reaper_common::{NAME_AGENT, NAME_BOUNDARY, NAME_KEEP};
 
 mod prompts;
+mod recorded;
 
 use crate::config::{Config, catalogue};
 use crate::model::agent::{Action, Class, Field, Ruleset, UidIs};

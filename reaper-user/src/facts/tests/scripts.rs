@@ -105,20 +105,27 @@ fn process_outside_of_its_root_has_no_relative_script() {
 fn script_of_a_real_process_is_resolved() {
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("lib")).unwrap();
-    fs::write(directory.path().join("lib/gemini.js"), "").unwrap();
-    symlink("lib/gemini.js", directory.path().join("link")).unwrap();
+    let at = |path: &str| directory.path().join(path);
+    fs::write(at("lib/gemini.js"), "").unwrap();
+    // What runs as `node` takes its script for a number of seconds.
+    symlink("lib/gemini.js", at("300")).unwrap();
+    fs::copy("/bin/sleep", at("node")).unwrap();
+    let (_own, key) = Own::start(shell("exec ./node 300").current_dir(&directory));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let found = loop {
+        let table = census(&Procfs::default()).unwrap();
+        let image = &table.rows[&key.pid].seen.image;
+        if image.exe.ends_with(b"/node") {
+            break image.script.clone();
+        }
+        assert!(Instant::now() < deadline, "it does not run node");
+    };
+    let script = at("lib/gemini.js").canonicalize().unwrap();
+    assert_eq!(found, script.into_os_string().into_encoded_bytes());
     let mut reader = Reader::start("/proc", rules()).unwrap();
-    let (_own, key) = Own::start(
-        shell("read x")
-            .stdin(Stdio::piped())
-            .current_dir(&directory),
-    );
-    reader.ask_script(key, &node("link"), 1000);
+    reader.ask_script(key, &node("300"), 1000);
     let answers = wait(&mut reader);
     assert!(matches!(answers[0].found.script, Known::Is(_)));
-    let table = census(&Procfs::default()).unwrap();
-    let own = table.rows.values().find(|row| row.seen.key.same_tick(key));
-    assert_eq!(own.unwrap().seen.image.script, b"", "a shell has no script");
 }
 
 #[test]
