@@ -53,6 +53,12 @@ enum Command {
     ///
     /// Downloads them, so it is not part of CI.
     Agents(agents::Args),
+    /// The processes of `agents --drive` that are no agents
+    #[command(hide = true)]
+    AgentsActor {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        role: Vec<String>,
+    },
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Check the import rules, the names in the root, formatting and lints
@@ -70,6 +76,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::BenchActor { role } => bench::actor::play(&role),
         Command::Agents(args) => agents::agents(&args),
+        Command::AgentsActor { role } => agents::drive::actor::play(&role),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Tidy => tidy::tidy(),
         Command::Targets => targets::targets(),

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
+use super::drive::table::{self, Driven};
+use super::packages::{self, Agent};
 use super::record::{Recorded, Row};
 use crate::shell::workspace;
 
@@ -42,14 +44,21 @@ fn path() -> PathBuf {
 pub fn write() -> Result<()> {
     let path = path();
     fs::create_dir_all(path.parent().context("no parent")?)?;
-    fs::write(&path, page(&Recorded::read()?)).with_context(|| path.display().to_string())
+    let page = page(&Recorded::read()?, &packages::read()?, &Driven::read()?);
+    fs::write(&path, page).with_context(|| path.display().to_string())
 }
 
-fn page(recorded: &Recorded) -> String {
+fn page(recorded: &Recorded, agents: &[Agent], driven: &Driven) -> String {
     let mut page = HEAD.to_owned();
     for (name, row) in &recorded.0 {
         // Writing to a String does not fail.
         let _ = write!(page, "{}", line(name, row).unwrap_or_default());
+    }
+    page.push('\n');
+    for agent in agents {
+        if let Some(note) = &agent.note {
+            let _ = writeln!(page, "- {}: {note}", agent.name);
+        }
     }
     page += FORMS;
     page += "\nAgents that are not in the table above:\n\n| agent | why |\n|---|---|\n";
@@ -62,6 +71,7 @@ fn page(recorded: &Recorded) -> String {
             );
         }
     }
+    page += &table::markdown(driven);
     page
 }
 
@@ -78,6 +88,10 @@ fn line(name: &str, row: &Row) -> Option<String> {
     };
     let mut programs = Vec::new();
     for process in forms.get("command").into_iter().flatten() {
+        // What the agent itself installs.
+        if process.exe.starts_with("/srv/agents/home/") {
+            continue;
+        }
         let program = match (&process.resolved, &process.script) {
             (Some(path), _) | (None, Some(path)) => {
                 let interpreter = process.exe.rsplit('/').next().unwrap_or_default();
@@ -99,14 +113,18 @@ fn line(name: &str, row: &Row) -> Option<String> {
         .filter(|(_, processes)| !processes.is_empty())
         .map(|(form, _)| form.as_str())
         .partition(|form| is_recognised(form));
-    let mut forms = yes.join(", ");
-    if !no.is_empty() {
-        let _ = write!(
-            forms,
-            "{}not {}",
-            if yes.is_empty() { "" } else { "; " },
-            no.join(", ")
-        );
+    let unseen: Vec<&str> = forms
+        .iter()
+        .filter(|(_, processes)| processes.is_empty())
+        .map(|(form, _)| form.as_str())
+        .collect();
+    let mut forms = match (yes.is_empty(), no.is_empty()) {
+        (_, true) => yes.join(", "),
+        (true, _) => format!("none: {}", no.join(", ")),
+        (false, false) => format!("{}; not {}", yes.join(", "), no.join(", ")),
+    };
+    if !unseen.is_empty() {
+        let _ = write!(forms, "; no process was seen: {}", unseen.join(", "));
     }
     Some(format!(
         "| {name} | {package} {version} | {} | {forms} |\n",
@@ -126,7 +144,8 @@ mod tests {
 
     #[test]
     fn checked_in_page_is_what_is_generated() {
-        let page = page(&Recorded::read().unwrap());
+        let (recorded, driven) = (Recorded::read().unwrap(), Driven::read().unwrap());
+        let page = page(&recorded, &packages::read().unwrap(), &driven);
         assert_eq!(
             fs::read_to_string(path()).unwrap(),
             page,

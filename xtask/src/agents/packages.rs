@@ -23,6 +23,8 @@ pub struct Agent {
     pub package: Option<Package>,
     /// Why there is no package.
     pub unavailable: Option<String>,
+    /// What readers of the table must know.
+    pub note: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::install::{self, Installed};
 use super::packages::{self, Package};
-use super::room::{Room, USER};
+use super::room::{Room, Run, USER};
+use crate::bench::undo;
 use crate::shell::{self, say, workspace};
 
 /// Stands for the temporary folder in what is recorded.
@@ -23,6 +24,10 @@ const FOLDER: &str = "/srv/agents";
 const ARGUMENT_LENGTH: usize = 100;
 /// Number of arguments that are recorded.
 const ARGUMENTS: usize = 8;
+
+/// A rule for the program that gives the agent its terminal. It makes all that the agent starts a member of a session, so
+/// that the daemon reports each exec, also of programs that no rule recognises.
+const EVERYTHING: &str = "[[agent]]\nname = \"recorder\"\nexe = \"/usr/bin/script\"\n";
 
 /// What is recorded of all agents, by the names of their rules.
 #[derive(Default, Serialize, Deserialize)]
@@ -90,6 +95,7 @@ pub fn record(names: &[String]) -> Result<()> {
         nix::unistd::geteuid().is_root(),
         "making namespaces needs root"
     );
+    undo::at_signals()?;
     let agents = packages::read()?;
     for name in names {
         ensure!(
@@ -129,11 +135,15 @@ pub fn record(names: &[String]) -> Result<()> {
 fn run(name: &str, package: &Package, reaper: &Path) -> Result<Row> {
     let room = Room::new(name)?;
     let installed = install::install(package, &room.folder, USER)?;
-    let mut forms = BTreeMap::new();
+    let mut forms: BTreeMap<String, Vec<Process>> = BTreeMap::new();
     for form in forms_of(package, &installed)? {
-        let Some(processes) = form.run(&room, &installed, package, reaper)? else {
+        let native = |process: &Process| process.exe.contains("/node_modules/");
+        if form.replaced && !forms.values().flatten().any(native) {
             continue;
-        };
+        }
+        let processes = form
+            .run(&room, &installed, package, reaper)
+            .with_context(|| format!("form {}", form.name))?;
         let recognised = processes
             .iter()
             .any(|p| p.recognised.as_deref() == Some(name));
@@ -222,14 +232,14 @@ fn forms_of(package: &Package, installed: &Installed) -> Result<Vec<Form>> {
 }
 
 impl Form {
-    /// Starts the agent and returns its processes. Returns None if it has no native program to be replaced.
+    /// Starts the agent and returns its processes.
     fn run(
         &self,
         room: &Room,
         installed: &Installed,
         package: &Package,
         reaper: &Path,
-    ) -> Result<Option<Vec<Process>>> {
+    ) -> Result<Vec<Process>> {
         let reader = Reader {
             folder: &installed.folder,
             directory: &self.directory,
@@ -238,34 +248,40 @@ impl Form {
         let mut run = room.start(installed, &self.directory, &self.line)?;
         let time = Duration::from_secs(package.seconds);
         if !self.replaced {
-            let watch = room.watch(reaper, &run)?;
+            let watch = room.watch(reaper, &run, "watch", "")?;
+            // Another one, so that this rule does not change what is recognised.
+            let recorder = room.watch(reaper, &run, "recorder", EVERYTHING)?;
             run.go()?;
             sleep(time);
             drop(run);
-            let events = watch.stop()?;
-            let execs = events.iter().filter(|event| event["event"] == "exec");
-            return Ok(Some(reader.processes(execs, &events)));
+            let (all, events) = (recorder.stop()?, watch.stop()?);
+            let execs = all.iter().filter(|event| event["event"] == "exec");
+            let execs: Vec<&Value> = execs.collect();
+            return Ok(reader.processes(&execs, &events));
         }
         run.go()?;
         sleep(time);
         let Some(package) = native_package(&installed.folder)? else {
-            return Ok(None);
+            // It has ended, or its program does not run yet.
+            return Ok(Vec::new());
         };
         // As npm does it.
         let name = package.file_name().context("a package without a name")?;
         let aside = package.with_file_name(format!(".{}-Zx81sQ2k", name.display()));
-        fs::rename(&package, &aside)?;
-        fs::remove_dir_all(&aside)?;
-        let watch = room.watch(reaper, &run)?;
+        fs::rename(&package, &aside).context("cannot rename the package")?;
+        fs::remove_dir_all(&aside).context("cannot delete the package")?;
+        let watch = room.watch(reaper, &run, "watch", "")?;
         sleep(Duration::from_secs(1));
-        let running = running()?;
+        let running = running(&run)?;
         let events = watch.stop()?;
-        Ok(Some(reader.processes(running.iter(), &events)))
+        let running: Vec<&Value> = running.iter().collect();
+        Ok(reader.processes(&running, &events))
     }
 }
 
-/// Returns all processes in the form of events.
-fn running() -> Result<Vec<Value>> {
+/// Returns the processes of a run in the form of events.
+fn running(run: &Run) -> Result<Vec<Value>> {
+    let namespace = fs::read_link(format!("/proc/{}/ns/pid_for_children", run.pid()))?;
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let path = entry?.path();
@@ -275,6 +291,9 @@ fn running() -> Result<Vec<Value>> {
         let (Some(pid), Ok(exe)) = (pid, fs::read_link(path.join("exe"))) else {
             continue;
         };
+        if fs::read_link(path.join("ns/pid")).ok().as_ref() != Some(&namespace) {
+            continue;
+        }
         let text = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
         let (comm, arguments) = (text("comm"), text("cmdline"));
         processes.push(json!({
@@ -315,23 +334,20 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Returns the agent's processes among programs, and how the daemon recognised them.
-    fn processes<'e>(
-        &self,
-        programs: impl Iterator<Item = &'e Value>,
-        events: &[Value],
-    ) -> Vec<Process> {
-        let opened =
-            |event: &Value| event["event"] == "session.open" && event["rule"] != "recorder";
+    fn processes(&self, programs: &[&Value], events: &[Value]) -> Vec<Process> {
         let mut processes = Vec::new();
-        for program in programs {
-            let rule = events.iter().find(|event| {
-                let same = |key: &str| event[key] == program[key];
-                // A process is recognised when it executes a program: both events have the same time.
-                opened(event)
-                    && same("process.pid")
-                    && (program["event"].is_null() || same("time_boot_ns"))
+        for (at, program) in programs.iter().enumerate() {
+            let same = |event: &Value| event["process.pid"] == program["process.pid"];
+            let time = |event: &Value| event["time_boot_ns"].as_u64();
+            // It may be recognised only when the path of its script is resolved, so after its exec. A session goes on
+            // when its root executes another program.
+            let next = programs[at + 1..].iter().find(|next| same(next));
+            let next = next.and_then(|next| time(next)).unwrap_or(u64::MAX);
+            let opened = events.iter().rfind(|event| {
+                let before = time(event).is_some_and(|time| time < next);
+                event["event"] == "session.open" && same(event) && before
             });
-            let rule = rule.and_then(|event| event["rule"].as_str());
+            let rule = opened.and_then(|event| event["rule"].as_str());
             if let Some(process) = self.process(program, rule)
                 && !processes.contains(&process)
             {
@@ -356,7 +372,7 @@ impl Reader<'_> {
             let at = 1 + argv
                 .iter()
                 .skip(1)
-                .position(|arg| *arg == "-m" || !arg.starts_with('-'))?;
+                .position(|arg| *arg == "-m" || !arg.starts_with('-') && !arg.is_empty())?;
             if argv[at] == "-m" {
                 let module = argv
                     .get(at + 1)
@@ -375,10 +391,12 @@ impl Reader<'_> {
         } else if !exe.starts_with(self.folder) {
             return None;
         }
-        let argv = argv
-            .iter()
-            .take(ARGUMENTS)
-            .map(|argument| self.stable(argument));
+        let argv = argv.iter().take(ARGUMENTS).map(|argument| {
+            self.stable(argument)
+                .chars()
+                .take(ARGUMENT_LENGTH)
+                .collect()
+        });
         Some(Process {
             comm: text("process.command").to_owned(),
             exe: self.stable(text("process.executable.path")),
@@ -389,13 +407,18 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns a text without what differs from run to run, and not longer than what is recorded.
+    /// Returns a text without what differs from run to run.
     fn stable(&self, text: &str) -> String {
         let text = text.replace(&self.folder.display().to_string(), FOLDER);
+        // A random name, where codex unpacks its server.
+        if let Some((before, after)) = text.split_once("/.staging.") {
+            let rest = after.split_once('/').map_or("", |(_, rest)| rest);
+            return format!("{before}/.staging.XXXXXX/{rest}");
+        }
         // Depends on the machine's memory.
         if text.starts_with("--max-old-space-size=") {
             return "--max-old-space-size=4096".to_owned();
         }
-        text.chars().take(ARGUMENT_LENGTH).collect()
+        text
     }
 }

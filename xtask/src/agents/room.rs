@@ -14,21 +14,19 @@ use nix::unistd::{Pid, Uid};
 use serde_json::Value;
 
 use super::install::{self, Installed};
+use crate::bench::undo::Undo;
 
 /// The user that installs and runs agents: nobody.
 pub const USER: Uid = Uid::from_raw(65534);
 
-/// A rule for the program that gives the agent its terminal. It makes all that the agent starts a member of a session,
-/// so that the daemon reports each exec, also of programs that no rule recognises.
-const CONFIG: &str = "[[agent]]\nname = \"recorder\"\nexe = \"/usr/bin/script\"\n";
-
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A temporary folder, deleted when this is dropped.
+/// A temporary folder, deleted when this is dropped or the command is interrupted.
 pub struct Room {
     /// The part that belongs to the user.
     pub folder: PathBuf,
     own: PathBuf,
+    _removal: Undo,
 }
 
 impl Room {
@@ -39,6 +37,14 @@ impl Room {
     pub fn new(name: &str) -> Result<Room> {
         let own = std::env::temp_dir().join(format!("agents-{}-{name}", std::process::id()));
         let folder = own.join("agent");
+        // Fails if another user has put something there.
+        fs::create_dir(&own).with_context(|| own.display().to_string())?;
+        let removed = own.clone();
+        let removal = Undo::later(move || {
+            if let Err(error) = fs::remove_dir_all(&removed) {
+                eprintln!("cannot delete {}: {error}", removed.display());
+            }
+        });
         fs::create_dir_all(folder.join("work"))?;
         // The user must get through, whatever the umask.
         fs::set_permissions(&own, fs::Permissions::from_mode(0o755))?;
@@ -46,7 +52,11 @@ impl Room {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
             chown(directory, Some(USER.as_raw()), Some(USER.as_raw()))?;
         }
-        Ok(Room { folder, own })
+        Ok(Room {
+            folder,
+            own,
+            _removal: removal,
+        })
     }
 
     /// Starts a command of an agent in new namespaces. It waits for [`Run::go`].
@@ -95,24 +105,17 @@ impl Room {
         Ok(Run { child })
     }
 
-    /// Starts a daemon that watches a run and sends no signals.
+    /// Starts a daemon that watches a run and sends no signals, with these further rules. `name` is its own.
     ///
     /// # Errors
     /// It cannot be started, or does not get ready.
-    pub fn watch(&self, reaper: &Path, run: &Run) -> Result<Watch> {
-        let path = |name: &str| self.own.join(name);
-        fs::write(path("config.toml"), CONFIG)?;
+    pub fn watch(&self, reaper: &Path, run: &Run, name: &str, rules: &str) -> Result<Watch> {
+        let path = |kind: &str| self.own.join(format!("{name}.{kind}"));
+        fs::write(path("toml"), rules)?;
         let mut command = ends_with_us(reaper);
-        command.args([
-            "daemon",
-            "--observe",
-            "--json",
-            "--no-pin",
-            "--no-journal",
-            "--scope",
-        ]);
-        command.arg(run.child.id().to_string());
-        command.arg("--config").arg(path("config.toml"));
+        command.args(["daemon", "--observe", "--json", "--no-pin", "--no-journal"]);
+        command.arg("--scope").arg(run.pid().to_string());
+        command.arg("--config").arg(path("toml"));
         command.arg("--runtime-dir").arg(path("run"));
         command
             .stdin(Stdio::null())
@@ -126,10 +129,8 @@ impl Room {
         while fs::metadata(&watch.stream)?.len() == 0 {
             let ended = watch.child.try_wait()?.is_some();
             if ended || started.elapsed() > READY_TIMEOUT {
-                bail!(
-                    "reaper is not ready: {}",
-                    fs::read_to_string(path("errors"))?.trim()
-                );
+                let errors = fs::read_to_string(path("errors"))?;
+                bail!("reaper is not ready: {}", errors.trim());
             }
             sleep(Duration::from_millis(20));
         }
@@ -149,20 +150,16 @@ impl Room {
     }
 }
 
-impl Drop for Room {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.own) {
-            eprintln!("cannot delete {}: {error}", self.own.display());
-        }
-    }
-}
-
 /// An agent in its namespaces; killed with all of them when this is dropped.
 pub struct Run {
     child: Child,
 }
 
 impl Run {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Lets the agent start.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ mod start;
 mod stats;
 mod table;
 mod trace;
-mod undo;
+pub mod undo;
 mod wait;
 
 use std::os::unix::fs::{DirBuilderExt, symlink};
