@@ -145,6 +145,9 @@ fn agents_as_they_were_seen_to_run() {
         server cline-hub; cline; $npm/@cline/cli-linux-x64/bin/cline; cline|--cline-hub-daemon|--cwd|/x|--port|25463
         agent droid; droid; $npm/@factory/cli/bin/droid; droid
         agent kilo; .kilo; $npm/@kilocode/cli/bin/.kilo; kilo
+        agent kilo; .kilo; $npm/@kilocode/cli/bin/.kilo; kilo|run|serve the page
+        agent kilo; .kilo; $npm/@kilocode/cli/bin/.kilo; kilo|serve|--port|4096
+        plain; kilo; /usr/bin/kilo; kilo|serve
         agent plandex; plandex; /usr/local/bin/plandex; pdx
         ",
     );
