@@ -92,6 +92,8 @@ impl Engine {
             grace, stuck_after, ..
         } = config;
         self.follow.reaper.set_times(Times { grace, stuck_after });
+        // The reader that was asked before answers no more.
+        self.follow.fresh.extend(self.model.awaited());
         let living = self.model.rules.judges_living(false);
         for node in self.model.tree.iter() {
             let Some(session) = node.session else {

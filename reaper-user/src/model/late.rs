@@ -54,6 +54,11 @@ impl Model {
         self.awaited.contains_key(&key)
     }
 
+    /// Returns all awaited processes.
+    pub fn awaited(&self) -> impl Iterator<Item = Key> {
+        self.awaited.keys().copied()
+    }
+
     /// Returns the processes that were followed for an awaited one, which is awaited no longer. Each is returned once.
     pub fn take_released(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.released)
@@ -89,7 +94,7 @@ impl Model {
     }
 
     /// Begins or ends to await a process by the program that it runs.
-    fn await_script(&mut self, key: Key) {
+    pub(super) fn await_script(&mut self, key: Key) {
         let Some(node) = self.tree.get(key) else {
             return;
         };

@@ -473,6 +473,8 @@ impl Model {
             }
         }
         all.into_iter().for_each(|key| self.weigh(key));
+        let awaited: Vec<Key> = self.awaited().collect();
+        awaited.into_iter().for_each(|key| self.await_script(key));
     }
 
     /// Whether a rule about roots may come to decide about a process while it lives.

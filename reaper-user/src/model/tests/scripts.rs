@@ -163,6 +163,20 @@ fn answer_about_an_earlier_script_says_nothing() {
 }
 
 #[test]
+fn other_rules_await_the_same_script_or_no_longer() {
+    let mut w = start();
+    let key = w.spawn(INIT, "node my-tool");
+    w.model.set_rules(ruled(RULES));
+    assert!(w.model.is_awaited(key));
+    assert!(w.model.wants_script(w.model.tree.get(key).unwrap()));
+    w.model.set_rules(ruled(
+        "[[agent]]\nname = 'mine'\nexe = '**/node'\nscript = 'my-tool'\n",
+    ));
+    assert!(!w.model.is_awaited(key));
+    assert_eq!(w.model.take_released(), [key]);
+}
+
+#[test]
 fn kernel_follows_an_awaited_tree_until_the_answer() {
     let mut w = start();
     let key = w.spawn(INIT, "node my-tool");
