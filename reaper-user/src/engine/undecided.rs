@@ -278,7 +278,8 @@ impl Engine {
                     self.follow.joined_late(&self.model, key, at);
                 }
                 // What was read is of the program before, where it has run another since.
-                if self.model.is_awaited(key) {
+                let node = self.model.tree.get(key);
+                if node.is_some_and(|node| self.model.wants_script(node)) {
                     self.follow.fresh.push(key);
                 }
             }

@@ -73,7 +73,7 @@ const AHEAD: Size = Size {
 };
 /// Threads for paths of scripts. A user whose file system hangs keeps two of them and delays no other user.
 const SCRIPTS: Size = Size {
-    first: 1,
+    first: 2,
     most: 16,
     of_user: 2,
 };

@@ -53,6 +53,7 @@ impl Node {
             marks: facts.marks,
             unit: facts.unit.clone(),
             arguments: facts.arguments.clone(),
+            script: facts.script.clone(),
             ..Facts::default()
         };
         (facts != Facts::default()).then(|| {

@@ -84,12 +84,17 @@ impl Model {
         let parent = |node: &Node| node.birth_parent.or(node.parent);
         let parent = self.tree.get(key).and_then(parent);
         let above = parent.and_then(|parent| self.awaited_above(self.tree.get(parent)?));
+        // A birth may be told again of a process that is awaited itself by now.
+        if self.awaited.contains_key(&key) {
+            return;
+        }
         if let Some(above) = above
             && let Some(node) = self.tree.get_mut(key)
             && let Some(awaited) = self.awaited.get_mut(&above)
         {
-            node.awaited = Some(above);
-            awaited.below.push(key);
+            if node.awaited.replace(above) != Some(above) {
+                awaited.below.push(key);
+            }
         }
     }
 

@@ -364,6 +364,7 @@ pub(super) fn is_clear(round: &Round<'_>, node: &Node) -> bool {
     let unheld = !model.rules.may_hold_kin(killed.ended);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_spared();
     let is_read = Weighed::wants_arguments(model, node).is_none()
+        && !model.wants_script(node)
         && round.kin.kept_below(model, node, Some(killed)).is_none();
     unmarked
         && unheld

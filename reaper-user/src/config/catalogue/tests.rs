@@ -133,6 +133,8 @@ fn agents_as_they_were_seen_to_run() {
         agent claude-code; claude; $npm/@anthropic-ai/.claude-code-x9Pq02Lm/bin/claude.exe (deleted); claude
         agent claude-code; claude; $npm/@anthropic-ai/.claude-code-linux-x64-x9Pq02Lm/claude (deleted); claude
         agent codex; codex; $npm/@openai/.codex-x9Pq02Lm/vendor/x/codex/codex (deleted); codex
+        server codex-app-server; .codex-wrapped; /nix/store/a-codex/bin/.codex-wrapped; codex|app-server|--listen|unix://
+        boundary codex-daemon; .codex-wrapped; /nix/store/a-codex/bin/.codex-wrapped; codex|app-server|daemon|start
         agent codex; .codex-wrapped; /nix/store/a-codex/bin/.codex-wrapped; codex
         agent opencode; opencode; $npm/.opencode-ai-x9Pq02Lm/bin/opencode.exe (deleted); opencode
         agent opencode; .opencode-wrapp; /nix/store/a-opencode/bin/.opencode-wrapped; opencode
@@ -186,7 +188,7 @@ fn agents_by_the_resolved_path_of_their_script() {
         agent openhands; /usr/bin/python3.13; o; /x/venv/bin/openhands
         agent swe-agent; /usr/bin/python3.13; s; /x/venv/bin/sweagent
         agent trae-agent; /usr/bin/python3.13; t; /x/venv/bin/trae-cli
-        agent open-interpreter; /usr/bin/python3.13; i; /x/venv/bin/interpreter
+        agent open-interpreter; /usr/bin/python3.13; i; /home/u/.local/share/uv/tools/open-interpreter/bin/interpreter
         plain; $node; /usr/bin/pi; $npm/raspberry-pi/dist/cli.js
         plain; $node; /usr/bin/grok; $npm/grok-cli/dist/index.js
         plain; $node; /usr/bin/kilo; $npm/kilo/bin/kilo
@@ -200,6 +202,8 @@ fn agents_by_the_resolved_path_of_their_script() {
         plain; $node; /usr/bin/droid; $npm/@jetbrains/droid/bin/droid
         plain; $node; /usr/bin/letta; $npm/@letta-ai/letta-client/letta.js
         plain; /usr/bin/python3.12; bin/ai; /x/venv/bin/aider-server
+        plain; /usr/bin/python3.12; run; /home/u/compiler/bin/interpreter
+        plain; $node; /usr/bin/foo; $npm/foo/dist/cli.js
     ";
     let rules = Config::default().rules;
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -273,6 +277,9 @@ fn look_alikes_of_agents() {
         plain; python3; /usr/bin/python3.12; python3|/x/bin/sweagent-web
         plain; trae-cli; /usr/bin/trae-cli; trae-cli
         plain; python3; /usr/bin/python3.12; python3|/x/interpreter/main.py
+        plain; python3; /usr/bin/python3.12; python3|-m|interpreter|a.txt
+        plain; node; $node; node|$npm/foo/dist/cli.js|daemon
+        plain; node; $node; node|/x/bin/codex.js|app-server
         plain; node; /home/u/.local/share/cursor-agent/versions/1/node; node|/home/u/x/index.js
         plain; gemini; /usr/local/bin/gemini; gemini
         plain; bash; /usr/bin/bash; bash|-c|claude --version; codex; node /usr/bin/gemini
