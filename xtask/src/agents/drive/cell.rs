@@ -130,7 +130,7 @@ impl Cell<'_> {
                 .collect::<Vec<_>>()
         };
         let limit = match self.reaper {
-            Some(_) if is_client_killed => ABANDONED,
+            Some(_) if is_client_killed && self.mode == "acp" => ABANDONED,
             Some(_) => LEAVES,
             None => STAYS,
         };
