@@ -177,6 +177,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("decode::", &["input"]),
     ("state::", &["probes"]),
     ("names::", &["agents"]),
+    ("agents::", &["tools"]),
     ("bench::", &["tools"]),
     ("ebpf::", &["tools"]),
     ("tally::", &["tools"]),
