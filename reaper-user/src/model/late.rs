@@ -92,9 +92,8 @@ impl Model {
             && let Some(node) = self.tree.get_mut(key)
             && let Some(awaited) = self.awaited.get_mut(&above)
         {
-            if node.awaited.replace(above) != Some(above) {
-                awaited.below.push(key);
-            }
+            let before = node.awaited.replace(above);
+            awaited.below.extend((before != Some(above)).then_some(key));
         }
     }
 
