@@ -71,7 +71,7 @@ const AHEAD: Size = Size {
     most: 3,
     of_user: usize::MAX,
 };
-/// Threads for paths of scripts. A user whose file system hangs keeps two of them and delays no other user.
+/// Threads for paths of scripts. A user whose file system hangs keeps at most two of them.
 const SCRIPTS: Size = Size {
     first: 2,
     most: 16,

@@ -413,7 +413,7 @@ impl Reader<'_> {
         // A random name, where codex unpacks its server.
         if let Some((before, after)) = text.split_once("/.staging.") {
             let rest = after.split_once('/').map_or("", |(_, rest)| rest);
-            return format!("{before}/.staging.XXXXXX/{rest}");
+            return format!("{before}/.staging.random/{rest}");
         }
         // Depends on the machine's memory.
         if text.starts_with("--max-old-space-size=") {

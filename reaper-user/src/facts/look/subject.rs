@@ -115,7 +115,7 @@ impl Subject {
         let root = File::open(self.path.join("root")).ok()?;
         let path = match given.is_absolute() {
             true => given.to_path_buf(),
-            // Both links are paths of this process's view, of which the root is a prefix after chroot(2).
+            // Both links are paths as this service sees them: after chroot(2) the one begins with the other.
             false => {
                 let directory = std::fs::read_link(self.path.join("cwd")).ok()?;
                 let root = std::fs::read_link(self.path.join("root")).ok()?;

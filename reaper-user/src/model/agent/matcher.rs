@@ -225,7 +225,8 @@ impl<'a> Subject<'a> {
                     Field::Script => &self.image.script[..],
                     _ => b"",
                 };
-                let is_match = |p: &Pattern| p.is_match(bytes) || p.is_match(resolved);
+                let is_resolved = |p: &Pattern| !resolved.is_empty() && p.is_match(resolved);
+                let is_match = |p: &Pattern| p.is_match(bytes) || is_resolved(p);
                 Some(any_of.iter().any(is_match))
             }
         }
