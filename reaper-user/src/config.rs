@@ -1,17 +1,10 @@
 //! The config file: what may stand in it, what it means, and what is said when it is wrong.
 //!
-//! TOML, every key optional; see [`Config`] for the keys and [`rules`] for the language of rules, in
-//! which the built-in [`catalogue`] is written too. Reading collects every problem it finds, each
+//! TOML, every key optional; see [`Config`] for the keys and [`reaper_model::rules::read`] for the language of rules. Reading collects every problem it finds, each
 //! with its line and column, instead of stopping at the first.
 
-pub mod catalogue;
-mod conversation;
 mod error;
-mod reader;
-pub mod rules;
 pub mod show;
-mod warn;
-mod when;
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +18,13 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use crate::model::agent::{Action, Ruleset};
 use crate::source::ladder::Choice;
 use crate::source::scan;
 use crate::sys::{owner, places};
 pub use error::{ConfigError, Problem};
-use reader::Reader;
-use rules::Written;
+use reaper_model::agent::{Action, Ruleset};
+use reaper_model::rules::reader::Reader;
+use reaper_model::rules::{self, Defaults, Rules, warn};
 
 /// Smallest ring, in bytes.
 pub const RING_MIN: u32 = 64 << 10;
@@ -50,7 +43,7 @@ pub const SCAN_INTERVAL: RangeInclusive<Duration> =
 /// Longest time that a duration of the config may name.
 pub const DURATION_MAX: Duration = Duration::from_secs(3600);
 
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 19] = [
     "mode",
     "events",
     "source",
@@ -70,14 +63,6 @@ const KEYS: [&str; 27] = [
     "journal_dir",
     "journal_max_age",
     "journal_max_size",
-    "honor_keep",
-    "enable",
-    "defaults",
-    "agent",
-    "server",
-    "boundary",
-    "keep",
-    "rule",
 ];
 
 /// Whether decisions are carried out.
@@ -114,24 +99,6 @@ impl Mode {
         match self {
             Mode::Enforce => "enforce",
             Mode::Observe => "observe",
-        }
-    }
-}
-
-/// Which parts of the built-in catalogue are in force: `[defaults]`, each `true` unless said otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Defaults {
-    pub agents: bool,
-    pub boundaries: bool,
-    pub keeps: bool,
-}
-
-impl Default for Defaults {
-    fn default() -> Defaults {
-        Defaults {
-            agents: true,
-            boundaries: true,
-            keeps: true,
         }
     }
 }
@@ -193,7 +160,7 @@ impl Default for Config {
     /// What an empty file means.
     fn default() -> Config {
         Config {
-            rules: Ruleset::new(catalogue::rules()).honoring_keep(true),
+            rules: rules::built_in(),
             ..Config::without_rules()
         }
     }
@@ -257,9 +224,12 @@ impl Config {
             return Err(ConfigError::not_toml(path, text, &broken));
         }
         let mut reader = Reader::default();
-        let (mut config, written) = Config::read(&mut reader, root.get_ref());
-        reader.finish(path, text)?;
-        let warnings = warn::of(&written, config.rules.rules());
+        let (mut config, own) = Config::read(&mut reader, root.get_ref());
+        let problems = reader.into_problems();
+        if !problems.is_empty() {
+            return Err(ConfigError::at(path, text, problems));
+        }
+        let warnings = warn::of(&own, config.rules.rules());
         config.warnings = ConfigError::at(path, text, warnings).problems;
         Ok(config)
     }
@@ -349,22 +319,10 @@ impl Config {
         }
     }
 
-    /// `enable`: names of built-in rules.
-    fn enabled(r: &mut Reader, root: &DeTable<'_>) -> Vec<String> {
-        let names = root
-            .get("enable")
-            .map_or(Vec::new(), |value| r.strings("enable", value));
-        let known = catalogue::written();
-        let known: Vec<&str> = known.iter().map(|written| &*written.rule.name).collect();
-        for (at, name) in &names {
-            r.known_name(*at, name, &known, "`enable` names no built-in rule");
-        }
-        names.into_iter().map(|(_, name)| name.into()).collect()
-    }
-
-    fn read(r: &mut Reader, root: &DeTable<'_>) -> (Config, Vec<Written>) {
+    fn read(r: &mut Reader, root: &DeTable<'_>) -> (Config, Vec<rules::read::Written>) {
         let mut config = Config::without_rules();
-        r.known_keys(root, &KEYS, "");
+        let known: Vec<&str> = KEYS.into_iter().chain(rules::KEYS).collect();
+        r.known_keys(root, &known, "");
         let modes = [("enforce", Mode::Enforce), ("observe", Mode::Observe)];
         r.choice(root, "mode", &modes, &mut config.mode);
         let scopes = [("agents", EventScope::Agents), ("all", EventScope::All)];
@@ -392,7 +350,12 @@ impl Config {
             Duration::from_millis(1)..=DURATION_MAX,
             &mut config.stuck_after,
         );
-        r.ring_size(root, "ring_size", &mut config.ring_size);
+        r.power_of_two(
+            root,
+            "ring_size",
+            RING_MIN..=RING_MAX,
+            &mut config.ring_size,
+        );
         r.number(root, "max_members", MEMBERS, &mut config.max_members);
         r.flag(root, "pin", &mut config.pin);
         r.absolute_path(root, "pin_dir", &mut config.pin_dir);
@@ -415,18 +378,13 @@ impl Config {
             JOURNAL_SIZE,
             &mut config.journal_max_size,
         );
-        r.flag(root, "honor_keep", &mut config.honor_keep);
-        if let Some(table) = r.table(root, "defaults") {
-            r.known_keys(table, &["agents", "boundaries", "keeps"], " in [defaults]");
-            r.flag(table, "agents", &mut config.defaults.agents);
-            r.flag(table, "boundaries", &mut config.defaults.boundaries);
-            r.flag(table, "keeps", &mut config.defaults.keeps);
-        }
-        let own = rules::read(r, root);
-        let enable = Config::enabled(r, root);
-        let all = catalogue::added_to(&own, config.defaults, &enable);
-        when::few_marks(r, &all);
-        config.rules = Ruleset::new(all).honoring_keep(config.honor_keep);
+        let Rules {
+            honor_keep,
+            defaults,
+            own,
+            in_force,
+        } = Rules::read(r, root);
+        (config.honor_keep, config.defaults, config.rules) = (honor_keep, defaults, in_force);
         (config, own)
     }
 }

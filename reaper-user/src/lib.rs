@@ -18,11 +18,11 @@
 //! What a rule asks for and no event tells ([`facts`]: environment, cgroup, sockets) is read by threads that nobody waits
 //! for longer than is good: ahead of time where it lasts, else while the decision waits.
 //!
-//! Read [`model::event`] for the words, then [`engine`] for the order in which things happen.
+//! Read [`reaper_model::event`] for the words, then [`engine`] for the order in which things happen.
 //!
 //! # Invariants
-//! - A process is a thread group, named by pid and start time ([`model::event::Key`]), never by pid alone.
-//! - [`model`] cannot fail, block, or look at a clock: the same events give the same decisions.
+//! - A process is a thread group, named by pid and start time ([`reaper_model::event::Key`]), never by pid alone.
+//! - The crate [`reaper_model`] cannot fail, block, or look at a clock: the same events give the same decisions.
 //! - Only [`reap`] sends signals, each through a pidfd that was opened before the ring was drained and
 //!   found to be the process that was decided about after that. The probes send two of their own
 //!   (`reaper-ebpf/src/kill.rs`), to members of whom no rule knows more and whom the service has cleared
@@ -62,7 +62,6 @@ pub mod engine;
 pub mod export;
 pub mod facts;
 pub mod journal;
-pub mod model;
 pub mod reap;
 #[cfg(target_os = "linux")]
 pub mod run;

@@ -16,14 +16,14 @@ use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
 use crate::facts::{census, listening};
-use crate::model::Scope;
-use crate::model::agent::{Rule, Ruleset};
-use crate::model::event::Key;
-use crate::model::facts::Known;
-use crate::model::stray::{self, Question, Recorded, Row, Stray, Table, Verdict};
 use crate::reap::{Due, Ending, Times, end_all};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys::{self, pidfd::Pidfd};
+use reaper_model::Scope;
+use reaper_model::agent::{Rule, Ruleset};
+use reaper_model::event::Key;
+use reaper_model::facts::Known;
+use reaper_model::stray::{self, Question, Recorded, Row, Stray, Table, Verdict};
 pub use service::Scanner;
 pub use words::why;
 

@@ -89,9 +89,10 @@ pub fn completeness() -> Trial {
         let entries: BTreeSet<&str> = all.iter().map(|entry| entry.entry.as_str()).collect();
         assert_eq!(entries, BTreeSet::from(ENTRIES), "entries");
         let spoken: BTreeSet<&str> = all.iter().flat_map(Entry::rules).collect();
-        let builtin: toml::Table =
-            toml::from_str(include_str!("../../reaper-user/src/catalogue.toml"))
-                .expect("the catalogue");
+        let builtin: toml::Table = toml::from_str(include_str!(
+            "../../reaper-user/model/src/rules/catalogue.toml"
+        ))
+        .expect("the catalogue");
         let rules = builtin
             .values()
             .filter_map(|rules| rules.as_array())

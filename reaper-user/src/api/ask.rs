@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 use super::peer::{Peer, Target};
 use super::{Claimed, KeepDone, Refusal, Status};
 use crate::export::{Grounds, Record, SessionRef};
-use crate::model::Scope;
-use crate::model::agent::{Action, Ruleset, SessionKind};
-use crate::model::event::{Ended, Image, Key, Uids};
-use crate::model::facts::{Facts, Needs};
 use crate::reap::Times;
+use reaper_model::Scope;
+use reaper_model::agent::{Action, Ruleset, SessionKind};
+use reaper_model::event::{Ended, Image, Key, Uids};
+use reaper_model::facts::{Facts, Needs};
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
 #[derive(Debug)]

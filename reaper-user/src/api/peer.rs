@@ -8,7 +8,7 @@ use std::io;
 use tokio::net::UnixStream;
 use tokio::net::unix::UCred;
 
-use crate::model::event::{Key, Uids};
+use reaper_model::event::{Key, Uids};
 
 /// Who is at the other end of a connection, as the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

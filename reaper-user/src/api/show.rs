@@ -15,11 +15,11 @@ use super::{
     ScanReport, Session, Status, Tree,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
-use crate::model::activity::Activity;
-use crate::model::conversation::Conversations;
-use crate::model::facts::{Facts, Inherited, Known, Stdio};
 use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
+use reaper_model::activity::Activity;
+use reaper_model::conversation::Conversations;
+use reaper_model::facts::{Facts, Inherited, Known, Stdio};
 
 /// Bytes of a command line among others, and of one that is asked for.
 const SHORT: usize = 256;

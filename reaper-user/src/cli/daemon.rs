@@ -19,8 +19,6 @@ use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::journal::{self, Journal};
-use crate::model::Scope;
-use crate::model::agent::NameTable;
 use crate::reap::Times;
 use crate::source::ebpf::pins::{PinError, PinOptions};
 use crate::source::ebpf::{self, Options};
@@ -29,6 +27,8 @@ use crate::source::{Source, SourceError};
 use crate::strays::Scanner;
 use crate::sys;
 use crate::sys::pidfd;
+use reaper_model::Scope;
+use reaper_model::agent::NameTable;
 
 pub(super) const HELP: &str = "\
 Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not

@@ -17,11 +17,11 @@ use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
-use crate::model::event::TICK_NS;
 use crate::reap;
 use crate::source::ebpf::Options;
 use crate::source::procfs::{Look, Procfs};
 use crate::sys::pidfd::{self, Pidfd};
+use reaper_model::event::TICK_NS;
 
 /// Prints a line; that nobody reads any more is no reason to leave the tree behind.
 macro_rules! say {

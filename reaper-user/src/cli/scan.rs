@@ -15,12 +15,12 @@ use super::{Asking, Failure, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, Said};
 use crate::export::{self, to_json};
-use crate::model::Scope;
 use crate::reap::Times;
 use crate::source::procfs::ProcfsError;
 use crate::strays::{MAX_AGE, Terms, end, look};
 use crate::sys;
 use crate::sys::pidfd;
+use reaper_model::Scope;
 use show::text;
 
 pub(super) const HELP: &str = "\

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::Failure;
 use crate::api;
-use crate::model::Scope;
-use crate::model::event::{Key, TICK_NS};
 use crate::source::procfs::Procfs;
 use crate::sys::places::SOCKET_MAX;
 use crate::sys::{cgroup, thread_group};
+use reaper_model::Scope;
+use reaper_model::event::{Key, TICK_NS};
 
 /// Longest name of a scope, in bytes: room is left for what a file's name has beside it.
 const NAME_MAX: usize = 200;

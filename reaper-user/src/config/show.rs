@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde_json::{Map, Value, json};
 
-use super::catalogue;
 use super::{Config, EventScope, KernelReap};
-use crate::model::agent::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
+use reaper_model::agent::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
+use reaper_model::rules::catalogue;
 
 /// The settings, and the rules in force in the order in which they are asked.
 pub fn toml(config: &Config) -> String {
@@ -107,7 +107,7 @@ fn duration(duration: Duration) -> Value {
 
 /// Exactly: sizes are read to the byte.
 fn size(bytes: u64) -> Value {
-    let short = super::reader::size(bytes);
+    let short = reaper_model::rules::reader::size(bytes);
     match short.parse::<ByteSize>() {
         Ok(ByteSize(read)) if read == bytes => short.into(),
         _ => format!("{bytes} B").into(),
@@ -180,7 +180,10 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
         names(when.marks.iter().map(Pattern::text).collect()),
     );
     let source = rule.conversation.as_deref();
-    put("conversation", source.map(super::conversation::show));
+    put(
+        "conversation",
+        source.map(reaper_model::rules::conversation::show),
+    );
     keys.extend(program(rule));
     keys
 }

@@ -17,13 +17,13 @@ use crate::api::peer::{Peer, Target};
 use crate::api::{KeepDone, Refusal, Status};
 use crate::config::Mode;
 use crate::export::{Body, KeptFor, Record, Who};
-use crate::model::event::Key;
-use crate::model::policy::Verdict;
-use crate::model::session::SessionId;
-use crate::model::stray::Verdict as Left;
-use crate::model::user_keep::UserKeep;
 use crate::reap::Outcome;
 use crate::sys;
+use reaper_model::event::Key;
+use reaper_model::policy::Verdict;
+use reaper_model::session::SessionId;
+use reaper_model::stray::Verdict as Left;
+use reaper_model::user_keep::UserKeep;
 use view::View;
 
 impl Engine {

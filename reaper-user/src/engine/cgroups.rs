@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use hashbrown::HashSet;
 
-use crate::model::event::{Event, EventKind};
-use crate::model::{Model, Scope};
 use crate::sys::cgroup;
+use reaper_model::event::{Event, EventKind};
+use reaper_model::{Model, Scope};
 
 /// The cgroups of the scope, and which others have been met.
 pub struct Cgroups {

@@ -7,11 +7,11 @@ use super::Engine;
 use super::follow::{Counts, Pending, Tally};
 use crate::config::Mode;
 use crate::export::{Body, Names, NestedRest, SessionRef, Who};
-use crate::model::event::Key;
-use crate::model::policy::{Decision, Reason, Verdict};
-use crate::model::session::{CLOSED_MAX, Session, SessionId};
 use crate::reap::{Outcome, Released, Report};
 use crate::source::procfs::Memory;
+use reaper_model::event::Key;
+use reaper_model::policy::{Decision, Reason, Verdict};
+use reaper_model::session::{CLOSED_MAX, Session, SessionId};
 
 impl Engine {
     /// Decides about what is pending: while events are missing that might say otherwise, only about those

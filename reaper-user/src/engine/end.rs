@@ -8,9 +8,9 @@ use crate::api::ask::{Answer, EndAsked};
 use crate::api::peer::Peer;
 use crate::api::{Claimed, Refusal};
 use crate::config::Mode;
-use crate::model::event::Key;
 use crate::reap::Times;
 use crate::sys;
+use reaper_model::event::Key;
 
 impl Engine {
     /// Answers as soon as those who are there have been sent the first signal, as far as they can be by now. Gives how many records were read for that.

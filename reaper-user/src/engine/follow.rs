@@ -7,12 +7,12 @@ use reaper_common::MEMBER_KILL;
 
 use crate::config::EventScope;
 use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::model::policy::{Reason, Verdict};
-use crate::model::session::{Handover, Session, SessionId, Turn};
-use crate::model::tree::{Change, Node};
-use crate::model::{Model, Step};
 use crate::reap::{Reaper, Sent, Signaller};
+use reaper_model::event::{Ended, Event, EventKind, Key, Provenance};
+use reaper_model::policy::{Reason, Verdict};
+use reaper_model::session::{Handover, Session, SessionId, Turn};
+use reaper_model::tree::{Change, Node};
+use reaper_model::{Model, Step};
 
 /// What has to be decided about once the ring is drained.
 pub enum Pending {

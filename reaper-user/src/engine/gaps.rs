@@ -10,10 +10,10 @@ use super::reconcile::Reconciled;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::export::Body;
-use crate::model::event::{Event, EventKind, Provenance};
 use crate::source::Lost;
 use crate::source::procfs::Glance;
 use crate::sys;
+use reaper_model::event::{Event, EventKind, Provenance};
 
 /// How long after a survey that failed the next one begins, at first and at most.
 const DELAY_MIN: Duration = Duration::from_millis(50);

@@ -6,8 +6,8 @@
 use super::Engine;
 use super::follow::Pending;
 use crate::facts::Urgency;
-use crate::model::session::{Handover, Search, Session, SessionId};
 use crate::sys;
+use reaper_model::session::{Handover, Search, Session, SessionId};
 
 /// Number of searches after the deadline for a session about which something could not be read.
 const TRIES: u32 = 3;

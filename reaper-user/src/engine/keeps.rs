@@ -10,10 +10,10 @@ use super::Engine;
 use crate::api::KeepDone;
 use crate::api::ask::Answer;
 use crate::journal::{Keep, Keeper, Until};
-use crate::model::event::Key;
-use crate::model::user_keep::{Noted, UserKeep};
 use crate::source::procfs::Glance;
 use crate::sys;
+use reaper_model::event::Key;
+use reaper_model::user_keep::{Noted, UserKeep};
 
 /// What is to be written down.
 pub enum Note {

@@ -12,11 +12,11 @@ use reaper_common::{
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
-use crate::model::event::{Ended, Key, Mark, Provenance};
-use crate::model::session::{Session, SessionId};
 use crate::reap::Stage;
 use crate::source::ebpf::raw_key;
 use crate::source::procfs::Glance;
+use reaper_model::event::{Ended, Key, Mark, Provenance};
+use reaper_model::session::{Session, SessionId};
 
 /// Times that marks are written for what came to be while others were.
 const ROUNDS_MAX: usize = 100;

@@ -9,9 +9,9 @@ use hashbrown::HashSet;
 
 use super::Engine;
 use super::survey::Survey;
-use crate::model::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen};
 use crate::source::procfs::Glance;
 use crate::sys;
+use reaper_model::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen};
 
 /// What a look at the table was good for.
 pub struct Reconciled {

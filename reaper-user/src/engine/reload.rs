@@ -11,8 +11,8 @@ use crate::api::Refusal;
 use crate::api::ask::Answer;
 use crate::config::Config;
 use crate::export::Body;
-use crate::model::agent::NameTable;
 use crate::reap::Times;
+use reaper_model::agent::NameTable;
 
 /// Settings, and the names for the probes that follow from them.
 pub struct Loaded {

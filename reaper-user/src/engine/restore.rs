@@ -13,11 +13,11 @@ use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{Body, Resumed, SessionRef, Who};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Restored, Uids};
-use crate::model::session::Handover;
 use crate::source::ebpf::{Ring, model_key};
 use crate::source::procfs::Glance;
 use crate::sys;
+use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Restored, Uids};
+use reaper_model::session::Handover;
 
 impl Engine {
     /// Takes in all that runs, and all that a service before this one has left. What happens meanwhile

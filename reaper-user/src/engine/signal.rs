@@ -7,9 +7,9 @@ use std::time::Duration;
 use hashbrown::HashSet;
 
 use super::Engine;
-use crate::model::event::{Event, EventKind, Key, Provenance};
 use crate::source::procfs::Glance;
 use crate::sys;
+use reaper_model::event::{Event, EventKind, Key, Provenance};
 
 /// How long a look at a process may take that is about to be signalled.
 const PATIENCE: Duration = Duration::from_millis(100);

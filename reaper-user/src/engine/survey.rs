@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use hashbrown::HashSet;
 
 use super::EngineError;
-use crate::model::event::{Key, Mark, Seen, TICK_NS};
 use crate::source::Source;
 use crate::source::ebpf::SourceError;
 use crate::source::ebpf::{Roster, Table};
 use crate::source::procfs::Procfs;
 use crate::sys;
+use reaper_model::event::{Key, Mark, Seen, TICK_NS};
 
 /// Takes surveys, from any thread.
 pub struct Surveyor {
@@ -133,7 +133,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::event::{Image, Uids};
+    use reaper_model::event::{Image, Uids};
 
     fn row(pid: u32, parent: u32, tick: u64, at: u64) -> Seen {
         Seen {

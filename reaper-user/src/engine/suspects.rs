@@ -2,9 +2,9 @@
 
 use super::Engine;
 use crate::facts::Urgency;
-use crate::model::event::Key;
-use crate::model::session::SessionId;
 use crate::sys;
+use reaper_model::event::Key;
+use reaper_model::session::SessionId;
 
 impl Engine {
     /// Asks what has to be read of those who have been found and whose makers are gone, and concludes whose they are

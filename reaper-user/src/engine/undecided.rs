@@ -8,13 +8,13 @@ use hashbrown::{HashMap, HashSet};
 use super::Engine;
 use super::follow::Pending;
 use crate::facts::{Answer, Reader, Urgency};
-use crate::model::Model;
-use crate::model::agent::Ruleset;
-use crate::model::event::Key;
-use crate::model::facts::{Known, Needs};
-use crate::model::policy::Decision;
-use crate::model::session::{SessionId, Turn};
 use crate::sys;
+use reaper_model::Model;
+use reaper_model::agent::Ruleset;
+use reaper_model::event::Key;
+use reaper_model::facts::{Known, Needs};
+use reaper_model::policy::Decision;
+use reaper_model::session::{SessionId, Turn};
 
 /// How often what could not be read is tried again, and after how many ns (times 4, 16, 64).
 const TRIES: u32 = 3;

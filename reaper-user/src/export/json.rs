@@ -16,10 +16,10 @@ use super::record::{
 use super::redact;
 use super::sink::Clock;
 use super::text::is_unprintable;
-use crate::model::activity::TreeMemory;
-use crate::model::event::{Ended, Key};
 use crate::reap::Outcome;
 use crate::source::procfs::Memory;
+use reaper_model::activity::TreeMemory;
+use reaper_model::event::{Ended, Key};
 
 /// Version of the stream: raised when a key changes its meaning or goes.
 pub const SCHEMA: u32 = 1;

@@ -10,11 +10,11 @@ use super::names::{FailureName, grounds_in_words, in_words};
 use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
 use super::sink::Clock;
 use super::text::{by, command, duration, ended, given_back, held, more, printable, process, rest};
-use crate::model::agent::SessionKind;
-use crate::model::event::Key;
-use crate::model::stray::Verdict;
 use crate::reap::{Outcome, Released, Signaller};
 use crate::strays::why;
+use reaper_model::agent::SessionKind;
+use reaper_model::event::Key;
+use reaper_model::stray::Verdict;
 
 /// Characters of a directory that are shown.
 const PATH_MAX: usize = 128;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::model::Model;
-use crate::model::activity::TreeMemory;
-use crate::model::agent::SessionKind;
-use crate::model::event::{Ended, Image, Key, Provenance, Uids};
-use crate::model::session::Session;
-use crate::model::stray::Stray;
-use crate::model::tree::Node;
 use crate::reap::{Outcome, Sent};
 use crate::source::ladder::Passed;
 use crate::source::procfs::Memory;
+use reaper_model::Model;
+use reaper_model::activity::TreeMemory;
+use reaper_model::agent::SessionKind;
+use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
+use reaper_model::session::Session;
+use reaper_model::stray::Stray;
+use reaper_model::tree::Node;
 
 /// Something to tell, and when it happened (ns since boot).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use jiff::tz::TimeZone;
 
 use super::{Body, Record, json, line};
 use crate::journal::Feed;
-use crate::model::event::Key;
 use crate::sys;
+use reaper_model::event::Key;
 
 /// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
 const WAITING_MAX: usize = 65_536;

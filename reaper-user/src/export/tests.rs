@@ -4,9 +4,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::event::{Ended, Image, Key, Provenance, Uids};
 use crate::reap::{Outcome, Sent, Signaller};
 use crate::source::procfs::Memory;
+use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
 
 const ROOT: Key = Key { pid: 42, start: 7 };
 

@@ -7,8 +7,8 @@ use bytesize::ByteSize;
 use super::names::SignalName;
 use super::record::{GivenBack, NestedRest, Who};
 use super::redact;
-use crate::model::activity::TreeMemory;
-use crate::model::event::{Ended, Image, Key};
+use reaper_model::activity::TreeMemory;
+use reaper_model::event::{Ended, Image, Key};
 
 /// Characters of a command line that are shown.
 const COMMAND_MAX: usize = 48;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::look::{Subject, look};
-use crate::model::agent::{Ruleset, script_path};
-use crate::model::event::{Image, Key, Seen};
-use crate::model::facts::{Known, Needs};
-use crate::model::stray::{Row, Table, Trace};
 use crate::source::procfs::{Look, Procfs, ProcfsError, Readers};
+use reaper_model::agent::{Ruleset, script_path};
+use reaper_model::event::{Image, Key, Seen};
+use reaper_model::facts::{Known, Needs};
+use reaper_model::stray::{Row, Table, Trace};
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);

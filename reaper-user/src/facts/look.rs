@@ -12,9 +12,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::model::agent::{Pattern, Ruleset};
-use crate::model::event::{Image, Key};
-use crate::model::facts::{Facts, Known, Needs};
+use reaper_model::agent::{Pattern, Ruleset};
+use reaper_model::event::{Image, Key};
+use reaper_model::facts::{Facts, Known, Needs};
 pub(super) use subject::Subject;
 #[cfg(test)]
 pub(super) use subject::{ARGUMENTS_MAX, ENVIRON_MAX};
@@ -22,7 +22,7 @@ pub(super) use subject::{ARGUMENTS_MAX, ENVIRON_MAX};
 /// Processor time used up to a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Used {
-    /// In ticks of [`TICK_NS`](crate::model::event::TICK_NS), by all threads.
+    /// In ticks of [`TICK_NS`](reaper_model::event::TICK_NS), by all threads.
     pub(super) ticks: u64,
     /// On the monotonic clock, in ns.
     pub(super) at: u64,

@@ -11,7 +11,7 @@
 //!
 //! To read another process's memory can take for ever: a process that holds its memory map's lock in
 //! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
-//! answered with [`Known::Unreadable`](crate::model::facts::Known::Unreadable) in time, and another takes its
+//! answered with [`Known::Unreadable`](reaper_model::facts::Known::Unreadable) in time, and another takes its
 //! place, up to a bound. With nothing asked for no thread wakes up.
 
 #[cfg_attr(target_os = "macos", path = "census/darwin.rs")]
@@ -32,13 +32,13 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
-use crate::model::agent::Ruleset;
-use crate::model::event::{Image, Key, TICK_NS};
-use crate::model::facts::{Facts, Known, Needs};
 use crate::sys;
 pub use census::{census, listening};
 use look::Used;
 use pool::{Common, Done, Job, Pool, Size};
+use reaper_model::agent::Ruleset;
+use reaper_model::event::{Image, Key, TICK_NS};
+use reaper_model::facts::{Facts, Known, Needs};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
 #[cfg(not(test))]

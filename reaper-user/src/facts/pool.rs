@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 use super::look::{Found, look};
-use crate::model::agent::Ruleset;
-use crate::model::event::{Image, Key};
-use crate::model::facts::Needs;
 use crate::sys;
+use reaper_model::agent::Ruleset;
+use reaper_model::event::{Image, Key};
+use reaper_model::facts::Needs;
 
 /// Bytes of a thread's stack: nothing large lives there.
 const STACK: usize = 256 << 10;

@@ -13,11 +13,11 @@ use std::time::Instant;
 use nix::sys::stat::Mode;
 
 use super::*;
-use crate::model::activity::Activity;
-use crate::model::agent::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
-use crate::model::facts::{self, Inherited, SessionNow};
-use crate::model::stray::Trace;
 use crate::source::procfs::Procfs;
+use reaper_model::activity::Activity;
+use reaper_model::agent::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
+use reaper_model::facts::{self, Inherited, SessionNow};
+use reaper_model::stray::Trace;
 
 mod scripts;
 

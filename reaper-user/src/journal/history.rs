@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::store::{APPLICATION_ID, SCHEMA};
 use crate::export::SessionRef;
 use crate::export::names::SessionId;
-use crate::model::event::Key;
+use reaper_model::event::Key;
 
 /// Which sessions are told of.
 #[derive(Clone, Debug, Default)]

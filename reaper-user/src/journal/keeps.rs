@@ -8,8 +8,8 @@ use rusqlite::{Transaction, params};
 use super::JournalError;
 use super::store::Store;
 use super::writer::{Asked, Message};
-use crate::model::event::Key;
 use crate::sys;
+use reaper_model::event::Key;
 
 /// How long the database may take to say that it has something.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);

@@ -6,9 +6,9 @@ use rusqlite::{Connection, params};
 
 use super::history::{HistoryError, opened};
 use super::keeps::int;
-use crate::model::event::Key;
-use crate::model::stray::Recorded;
 use crate::sys;
+use reaper_model::event::Key;
+use reaper_model::stray::Recorded;
 
 /// The sessions of a boot, which is to be this one, with the members about whom something was decided and whose end was not confirmed,
 /// and the processes that users want kept. Of sessions whose root nobody told of, nothing, nor of those in which a

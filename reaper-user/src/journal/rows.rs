@@ -5,7 +5,7 @@ use rusqlite::{Transaction, params};
 use super::keeps::int;
 use crate::export::names::{SignalName, outcome_name, outcome_reason};
 use crate::export::{Body, Clock, GivenBack, Record, SessionRef, Who, redact};
-use crate::model::event::{Ended, Key};
+use reaper_model::event::{Ended, Key};
 
 /// Whether a record is kept: what sessions come to, what is decided, and what came of that.
 pub(super) fn is_kept(record: &Record) -> bool {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::model::event::Key;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::Key;
 
 /// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
 #[derive(Clone)]

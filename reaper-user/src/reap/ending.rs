@@ -14,11 +14,11 @@ use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
 use super::{Ladder, Outcome, Step, Times, files_max, send};
-use crate::model::event::{Ended, Key, Uids};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::{self, Pidfd};
+use reaper_model::event::{Ended, Key, Uids};
 use target::Target;
 
 /// How long all of it may take beyond grace and patience: who goes on forking for longer is told of.

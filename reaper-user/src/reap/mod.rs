@@ -29,10 +29,10 @@ mod weigh;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
-use crate::model::event::{Ended, Key};
-use crate::model::policy::{Decision, Reason};
-use crate::model::session::SessionId;
 use crate::source::procfs::Memory;
+use reaper_model::event::{Ended, Key};
+use reaper_model::policy::{Decision, Reason};
+use reaper_model::session::SessionId;
 
 pub use confirm::Confirm;
 pub use ending::{Due, Ending, Endings, Handed, end_all};

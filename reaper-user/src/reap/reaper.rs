@@ -12,13 +12,13 @@ use nix::sys::signal::Signal;
 use super::target::Target;
 use super::weigh::Scales;
 use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times, files_max};
-use crate::model::Model;
-use crate::model::event::{Ended, Key};
-use crate::model::policy::Decision;
-use crate::model::session::SessionId;
-use crate::model::tree::Node;
 use crate::source::procfs::Memory;
 use crate::sys;
+use reaper_model::Model;
+use reaper_model::event::{Ended, Key};
+use reaper_model::policy::Decision;
+use reaper_model::session::SessionId;
+use reaper_model::tree::Node;
 
 /// See the module.
 pub struct Reaper {

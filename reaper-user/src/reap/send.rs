@@ -6,12 +6,12 @@ use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::{Released, Step};
-use crate::model::Model;
-use crate::model::event::Key;
-use crate::model::policy::{Decision, Round, Verdict};
 use crate::source::procfs::Procfs;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::Model;
+use reaper_model::event::Key;
+use reaper_model::policy::{Decision, Round, Verdict};
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
 /// The ring has been drained past the opening.

@@ -5,10 +5,10 @@ use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::weigh::Share;
 use super::{Failure, Outcome, Released};
-use crate::model::event::Ended;
-use crate::model::session::SessionId;
 use crate::source::procfs::Memory;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::Ended;
+use reaper_model::session::SessionId;
 
 /// See the module.
 pub(super) struct Target {

@@ -15,12 +15,12 @@ use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, Over, Record};
 use super::recording::{claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
-use crate::model::event::{Key, TICK_NS};
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::host::boot_id;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::{Key, TICK_NS};
 
 /// How long it may take until all of a tree stand still.
 const HOLD_MAX: Duration = Duration::from_secs(1);

@@ -11,10 +11,10 @@ use super::cgroup::Leaf;
 use super::report::children;
 use super::service::Service;
 use super::{Left, Outcome, Report};
-use crate::model::event::Key;
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
 use crate::source::procfs::{Descendant, Procfs, ProcfsError};
 use crate::sys;
+use reaper_model::event::Key;
 
 /// More than so many who are started amid the end are no clean-up.
 const BIRTHS_MAX: usize = 256;

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{End, Left, Outcome, Report, STOPPED};
-use crate::model::event::Key;
+use reaper_model::event::Key;
 
 /// Raised with every change that older versions would misread.
 pub(super) const SCHEMA: u32 = 1;

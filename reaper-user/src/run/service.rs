@@ -11,12 +11,12 @@ use nix::sys::signal::Signal;
 
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claims, EndRequest};
-use crate::model::event::Key;
 use crate::reap::Handed;
 use crate::source::procfs::Memory;
 use crate::sys;
 use crate::sys::child;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::Key;
 
 /// How long it may say nothing when it is asked.
 const SILENCE: Duration = Duration::from_secs(1);

@@ -18,9 +18,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::fstat;
 
 use super::RunError;
-use crate::model::event::TICK_NS;
 use crate::source::procfs::Procfs;
 use crate::sys;
+use reaper_model::event::TICK_NS;
 use terminal::Terminal;
 
 /// How long what is still in a pipe is waited for when nobody of the tree is left to write to it.

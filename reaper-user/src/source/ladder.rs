@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[cfg(target_os = "linux")]
 use super::proc_connector::{self, ProcConnector};
 use super::{Scan, Source, SourceError, ebpf, scan};
-use crate::model::agent::NameTable;
+use reaper_model::agent::NameTable;
 
 /// What is to be used: a source, or the first of [`Rung::ALL`] that can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,14 +25,14 @@ use std::path::Path;
 use nix::errno::Errno;
 use reaper_common::{Defect, Kind};
 
-use crate::model::agent::NameTable;
-use crate::model::event::{Event, Key};
 #[cfg(target_os = "macos")]
 use darwin::kernel::{Scan, ScanError};
 use ebpf::{Ring, State};
 use ladder::Rung;
 #[cfg(target_os = "linux")]
 use proc_connector::{ConnectorError, ProcConnector};
+use reaper_model::agent::NameTable;
+use reaper_model::event::{Event, Key};
 #[cfg(target_os = "linux")]
 use scan::{Scan, ScanError};
 

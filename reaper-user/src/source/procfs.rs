@@ -19,12 +19,12 @@ use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
 pub use super::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
-use crate::model::event::{Image, Key, Seen, TICK_NS};
 use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
 pub use descendants::Descendant;
 use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
 pub(crate) use readers::Readers;
+use reaper_model::event::{Image, Key, Seen, TICK_NS};
 
 mod descendants;
 mod memory;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::model::event::{Key, Seen};
+use reaper_model::event::{Key, Seen};
 
 /// What a look at one pid found.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub enum Glance {
 /// A process that has exited and is not waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zombie {
-    /// Start is a whole number of [`TICK_NS`](crate::model::event::TICK_NS).
+    /// Start is a whole number of [`TICK_NS`](reaper_model::event::TICK_NS).
     pub key: Key,
     pub parent: u32,
     pub comm: Vec<u8>,

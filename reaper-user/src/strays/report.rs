@@ -4,11 +4,11 @@ use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
 use crate::export::command_line;
-use crate::model::event::Key;
-use crate::model::stray::{Row, Stray, Table, Verdict};
 use crate::reap::{Ending, Failure, Outcome};
 use crate::source::procfs::Procfs;
 use crate::sys;
+use reaper_model::event::Key;
+use reaper_model::stray::{Row, Stray, Table, Verdict};
 
 use super::{Done, why};
 

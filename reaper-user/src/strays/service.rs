@@ -15,11 +15,11 @@ use crate::api::peer::Peer;
 use crate::api::{Refusal, ScanReport};
 use crate::export::{Body, Record, Who};
 use crate::journal::recorded::recorded;
-use crate::model::event::{Key, Provenance, TICK_NS};
-use crate::model::stray::{Doubt, Recorded, Row, Stray, Table, Verdict};
 use crate::reap::{Ending, Outcome};
 use crate::source::procfs::ProcfsError;
 use crate::sys;
+use reaper_model::event::{Key, Provenance, TICK_NS};
+use reaper_model::stray::{Doubt, Recorded, Row, Stray, Table, Verdict};
 
 /// How often it is looked whether events are still missing, and how often that is done.
 const GAP: (Duration, u32) = (Duration::from_millis(500), 240);

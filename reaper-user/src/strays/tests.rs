@@ -11,7 +11,7 @@ use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::peer::Peer;
 use crate::config::Config;
 use crate::export::{Body, Record};
-use crate::model::event::TICK_NS;
+use reaper_model::event::TICK_NS;
 
 const ROOT: Peer = Peer { uid: 0 };
 

@@ -1,7 +1,7 @@
 //! What is said of a stray, in a sentence.
 
 use crate::export::duration;
-use crate::model::stray::{Doubt, Evidence, Spare, Stray, Verdict};
+use reaper_model::stray::{Doubt, Evidence, Spare, Stray, Verdict};
 
 /// Why it is to be reaped, or is not.
 pub fn why(stray: &Stray) -> String {

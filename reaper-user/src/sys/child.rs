@@ -17,7 +17,7 @@ use nix::sys::stat::Mode;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsid, write};
 
-use crate::model::event::TICK_NS;
+use reaper_model::event::TICK_NS;
 
 /// Those that a process has by its own doing, and that must not wait.
 const FAULTS: [Signal; 6] = [

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use crate::model::event::{Ended, Uids};
+use reaper_model::event::{Ended, Uids};
 
 /// A handle on one process, for ever the same one.
 #[derive(Debug)]

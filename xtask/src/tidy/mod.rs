@@ -166,13 +166,13 @@ mod tests {
     #[test]
     fn a_violation_names_file_line_and_rule() {
         let found = violations(
-            Path::new("reaper-user/src/model/tree.rs"),
+            Path::new("reaper-user/model/src/tree.rs"),
             "//! Pure.\n\nuse std::fs::File;\n",
         )
         .unwrap();
         assert_eq!(found.len(), 1);
         assert!(
-            found[0].starts_with("reaper-user/src/model/tree.rs:3: pure-model: `std::fs::File`: "),
+            found[0].starts_with("reaper-user/model/src/tree.rs:3: pure-model: `std::fs::File`: "),
             "{}",
             found[0]
         );

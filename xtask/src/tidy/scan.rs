@@ -46,7 +46,7 @@ pub fn scan(file: &Path, source: &str) -> Result<Vec<Mention>> {
     Ok(scanner.mentions)
 }
 
-/// `reaper-user/src/model/tree.rs` is `crate::model::tree`.
+/// `reaper-user/model/src/tree.rs` is `crate::tree`.
 fn module(file: &Path) -> Vec<String> {
     let names = file.with_extension("");
     let names = names.iter().map(|name| name.to_string_lossy().into_owned());

@@ -3,8 +3,8 @@
 use std::io;
 
 use super::Target;
-use crate::model::event::{Key, TICK_NS};
 use crate::source::darwin::table;
+use reaper_model::event::{Key, TICK_NS};
 
 impl Target {
     /// Asks the kernel; `None` if there is no such process.

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 
 use super::Target;
-use crate::model::event::{Key, TICK_NS};
 use crate::source::procfs::Procfs;
+use reaper_model::event::{Key, TICK_NS};
 
 impl Target {
     /// Reads /proc; `None` if there is no such process.

@@ -10,9 +10,9 @@ use crate::api::ask::{Answer, Ask, EndAsked, Question, Watched};
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claimed, Claims, EndRequest, Keeps, Refusal};
 use crate::config::Config;
-use crate::model::Scope;
-use crate::model::event::Key;
 use crate::reap::Times;
+use reaper_model::Scope;
+use reaper_model::event::Key;
 
 /// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
 const SHORT: Patience = Patience {

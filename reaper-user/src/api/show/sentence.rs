@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{seconds_since, seconds_until};
 use crate::api::ask::{Group, Judged, Story, Stranger};
 use crate::export::{ended, grounds_in_words};
-use crate::model::agent::Action;
-use crate::model::event::Ended;
-use crate::model::facts::Needs;
+use reaper_model::agent::Action;
+use reaper_model::event::Ended;
+use reaper_model::facts::Needs;
 
 /// The decision about a process, and its reason.
 pub(super) fn why(story: &Story) -> String {

@@ -7,11 +7,11 @@ use nix::sys::signal::Signal;
 use super::*;
 use crate::api::ask::{self, Stranger};
 use crate::export::SessionRef;
-use crate::model::agent::Action;
-use crate::model::agent::SessionKind;
-use crate::model::event::{Ended, Image, Key, Uids};
-use crate::model::facts::{Needs, SessionNow};
-use crate::model::stray::Trace;
+use reaper_model::agent::Action;
+use reaper_model::agent::SessionKind;
+use reaper_model::event::{Ended, Image, Key, Uids};
+use reaper_model::facts::{Needs, SessionNow};
+use reaper_model::stray::Trace;
 
 /// Pids that no process has.
 const BASE: u32 = 1 << 30;

@@ -9,7 +9,7 @@ use crate::cli::{Failure, lock, user};
 use crate::config::Config;
 use crate::journal::history::HistoryError;
 use crate::journal::{self, recorded};
-use crate::model::event::Key;
+use reaper_model::event::Key;
 
 /// # Errors
 /// A daemon is at work and was not asked: it knows more, and may be ending the same processes.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::model::agent::{SessionIs, UidIs};
+use reaper_model::agent::{SessionIs, UidIs};
 
-fn named<'a>(config: &'a Config, name: &str) -> &'a crate::model::agent::Rule {
+fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::agent::Rule {
     let mut rules = config.rules.rules().iter();
     rules.find(|rule| &*rule.name == name).unwrap()
 }

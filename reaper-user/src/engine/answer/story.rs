@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use super::view::View;
 use crate::api::Refusal;
 use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
-use crate::model::event::{Ended, Key};
-use crate::model::facts::{Facts, Known};
-use crate::model::tree::Node;
+use reaper_model::event::{Ended, Key};
+use reaper_model::facts::{Facts, Known};
+use reaper_model::tree::Node;
 
 /// How an agent ends that is not let end.
 const KILLED: Ended = Ended::Signalled {
@@ -91,7 +91,7 @@ impl View<'_> {
             boundary: None,
             adopter: None,
         };
-        let root_of = |session: &&crate::model::session::Session| {
+        let root_of = |session: &&reaper_model::session::Session| {
             session.root == key || session.first_root == key
         };
         let session = self.model.sessions.iter().find(root_of);

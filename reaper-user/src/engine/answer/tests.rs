@@ -4,8 +4,8 @@ use std::sync::Arc;
 use super::*;
 use crate::api::ask::Stranger;
 use crate::config::Config;
-use crate::model::event::{Ended, Event, EventKind, Image, Provenance, Uids};
-use crate::model::{Model, Scope};
+use reaper_model::event::{Ended, Event, EventKind, Image, Provenance, Uids};
+use reaper_model::{Model, Scope};
 
 const RULES: &str = r#"
     [[agent]]

@@ -6,11 +6,11 @@ use crate::api::Refusal;
 use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
 use crate::export::{Grounds, SessionRef};
-use crate::model::Model;
-use crate::model::agent::{Rule, SessionKind};
-use crate::model::policy::{Decision, Round, Verdict};
-use crate::model::session::{Session, SessionId};
-use crate::model::tree::Node;
+use reaper_model::Model;
+use reaper_model::agent::{Rule, SessionKind};
+use reaper_model::policy::{Decision, Round, Verdict};
+use reaper_model::session::{Session, SessionId};
+use reaper_model::tree::Node;
 
 /// See the module.
 pub(super) struct View<'a> {

@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::*;
 use crate::export::{GivenBack, SessionRef};
 use crate::journal::{self, Journal};
-use crate::model::agent::SessionKind;
-use crate::model::event::Ended;
+use reaper_model::agent::SessionKind;
+use reaper_model::event::Ended;
 
 /// What came out, and a gate that the writer waits at.
 #[derive(Clone, Default)]

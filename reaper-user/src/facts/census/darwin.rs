@@ -6,11 +6,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::look::{Subject, look};
-use crate::model::agent::Ruleset;
-use crate::model::event::Key;
-use crate::model::facts::{Known, Needs};
-use crate::model::stray::{Row, Table, Trace};
 use crate::source::darwin::table::{Look, Procfs, ProcfsError, all, one, seen};
+use reaper_model::agent::Ruleset;
+use reaper_model::event::Key;
+use reaper_model::facts::{Known, Needs};
+use reaper_model::stray::{Row, Table, Trace};
 
 /// Reads the whole process table. Who cannot be read is among the unread.
 ///

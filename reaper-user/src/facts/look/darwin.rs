@@ -8,15 +8,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Used, home, marks};
-use crate::model::activity::Activity;
-use crate::model::agent::{Pattern, script_path};
-use crate::model::conversation::{ConversationSource, Conversations};
-use crate::model::event::{Image, Key, TICK_NS};
-use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
-use crate::model::stray::Trace;
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::{sockets, table};
 use crate::sys::{self, darwin};
+use reaper_model::activity::Activity;
+use reaper_model::agent::{Pattern, script_path};
+use reaper_model::conversation::{ConversationSource, Conversations};
+use reaper_model::event::{Image, Key, TICK_NS};
+use reaper_model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
+use reaper_model::stray::Trace;
 
 /// A process that is being looked at. All is asked by pid: that it was this very one, [`Subject::lives`] tells afterwards.
 pub(in crate::facts) struct Subject {

@@ -13,9 +13,9 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::unistd::User;
 use serde_json::{Map, Value};
 
-use crate::model::conversation::{Conversations, Registry, is_job};
-use crate::model::event::{Key, TICK_NS};
 use crate::source::procfs::parse::{field, innermost_pid, is_nested, number, words};
+use reaper_model::conversation::{Conversations, Registry, is_job};
+use reaper_model::event::{Key, TICK_NS};
 
 /// Most bytes that are read of one file.
 const FILE_MAX: u64 = 1 << 20;

@@ -16,15 +16,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::registry::{Directory, Process, variable};
 use super::sockets::{connections, listens};
 use super::{Used, home, marks};
-use crate::model::activity::Activity;
-use crate::model::agent::{Pattern, script_path};
-use crate::model::conversation::{ConversationSource, Conversations};
-use crate::model::event::{Image, Key, TICK_NS};
-use crate::model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
-use crate::model::stray::Trace;
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
 use crate::sys::{self, pidfd::Pidfd};
+use reaper_model::activity::Activity;
+use reaper_model::agent::{Pattern, script_path};
+use reaper_model::conversation::{ConversationSource, Conversations};
+use reaper_model::event::{Image, Key, TICK_NS};
+use reaper_model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
+use reaper_model::stray::Trace;
 
 /// Most bytes of an environment that are read.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;

@@ -15,10 +15,10 @@ use tempfile::TempDir;
 use super::history::{self, Query, Session};
 use super::*;
 use crate::export::{Body, GivenBack, Names, Record, SessionRef, Who};
-use crate::model::agent::SessionKind;
-use crate::model::event::{Ended, Image, Key, Provenance, Uids};
 use crate::source::procfs::Memory;
 use crate::sys;
+use reaper_model::agent::SessionKind;
+use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
 
 const BOOT: &str = "5c5ab1f5-0000-4000-8000-000000000001";
 

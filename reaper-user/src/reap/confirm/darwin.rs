@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use crate::model::event::Key;
 use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
+use reaper_model::event::Key;
 
 /// A set of processes, readable when one of them has exited. Each is told once.
 #[derive(Clone)]

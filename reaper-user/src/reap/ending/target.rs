@@ -3,11 +3,11 @@
 use nix::sys::signal::Signal;
 
 use super::Ending;
-use crate::model::event::{Key, Uids};
 use crate::reap::{Failure, Outcome, Released, Step, send};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::{Key, Uids};
 
 /// See the module.
 pub(super) struct Target {

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::model::event::TICK_NS;
+use reaper_model::event::TICK_NS;
 
 /// A shell that may not heed SIGTERM.
 struct One {

@@ -3,10 +3,10 @@
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::model::event::{Ended, Key};
-use crate::model::session::SessionId;
 use crate::reap::{Failure, Outcome, Report};
 use crate::sys;
+use reaper_model::event::{Ended, Key};
+use reaper_model::session::SessionId;
 
 impl Reaper {
     /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,

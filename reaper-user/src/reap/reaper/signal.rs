@@ -3,13 +3,13 @@
 use nix::errno::Errno;
 
 use super::Reaper;
-use crate::model::Model;
-use crate::model::event::Key;
-use crate::model::policy::Round;
 use crate::reap::{Failure, Outcome, Released, Report, Sent, Signaller, Step, send};
 use crate::source::procfs::Memory;
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::Model;
+use reaper_model::event::Key;
+use reaper_model::policy::Round;
 
 /// Processes that are looked at together, and then signalled: what is found out of the first is to be young still when
 /// its turn comes, and what they have in common is to be found out once.

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::*;
-use crate::model::Scope;
-use crate::model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
-use crate::model::event::{Event, EventKind, Image, Provenance, Uids};
 use crate::reap::Failure;
 use crate::reap::send;
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys::pidfd::Pidfd;
+use reaper_model::Scope;
+use reaper_model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use reaper_model::event::{Event, EventKind, Image, Provenance, Uids};
 
 /// The agent: no process that there is.
 const ROOT: Key = Key {

@@ -10,8 +10,8 @@ use super::super::hearing::{self, Hearing};
 use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
 use super::super::{Outcome, Run};
 use super::*;
-use crate::model::event::TICK_NS;
 use crate::source::procfs::Procfs;
+use reaper_model::event::TICK_NS;
 
 fn runs(dir: &tempfile::TempDir) -> Runs {
     Runs::open(&dir.path().join("a/runs")).unwrap()

@@ -3,8 +3,8 @@
 //! The kernel has for each process whom it was born to, also when that is gone: a table that only has parents would show one
 //! that was orphaned before anybody looked as a child of pid 1.
 
-use crate::model::event::{Ended, EventKind, Key, Seen, Uids};
 use crate::source::scan::table::exit;
+use reaper_model::event::{Ended, EventKind, Key, Seen, Uids};
 
 /// One of them.
 pub struct Birth {
@@ -83,8 +83,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::event::{Event, Image, Provenance};
-    use crate::model::tree::Tree;
+    use reaper_model::event::{Event, Image, Provenance};
+    use reaper_model::tree::Tree;
 
     fn key(pid: u32) -> Key {
         Key {

@@ -9,11 +9,11 @@ use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 use super::kinfo::{Identity, Process};
 use super::scan::{self, Kernel, Told};
 use super::table::{ProcfsError, all, key, rows, seen};
-use crate::model::event::{Key, Seen};
 use crate::source::scan::Options;
 use crate::sys;
 use crate::sys::darwin;
 use crate::sys::pidfd::no_word_of;
+use reaper_model::event::{Key, Seen};
 
 /// What the timer is called.
 const TIMER: usize = 1;

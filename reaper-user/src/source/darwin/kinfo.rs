@@ -1,7 +1,7 @@
 //! Rows of the process table as sysctl(3) gives them: `struct kinfo_proc` of bsd/sys/sysctl.h, which is the same on both
 //! processors. Bytes in, rows out; what is no whole row is left out.
 
-use crate::model::event::Uids;
+use reaper_model::event::Uids;
 
 /// Bytes of one.
 pub const SIZE: usize = 648;

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use reaper_common::{RawKey, RootExit, SessionState};
 
-use crate::model::agent::NameTable;
-use crate::model::event::{Event, Key, Mark};
 use crate::source::{Drained, Lost};
+use reaper_model::agent::NameTable;
+use reaper_model::event::{Event, Key, Mark};
 
 /// Why they cannot be used.
 #[derive(Debug, thiserror::Error)]

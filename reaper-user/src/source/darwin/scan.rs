@@ -19,12 +19,12 @@ use hashbrown::{HashMap, HashSet};
 
 use super::births::{Birth, Births};
 use super::kinfo::{Identity, Process};
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
 use crate::source::scan::Options;
 use crate::source::scan::pace::{Found, Pace};
 use crate::source::scan::table::{Glimpse, Print, Table, exit, parents_first};
 use crate::source::{Drained, Flaw};
 use crate::sys;
+use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
 
 /// Of how many that have exited the names are remembered, for children that are found later.
 const PAST_MAX: usize = 4096;

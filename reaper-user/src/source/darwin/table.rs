@@ -12,10 +12,10 @@ use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
 use super::kinfo::Process;
-use crate::model::event::{Image, Key, Seen, TICK_NS};
 pub use crate::source::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
+use reaper_model::event::{Image, Key, Seen, TICK_NS};
 
 /// Something that cannot be read of the process table.
 #[derive(Debug, thiserror::Error)]

@@ -23,10 +23,10 @@ use aya::programs::links::FdLink;
 use reaper_common::{Offsets, RawKey, TableRow, decode_row};
 
 use super::{Drained, Lost};
-use crate::model::agent::NameTable;
-use crate::model::event::{Event, Key};
 use load::{Loaded, Prepared};
 use pins::{PinError, PinOptions, Place};
+use reaper_model::agent::NameTable;
+use reaper_model::event::{Event, Key};
 
 pub use error::SourceError;
 pub use ring::{Release, Ring};

@@ -7,9 +7,9 @@ use reaper_common::{
     PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO, RawKey, Record, decode,
 };
 
-use crate::model::event::{Ended, Event, EventKind, Image, Key, Mark, Provenance, Uids};
-use crate::model::facts::Known;
 use crate::sys::cgroup::tell_units;
+use reaper_model::event::{Ended, Event, EventKind, Image, Key, Mark, Provenance, Uids};
+use reaper_model::facts::Known;
 
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 

@@ -12,9 +12,9 @@ use std::time::Duration;
 use aya::maps::MapData;
 
 use super::{Drained, SourceError, record};
-use crate::model::event::Event;
 use crate::source::Flaw;
 use crate::sys::{Record, RingMemory};
+use reaper_model::event::Event;
 
 /// Looks at a record that is still being written before the thread sleeps.
 const SPINS: u32 = 4096;

@@ -11,9 +11,9 @@ use reaper_common::{
 
 use super::record::{key, mark, raw};
 use super::{Lost, SourceError};
-use crate::model::agent::NameTable;
-use crate::model::event::{Key, Mark};
 use crate::sys::{self, Counters};
+use reaper_model::agent::NameTable;
+use reaper_model::event::{Key, Mark};
 
 /// Whether a pinned map has the kind and the sizes that one of this name has here.
 pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {

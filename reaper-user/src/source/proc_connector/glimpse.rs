@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use crate::model::event::{Key, TICK_NS, Uids};
 use crate::source::procfs::parse::{Stat, namespace_init, uids};
 use crate::source::procfs::{Dir, Procfs};
+use reaper_model::event::{Key, TICK_NS, Uids};
 
 /// Tells the number that the kernel has given whoever has a pid: one that is never used again, or 0 where it gives none
 /// (before 6.9), or nobody has the pid, or it cannot be read.

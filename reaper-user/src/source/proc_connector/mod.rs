@@ -24,12 +24,12 @@ use std::time::Duration;
 
 use super::procfs::Procfs;
 use super::{Drained, Lost};
-use crate::model::event::{Event, Key};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 pub use error::ConnectorError;
 use inbox::Inbox;
 use listening::Listening;
+use reaper_model::event::{Event, Key};
 use translate::Translator;
 
 /// Room for what is told while it is asked.

@@ -5,7 +5,7 @@
 
 use reaper_common::Defect;
 
-use crate::model::event::Uids;
+use reaper_model::event::Uids;
 
 /// Type of the netlink messages that the connector sends.
 const DONE: u16 = libc::NLMSG_DONE as u16;

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::parse::What;
 use super::*;
-use crate::model::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
+use reaper_model::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
 
 mod bytes;
 mod socket;

@@ -10,10 +10,10 @@ use hashbrown::HashMap;
 use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::What;
-use crate::model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
 use crate::source::procfs::{Look, Procfs, ProcfsError};
 use again::{Doubted, Unread};
 use held::{HasMovedOn, Held, Out};
+use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 

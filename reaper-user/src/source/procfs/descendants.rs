@@ -5,7 +5,7 @@ use nix::errno::Errno;
 
 use super::parse::Stat;
 use super::{Procfs, ProcfsError};
-use crate::model::event::{Key, TICK_NS};
+use reaper_model::event::{Key, TICK_NS};
 
 /// A process that descends from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use reaper_common::ARGV_MAX;
 
 use super::{PF_EXITING, PF_KTHREAD};
-use crate::model::event::{Image, Uids};
+use reaper_model::event::{Image, Uids};
 
 /// The fields of a `stat` file that matter here.
 pub(crate) struct Stat<'a> {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::model::event::Uids;
+use reaper_model::event::Uids;
 
 mod bytes;
 

@@ -29,7 +29,6 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use super::Options;
 use super::pace::{Found, Pace};
 use super::table::Table;
-use crate::model::event::{Event, EventKind, Key, Provenance, Seen, TICK_NS};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::source::{Drained, Flaw};
 use crate::sys;
@@ -37,6 +36,7 @@ use crate::sys::pidfd::{self, Pidfd};
 use held::Followed;
 use late::Late;
 use read::{Look, Reader};
+use reaper_model::event::{Event, EventKind, Key, Provenance, Seen, TICK_NS};
 
 /// How long a pass waits for a look at somebody new.
 #[cfg(not(test))]

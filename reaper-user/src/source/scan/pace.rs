@@ -1,7 +1,7 @@
 //! When the next pass is due: soon while something happens, rarely while nothing does, and never so often that passes
 //! take more than a fifth of a processor. Pure; times are monotonic nanoseconds.
 
-use crate::model::event::TICK_NS;
+use reaper_model::event::TICK_NS;
 
 /// So many times as long as a pass took nothing is done after it.
 const REST: u64 = 4;

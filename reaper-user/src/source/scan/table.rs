@@ -6,7 +6,7 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::model::event::{Ended, EventKind, Key, Seen};
+use reaper_model::event::{Ended, EventKind, Key, Seen};
 
 /// A short look at a process: enough to tell whether anything of it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

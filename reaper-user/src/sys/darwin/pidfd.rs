@@ -12,9 +12,9 @@ use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::model::event::Uids;
 use crate::source::darwin::kinfo::Process;
 use crate::sys::darwin::{identity, process};
+use reaper_model::event::Uids;
 
 /// A handle on one process, for ever the same one.
 #[derive(Debug)]

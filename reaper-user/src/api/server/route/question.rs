@@ -9,7 +9,7 @@ use crate::api::ask::{EndAsked, Question};
 use crate::api::peer::{Peer, Target};
 use crate::api::{EndRequest, KEEP_MAX_S, KeepOrder, Refusal};
 use crate::export::printable;
-use crate::model::event::Key;
+use reaper_model::event::Key;
 
 /// Characters of a name that is told of.
 const NAME_MAX: usize = 64;

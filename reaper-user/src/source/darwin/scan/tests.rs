@@ -9,11 +9,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Scan;
-use crate::model::event::{Ended, Event, EventKind, Key};
-use crate::model::tree::Tree;
 use crate::source::darwin::kinfo::Process;
 use crate::source::scan::Options;
 use mac::{MS, Mac, Shared};
+use reaper_model::event::{Ended, Event, EventKind, Key};
+use reaper_model::tree::Tree;
 
 /// A scan of such a system, and the tree that comes of it.
 struct World {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use reaper_common::Defect;
 
 use crate::damage::damaged;
-use crate::model::event::Uids;
 use crate::source::proc_connector::parse::{Message, What, messages, subscription};
+use reaper_model::event::Uids;
 
 /// What the kernel would write; its structure is as long for all kinds.
 fn written(message: &Message) -> Vec<u8> {

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::held::{HasMovedOn, Out};
 use super::{Process, Translator, ended};
-use crate::model::event::{Event, Key, Provenance};
 use crate::source::proc_connector::glimpse::State;
 use crate::source::procfs::Look;
 use crate::sys;
+use reaper_model::event::{Event, Key, Provenance};
 
 /// How often it is tried again to read a program, or whether one has ended, beside once at once; and of how many.
 pub const TRIES: u32 = 3;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-use crate::model::event::{Event, EventKind, Key};
+use reaper_model::event::{Event, EventKind, Key};
 
 /// So much waits at most; then it is told as it is.
 pub const HELD_MAX: usize = 4096;

@@ -6,10 +6,10 @@ use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
 use super::read::{Look, Reader};
 use super::{Scan, tick};
-use crate::model::event::{Ended, EventKind, Key};
 use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
+use reaper_model::event::{Ended, EventKind, Key};
 
 /// One whose end matters.
 pub(super) struct Followed {

@@ -10,10 +10,10 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
-use crate::model::event::{Ended, Key, TICK_NS};
 use crate::source::procfs::parse::{Stat, number};
 use crate::source::scan::table::{Glimpse, Print};
 use crate::sys::listing::Listing;
+use reaper_model::event::{Ended, Key, TICK_NS};
 
 /// More than a `stat` file can hold: 52 numbers of up to 20 digits, and a name of 64 bytes.
 const STAT_MAX: usize = 2048;

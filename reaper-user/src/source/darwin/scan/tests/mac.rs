@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Kernel, Told};
-use crate::model::event::{Image, Key, Seen, Uids};
 use crate::source::darwin::kinfo::{Identity, Process, ZOMBIE};
+use reaper_model::event::{Image, Key, Seen, Uids};
 
 pub const MS: u64 = 1_000_000;
 

@@ -1,8 +1,8 @@
 //! Files that cannot be understood: what is said of them, and how often.
 
-use crate::model::event::Event;
 use crate::source::scan::{Options, Scan};
 use crate::source::{Drained, Flaw};
+use reaper_model::event::Event;
 
 /// A /proc of files, and a scan of it.
 struct World {

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::model::event::EventKind;
 use crate::source::scan::linux::late::PASSES_MAX;
 use crate::source::scan::{Options, Scan};
+use reaper_model::event::EventKind;
 
 /// A process whose uids are in its `status`, which is a file only later.
 fn unread(root: &Path, pid: u32) -> PathBuf {

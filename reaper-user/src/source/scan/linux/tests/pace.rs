@@ -1,7 +1,7 @@
 //! How often it looks.
 
-use crate::model::event::TICK_NS;
 use crate::source::scan::pace::{Found, Pace};
+use reaper_model::event::TICK_NS;
 
 const MS: u64 = 1_000_000;
 

@@ -6,9 +6,9 @@ use nix::errno::Errno;
 use proptest::prelude::*;
 
 use crate::damage::{damaged, real};
-use crate::model::event::{Ended, Key, TICK_NS};
 use crate::source::procfs::parse::Stat;
 use crate::source::scan::linux::read::{Look, Reader};
+use reaper_model::event::{Ended, Key, TICK_NS};
 
 /// A /proc of files, and a reader.
 struct Fake {

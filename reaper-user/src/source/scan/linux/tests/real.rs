@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::model::event::{Ended, Event, EventKind, Key, TICK_NS};
 use crate::source::procfs::Procfs;
 use crate::source::scan::{Options, Scan};
 use crate::sys;
+use reaper_model::event::{Ended, Event, EventKind, Key, TICK_NS};
 
 /// For something to come that comes.
 const PATIENCE: Duration = Duration::from_secs(20);

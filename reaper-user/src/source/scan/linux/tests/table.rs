@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::model::agent::Ruleset;
-use crate::model::event::{Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
-use crate::model::{Model, Scope};
 use crate::source::scan::table::{Glimpse, Print, Table, parents_first};
+use reaper_model::agent::Ruleset;
+use reaper_model::event::{Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
+use reaper_model::{Model, Scope};
 
 /// A process as the kernel has it: start in ticks, parent, what it runs.
 type Process = (u64, u32, &'static str);
@@ -390,7 +390,7 @@ fn play(acts: &[Act]) {
 }
 
 /// Pid, start, parent and program of a process as the tree has it.
-fn of(node: &crate::model::tree::Node) -> (u32, (u64, Option<u32>, String)) {
+fn of(node: &reaper_model::tree::Node) -> (u32, (u64, Option<u32>, String)) {
     let program = String::from_utf8(node.image.comm.clone()).unwrap();
     let parent = node.parent.map(|parent| parent.pid);
     (node.key.pid, (node.key.start, parent, program))

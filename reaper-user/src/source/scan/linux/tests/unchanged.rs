@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::model::event::EventKind;
 use crate::source::scan::{Options, Scan};
 use crate::sys::allocations::allocations;
+use reaper_model::event::EventKind;
 
 fn process(root: &Path, pid: u32) {
     let dir = root.join(pid.to_string());

@@ -1,0 +1,53 @@
+//! The rules that are built in: `catalogue.toml`, in the language of the user's own rules.
+
+use std::collections::HashSet;
+
+use toml::de::DeTable;
+
+use super::Defaults;
+use super::read::{self, Written};
+use super::reader::Reader;
+use crate::agent::{Action, Rule};
+
+#[cfg(test)]
+mod tests;
+
+/// The catalogue as it is written, to be shown.
+pub const TEXT: &str = include_str!("catalogue.toml");
+
+/// All built-in rules, those among them that are off unless they are switched on.
+pub fn written() -> Vec<Written> {
+    let root = DeTable::parse(TEXT).expect("the built-in catalogue is TOML");
+    let mut reader = Reader::default();
+    let rules = read::read(&mut reader, root.get_ref());
+    let problems = reader.into_problems();
+    assert!(problems.is_empty(), "catalogue.toml: {problems:?}");
+    rules
+}
+
+/// The built-in rules that are on.
+pub fn rules() -> Vec<Rule> {
+    let on = written().into_iter().filter(|written| written.enabled);
+    on.map(|written| written.rule).collect()
+}
+
+/// The user's rules that are on, and after them those built-in ones that are, and are not replaced by name.
+/// `enable` are names of built-in rules.
+pub(super) fn added_to(own: &[Written], on: Defaults, enable: &[String]) -> Vec<Rule> {
+    let names: HashSet<_> = own
+        .iter()
+        .map(|written| written.rule.name.clone())
+        .collect();
+    let wanted = |Written { rule, enabled, .. }: &Written| {
+        let on = match rule.action {
+            Action::Agent | Action::Server => on.agents,
+            Action::Boundary => on.boundaries,
+            Action::Keep | Action::Reap | Action::Report => on.keeps,
+        };
+        let enabled = *enabled && on || enable.iter().any(|name| **name == *rule.name);
+        enabled && !names.contains(&rule.name)
+    };
+    let own = own.iter().filter(|written| written.enabled).cloned();
+    let built_in = written().into_iter().filter(wanted);
+    own.chain(built_in).map(|written| written.rule).collect()
+}

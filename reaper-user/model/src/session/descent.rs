@@ -1,0 +1,400 @@
+//! Who belongs to whom: by what is known of a process's maker here, and where nothing is, by what the
+//! kernel's map has.
+
+use reaper_common::MEMBER_UNSURE;
+
+use super::{Evidence, Session, SessionId, Sessions};
+use crate::event::{Key, Mark, Provenance};
+use crate::tree::{Lineage, Node, Tree};
+
+/// How a process came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Its fork was told, and with it its maker.
+    Forked,
+    /// It was found, or told of, later on: its parent need not be its maker.
+    Found,
+}
+
+/// Whose a process is, and on what word.
+#[derive(Clone, Copy)]
+pub(super) struct Descent {
+    lineage: Lineage,
+    /// Nothing that is told later can know it better.
+    sure: bool,
+    /// It is no member of what it was taken for a member of.
+    denied: bool,
+}
+
+impl Descent {
+    /// Of which anything that is told knows better.
+    pub(super) fn doubtful(lineage: Lineage) -> Descent {
+        Descent {
+            lineage,
+            sure: false,
+            denied: false,
+        }
+    }
+}
+
+impl Sessions {
+    /// A process is new, or its fork is told only now: it is what its maker is, a member of the same
+    /// session or of none.
+    pub(crate) fn born(
+        &mut self,
+        tree: &mut Tree,
+        key: Key,
+        creator: Option<Key>,
+        origin: Origin,
+        mark: Option<Mark>,
+    ) {
+        let Some(node) = tree.get(key) else { return };
+        if !node.settled {
+            let descent = self.descent(tree, node, creator, origin, mark);
+            self.belong(tree, key, descent);
+        }
+        let in_scope = creator
+            .and_then(|creator| tree.get(creator))
+            .is_some_and(|creator| creator.in_scope);
+        if let Some(node) = tree.get_mut(key) {
+            node.in_scope |= in_scope;
+        }
+    }
+
+    fn descent(
+        &self,
+        tree: &Tree,
+        node: &Node,
+        creator: Option<Key>,
+        origin: Origin,
+        mark: Option<Mark>,
+    ) -> Descent {
+        let of = |key: Option<Key>| key.and_then(|key| self.handed_on(tree, key));
+        let maker = of(creator);
+        if let (Origin::Forked, Some(lineage)) = (origin, maker)
+            && !self.is_outdated(tree, creator, node, mark)
+        {
+            return Descent {
+                lineage,
+                sure: true,
+                // What has a session of its own by now stays in that.
+                denied: lineage.session.is_none() && !node.root,
+            };
+        }
+        match mark.and_then(|mark| self.marked(node, mark)) {
+            Some(descent) => Descent {
+                // A map that was made after the fork knows nobody from before.
+                denied: descent.denied && origin == Origin::Found,
+                ..descent
+            },
+            None => {
+                let may_be = |lineage: &Lineage| {
+                    let id = lineage.session;
+                    id.is_some_and(|id| mark.is_none_or(|mark| self.may_be(id, mark)))
+                };
+                let maker = maker.or_else(|| of(node.birth_parent)).filter(may_be);
+                Descent::doubtful(maker.unwrap_or_else(|| self.suspected(tree, node, mark)))
+            }
+        }
+    }
+
+    /// Whose one is that the map is not sure of, and of whose makers nothing is known: perhaps of the
+    /// session that it names, unless it is known to be nobody's, or its parent to be a boundary or below
+    /// one. A parent that is nobody's for another reason says nothing, as it may be an adopter.
+    fn suspected(&self, tree: &Tree, node: &Node, mark: Option<Mark>) -> Lineage {
+        let name = mark.and_then(|mark| mark.session);
+        let session = name.filter(|_| {
+            let parent = node.parent.or(node.birth_parent);
+            !is_disowned(tree, node) && !parent.is_some_and(|parent| has_left(tree, parent))
+        });
+        Lineage {
+            session: session.and_then(|name| self.named(name)),
+            unsure: true,
+            inferred: None,
+        }
+    }
+
+    /// Whether what is known of a process's maker is only what that was found to be later, while the map
+    /// has what it was at the birth.
+    fn is_outdated(
+        &self,
+        tree: &Tree,
+        maker: Option<Key>,
+        node: &Node,
+        mark: Option<Mark>,
+    ) -> bool {
+        let settled = |key| tree.get(key).is_none_or(|maker| maker.settled);
+        let marked = || mark.and_then(|mark| self.marked(node, mark));
+        self.restoring
+            && maker.is_some_and(|key| !settled(key))
+            && marked().is_some_and(|marked| marked.lineage.session.is_some())
+    }
+
+    /// Whose a process's children are; `None` if nothing is known of it.
+    fn handed_on(&self, tree: &Tree, key: Key) -> Option<Lineage> {
+        let lineage = tree.lineage_of(key)?;
+        if !self.restoring {
+            return Some(lineage);
+        }
+        // What it has become while nobody listened will be told, and then handed on.
+        let to_come = |session: &&Session| {
+            let is_root = |node: &Node| node.key == session.root;
+            session.found && tree.get(key).is_some_and(is_root)
+        };
+        let own = lineage.session.and_then(|id| self.get(id));
+        Some(own.filter(to_come).map_or(lineage, |own| Lineage {
+            session: own.outer,
+            ..Lineage::default()
+        }))
+    }
+
+    /// What the kernel's map says; `None` where that proves nothing.
+    fn marked(&self, node: &Node, mark: Mark) -> Option<Descent> {
+        if mark.has(MEMBER_UNSURE) {
+            return None;
+        }
+        let session = mark.session.and_then(|name| self.named(name));
+        // A session that the probe began may open yet. Its root was nobody's; the others wait for it.
+        let waits = |name: Key| session.is_none() && !node.is(name);
+        Some(Descent {
+            lineage: Lineage {
+                session,
+                ..Lineage::default()
+            },
+            sure: !mark.session.is_some_and(waits),
+            denied: mark.session.is_none(),
+        })
+    }
+
+    /// Whether one that the map is not sure of may be a member: of the session that it names, or of one
+    /// nested in that.
+    fn may_be(&self, id: SessionId, mark: Mark) -> bool {
+        let is_it = |session: &Session| mark.session.is_some_and(|name| session.is_named(name));
+        self.outwards(id).any(is_it)
+    }
+
+    /// Whether the kernel's map has for a process that it is a member of a session that is open.
+    pub(crate) fn has(&self, mark: Mark) -> bool {
+        let name = mark.session.filter(|_| !mark.has(MEMBER_UNSURE));
+        name.is_some_and(|name| self.by_first_root(name).is_some())
+    }
+
+    /// The session of this name, also one that is closed: a birth may have been lost.
+    pub(crate) fn named(&self, name: Key) -> Option<SessionId> {
+        let mut all = self.by_id.values().chain(&self.closed);
+        all.find(|session| session.is_named(name))
+            .map(|session| session.id)
+    }
+
+    /// What the ring still tells of a process that was found, and whose descent is not known for sure,
+    /// may say whose it is: whether it does.
+    pub(crate) fn settle(&mut self, tree: &mut Tree, key: Key, mark: Option<Mark>) -> bool {
+        if !self.restoring {
+            return false;
+        }
+        let unsure = tree.get(key).filter(|node| !node.settled);
+        let marked = unsure.and_then(|node| self.marked(node, mark?));
+        let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
+            return false;
+        };
+        self.belong(tree, key, descent);
+        true
+    }
+
+    /// A session has opened that the kernel has followed for longer: takes in who was found before it
+    /// and is a member by the kernel's map.
+    pub(super) fn gather(&mut self, tree: &mut Tree, root: Key, id: SessionId) {
+        let Some(session) = self.by_id.get(&id) else {
+            return;
+        };
+        let name = |mark: Mark| mark.session.is_some_and(|name| session.is_named(name));
+        if !tree
+            .get(root)
+            .is_some_and(|root| root.mark.is_some_and(name))
+        {
+            return;
+        }
+        let mut found: Vec<Key> = tree
+            .iter()
+            .filter(|node| !node.told && !node.settled && node.mark.is_some_and(name))
+            .map(|node| node.key)
+            .collect();
+        // Parents before their children.
+        found.sort_unstable_by_key(|key| key.start);
+        for key in found {
+            if let Some(node) = tree.get(key) {
+                let maker = node.birth_parent;
+                let descent = self.descent(tree, node, maker, Origin::Found, node.mark);
+                self.belong(tree, key, descent);
+            }
+        }
+    }
+
+    pub(super) fn belong(&mut self, tree: &mut Tree, key: Key, descent: Descent) {
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        node.settled = descent.sure;
+        let (own, stopped) = (node.session, node.boundary.is_some());
+        let session = own.and_then(|own| self.get(own));
+        let is_root = session.is_some_and(|session| session.root == key);
+        let Lineage {
+            session: found,
+            unsure,
+            inferred,
+        } = descent.lineage;
+        match (own, found) {
+            (None, Some(id)) if !stopped => {
+                self.join(tree, key, id, unsure);
+                self.doubt(tree, key, inferred);
+            }
+            (Some(_), None) if descent.denied => self.part(node),
+            // An agent that was found in /proc before it was known whose it is.
+            (Some(own), outer) if is_root => {
+                let can = descent.sure
+                    && !unsure
+                    && inferred.is_none()
+                    && outer.is_none_or(|outer| self.may_nest(own, outer));
+                let kind = self.get(own).map(|own| own.kind);
+                let outer = kind.and_then(|kind| self.outer_of(kind, outer));
+                let own = self.by_id.get_mut(&own);
+                if let Some(own) = own.filter(|own| own.found && can) {
+                    let old = std::mem::replace(&mut own.outer, outer);
+                    self.left.extend(old);
+                }
+            }
+            (Some(own), Some(id)) if descent.sure && own == id => {
+                (node.unsure, node.inferred) = (unsure, inferred);
+            }
+            (Some(_), Some(id)) if descent.sure => {
+                self.join(tree, key, id, unsure);
+                self.doubt(tree, key, inferred);
+            }
+            _ => {}
+        }
+    }
+
+    /// That a process is a member is only concluded.
+    fn doubt(&self, tree: &mut Tree, key: Key, inferred: Option<Evidence>) {
+        if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
+            node.inferred = inferred.filter(|_| node.session.is_some());
+            node.provenance = Provenance::Inferred;
+        }
+    }
+
+    /// Whether one session can become nested in another: that lives and is not nested in it.
+    fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
+        self.get(outer).is_some() && self.outwards(outer).all(|session| session.id != inner)
+    }
+
+    /// Makes a process a member of a session; for `unsure` see [`Node::unsure`].
+    pub(super) fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId, unsure: bool) {
+        self.reopen(id);
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        self.part(node);
+        node.session = self.by_id.get_mut(&id).map(|session| {
+            session.members.insert(key.pid);
+            session.last_birth = session.last_birth.max(key.start);
+            node.unsure = unsure;
+            // Whoever descends from a root is in scope with it, also where those between are forgotten.
+            node.in_scope = true;
+            id
+        });
+    }
+
+    /// Moves what descends from a process that has left a session: into its own session if it is the root of one, or out of
+    /// any. A session nested in the one that it left is nested in none then. Returns the processes that moved.
+    pub(crate) fn move_below(&mut self, tree: &mut Tree, top: Key, left: SessionId) -> Vec<Key> {
+        for session in self.by_id.values_mut() {
+            if session.outer == Some(left) && tree.descends_from(session.root, top) {
+                self.left.extend(session.outer.take());
+            }
+        }
+        let own = tree.get(top).and_then(|node| node.session);
+        // A root that has become a server, or a copy of one that has not run it itself.
+        if own == Some(left) {
+            return Vec::new();
+        }
+        let members = self.get(left).into_iter().flat_map(Session::members);
+        let members = members.filter_map(|pid| tree.by_pid(pid));
+        let members = members.map(|node| node.key);
+        let below: Vec<Key> = members
+            .filter(|key| *key != top && tree.descends_from(*key, top))
+            .collect();
+        for key in &below {
+            let Some(node) = tree.get_mut(*key) else {
+                continue;
+            };
+            let (unsure, inferred) = (node.unsure, node.inferred);
+            match own {
+                Some(own) => {
+                    self.join(tree, *key, own, unsure);
+                    self.doubt(tree, *key, inferred);
+                }
+                None => self.part(node),
+            }
+        }
+        below
+    }
+
+    /// Makes processes that come from a root members of its session, which opened later than they began. An agent's session
+    /// that has begun among them is nested in it then. Returns the processes that joined.
+    pub(crate) fn adopt(&mut self, tree: &mut Tree, root: Key, mut below: Vec<Key>) -> Vec<Key> {
+        let Some(id) = tree.get(root).and_then(|node| node.session) else {
+            return Vec::new();
+        };
+        below.retain(|key| {
+            let Some(node) = tree.get(*key).filter(|node| node.boundary.is_none()) else {
+                return false;
+            };
+            let Some(own) = node.session else {
+                self.join(tree, *key, id, false);
+                return true;
+            };
+            let kind = self.get(own).map(|own| own.kind);
+            let outer = kind.and_then(|kind| self.outer_of(kind, Some(id)));
+            let own = self.by_id.get_mut(&own).filter(|own| own.root == *key);
+            if let Some(own) = own.filter(|own| own.outer.is_none() && own.id != id) {
+                own.outer = outer;
+            }
+            false
+        });
+        below
+    }
+
+    /// It is a member of nothing any more.
+    fn part(&mut self, node: &mut Node) {
+        (node.unsure, node.inferred) = (false, None);
+        let Some(old) = node.session.take() else {
+            return;
+        };
+        if let Some(session) = self.by_id.get_mut(&old) {
+            session.members.remove(&node.key.pid);
+        }
+        self.left.push(old);
+    }
+
+    /// A member turns up of which nothing was known when the last one was gone: its birth was lost.
+    fn reopen(&mut self, id: SessionId) {
+        if let Some(at) = self.closed.iter().position(|session| session.id == id)
+            && let Some(session) = self.closed.remove(at)
+        {
+            self.by_id.insert(id, session);
+        }
+    }
+}
+
+/// Whether a process is known to be nobody's that the kernel follows for a session, or has followed.
+fn has_left(tree: &Tree, key: Key) -> bool {
+    let Some(node) = tree.get(key) else {
+        return tree.is_disowned(key);
+    };
+    let followed = node.mark.is_some_and(|mark| mark.session.is_some());
+    node.boundary.is_some() || node.session.is_none() && (followed || is_disowned(tree, node))
+}
+
+fn is_disowned(tree: &Tree, node: &Node) -> bool {
+    node.exact_key().is_some_and(|key| tree.is_disowned(key))
+}

@@ -1,0 +1,183 @@
+//! What the program of a process makes it: the root of a session, a boundary, or what its parent is.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::{Handover, Parent, Ran, Session, SessionId, Sessions, Turn};
+use crate::agent::{Class, Rule, RuleId, Ruleset, SessionKind};
+use crate::event::Key;
+use crate::facts::Known;
+use crate::tree::{Node, Tree};
+
+impl Sessions {
+    /// A process runs another program, which may make it an agent or a boundary; or has run it, where it
+    /// is known to run yet another by now.
+    pub(crate) fn execed(
+        &mut self,
+        tree: &mut Tree,
+        rules: &Ruleset,
+        key: Key,
+        (class, ran): (Class, Ran),
+        now: u64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let Some(node) = tree.get(key) else { return };
+        match class {
+            Class::Plain => {}
+            Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
+            Class::Agent(rule) | Class::Server(rule)
+                if node.in_scope && ran != Ran::Copied && self.may_be_of(node.uids.real) =>
+            {
+                self.open(tree, key, (rule, rules.rule(rule)), ran, now, turns)
+            }
+            // The service of one user opens no session for a server of another one, which still leaves the session above.
+            Class::Server(rule) if ran != Ran::Copied => {
+                self.stop_at(tree, key, rules.name(rule), turns)
+            }
+            Class::Agent(_) | Class::Server(_) => {}
+        }
+    }
+
+    /// Returns the session that one of this kind is nested in if its root was started in `starter`.
+    pub(super) fn outer_of(
+        &self,
+        kind: SessionKind,
+        starter: Option<SessionId>,
+    ) -> Option<SessionId> {
+        let is_agents = |id: &SessionId| {
+            let starter = self.get(*id);
+            starter.is_none_or(|starter| starter.kind == SessionKind::Agent)
+        };
+        starter
+            .filter(|_| kind == SessionKind::Agent)
+            .filter(is_agents)
+    }
+
+    fn stop_at(&mut self, tree: &mut Tree, key: Key, rule: &Arc<str>, turns: &mut Vec<Turn>) {
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        node.boundary = Some(Arc::clone(rule));
+        node.watched = true;
+        (node.unsure, node.inferred) = (false, None);
+        node.end_order = None;
+        let Some(id) = node.session.take() else {
+            return;
+        };
+        if let Some(session) = self.by_id.get_mut(&id) {
+            session.members.remove(&key.pid);
+            if session.found && session.root == key {
+                // What it was found to be it has become below this boundary.
+                self.left.extend(session.outer.take());
+            }
+        }
+        turns.push(Turn::Boundary {
+            key,
+            session: id,
+            rule: Arc::clone(rule),
+        });
+        self.left.push(id);
+    }
+
+    fn open(
+        &mut self,
+        tree: &mut Tree,
+        key: Key,
+        (id, rule): (RuleId, &Rule),
+        ran: Ran,
+        now: u64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let (rule_id, agent, kind) = (id, Arc::clone(&rule.name), SessionKind::of(rule.action));
+        let mut own = None;
+        for session in self.by_id.values_mut() {
+            // One that is told of when its end is known already has lost nothing of its name.
+            if session.root == key && session.root_gone.is_none() || session.first_root == key {
+                // A shim that has turned into the agent itself.
+                (session.agent, session.rule) = (Arc::clone(&agent), Some(rule_id));
+                session.kind = kind;
+                if kind == SessionKind::Server {
+                    self.left.extend(session.outer.take());
+                }
+                session.is_of_root(tree.get(key));
+                session.found &= ran == Ran::Found;
+                own = Some(session.id);
+            }
+        }
+        if let Some(id) = own {
+            if kind == SessionKind::Server {
+                self.unnest(id);
+            }
+            if let Some(node) = tree.get_mut(key).filter(|node| node.session.is_none()) {
+                // It has been a boundary in between.
+                node.boundary = None;
+                self.join(tree, key, id, false);
+            }
+            return;
+        }
+        let Some(node) = tree.get_mut(key) else {
+            return;
+        };
+        self.last += 1;
+        let id = SessionId(self.last);
+        node.boundary = None;
+        node.root = true;
+        // An end that it only perhaps has to do with is none of its business.
+        let sure = !node.unsure && node.inferred.is_none();
+        let (starter, parent) = (node.session.filter(|_| sure), node.parent);
+        let begetter = node.birth_parent.or(parent);
+        let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
+        let unit = node
+            .facts()
+            .map(|facts| facts.unit.clone())
+            .unwrap_or_default();
+        let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
+        let outer = self.outer_of(kind, starter);
+        self.by_id.insert(
+            id,
+            Session {
+                id,
+                agent,
+                kind,
+                rule: Some(rule_id),
+                root: key,
+                uids,
+                opened: now,
+                first_root: key,
+                parent: begetter.map(|key| Parent::of(tree, key)),
+                outer,
+                cgroup_id,
+                sid,
+                unit,
+                inherited: Known::Unasked,
+                multiplexed,
+                root_gone: None,
+                handover: Handover::Excluded,
+                last_end: 0,
+                last_birth: 0,
+                last_use: 0,
+                found: ran == Ran::Found,
+                members: HashSet::default(),
+            },
+        );
+        self.join(tree, key, id, false);
+        if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
+            parent.watched |= parent.session.is_none();
+        }
+        self.gather(tree, key, id);
+        turns.push(Turn::Opened {
+            session: id,
+            starter: starter.filter(|_| outer.is_none()),
+        });
+    }
+
+    /// Makes sessions that are nested in a server's nested in none.
+    fn unnest(&mut self, server: SessionId) {
+        for session in self.by_id.values_mut() {
+            if session.outer == Some(server) {
+                self.left.extend(session.outer.take());
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Finds the agent that continues a session whose root has exited.
+//!
+//! ```text
+//!   claude (exits 0) ─┬─ bash ── npm run dev      carries the conversation's id
+//!                     └─ tool shell               carries the conversation's id
+//!   claude daemon ──── claude (worker)            names that id: becomes the root of what is left
+//! ```
+//!
+//! A successor only ever keeps processes. It must be an agent of the same rule and user. Its registry must list a process
+//! that is left, or its command line or registry must name the id of a conversation that such a process carries. A marker
+//! in an environment alone connects nothing.
+
+use super::{Session, SessionId, Sessions, Turn};
+use crate::Model;
+use crate::agent::{RuleId, Ruleset};
+use crate::conversation::{Conversations, Ids};
+use crate::event::{Ended, Key};
+use crate::facts::{Known, Needs};
+use crate::tree::Node;
+
+/// Time after the exit of a root with status 0 in which its successor may appear, in ns.
+const WINDOW_NS: u64 = 2_000_000_000;
+/// Most members whose conversations are looked up, the oldest first.
+const MEMBERS_MAX: usize = 64;
+
+/// Whether another agent may continue a session after the exit of its root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Handover {
+    /// No: the rule says nothing of it, the root did not exit with status 0, or no successor was found.
+    #[default]
+    Excluded,
+    /// A successor may still appear. Nothing of the session is due.
+    Awaited,
+    /// What would show a successor could not be read. Nothing of the session is due.
+    Unknown,
+}
+
+impl Handover {
+    /// Returns the state after the exit of a root. An exit whose status is unknown may have been one with status 0.
+    pub(super) fn after(rules: &Ruleset, rule: Option<RuleId>, ended: Ended) -> Handover {
+        let source = rule.and_then(|rule| rules.rule(rule).conversation.as_ref());
+        match ended {
+            Ended::Exited(0) | Ended::Unknown if source.is_some() => Handover::Awaited,
+            _ => Handover::Excluded,
+        }
+    }
+}
+
+/// Result of a search for a successor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// These facts must be read first.
+    Needs(Vec<(Key, Needs)>),
+    Found(Key),
+    /// No living agent names a conversation of what is left.
+    NotFound,
+    /// None was found, but not all could be read.
+    Unreadable,
+}
+
+impl Sessions {
+    /// Agents that may continue a session: roots of the same rule and real uid that are not below it, newest first.
+    fn candidates(&self, of: &Session) -> Vec<Key> {
+        let may_continue = |session: &&Session| {
+            session.agent == of.agent
+                && session.uids.real == of.uids.real
+                && session.root_gone.is_none()
+                && self.outwards(session.id).all(|outer| outer.id != of.id)
+        };
+        let sessions = self.iter().filter(may_continue);
+        let mut roots: Vec<Key> = sessions.map(|session| session.root).collect();
+        roots.sort_unstable_by_key(|key| std::cmp::Reverse((key.start, key.pid)));
+        roots.dedup();
+        roots
+    }
+}
+
+impl Model {
+    /// Returns the state of a session's handover; `None` if the session is closed.
+    pub fn handover(&self, id: SessionId) -> Option<Handover> {
+        Some(self.sessions.get(id)?.handover)
+    }
+
+    /// Returns when the search for a successor ends, in ns of CLOCK_MONOTONIC.
+    ///
+    /// A root whose exit was not observed has been gone for an unknown time: its successor is there, or never comes.
+    pub fn handover_deadline(&self, session: &Session) -> Option<u64> {
+        let gone = session.root_gone?;
+        let window = match gone.cause() {
+            Ended::Exited(_) => WINDOW_NS,
+            _ => 0,
+        };
+        Some(self.clock.awake(gone.at).saturating_add(window))
+    }
+
+    /// Searches for the agent that continues a session.
+    pub fn find_successor(&self, id: SessionId) -> Search {
+        let Some(session) = self.sessions.get(id) else {
+            return Search::NotFound;
+        };
+        let candidates = self.candidates(session);
+        if candidates.is_empty() {
+            return Search::NotFound;
+        }
+        let left = self.oldest_members(id);
+        let unread = |node: &&&Node| conversations(node) == &Known::Unasked;
+        let unread: Vec<(Key, Needs)> = (left.iter().chain(&candidates).filter(unread))
+            .map(|node| (node.key, Needs::CONVERSATIONS))
+            .collect();
+        if !unread.is_empty() {
+            return Search::Needs(unread);
+        }
+        let mut ids = Ids::default();
+        let carried = left.iter().filter_map(|node| known(node));
+        carried.for_each(|all| ids.extend(&all.inherited));
+        let continues = |node: &&&Node| {
+            let by_registry = known(node).is_some_and(|all| {
+                let is_left = |key: &Key| left.iter().any(|node| node.key.same_tick(*key));
+                all.registered.iter().any(|id| ids.contains(id)) || all.adopted.iter().any(is_left)
+            });
+            by_registry || ids.is_named_in(&node.image.argv)
+        };
+        if let Some(successor) = candidates.iter().find(continues) {
+            return Search::Found(successor.key);
+        }
+        let unread = left.iter().any(|node| known(node).is_none());
+        let incomplete = |node: &&Node| known(node).is_none_or(|all| all.registry_unreadable);
+        match unread || candidates.iter().any(incomplete) {
+            true => Search::Unreadable,
+            false => Search::NotFound,
+        }
+    }
+
+    /// Makes `root` the root of a session whose handover is open.
+    pub fn hand_over(&mut self, id: SessionId, root: Key) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        if self
+            .handover(id)
+            .is_some_and(|state| state != Handover::Excluded)
+        {
+            self.sessions
+                .hand_over(&mut self.tree, id, root, &mut turns);
+        }
+        turns
+    }
+
+    /// Sets the result of a search that has found no successor.
+    pub fn set_handover(&mut self, id: SessionId, state: Handover) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.handover = state;
+        }
+    }
+
+    /// Forgets the conversations of all processes that a search looks at, so that the next one reads them again.
+    pub fn forget_conversations(&mut self, id: SessionId) {
+        let candidates = self
+            .sessions
+            .get(id)
+            .map(|session| self.candidates(session));
+        let candidates = candidates.unwrap_or_default();
+        let all = self.oldest_members(id).into_iter().chain(candidates);
+        let all: Vec<Key> = all.map(|node| node.key).collect();
+        for key in all {
+            self.forget_facts(key, Needs::CONVERSATIONS);
+        }
+    }
+
+    fn candidates(&self, session: &Session) -> Vec<&Node> {
+        let roots = self.sessions.candidates(session).into_iter();
+        roots.filter_map(|root| self.tree.get(root)).collect()
+    }
+
+    /// Returns members of a session and of those nested in it, at most [`MEMBERS_MAX`].
+    fn oldest_members(&self, id: SessionId) -> Vec<&Node> {
+        let sessions = self.sessions.inwards(id);
+        let pids = sessions.flat_map(Session::members);
+        let mut members: Vec<&Node> = pids.filter_map(|pid| self.tree.by_pid(pid)).collect();
+        members.sort_unstable_by_key(|node| (node.key.start, node.key.pid));
+        members.truncate(MEMBERS_MAX);
+        members
+    }
+}
+
+fn conversations(node: &Node) -> &Known<std::sync::Arc<Conversations>> {
+    node.facts()
+        .map_or(&Known::Unasked, |facts| &facts.conversations)
+}
+
+fn known(node: &Node) -> Option<&Conversations> {
+    match conversations(node) {
+        Known::Is(all) => Some(all),
+        _ => None,
+    }
+}

@@ -1,0 +1,302 @@
+//! What speaks for a process being a leftover, and what against that.
+
+use std::sync::Arc;
+
+use super::{Judge, file_name, tick};
+use crate::event::{Image, Key, TICK_NS};
+use crate::facts::Known;
+use crate::stray::{Doubt, EnvMark, Evidence, Row, Trace};
+
+/// The rule whose tool shells are known by their command line.
+pub(super) const CLAUDE: &str = "claude-code";
+/// What stands in the command line of those.
+const SNAPSHOT: &[u8] = b"/shell-snapshots/snapshot-";
+const SHELLS: &[&[u8]] = &[b"bash", b"zsh", b"sh", b"dash", b"busybox"];
+/// Programs that run another one under another user, by file name or the kernel's name.
+const SWITCHERS: &[&[u8]] = &[
+    b"sudo", b"sudo-rs", b"su", b"su-rs", b"runuser", b"pkexec", b"doas",
+];
+/// Users that are there for one program each; root is not among them.
+const PROGRAMS_UIDS: std::ops::RangeInclusive<u32> = 1..=999;
+/// How the names of programs begin that may be agents.
+const AGENT_STARTS: &[&[u8]] = &[
+    b"claude",
+    b"codex",
+    b"opencode",
+    b"gemini",
+    b"copilot",
+    b"cursor-agent",
+    b"qwen",
+    b"aider",
+];
+/// Names of others, which are also how other words begin.
+const AGENT_NAMES: &[&[u8]] = &[b"amp", b"crush", b"goose"];
+
+/// What speaks for a process, and what against that.
+pub(super) struct Claim {
+    pub(super) agent: Arc<str>,
+    pub(super) evidence: Evidence,
+    pub(super) doubt: Option<Doubt>,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn claim(&self, row: &'a Row) -> Option<Claim> {
+        let none = Trace::default();
+        let trace = match &row.trace {
+            Known::Is(trace) => trace,
+            Known::Unasked | Known::Unreadable => &none,
+        };
+        if let Some(claim) = self.recorded(row, trace) {
+            return Some(claim);
+        }
+        if self.is_watched(row) {
+            return None;
+        }
+        let mark = trace.marks.first();
+        let named = mark.and_then(|mark| Some((mark, mark.owner?)));
+        let weak = mark.map(|mark| Evidence::Mark {
+            variable: mark.variable,
+        });
+        let (agent, evidence, doubt) = if let Some((mark, pid)) = named {
+            let variable = mark.variable;
+            let alone = || (!trace.backs(mark)).then_some(Doubt::NoOwner);
+            match self.owner_doubt(row, trace, mark.agent).or_else(alone) {
+                Some(doubt) => (mark.agent, weak?, Some(doubt)),
+                None => {
+                    let evidence = Evidence::DeadOwner { variable, pid };
+                    (mark.agent, evidence, self.mark_doubt(row, trace, mark))
+                }
+            }
+        } else if is_tool_shell(&row.seen.image) {
+            (CLAUDE, Evidence::ToolShell, self.shell_doubt(row, trace))
+        } else {
+            (mark?.agent, weak?, Some(Doubt::NoOwner))
+        };
+        Some(Claim {
+            agent: agent.into(),
+            evidence,
+            doubt,
+        })
+    }
+
+    fn mark_doubt(&self, row: &'a Row, trace: &Trace, mark: &EnvMark) -> Option<Doubt> {
+        if !self.is_adopted(row, trace) {
+            Some(Doubt::NotOrphan)
+        } else if self.has_changed_uid(row, trace) {
+            Some(Doubt::ChangedUid)
+        } else {
+            let doubt = self.successor_doubt(row, trace, mark.agent, 0);
+            let doubt = doubt.or_else(|| self.shared_doubt(row, trace));
+            let doubt = doubt.or_else(|| self.may_lie(row, trace));
+            doubt.or_else(|| self.unknown_owner(row, trace).map(Doubt::OwnerUnknown))
+        }
+    }
+
+    /// One that it names of whom no record tells that it was such an agent; by order, none is asked for.
+    fn unknown_owner(&self, row: &Row, trace: &Trace) -> Option<u32> {
+        let is_recorded = |mark: &EnvMark, pid: u32| {
+            let mut sessions = self.roots.get(&pid).into_iter().flatten();
+            sessions.any(|session| {
+                *session.agent == *mark.agent
+                    && session.uid == Some(row.seen.uids.real)
+                    && session.root.start < row.seen.key.start
+            })
+        };
+        let mut marks = trace.marks.iter();
+        let unknown = |mark: &EnvMark| mark.owner.filter(|pid| !is_recorded(mark, *pid));
+        let asked = !self.question.by_order;
+        asked.then(|| marks.find_map(unknown)).flatten()
+    }
+
+    fn shell_doubt(&self, row: &'a Row, trace: &Trace) -> Option<Doubt> {
+        let parent = self.parent(row);
+        let age = self.question.now.saturating_sub(row.seen.key.start);
+        if !parent.is_some_and(|parent| self.is_adopter(parent)) {
+            Some(Doubt::NotOrphan)
+        } else if self.has_changed_uid(row, trace) {
+            Some(Doubt::ChangedUid)
+        } else if let Some(doubt) = self.agent_doubt(row) {
+            Some(doubt)
+        } else if let Some(doubt) = self.agents.continuer_doubt(row, trace) {
+            Some(doubt)
+        } else if age < self.question.max_age {
+            Some(Doubt::Young)
+        } else {
+            self.may_lie(row, trace)
+        }
+    }
+
+    fn recorded(&self, row: &Row, trace: &Trace) -> Option<Claim> {
+        let key = row.seen.key;
+        let is = |member: &Key| !row.seen.exact || *member == key;
+        let mut sessions = self.recorded.get(&tick(key))?.iter();
+        let (_, session) = sessions.find(|(member, _)| is(member))?;
+        let session = &self.question.recorded[*session];
+        let root = session.root;
+        let alive = self.table.rows.get(&root.pid);
+        let uids = row.seen.uids;
+        let doubt = if alive.is_some_and(|row| row.seen.key.same_tick(root)) {
+            Some(Doubt::OwnerAlive(root.pid))
+        } else if self.table.unread.contains_key(&root.pid) {
+            Some(Doubt::OwnerUnsure(root.pid))
+        } else if is_switched(row) || session.uid.is_some_and(|uid| uid != uids.real) {
+            Some(Doubt::ChangedUid)
+        } else {
+            let named = self.named_owner_doubt(row, trace);
+            // Its root may have handed over to another while nobody watched; not so of what is being ended.
+            let heir = || {
+                // The table knows starts to the tick.
+                let since = root.start - root.start % TICK_NS;
+                let known = self.question.rules.session_rule(&session.agent);
+                let unknown = known.is_none().then_some(Doubt::AgentUnknown);
+                let alive = self.successor_doubt(row, trace, &session.agent, since);
+                alive.or(unknown)
+            };
+            named.or_else(|| heir().filter(|_| root.pid > 0))
+        };
+        Some(Claim {
+            agent: Arc::clone(&session.agent),
+            evidence: Evidence::Recorded { root: root.pid },
+            doubt,
+        })
+    }
+
+    /// Returns the living agent, of any name, that may own a process whose evidence names no agent: one of the same
+    /// user that began no later.
+    fn agent_doubt(&self, row: &Row) -> Option<Doubt> {
+        let alive = self.agents.older_than(row);
+        let unsure = || self.unread_of(row).map(Doubt::AgentUnsure);
+        alive.map(Doubt::AgentAlive).or_else(unsure)
+    }
+
+    /// Returns the living agent that may have taken over from one that is gone; its successors began at `since` or later.
+    fn successor_doubt(&self, row: &Row, trace: &Trace, agent: &str, since: u64) -> Option<Doubt> {
+        let named = self.agents.continuer_doubt(row, trace);
+        let alive = || self.agents.successor(row, agent, since);
+        let unsure = || self.unread_of(row).map(Doubt::AgentUnsure);
+        named
+            .or_else(|| alive().map(Doubt::AgentAlive))
+            .or_else(unsure)
+    }
+
+    /// Returns the doubt about a marker that a living agent of the same user, or an ancestor of one, may carry too.
+    fn shared_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+        // A process that carries a living agent is in doubt for that reason alone.
+        if self.carriers.contains(&row.seen.key.pid) {
+            return Some(Doubt::Agent);
+        }
+        self.agents.shared_doubt(row, trace)
+    }
+
+    /// Whether one of the agents that it names lives, or may.
+    fn owner_doubt(&self, row: &Row, trace: &Trace, agent: &str) -> Option<Doubt> {
+        // In another PID namespace the pid is that of another process; what was cut off may name another agent.
+        let unsure = |pid: &u32| {
+            row.nested || trace.cut || self.agents.has_nested(agent, row.seen.uids.real, *pid)
+        };
+        let unsure = || trace.owners().find(unsure).map(Doubt::OwnerUnsure);
+        let named = self.named_owner_doubt(row, trace);
+        named.or_else(unsure)
+    }
+
+    /// The same of those alone who are there under such a pid.
+    fn named_owner_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+        let mut unsure = None;
+        for pid in trace.owners().filter(|_| !row.nested) {
+            match self.table.rows.get(&pid) {
+                // The pid was reused: this process began after the leftover did.
+                Some(owner) if owner.seen.key.start > row.seen.key.start => {}
+                Some(_) => return Some(Doubt::OwnerAlive(pid)),
+                None if self.table.unread.contains_key(&pid) => {
+                    unsure = Some(Doubt::OwnerUnsure(pid));
+                }
+                None => {}
+            }
+        }
+        unsure
+    }
+
+    /// Whether it may run under another user than the agent that its environment comes from. Where nobody has logged
+    /// in, what runs under a user who is there for one program is such, unless agents of that user are known.
+    fn has_changed_uid(&self, row: &Row, trace: &Trace) -> bool {
+        let uid = row.seen.uids.real;
+        let of_program = || {
+            let mut sessions = self.question.recorded.iter();
+            PROGRAMS_UIDS.contains(&uid)
+                && !self.agents.has_user(uid)
+                && !sessions.any(|session| session.uid == Some(uid))
+        };
+        is_switched(row)
+            || trace.switched
+            || row.login_uid.map_or_else(of_program, |login| login != uid)
+    }
+
+    fn is_adopted(&self, row: &Row, trace: &Trace) -> bool {
+        let Some(parent) = self.parent(row) else {
+            return false;
+        };
+        let known = self.is_adopter(parent);
+        let by_mark = match &parent.trace {
+            Known::Is(above) => {
+                let known = known || !above.cut && self.has_lost_its_session(row, parent);
+                known && !trace.shares(above)
+            }
+            Known::Unasked | Known::Unreadable => known,
+        };
+        by_mark && !self.is_agent(parent) && trace.owners().all(|pid| pid != parent.seen.key.pid)
+    }
+
+    /// Whether the leader of its terminal session is gone, and that was not begun by it or its parent.
+    fn has_lost_its_session(&self, row: &Row, parent: &Row) -> bool {
+        let sid = row.seen.image.sid;
+        let gone = match self.table.rows.get(&sid) {
+            Some(leader) => leader.seen.key.start > row.seen.key.start,
+            None => !self.table.unread.contains_key(&sid),
+        };
+        // 0 is one of another pid namespace.
+        gone && sid != 0 && sid != row.seen.key.pid && sid != parent.seen.image.sid
+    }
+}
+
+impl Doubt {
+    /// Whether it says that somebody else may live who it belongs to.
+    pub(super) fn is_of_another(self) -> bool {
+        match self {
+            Doubt::OwnerAlive(_)
+            | Doubt::OwnerUnsure(_)
+            | Doubt::AgentAlive(_)
+            | Doubt::AgentUnsure(_)
+            | Doubt::SharedMark(_)
+            | Doubt::AgentUnknown => true,
+            Doubt::NoOwner
+            | Doubt::OwnerUnknown(_)
+            | Doubt::ChangedUid
+            | Doubt::NotOrphan
+            | Doubt::Young
+            | Doubt::Multiplexed
+            | Doubt::TerminalSession(_)
+            | Doubt::Agent => false,
+        }
+    }
+}
+
+/// Whether it runs under two users, or a program that runs others under another one.
+fn is_switched(row: &Row) -> bool {
+    let (uids, image) = (row.seen.uids, &row.seen.image);
+    let switches = |name: &[u8]| SWITCHERS.contains(&name);
+    uids.real != uids.effective || switches(file_name(&image.exe)) || switches(&image.comm)
+}
+
+/// Whether it is called as agents are, known to a rule or not.
+pub(super) fn resembles_agent(image: &Image) -> bool {
+    [file_name(&image.exe), &image.comm].iter().any(|name| {
+        let mut starts = AGENT_STARTS.iter();
+        AGENT_NAMES.contains(name) || starts.any(|start| name.starts_with(start))
+    })
+}
+
+/// Claude's shell for one tool call: `bash -c 'source ~/.claude/shell-snapshots/snapshot-… && …'`.
+fn is_tool_shell(image: &Image) -> bool {
+    let script = |arg: &[u8]| arg.windows(SNAPSHOT.len()).any(|part| part == SNAPSHOT);
+    SHELLS.contains(&file_name(&image.exe)) && image.args().skip(1).any(script)
+}

@@ -1,0 +1,33 @@
+//! In which order processes are gone through.
+
+use hashbrown::HashMap;
+
+use super::Judge;
+use crate::stray::Row;
+
+impl<'a> Judge<'a> {
+    /// All, by when they began, and parents before their children also where both began in the same tick. A loop,
+    /// which only damage could make, has no first one: those in it come as they come.
+    pub(super) fn in_order(&self) -> Vec<&'a Row> {
+        let mut children: HashMap<u32, Vec<&'a Row>> = HashMap::new();
+        let mut depths: HashMap<u32, usize> = HashMap::with_capacity(self.table.rows.len());
+        let mut next = Vec::new();
+        for row in self.table.rows.values() {
+            match self.parent(row) {
+                Some(parent) => children.entry(parent.seen.key.pid).or_default().push(row),
+                None => next.push((row, 0)),
+            }
+        }
+        while let Some((row, depth)) = next.pop() {
+            depths.insert(row.seen.key.pid, depth);
+            let below = children.remove(&row.seen.key.pid).unwrap_or_default();
+            next.extend(below.into_iter().map(|row| (row, depth + 1)));
+        }
+        let mut rows: Vec<_> = self.table.rows.values().collect();
+        rows.sort_by_key(|row| {
+            let key = row.seen.key;
+            (key.start, depths.get(&key.pid).copied(), key.pid)
+        });
+        rows
+    }
+}

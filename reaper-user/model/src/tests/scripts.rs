@@ -1,0 +1,235 @@
+//! Interpreters whose script shows what they are only when its path is resolved.
+
+use reaper_common::{MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_ROOT};
+
+use super::rules::{ruled, tell, world};
+use super::world::{self, INIT, World, name};
+use crate::Reclassified;
+use crate::event::{Ended, Key, Mark};
+use crate::facts::{Facts, Known, Needs};
+use crate::policy::Verdict;
+
+const RULES: &str = "[[agent]]\nname = 'gemini'\nexe = '**/node'\nscript = '**/gemini.js'\n\
+     [[server]]\nname = 'serve'\nexe = '**/node'\nscript = '**/serve.js'\n\
+     [[boundary]]\nname = 'editor'\nexe = '**/node'\nscript = '**/editor.js'\n\
+     [[keep]]\nname = 'daemon'\nexe = '**/node'\nscript = '**/daemon.js'\n";
+
+fn start() -> World {
+    world(ruled(RULES))
+}
+
+fn learn(w: &mut World, key: Key, script: Option<&str>) -> Reclassified {
+    let node = w.model.tree.get(key).unwrap();
+    let matched = |path: &str| w.model.rules.matched_script(&node.image, path.into());
+    let found = Facts {
+        script: script.map_or(Known::Unreadable, |path| Known::Is(matched(path))),
+        ..Facts::NOTHING
+    };
+    tell(w, key, Needs::SCRIPT, found);
+    let now = w.now;
+    let turns = &mut w.turns;
+    let all = w.model.reclassify(key, now, |model: &_, turn: &_| {
+        turns.push(name(model, turn))
+    });
+    world::assert_consistent(&w.model);
+    all
+}
+
+#[test]
+fn only_a_script_that_shows_nothing_as_given_is_resolved() {
+    for (program, expected) in [
+        ("node my-tool", true),
+        ("node ./x/a.js", true),
+        ("node /x/gemini.js", false),
+        ("node -e code", false),
+        ("node", false),
+        ("bash my-tool", false),
+    ] {
+        let mut w = start();
+        let key = w.spawn(INIT, program);
+        assert_eq!(w.model.is_awaited(key), expected, "{program}");
+        // A copy has not run the program itself.
+        let copy = w.fork(key);
+        assert!(!w.model.is_awaited(copy));
+        w.exit(key);
+        assert!(!w.model.is_awaited(key));
+    }
+}
+
+#[test]
+fn agent_by_its_resolved_script_owns_what_it_started_before() {
+    let mut w = start();
+    let agent = w.spawn(INIT, "node my-tool");
+    let shell = w.spawn(agent, "sh");
+    let tool = w.spawn(shell, "npm");
+    w.exit(shell);
+    let mux = w.spawn(agent, "editor");
+    let inner = w.spawn(agent, "claude");
+    let inner_tool = w.spawn(inner, "sh");
+    w.turns();
+    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    assert_eq!(w.turns(), ["opened gemini"]);
+    assert_eq!(all.joined, [tool, mux]);
+    assert_eq!([tool, mux].map(|key| w.root_of(key)), [Some(agent); 2]);
+    assert_eq!(w.root_of(inner_tool), Some(inner));
+    assert!(!w.model.is_awaited(agent));
+    w.dies_by_signal(agent);
+    // The inner agent's session is nested in the one that opened later.
+    for key in [tool, mux, inner, inner_tool] {
+        assert_eq!(w.why(key), "reap root_gone");
+    }
+}
+
+#[test]
+fn awaited_processes_may_be_below_each_other() {
+    for (outer_is_agent, inner_first) in
+        [(true, true), (true, false), (false, true), (false, false)]
+    {
+        let mut w = start();
+        let outer = w.spawn(INIT, "node my-tool");
+        let shell = w.spawn(outer, "sh");
+        let inner = w.spawn(shell, "node other");
+        let tool = w.spawn(inner, "npm");
+        let answer = |w: &mut World, key| {
+            let script = match (key == outer, outer_is_agent) {
+                (true, true) => "/lib/gemini.js",
+                (true, false) => "/x/other.js",
+                (false, true) => "/x/other.js",
+                (false, false) => "/lib/gemini.js",
+            };
+            learn(w, key, Some(script));
+        };
+        match inner_first {
+            true => [inner, outer].map(|key| answer(&mut w, key)),
+            false => [outer, inner].map(|key| answer(&mut w, key)),
+        };
+        let root = if outer_is_agent { outer } else { inner };
+        let expected = outer_is_agent.then_some(outer);
+        assert_eq!([outer, shell].map(|key| w.root_of(key)), [expected; 2]);
+        assert_eq!([inner, tool].map(|key| w.root_of(key)), [Some(root); 2]);
+        assert!(![outer, inner].iter().any(|key| w.model.is_awaited(*key)));
+    }
+}
+
+#[test]
+fn boundary_below_an_awaited_agent_stays_one() {
+    let mut w = start();
+    let agent = w.spawn(INIT, "node my-tool");
+    let editor = w.spawn(agent, "node /x/editor.js");
+    let work = w.spawn(editor, "sh");
+    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    assert_eq!(all.joined, []);
+    w.dies_by_signal(agent);
+    assert_eq!([editor, work].map(|key| w.root_of(key)), [None; 2]);
+}
+
+#[test]
+fn script_that_no_rule_knows_leaves_everything_as_it_was() {
+    for script in [Some("/x/other.js"), None] {
+        let mut w = start();
+        let key = w.spawn(INIT, "node my-tool");
+        let child = w.spawn(key, "sh");
+        let all = learn(&mut w, key, script);
+        assert_eq!(all.joined, []);
+        assert_eq!(w.model.take_released(), [child, key]);
+        assert_eq!(w.turns(), Vec::<String>::new());
+        assert!(!w.model.is_awaited(key));
+        w.dies_by_signal(key);
+        assert_eq!(w.decide(child).verdict, Verdict::Keep);
+    }
+}
+
+#[test]
+fn answer_about_an_earlier_script_says_nothing() {
+    let mut w = start();
+    let key = w.spawn(INIT, "node my-tool");
+    let before = w.model.tree.get(key).unwrap().image.clone();
+    w.exec(key, "node another");
+    let found = Facts {
+        script: Known::Is(
+            w.model
+                .rules
+                .matched_script(&before, "/lib/gemini.js".into()),
+        ),
+        ..Facts::NOTHING
+    };
+    tell(&mut w, key, Needs::SCRIPT, found);
+    let now = w.now;
+    let all = w.model.reclassify(key, now, |_, _| ());
+    assert_eq!(all, Reclassified::default());
+    assert!(w.model.is_awaited(key), "it is asked again");
+    w.exec(key, "bash");
+    assert!(!w.model.is_awaited(key));
+}
+
+#[test]
+fn other_rules_await_the_same_script_or_no_longer() {
+    let mut w = start();
+    let key = w.spawn(INIT, "node my-tool");
+    w.model.set_rules(ruled(RULES));
+    assert!(w.model.is_awaited(key));
+    assert!(w.model.wants_script(w.model.tree.get(key).unwrap()));
+    w.model.set_rules(ruled(
+        "[[agent]]\nname = 'mine'\nexe = '**/node'\nscript = 'my-tool'\n",
+    ));
+    assert!(!w.model.is_awaited(key));
+    assert_eq!(w.model.take_released(), [key]);
+}
+
+#[test]
+fn kernel_follows_an_awaited_tree_until_the_answer() {
+    let mut w = start();
+    let key = w.spawn(INIT, "node my-tool");
+    let child = w.spawn(key, "sh");
+    let root = key;
+    let candidate = Mark {
+        session: Some(root),
+        flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
+    };
+    for key in [key, child] {
+        assert_eq!(w.model.wanted_mark(key), Some(candidate));
+        assert!(!w.model.foreign(key));
+    }
+    learn(&mut w, key, Some("/lib/gemini.js"));
+    for (key, flags) in [
+        (key, MEMBER_FOLLOWED | MEMBER_ROOT),
+        (child, MEMBER_FOLLOWED),
+    ] {
+        let wanted = w.model.wanted_mark(key).unwrap();
+        assert_eq!(wanted.flags & !MEMBER_CLEAR, flags);
+        assert_eq!(wanted.session, Some(root));
+    }
+
+    let mut w = start();
+    let key = w.spawn(INIT, "node my-tool");
+    let child = w.spawn(key, "sh");
+    learn(&mut w, key, None);
+    for key in [key, child] {
+        assert_eq!(w.model.wanted_mark(key), None);
+        assert!(w.model.foreign(key));
+    }
+}
+
+#[test]
+fn member_is_what_its_resolved_script_shows() {
+    let mut w = start();
+    let outer = w.spawn(INIT, "claude");
+    let agent = w.spawn(outer, "node my-tool");
+    let server = w.spawn(outer, "node other");
+    let tool = w.spawn(server, "sh");
+    let daemon = w.spawn(outer, "node my-daemon");
+    // As the service has written it: the map has what a member was born as.
+    w.model.set_mark(agent, w.model.wanted_mark(agent));
+    learn(&mut w, agent, Some("/lib/gemini.js"));
+    let all = learn(&mut w, server, Some("/lib/serve.js"));
+    assert_eq!(all.left, [tool]);
+    learn(&mut w, daemon, Some("/lib/daemon.js"));
+    assert_eq!(w.root_of(agent), Some(agent));
+    assert_eq!(w.root_of(tool), Some(server));
+    w.dies_by_signal(outer);
+    assert_eq!(w.why(agent), "reap root_gone");
+    assert_eq!(w.why(server), "keep root_alive");
+    assert_eq!(w.why(daemon), "keep keep_rule daemon");
+    w.end(server, Ended::Exited(0), None);
+    assert_eq!(w.why(tool), "reap root_gone");
+}

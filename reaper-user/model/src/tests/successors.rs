@@ -1,0 +1,294 @@
+//! Sessions that another agent continues after the exit of their root.
+
+use std::sync::Arc;
+
+use super::world::{INIT, USER, World};
+use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use crate::conversation::{ConversationSource, Conversations};
+use crate::event::{Ended, Key, TICK_NS, Uids};
+use crate::facts::{Facts, Known, Needs};
+use crate::session::{Handover, Search, SessionId};
+
+const OLD: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
+const NEW: &str = "22ab6b57-9254-4a06-8f04-56c08376a054";
+
+/// A world in which `claude` can leave its conversation, and `codex` cannot.
+fn world() -> World {
+    let agent = |name: &str| {
+        let condition = Condition {
+            field: Field::Comm,
+            any_of: vec![Pattern::comm(name).unwrap()],
+            negative: false,
+        };
+        Rule::new(name, Action::Agent, vec![Matcher::new(vec![condition])])
+    };
+    let mut claude = agent("claude");
+    claude.conversation = Some(Arc::new(ConversationSource {
+        variable: "CLAUDE_CODE_SESSION_ID".into(),
+        registry: None,
+    }));
+    let mut w = World::new();
+    w.model
+        .set_rules(Ruleset::new(vec![claude, agent("codex")]));
+    w
+}
+
+fn session(w: &World, root: Key) -> SessionId {
+    w.model.sessions.of_root(root).expect("it is a root").id
+}
+
+/// Tells the model what was read of a process.
+fn reads(w: &mut World, key: Key, change: impl FnOnce(&mut Conversations)) {
+    let mut found = Conversations::default();
+    change(&mut found);
+    learns(w, key, Known::Is(Arc::new(found)));
+}
+
+fn learns(w: &mut World, key: Key, conversations: Known<Arc<Conversations>>) {
+    let facts = Facts {
+        conversations,
+        ..Facts::default()
+    };
+    let now = w.now;
+    w.model.set_facts(key, Needs::CONVERSATIONS, facts, now);
+}
+
+fn carries(w: &mut World, key: Key, id: &str) {
+    reads(w, key, |all| all.inherited.insert_from(id.as_bytes()));
+}
+
+/// An agent with a job that carries the id of its conversation, and another agent of the same user.
+fn two_agents(w: &mut World) -> (Key, Key, Key) {
+    let agent = w.spawn(INIT, "claude");
+    let job = w.spawn(agent, "server");
+    let other = w.spawn(INIT, "claude");
+    carries(w, job, OLD);
+    (agent, job, other)
+}
+
+#[test]
+fn nothing_is_due_while_a_successor_is_awaited() {
+    let mut w = world();
+    let (agent, job, _) = two_agents(&mut w);
+    let id = session(&w, agent);
+    let nested = w.spawn(job, "codex");
+    let tool = w.spawn(nested, "npm");
+    w.exit(agent);
+    let exit = w.now;
+    assert_eq!(w.model.handover(id), Some(Handover::Awaited));
+    for key in [job, nested, tool] {
+        assert_eq!(w.why(key), "wait successor_awaited");
+    }
+    let deadline = w.decide(job).until.unwrap();
+    assert!(deadline >= 2_000_000_000 && deadline <= exit + 2_000_000_000);
+    w.model.set_handover(id, Handover::Excluded);
+    for key in [job, nested, tool] {
+        assert_eq!(w.why(key), "reap root_gone");
+    }
+}
+
+#[test]
+fn nested_agent_that_is_killed_meanwhile_is_due() {
+    let mut w = world();
+    let (agent, job, _) = two_agents(&mut w);
+    let nested = w.spawn(job, "codex");
+    let tool = w.spawn(nested, "npm");
+    w.exit(agent);
+    w.dies_by_signal(nested);
+    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(job), "wait successor_awaited");
+}
+
+#[test]
+fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
+    for (program, ended, expected) in [
+        ("claude", Ended::Exited(0), Handover::Awaited),
+        ("claude", Ended::Unknown, Handover::Awaited),
+        ("claude", Ended::Exited(1), Handover::Excluded),
+        (
+            "claude",
+            Ended::Signalled {
+                signal: 9,
+                core: false,
+            },
+            Handover::Excluded,
+        ),
+        ("codex", Ended::Exited(0), Handover::Excluded),
+    ] {
+        let mut w = world();
+        let agent = w.spawn(INIT, program);
+        let job = w.spawn(agent, "server");
+        let id = session(&w, agent);
+        w.end(agent, ended, Some(INIT));
+        assert_eq!(w.model.handover(id), Some(expected), "{program} {ended:?}");
+        let due = w.why(job) == "reap root_gone";
+        assert_eq!(due, expected == Handover::Excluded, "{program} {ended:?}");
+    }
+}
+
+#[test]
+fn exit_that_was_not_seen_is_not_waited_for() {
+    let mut w = world();
+    let (agent, job, _) = two_agents(&mut w);
+    w.end(agent, Ended::Unknown, Some(INIT));
+    assert!(w.decide(job).until.unwrap() <= w.now);
+}
+
+#[test]
+fn agent_that_resumes_the_conversation_is_the_new_root() {
+    let mut w = world();
+    let (agent, job, _) = two_agents(&mut w);
+    let id = session(&w, agent);
+    let worker = w.fork(INIT);
+    w.exec(
+        worker,
+        &format!("claude --fork-session --resume /h/{OLD}.jsonl"),
+    );
+    w.exit(agent);
+    for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
+        reads(&mut w, key, |_| {});
+    }
+    assert_eq!(w.model.find_successor(id), Search::Found(worker));
+    assert_eq!(w.model.hand_over(id, worker).len(), 1);
+    assert_eq!(w.why(job), "keep detached");
+    w.dies_by_signal(worker);
+    assert_eq!(w.why(job), "reap root_gone");
+}
+
+#[test]
+fn registry_of_a_living_agent_names_the_successor() {
+    let by_id = |all: &mut Conversations, _: Key| all.registered.insert_from(OLD.as_bytes());
+    let by_job = |all: &mut Conversations, job: Key| {
+        let start = job.start - job.start % TICK_NS;
+        all.adopt(Key { start, ..job });
+    };
+    for names in [by_id as fn(&mut Conversations, Key), by_job] {
+        let mut w = world();
+        let (agent, job, other) = two_agents(&mut w);
+        let id = session(&w, agent);
+        w.exit(agent);
+        reads(&mut w, other, |all| names(all, job));
+        assert_eq!(w.model.find_successor(id), Search::Found(other));
+    }
+}
+
+#[test]
+fn marker_in_the_environment_of_an_agent_names_no_successor() {
+    let mut w = world();
+    let (agent, _, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.exit(agent);
+    carries(&mut w, other, OLD);
+    assert_eq!(w.model.find_successor(id), Search::NotFound);
+}
+
+#[test]
+fn agent_that_names_another_conversation_is_no_successor() {
+    let mut w = world();
+    let (agent, job, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.exit(agent);
+    reads(&mut w, other, |all| {
+        all.registered.insert_from(NEW.as_bytes());
+        all.adopt(Key {
+            start: job.start + 2 * TICK_NS,
+            ..job
+        });
+    });
+    assert_eq!(w.model.find_successor(id), Search::NotFound);
+}
+
+#[test]
+fn agent_of_another_user_rule_or_below_is_no_successor() {
+    let mut w = world();
+    let (agent, job, _) = two_agents(&mut w);
+    let id = session(&w, agent);
+    let resumes = format!("claude --resume {OLD}");
+    w.spawn(job, &resumes);
+    w.spawn(INIT, &resumes.replace("claude", "codex"));
+    w.uids = Uids {
+        real: 1001,
+        effective: 1001,
+    };
+    w.spawn(INIT, &resumes);
+    w.uids = USER;
+    w.exit(agent);
+    for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
+        reads(&mut w, key, |_| {});
+    }
+    assert_eq!(w.model.find_successor(id), Search::NotFound);
+}
+
+#[test]
+fn what_has_not_been_read_is_asked_for_once() {
+    let mut w = world();
+    let (agent, job, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.exit(agent);
+    let needs = vec![(other, Needs::CONVERSATIONS)];
+    assert_eq!(w.model.find_successor(id), Search::Needs(needs));
+    reads(&mut w, other, |_| {});
+    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    w.model.forget_conversations(id);
+    let both = vec![(job, Needs::CONVERSATIONS), (other, Needs::CONVERSATIONS)];
+    assert_eq!(w.model.find_successor(id), Search::Needs(both));
+}
+
+#[test]
+fn what_cannot_be_read_keeps() {
+    let mut w = world();
+    let (agent, job, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.exit(agent);
+    reads(&mut w, other, |all| all.registry_unreadable = true);
+    assert_eq!(w.model.find_successor(id), Search::Unreadable);
+    learns(&mut w, other, Known::Unreadable);
+    assert_eq!(w.model.find_successor(id), Search::Unreadable);
+    reads(&mut w, other, |_| {});
+    reads(&mut w, job, |all| all.registry_unreadable = true);
+    assert_eq!(
+        w.model.find_successor(id),
+        Search::NotFound,
+        "it is no agent"
+    );
+    learns(&mut w, job, Known::Unreadable);
+    assert_eq!(w.model.find_successor(id), Search::Unreadable);
+    w.model.set_handover(id, Handover::Unknown);
+    assert_eq!(w.why(job), "keep successor_unknown");
+}
+
+#[test]
+fn without_another_agent_nothing_is_read() {
+    let mut w = world();
+    let agent = w.spawn(INIT, "claude");
+    let job = w.spawn(agent, "server");
+    let id = session(&w, agent);
+    w.exit(agent);
+    learns(&mut w, job, Known::Unreadable);
+    assert_eq!(w.model.find_successor(id), Search::NotFound);
+}
+
+#[test]
+fn successor_hands_over_in_its_turn() {
+    let mut w = world();
+    let (agent, job, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.exit(agent);
+    w.model.hand_over(id, other);
+    w.exit(other);
+    assert_eq!(w.model.handover(id), Some(Handover::Awaited));
+    assert_eq!(w.why(job), "wait successor_awaited");
+    let third = w.spawn(INIT, &format!("claude --resume={OLD}"));
+    reads(&mut w, third, |_| {});
+    assert_eq!(w.model.find_successor(id), Search::Found(third));
+}
+
+#[test]
+fn handover_that_is_not_open_is_refused() {
+    let mut w = world();
+    let (agent, job, other) = two_agents(&mut w);
+    let id = session(&w, agent);
+    w.dies_by_signal(agent);
+    assert!(w.model.hand_over(id, other).is_empty());
+    assert_eq!(w.why(job), "reap root_gone");
+}

@@ -1,0 +1,186 @@
+//! What is found afterwards: rows of the process table, and what was there before this program.
+
+use std::sync::Arc;
+
+use super::Tree;
+use super::node::{Birth, Change, Node, Orphaned};
+use crate::event::{Ended, Image, Key, Mark, Provenance, Restored, Seen};
+
+/// Longest name that the kernel gives a process, in bytes.
+const COMM_MAX: usize = 15;
+
+impl Tree {
+    /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
+    /// of a pid namespace, which also adopts what others bring in.
+    pub(super) fn found(&self, parent: Option<Key>) -> Birth {
+        let init = |key: &Key| self.get(*key).is_some_and(|node| node.namespace_init);
+        let birth_parent = parent.filter(|key| !init(key));
+        Birth {
+            parent,
+            birth_parent,
+            creator: birth_parent,
+        }
+    }
+
+    /// The key by which a living process is known that an event tells of: /proc has its start to the tick only.
+    pub(super) fn known_as(&self, key: Key, provenance: Provenance) -> Key {
+        let coarse = provenance == Provenance::Procfs && key.exact_start().is_none();
+        let known = self.live.get(&key.pid).filter(|_| coarse);
+        let start = |node: &Node| Key {
+            start: node.start(),
+            ..node.key
+        };
+        let known = known.filter(|node| start(node).same_tick(key));
+        known.map_or(key, |node| node.key)
+    }
+
+    /// A process of which nothing need be known is told of, with a parent.
+    pub(crate) fn turn_up(
+        &mut self,
+        key: Key,
+        parent: Option<Key>,
+        mark: Option<Mark>,
+        time: u64,
+        provenance: Provenance,
+        changes: &mut Vec<Change>,
+    ) {
+        let birth = self.found(parent);
+        let image = Arc::default();
+        if let Some(node) = self.meet(key, time, birth, provenance, image, changes) {
+            node.note(mark, time, 0);
+        }
+    }
+
+    /// Makes a node for the root of a session that is taken up again, if it can still live: a row is to
+    /// tell more of it, or that there is none, that it is gone.
+    pub(crate) fn place(&mut self, restored: &Restored, time: u64, changes: &mut Vec<Change>) {
+        let key = restored.root;
+        if self.is_known(key, time, changes) != Some(false) {
+            return;
+        }
+        let name = restored.rule.as_bytes();
+        let image = Arc::new(Image {
+            comm: name[..name.len().min(COMM_MAX)].into(),
+            tty: restored.tty,
+            ..Image::default()
+        });
+        let birth = Birth {
+            parent: restored.parent,
+            birth_parent: restored.parent,
+            creator: None,
+        };
+        self.insert(key, birth, Provenance::Inferred, image);
+        if let Some(node) = self.live.get_mut(&key.pid) {
+            node.exact_start = key.exact_start();
+            node.uids = restored.uids;
+            node.placeholder = true;
+        }
+    }
+
+    /// A row of the process table: adds what is missing and what happened unseen.
+    pub(super) fn seen(
+        &mut self,
+        seen: &Seen,
+        time: u64,
+        provenance: Provenance,
+        changes: &mut Vec<Change>,
+    ) {
+        let parent = self.live.get(&seen.parent).map(|node| node.key);
+        let gone = self.gone(seen.key).is_some();
+        match self.live.get_mut(&seen.key.pid) {
+            Some(known) if known.placeholder && known.is_row(seen) => {
+                let (key, known_parent) = (known.key, known.parent);
+                let birth = self.found(parent);
+                // One that has another parent by now was orphaned meanwhile: that is told next.
+                if known_parent.is_none() {
+                    self.begot(key, birth.birth_parent);
+                    self.attach(key.pid, parent);
+                }
+                self.fill(key, birth, seen, provenance, changes);
+                return;
+            }
+            Some(known) if known.is_row(seen) => {
+                let key = known.key;
+                known.take(seen);
+                // What it was when it was looked at, it need not be any more.
+                if known.is_news(seen.at) && known.is_another_program(&seen.image) {
+                    known.has_changed_unseen();
+                    known.image = Arc::clone(&seen.image);
+                    known.execed = true;
+                    changes.push(Change::Execed { key });
+                }
+                if known.parent.is_none() && parent.is_some() {
+                    let orphaned = known.orphaned;
+                    self.attach(key.pid, parent);
+                    if let Some(Orphaned { old_parent, .. }) = orphaned {
+                        changes.push(Change::Reparented {
+                            key,
+                            old_parent: Some(old_parent),
+                            adopter: parent,
+                            orphaned: false,
+                        });
+                    }
+                }
+                return;
+            }
+            Some(known) if known.start() > seen.key.start => return,
+            // Exited, but for what the kernel still tidies up.
+            _ if gone => return,
+            Some(_) => self.exit(
+                seen.key.pid,
+                time,
+                Ended::Unknown,
+                0,
+                Provenance::Inferred,
+                changes,
+            ),
+            None => {}
+        }
+        let birth = self.found(parent);
+        self.insert(seen.key, birth, provenance, Arc::clone(&seen.image));
+        self.fill(seen.key, birth, seen, provenance, changes);
+    }
+
+    /// Gives a process that is new to the tree, but for its place in it, what its row has.
+    fn fill(
+        &mut self,
+        key: Key,
+        birth: Birth,
+        seen: &Seen,
+        provenance: Provenance,
+        changes: &mut Vec<Change>,
+    ) {
+        if let Some(node) = self.live.get_mut(&key.pid) {
+            node.take(seen);
+            node.image = Arc::clone(&seen.image);
+            node.kernel_thread = seen.kernel_thread;
+            node.namespace_init = seen.namespace_init;
+            node.execed = true;
+            node.placeholder = false;
+            node.provenance = provenance;
+        }
+        changes.push(Change::Born {
+            key,
+            creator: birth.creator,
+            provenance,
+        });
+    }
+}
+
+impl Node {
+    /// What a row adds to any process.
+    fn take(&mut self, seen: &Seen) {
+        if seen.exact {
+            self.exact_start.get_or_insert(seen.key.start);
+        }
+        if self.pidfd_inode == 0 {
+            self.pidfd_inode = seen.pidfd_inode;
+        }
+        self.note(seen.mark, seen.at, 0);
+        if self.is_news(seen.at) {
+            self.image_at = seen.at;
+            self.uids = seen.uids;
+            self.weighed = None;
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What can be asked of the tree.
+
+use std::sync::Arc;
+
+use super::node::Lineage;
+use super::{Exited, Image, Key, Node, Tree};
+
+impl Tree {
+    /// Living processes.
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// The living process with this key.
+    pub fn get(&self, key: Key) -> Option<&Node> {
+        self.live.get(&key.pid).filter(|node| node.is(key))
+    }
+
+    /// The living process that has this pid now.
+    pub fn by_pid(&self, pid: u32) -> Option<&Node> {
+        self.live.get(&pid)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Node> {
+        self.live.get_mut(&key.pid).filter(|node| node.is(key))
+    }
+
+    /// What is kept of an exited process.
+    pub fn exited(&self, key: Key) -> Option<&Exited> {
+        self.exited.get(&key)
+    }
+
+    /// What a process runs that lives, or ran last that is kept or has exited lately.
+    pub(super) fn image(&self, key: Key) -> Option<&Arc<Image>> {
+        let image = self.get(key).map(|node| &node.image);
+        let exited = || self.exited(key).map(|exited| &exited.image);
+        let gone = || self.gone(key).map(|gone| &gone.image);
+        image.or_else(exited).or_else(gone)
+    }
+
+    /// What a process that lives, or is kept, is called; empty if it is neither.
+    pub fn comm(&self, key: Key) -> &[u8] {
+        let image = self.get(key).map(|node| &node.image);
+        image
+            .or_else(|| self.exited(key).map(|exited| &exited.image))
+            .map_or(&[], |image| &image.comm)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> [usize; 4] {
+        let [recent, order] = self.recent.kept();
+        [self.exited.len(), self.order.len(), recent, order]
+    }
+
+    /// All living processes, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Node> {
+        self.live.values()
+    }
+
+    /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
+    /// damaged input could make.
+    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node> {
+        let parent = |node: &Node| node.parent.and_then(|key| self.get(key));
+        let first = self.get(key).and_then(parent);
+        std::iter::successors(first, move |node| parent(node)).take(self.live.len())
+    }
+
+    /// Whether a process comes from another one by births, whatever became of those between.
+    pub(crate) fn descends_from(&self, key: Key, ancestor: Key) -> bool {
+        let creator = |key: &Key| match self.get(*key) {
+            Some(node) => node.birth_parent,
+            None => self.exited(*key)?.birth_parent,
+        };
+        let above = std::iter::successors(creator(&key), creator);
+        let mut above = above.take(self.live.len() + self.exited.len());
+        above.any(|key| key == ancestor)
+    }
+
+    /// The living descendants of a process, each parent before its children. A loop, which damaged input could
+    /// make, ends it.
+    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node> {
+        let top = self.get(key);
+        let child = |of: &Node, slot: usize| self.by_pid(*of.children.get(slot)?);
+        let next = move |node: &&Node| {
+            let top = top?;
+            if let Some(first) = child(node, 0) {
+                return Some(first);
+            }
+            let mut last = *node;
+            while last.key != top.key {
+                let parent = self.get(last.parent?)?;
+                if let Some(next) = child(parent, last.slot as usize + 1) {
+                    return Some(next);
+                }
+                last = parent;
+            }
+            None
+        };
+        let first = top.and_then(|top| child(top, 0));
+        let all = std::iter::successors(first, next).take(self.live.len());
+        all.take_while(move |node| node.key != key)
+    }
+
+    /// Whose a process is that lives or has lived lately; `None` if nothing is known of it.
+    pub(crate) fn lineage_of(&self, key: Key) -> Option<Lineage> {
+        if let Some(node) = self.get(key) {
+            return Some(node.lineage());
+        }
+        let recent = self.gone(key).map(|gone| gone.lineage);
+        recent
+            .or_else(|| self.exited.get(&key).map(|exited| exited.lineage))
+            .or_else(|| self.is_disowned(key).then(Lineage::default))
+    }
+}

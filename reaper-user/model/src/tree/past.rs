@@ -1,0 +1,229 @@
+//! What is kept of processes that have exited: for the stories of their descendants, and so that what
+//! is told of them too late does not bring them back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::node::{Exited, Gone, Lineage, Node};
+use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
+use crate::event::{Ended, Image, Key, TICK_NS};
+use crate::user_keep::UserKeep;
+
+/// What is remembered of the last [`RECENT_MAX`] processes of some kind.
+pub(super) struct Lately<T> {
+    by_key: Map<Key, T>,
+    /// Oldest first.
+    order: VecDeque<Key>,
+}
+
+impl<T> Default for Lately<T> {
+    fn default() -> Lately<T> {
+        Lately {
+            by_key: Map::default(),
+            order: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Lately<T> {
+    fn get(&self, key: Key) -> Option<&T> {
+        self.by_key.get(&key)
+    }
+
+    fn insert(&mut self, key: Key, value: T) {
+        if self.by_key.insert(key, value).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > RECENT_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.by_key.remove(&oldest);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&Key, &T)> {
+        self.by_key.iter()
+    }
+
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> [usize; 2] {
+        [self.by_key.len(), self.order.len()]
+    }
+}
+
+impl Tree {
+    /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
+    pub(super) fn gone(&self, key: Key) -> Option<&Gone> {
+        self.recent.get(tick(key)).filter(|gone| {
+            gone.start == key.start
+                || gone.start.is_multiple_of(TICK_NS)
+                || key.start.is_multiple_of(TICK_NS)
+        })
+    }
+
+    /// Whose the last one was that had this pid, has exited lately, and began no later than that tick.
+    pub(crate) fn left_lately(&self, pid: u32, start: u64) -> Option<Lineage> {
+        let had = self.recent.iter().filter(|(key, _)| key.pid == pid);
+        let before = had.filter(|(key, _)| key.start / TICK_NS <= start / TICK_NS);
+        let (_, last) = before.max_by_key(|(key, _)| key.start)?;
+        Some(last.lineage)
+    }
+
+    /// Keeps of an exited member what its descendants' stories need.
+    pub(super) fn keep(&mut self, node: &Node, ended: Ended) {
+        let Node {
+            key,
+            birth_parent,
+            born,
+            uids,
+            ..
+        } = *node;
+        self.remember(node);
+        if node.session.is_none() || born == 0 {
+            return self.release(birth_parent);
+        }
+        let image = Arc::clone(&node.image);
+        self.exited.insert(
+            key,
+            Exited {
+                key,
+                birth_parent,
+                image,
+                uids,
+                lineage: node.lineage(),
+                user_keeps: node.user_keeps.clone(),
+                ended,
+                born,
+            },
+        );
+        self.order.push_back(key);
+        while self.exited.len() > EXITED_MAX {
+            let Some(oldest) = self.order.pop_front() else {
+                break;
+            };
+            self.exited.remove(&oldest);
+        }
+        if self.order.len() > 2 * EXITED_MAX {
+            self.order.retain(|key| self.exited.contains_key(key));
+        }
+    }
+
+    fn remember(&mut self, node: &Node) {
+        let start = node.exact_start.unwrap_or(node.key.start);
+        let key = tick(Key { start, ..node.key });
+        // What turns up with a pid namespace's init for a parent need not come from it.
+        let lineage = if node.namespace_init {
+            Lineage::default()
+        } else {
+            node.lineage()
+        };
+        let user_keeps = node.user_keeps.clone();
+        let gone = Gone {
+            start,
+            image: Arc::clone(&node.image),
+            lineage,
+            user_keeps,
+        };
+        self.recent.insert(key, gone);
+    }
+
+    /// Whether it is remembered of a process that it has exited.
+    pub(crate) fn has_exited(&self, key: Key) -> bool {
+        self.get(key).is_none() && (self.gone(key).is_some() || self.exited.contains_key(&key))
+    }
+
+    /// What an exited process had run last is told only now; a boundary's children are nobody's.
+    pub(crate) fn ran_last(&mut self, key: Key, image: &Arc<Image>, leaves: bool) {
+        if self.gone(key).is_some()
+            && let Some(gone) = self.recent.by_key.get_mut(&tick(key))
+        {
+            gone.image = Arc::clone(image);
+            if leaves {
+                gone.lineage = Lineage::default();
+            }
+        }
+        if let Some(exited) = self.exited.get_mut(&key) {
+            exited.image = Arc::clone(image);
+            if leaves {
+                exited.lineage = Lineage::default();
+            }
+        }
+    }
+
+    /// Remembers that a process is a member of nothing by this program's word.
+    pub(crate) fn disown(&mut self, key: Key) {
+        self.disowned.insert(key, ());
+    }
+
+    pub(crate) fn is_disowned(&self, key: Key) -> bool {
+        self.disowned.get(key).is_some()
+    }
+
+    /// What users have asked for that is for a process which lives or is remembered; `None` if nothing is known of it.
+    pub(crate) fn keeps_of(&self, key: Key) -> Option<&[UserKeep]> {
+        let living = self.get(key).map(|node| &node.user_keeps);
+        let exited = || self.exited(key).map(|exited| &exited.user_keeps);
+        let gone = || self.gone(key).map(|gone| &gone.user_keeps);
+        let keeps = living.or_else(exited).or_else(gone)?;
+        Some(keeps)
+    }
+
+    /// Likewise, of those that live or are kept.
+    pub(crate) fn keeps_mut(&mut self, key: Key) -> Option<&mut Vec<UserKeep>> {
+        if self.get(key).is_some() {
+            return self.get_mut(key).map(|node| &mut node.user_keeps);
+        }
+        self.exited
+            .get_mut(&key)
+            .map(|exited| &mut exited.user_keeps)
+    }
+
+    /// These are for nobody any more.
+    pub(crate) fn forget_keeps(&mut self, over: &[UserKeep]) {
+        let living = self.live.values_mut().map(|node| &mut node.user_keeps);
+        let exited = self.exited.values_mut();
+        let exited = exited.map(|exited| &mut exited.user_keeps);
+        let gone = self.recent.by_key.values_mut();
+        let gone = gone.map(|gone| &mut gone.user_keeps);
+        for known in living.chain(exited).chain(gone) {
+            known.retain(|keep| !over.contains(keep));
+        }
+    }
+
+    /// What is kept of the exited, in no order.
+    pub(crate) fn all_exited(&self) -> impl Iterator<Item = &Exited> {
+        self.exited.values()
+    }
+
+    /// One less has this process for a birth parent; lets go of all that nobody needs any more.
+    pub(super) fn release(&mut self, mut key: Option<Key>) {
+        while let Some(count) = key.and_then(|key| self.born_count(key)) {
+            *count = count.saturating_sub(1);
+            let unneeded = *count == 0;
+            key = match key.and_then(|key| self.exited.get(&key)) {
+                Some(exited) if unneeded => {
+                    let key = exited.key;
+                    self.exited
+                        .remove(&key)
+                        .and_then(|exited| exited.birth_parent)
+                }
+                _ => None,
+            };
+        }
+    }
+
+    pub(super) fn born_count(&mut self, key: Key) -> Option<&mut u32> {
+        if self.get(key).is_some() {
+            return self.get_mut(key).map(|node| &mut node.born);
+        }
+        self.exited.get_mut(&key).map(|exited| &mut exited.born)
+    }
+}
+
+/// A key as far as /proc knows it.
+pub(crate) fn tick(key: Key) -> Key {
+    Key {
+        start: key.start - key.start % TICK_NS,
+        ..key
+    }
+}
