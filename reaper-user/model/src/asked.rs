@@ -2,119 +2,12 @@
 
 use std::sync::Arc;
 
-use super::Model;
 use super::activity::Idle;
+use super::cached_facts::LASTING;
 use super::event::Key;
 use super::facts::{Facts, Known, Needs, Stdio};
 use super::session::{Session, Turn};
-use super::tree::Node;
-
-/// What was of the program before, where a process has run another since it was looked at.
-const LASTING: Needs = Needs::MARKS
-    .and(Needs::UNIT)
-    .and(Needs::INHERITED)
-    .and(Needs::CONVERSATIONS)
-    .and(Needs::ARGUMENTS)
-    .and(Needs::SCRIPT);
-
-/// What has been read of one process.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Read {
-    facts: Facts,
-    /// When the last of what lasts was read, in ns since boot.
-    at: u64,
-    /// Since when it has not worked, once [`Needs::ACTIVITY`] was read.
-    idle: Option<Idle>,
-    /// Since when it was hung up at each reading of [`Needs::STDIO`], in ns of CLOCK_MONOTONIC.
-    hung_up_since: Option<u64>,
-}
-
-impl Node {
-    /// What has been read of it; `None`: nothing yet.
-    pub fn facts(&self) -> Option<&Facts> {
-        self.read.as_deref().map(|read| &read.facts)
-    }
-
-    /// Returns since when it has not worked; `None` if that was not read.
-    pub(super) fn idle(&self) -> Option<Idle> {
-        self.read.as_deref()?.idle
-    }
-
-    /// Returns since when its standard input and output are hung up, in ns of CLOCK_MONOTONIC.
-    pub(super) fn hung_up_since(&self) -> Option<u64> {
-        self.read.as_deref()?.hung_up_since
-    }
-
-    /// What a child has from it that was born at that time: its environment, its cgroup and its command line, if they
-    /// were read before. What was read later may be of a program that it has run since.
-    pub(super) fn read_at_birth(&self, born: u64) -> Option<Box<Read>> {
-        let Read { facts, at, .. } = self.read.as_deref().filter(|read| read.at <= born)?;
-        let facts = Facts {
-            marks: facts.marks,
-            unit: facts.unit.clone(),
-            arguments: facts.arguments.clone(),
-            script: facts.script.clone(),
-            ..Facts::default()
-        };
-        (facts != Facts::default()).then(|| {
-            Box::new(Read {
-                facts,
-                at: *at,
-                ..Read::default()
-            })
-        })
-    }
-
-    /// It runs another program, in a cgroup that may be another.
-    pub(super) fn read_anew(&mut self, other_cgroup: bool) {
-        if let Some(read) = &mut self.read {
-            let unit = match other_cgroup {
-                true => Known::Unasked,
-                false => read.facts.unit.clone(),
-            };
-            read.facts = Facts {
-                unit,
-                ..Facts::default()
-            };
-            (read.idle, read.hung_up_since) = (None, None);
-        }
-    }
-
-    /// It may run another program in another cgroup by now, of which nobody has told: what it was started with is not
-    /// known any more.
-    pub(super) fn has_changed_unseen(&mut self) {
-        self.keep_mark = Known::Unasked;
-        self.read_anew(true);
-    }
-
-    /// It is in another cgroup.
-    pub(super) fn moved(&mut self, cgroup_id: u64, time: u64) {
-        Arc::make_mut(&mut self.image).cgroup_id = cgroup_id;
-        self.moved_at = time;
-        if let Some(read) = &mut self.read {
-            read.facts.unit = Known::Unasked;
-        }
-    }
-
-    /// Whether it has gone to another cgroup, of which nobody has told, if it is in this unit now.
-    fn is_elsewhere(&self, unit: &Known<Arc<str>>) -> bool {
-        match (self.facts().map(|facts| &facts.unit), unit) {
-            (Some(Known::Is(before)), Known::Is(now)) => before != now,
-            _ => false,
-        }
-    }
-
-    /// Whether `REAPER_KEEP=1` is in its environment, if its exec has told.
-    pub fn told_mark(&self) -> Known<bool> {
-        self.keep_mark
-    }
-
-    /// Which of these nobody has read yet.
-    pub fn lacks(&self, wanted: Needs) -> Needs {
-        self.facts()
-            .map_or(wanted, |facts| wanted.without(facts.known()))
-    }
-}
+use super::{Model, Node};
 
 impl Model {
     /// Takes in what has been found out of what was asked for, by a look that began at `at` (ns since boot).
@@ -128,7 +21,7 @@ impl Model {
         } else {
             asked.without(LASTING)
         };
-        let asked = if at >= node.moved_at {
+        let asked = if at >= node.state.cached.moved_at {
             asked
         } else {
             asked.without(Needs::UNIT)
@@ -143,10 +36,10 @@ impl Model {
                 asked = asked.without(needs);
             }
         }
-        if asked.has(Needs::UNIT) && node.is_elsewhere(&found.unit) {
+        if asked.has(Needs::UNIT) && node.state.cached.is_elsewhere(&found.unit) {
             node.moved(0, at);
         }
-        let read = node.read.get_or_insert_default();
+        let read = node.state.cached.read.get_or_insert_default();
         let awake = self.clock.awake(at);
         if asked.has(Needs::ACTIVITY)
             && let Known::Is(activity) = &found.activity
@@ -203,7 +96,7 @@ impl Model {
         let all: Vec<Key> = self.tree.iter().map(|node| node.key).collect();
         for key in all {
             if let Some(node) = self.tree.get_mut(key) {
-                node.has_changed_unseen();
+                node.state.cached.on_unseen_exec();
             }
         }
     }
@@ -233,7 +126,11 @@ impl Model {
 
     /// Forgets what could not be read, so that it is tried again.
     pub fn forget_unreadable(&mut self, key: Key) {
-        if let Some(read) = self.tree.get_mut(key).and_then(|node| node.read.as_mut()) {
+        if let Some(read) = self
+            .tree
+            .get_mut(key)
+            .and_then(|node| node.state.cached.read.as_mut())
+        {
             read.facts = read.facts.without_unreadable();
         }
     }
@@ -248,7 +145,11 @@ impl Model {
 
     /// Forgets these facts about a process.
     pub(super) fn forget_facts(&mut self, key: Key, facts: Needs) {
-        if let Some(read) = self.tree.get_mut(key).and_then(|node| node.read.as_mut()) {
+        if let Some(read) = self
+            .tree
+            .get_mut(key)
+            .and_then(|node| node.state.cached.read.as_mut())
+        {
             read.facts.learn(facts, Facts::default());
         }
     }

@@ -8,43 +8,11 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::Model;
 use super::event::Key;
+pub use super::keeps::EndOrder;
 use super::policy::{Decision, Reason};
 use super::session::{Session, SessionId};
-use super::tree::Node;
-
-/// See the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndOrder {
-    /// On whose ladder it is.
-    pub session: SessionId,
-    /// Uid of who has given it, whom it takes no further than kill(2) would.
-    pub by: u32,
-    /// Nanoseconds since boot.
-    pub at: u64,
-}
-
-impl EndOrder {
-    /// Whether who has given it may signal a process themselves.
-    fn reaches(&self, node: &Node) -> bool {
-        self.by == 0 || self.by == node.uids.real
-    }
-}
-
-impl Node {
-    /// What it is to be ended by, if that is for it as it is now.
-    pub(super) fn ordered_by(&self) -> Option<&Arc<EndOrder>> {
-        self.end_order.as_ref().filter(|order| order.reaches(self))
-    }
-
-    /// What a child of its is to be ended by.
-    pub(super) fn end_order_at_birth(&self) -> Option<Arc<EndOrder>> {
-        self.ordered_by()
-            .filter(|_| self.session.is_some())
-            .cloned()
-    }
-}
+use super::{Model, Node};
 
 impl Model {
     /// Whom an order of the root of a session would be for, on behalf of `by`: all that descends from it now, by the parents
@@ -58,8 +26,15 @@ impl Model {
         let inwards = self.sessions.inwards(order.session);
         let inwards: HashSet<SessionId> = inwards.map(|session| session.id).collect();
         let is_meant = |node: &&Node| {
-            let member = node.session.is_some_and(|id| inwards.contains(&id));
-            member && !node.unsure && node.inferred.is_none() && order.reaches(node)
+            let member = node
+                .state
+                .member
+                .session
+                .is_some_and(|id| inwards.contains(&id));
+            member
+                && !node.state.member.unsure
+                && node.state.member.inferred.is_none()
+                && order.reaches(node.uids.real)
         };
         let meant = self.tree.descendants(root).filter(is_meant);
         let meant = meant.map(|node| node.key).collect();
@@ -72,7 +47,10 @@ impl Model {
         for key in meant {
             if let Some(node) = self.tree.get_mut(*key) {
                 // What is ordered once more began when it was ordered first, be it by who is outside of this session.
-                node.end_order.get_or_insert_with(|| Arc::clone(&order));
+                node.state
+                    .keeps
+                    .end_order
+                    .get_or_insert_with(|| Arc::clone(&order));
             }
         }
     }
@@ -85,14 +63,14 @@ impl Model {
             let key = self.tree.by_pid(pid).map(|node| node.key);
             if let Some(node) = key.and_then(|key| self.tree.get_mut(key)) {
                 let other = |order: &Arc<EndOrder>| order.session != session;
-                node.end_order = node.end_order.take().filter(other);
+                node.state.keeps.end_order = node.state.keeps.end_order.take().filter(other);
             }
         }
     }
 
     /// On whose ladder a member belongs that is to be ended because a root is gone, or has ordered so.
     pub fn ladder_of(&self, node: &Node) -> Option<SessionId> {
-        let due = self.sessions.due(node.session?);
+        let due = self.sessions.due(node.state.member.session?);
         let due = due.map(|(ladder, _)| ladder.id);
         let ordered = node.ordered_by().map(|order| order.session);
         match (due, ordered) {
@@ -116,7 +94,12 @@ impl Model {
     /// Whether one from whom it descends has been signalled, and all between them were born, as it was, when the root of their
     /// session was gone: then that is why, and an order that came later changes nothing.
     fn is_of_one_asked(&self, node: &Node) -> bool {
-        let Some((_, due)) = node.session.and_then(|id| self.sessions.due(id)) else {
+        let Some((_, due)) = node
+            .state
+            .member
+            .session
+            .and_then(|id| self.sessions.due(id))
+        else {
             return false;
         };
         let late = |node: &Node| self.born_after(node, due);
@@ -124,7 +107,7 @@ impl Model {
         // Who was born before, and was not signalled, is the last to be looked at.
         late(node)
             && makers
-                .find(|maker| maker.signalled != 0 || !late(maker))
-                .is_some_and(|maker| maker.signalled != 0)
+                .find(|maker| maker.state.member.signalled != 0 || !late(maker))
+                .is_some_and(|maker| maker.state.member.signalled != 0)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::facts::Known;
+use super::fact::Known;
 
 /// Nanoseconds of a tick of /proc (`USER_HZ` is 100 on every architecture Linux runs on).
 pub const TICK_NS: u64 = 10_000_000;

@@ -5,21 +5,28 @@ use hashbrown::HashSet;
 
 use super::Model;
 use super::event::Key;
-use super::tree::Node;
+use crate::Node;
 
 impl Model {
     /// Drops all living processes that are foreign. Those that stay and are no members are watched from
     /// now on. Nothing is told of this.
     pub fn forget_foreign(&mut self) {
         let mut above = HashSet::new();
-        for member in self.tree.iter().filter(|node| node.session.is_some()) {
+        for member in self
+            .tree
+            .iter()
+            .filter(|node| node.state.member.session.is_some())
+        {
             for node in self.tree.ancestors(member.key) {
                 if !above.insert(node.key) {
                     break;
                 }
             }
         }
-        let others = self.tree.iter().filter(|node| node.session.is_none());
+        let others = self
+            .tree
+            .iter()
+            .filter(|node| node.state.member.session.is_none());
         let (stay, go): (Vec<Key>, Vec<Key>) = others.map(|node| node.key).partition(|key| {
             above.contains(key) || self.tree.get(*key).is_some_and(|node| self.matters(node))
         });
@@ -28,7 +35,7 @@ impl Model {
         }
         for key in stay {
             if let Some(node) = self.tree.get_mut(key) {
-                node.watched = true;
+                node.state.member.watched = true;
             }
         }
     }
@@ -49,12 +56,12 @@ impl Model {
 
     /// Whether it matters by itself, whoever descends from it.
     fn matters(&self, node: &Node) -> bool {
-        node.session.is_some()
-            || node.boundary.is_some()
-            || node.root
+        node.state.member.session.is_some()
+            || node.state.member.boundary.is_some()
+            || node.state.member.root
             || node.namespace_init
             || node.key.pid == 1
-            || self.scope.is_by_pid() && node.in_scope
+            || self.scope.is_by_pid() && node.state.member.in_scope
             || self.is_own(node.key)
             || self.awaited_above(node).is_some()
     }
@@ -63,7 +70,7 @@ impl Model {
         let mut below = top.children().to_vec();
         // A loop, which damaged input could make, ends at the top.
         while let Some(node) = below.pop().and_then(|pid| self.tree.by_pid(pid)) {
-            if node.session.is_some() {
+            if node.state.member.session.is_some() {
                 return true;
             }
             if node.key != top.key {

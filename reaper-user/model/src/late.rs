@@ -11,8 +11,8 @@ use super::event::{Key, Mark};
 use super::facts::{Known, Needs};
 use super::policy::Weighed;
 use super::session::{Ran, Turn};
-use super::tree::Node;
 use super::{Change, Model};
+use crate::Node;
 
 /// What is known of an awaited process.
 #[derive(Debug, Default)]
@@ -35,14 +35,14 @@ pub struct Reclassified {
 impl Model {
     /// Whether the end of a member's command line matters, and has not been read.
     pub fn wants_arguments(&self, node: &Node) -> bool {
-        node.session.is_some() && Weighed::wants_arguments(self, node).is_some()
+        node.state.member.session.is_some() && Weighed::wants_arguments(self, node).is_some()
     }
 
     /// Whether the resolved path of its script may show what a process is, and has not been read. What the path as it was
     /// given shows needs no second look.
     pub fn wants_script(&self, node: &Node) -> bool {
-        node.execed
-            && node.in_scope
+        node.seen.execed
+            && node.state.member.in_scope
             && !node.lacks(Needs::SCRIPT).is_none()
             && self.sessions.may_be_of(node.uids.real)
             && agent::script_path(&node.image).is_some()
@@ -92,7 +92,7 @@ impl Model {
             && let Some(node) = self.tree.get_mut(key)
             && let Some(awaited) = self.awaited.get_mut(&above)
         {
-            let before = node.awaited.replace(above);
+            let before = node.state.member.awaited.replace(above);
             awaited.below.extend((before != Some(above)).then_some(key));
         }
     }
@@ -102,13 +102,14 @@ impl Model {
         let Some(node) = self.tree.get(key) else {
             return;
         };
-        let is_untracked = node.session.is_none() && node.boundary.is_none();
+        let is_untracked =
+            node.state.member.session.is_none() && node.state.member.boundary.is_none();
         if !is_untracked || !self.wants_script(node) {
             self.stop_awaiting(key);
         } else if let Some(node) = self.tree.get_mut(key)
             && !self.awaited.contains_key(&key)
         {
-            let outer = node.awaited.replace(key);
+            let outer = node.state.member.awaited.replace(key);
             let below = Vec::new();
             self.awaited.insert(key, Awaited { outer, below });
         }
@@ -123,7 +124,7 @@ impl Model {
             if let Some(inner) = self.awaited.get_mut(key) {
                 inner.outer = outer;
             } else if let Some(node) = self.tree.get_mut(*key) {
-                node.awaited = outer;
+                node.state.member.awaited = outer;
             }
             self.released.push(*key);
         }
@@ -146,8 +147,9 @@ impl Model {
 
     /// Returns the awaited process that an untracked one is, or comes from without a boundary in between.
     pub(super) fn awaited_above(&self, node: &Node) -> Option<Key> {
-        let is_untracked = node.session.is_none() && node.boundary.is_none();
-        let above = node.awaited.filter(|_| is_untracked)?;
+        let is_untracked =
+            node.state.member.session.is_none() && node.state.member.boundary.is_none();
+        let above = node.state.member.awaited.filter(|_| is_untracked)?;
         self.awaited.contains_key(&above).then_some(above)
     }
 
@@ -175,7 +177,7 @@ impl Model {
             return all;
         };
         let is_read = node.lacks(Needs::SCRIPT).is_none();
-        let (before, given) = (node.session, self.rules.classify(&node.image));
+        let (before, given) = (node.state.member.session, self.rules.classify(&node.image));
         let was_awaited = is_read && self.awaited.contains_key(&key);
         let below = match was_awaited {
             true => self.stop_awaiting(key),
@@ -195,7 +197,7 @@ impl Model {
             _ => None,
         });
         let Some(class) = class else { return all };
-        let ran = match node.execed && !self.runs_parents_program(node) {
+        let ran = match node.seen.execed && !self.runs_parents_program(node) {
             true => Ran::Found,
             false => Ran::Copied,
         };

@@ -8,18 +8,25 @@
 pub mod activity;
 pub mod agent;
 mod asked;
+mod cached_facts;
 mod clock;
 pub mod conversation;
 pub mod end_order;
 pub mod event;
+mod fact;
 pub mod facts;
 mod foreign;
+mod idle;
+pub mod keeps;
 mod late;
 mod mark;
+mod matched_rules;
 pub mod policy;
 pub mod rules;
 pub mod session;
+mod state;
 pub mod stray;
+mod trace;
 pub mod tree;
 pub mod user_keep;
 
@@ -35,12 +42,13 @@ use agent::{Class, Ruleset};
 use clock::Clock;
 use event::{Ended, Event, EventKind, Image, Key, Mark, Restored, TICK_NS, Uids};
 use facts::Needs;
+use keeps::Wish;
 use late::Awaited;
 pub use late::Reclassified;
-use policy::{Decision, Round, Weighed};
+use matched_rules::Weighed;
+use policy::{Decision, Round};
 use session::{Origin, Ran, RootGone, Sessions, Turn};
-use tree::{Change, Node, Tree};
-use user_keep::Wish;
+pub use state::{Change, Exited, Node, ProcessState, Tree};
 
 /// What the program is told to consider; everything where nothing is named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -362,7 +370,11 @@ impl Model {
 
     /// Of agents outside of the scope nothing is known: what could be theirs is nobody's.
     fn is_in_scope(&self, key: Key) -> bool {
-        let named = || self.tree.get(key).is_some_and(|node| node.in_scope);
+        let named = || {
+            self.tree
+                .get(key)
+                .is_some_and(|node| node.state.member.in_scope)
+        };
         self.scope.is_everything() || named()
     }
 
@@ -402,7 +414,7 @@ impl Model {
         let parent = node.parent.and_then(|parent| self.tree.get(parent));
         parent.is_some_and(|parent| {
             let (own, other) = (&node.image, &parent.image);
-            parent.session.is_some()
+            parent.state.member.session.is_some()
                 && (&own.comm, &own.exe, &own.argv) == (&other.comm, &other.exe, &other.argv)
         })
     }
@@ -428,7 +440,7 @@ impl Model {
     fn widen(&mut self, key: Key, image: &Image) {
         let scope = &self.scope;
         if let Some(node) = self.tree.get_mut(key) {
-            node.in_scope = node.in_scope || scope.names(node, image);
+            node.state.member.in_scope = node.state.member.in_scope || scope.names(node, image);
         }
     }
 
@@ -450,16 +462,16 @@ impl Model {
         let Some(node) = self.tree.get(key) else {
             return;
         };
-        if node.session.is_none() {
+        if node.state.member.session.is_none() {
             return;
         }
         // Until it runs one of its own, it has the program of its maker.
         let maker = node.parent.and_then(|parent| self.tree.get(parent));
         let same = maker.filter(|maker| Arc::ptr_eq(&maker.image, &node.image));
-        let known = same.and_then(|maker| maker.weighed.clone());
-        let weighed = known.unwrap_or_else(|| Weighed::new(self, &node.image));
+        let known = same.and_then(|maker| maker.state.cached.weighed.clone());
+        let weighed = known.unwrap_or_else(|| Weighed::new(&self.rules, &node.image));
         if let Some(node) = self.tree.get_mut(key) {
-            node.weighed = Some(weighed);
+            node.state.cached.weighed = Some(weighed);
         }
     }
 
@@ -471,9 +483,9 @@ impl Model {
         let all: Vec<Key> = self.tree.iter().map(|node| node.key).collect();
         for key in &all {
             if let Some(node) = self.tree.get_mut(*key) {
-                node.weighed = None;
+                node.state.cached.weighed = None;
                 // The bits of marks are those of the old rules.
-                node.read_anew(false);
+                node.state.cached.read_anew(false);
             }
         }
         all.into_iter().for_each(|key| self.weigh(key));

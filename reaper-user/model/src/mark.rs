@@ -8,36 +8,40 @@ use reaper_common::{
 
 use super::event::{Key, Mark};
 use super::policy::Round;
-use super::tree::Node;
 use super::{Model, policy};
+use crate::Node;
 
 impl Round<'_> {
     /// See [`Model::wanted_mark`].
     pub fn wanted_mark(&self, key: Key) -> Option<Mark> {
         let model = self.model();
         let node = model.tree.get(key)?;
-        let session = node.session.and_then(|id| model.sessions.get(id));
+        let session = node
+            .state
+            .member
+            .session
+            .and_then(|id| model.sessions.get(id));
         let mut flags = MEMBER_FOLLOWED;
-        let scoped = model.scope.is_by_pid() && node.in_scope;
+        let scoped = model.scope.is_by_pid() && node.state.member.in_scope;
         if scoped {
             flags |= MEMBER_SCOPE;
         }
         if session.is_some() {
-            flags |= node.signalled;
-            if node.root {
+            flags |= node.state.member.signalled;
+            if node.state.member.root {
                 flags |= MEMBER_ROOT;
             }
             if policy::is_spared(self, node) {
                 flags |= MEMBER_SPARED;
             }
-            if node.unsure {
+            if node.state.member.unsure {
                 flags |= MEMBER_UNSURE;
             }
             if policy::is_clear(self, node) {
                 flags |= MEMBER_CLEAR;
             }
         } else {
-            if node.watched || node.boundary.is_some() {
+            if node.state.member.watched || node.state.member.boundary.is_some() {
                 flags |= MEMBER_WATCHED;
             }
             if let Some(mark) = model.awaited_mark(node) {
@@ -96,7 +100,7 @@ impl Model {
     /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
     pub fn signalled(&mut self, key: Key, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
-            node.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
+            node.state.member.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
         }
     }
 }

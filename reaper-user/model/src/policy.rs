@@ -11,10 +11,10 @@ use super::agent::RuleId;
 use super::event::{Ended, Key};
 use super::facts::{Known, Needs};
 use super::session::{Handover, RootGone, Session};
-use super::tree::Node;
+use crate::Node;
+pub(super) use crate::matched_rules::Weighed;
 use case::Case;
 use kin::Above;
-pub(super) use weighed::Weighed;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
@@ -230,7 +230,12 @@ fn handover(model: &Model, session: &Session) -> Option<Decision> {
 }
 
 fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {
-    model.sessions.get(node.session.filter(|_| node.in_scope)?)
+    model.sessions.get(
+        node.state
+            .member
+            .session
+            .filter(|_| node.state.member.in_scope)?,
+    )
 }
 
 /// The never-list: no rule and no mode gets past it.
@@ -318,7 +323,7 @@ fn keep_mark(model: &Model, node: &Node) -> Known<bool> {
         return Known::Is(false);
     }
     match node.facts().map(|facts| facts.marks) {
-        _ if node.keep_mark != Known::Unasked => node.keep_mark,
+        _ if node.state.cached.keep_mark != Known::Unasked => node.state.cached.keep_mark,
         None | Some(Known::Unasked) => Known::Unasked,
         Some(Known::Unreadable) => Known::Unreadable,
         Some(Known::Is(marks)) => Known::Is(marks & 1 != 0),
@@ -401,7 +406,7 @@ fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> 
     if let Some(might) = Weighed::of(model, node).unreadable {
         return Some(by(Reason::Unreadable, might));
     }
-    if node.unsure {
+    if node.state.member.unsure {
         return Some(by(Reason::LineageUnsure, None));
     }
     // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
@@ -418,7 +423,7 @@ fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> 
 
 /// Returns what a process does for those below it: a rule that rests on what lasts keeps them with it.
 fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Above> {
-    let session = model.sessions.get(node.session?)?;
+    let session = model.sessions.get(node.state.member.session?)?;
     let case = Case::new(model, node, session, due);
     if let Some(rule) = case.kept_for_good() {
         return Some(Above::Keeps(Some(rule)));
@@ -427,6 +432,6 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Abov
         return Some(Above::Ask(rule, node.key));
     }
     let unreadable = case.weighed().unreadable;
-    let rule = unreadable.or_else(|| node.unsure.then_some(None))?;
+    let rule = unreadable.or_else(|| node.state.member.unsure.then_some(None))?;
     Some(Above::Keeps(rule))
 }

@@ -13,6 +13,8 @@
 mod descent;
 mod inferred;
 mod learned;
+mod lineage;
+pub mod member;
 mod open;
 mod restore;
 mod successor;
@@ -26,9 +28,9 @@ use hashbrown::HashSet;
 use super::agent::{RuleId, Ruleset, SessionKind};
 use super::event::{Ended, Image, Key, TICK_NS, Uids};
 use super::facts::{Inherited, Known};
-use super::tree::{Node, Tree};
+use crate::{Node, Tree};
 pub(super) use descent::Origin;
-pub use inferred::Evidence;
+pub use member::{Evidence, SessionId};
 pub use successor::{Handover, Search};
 
 /// Number of the signal that a root is sent first.
@@ -36,10 +38,6 @@ const SIGTERM: u8 = 15;
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 pub const CLOSED_MAX: usize = 64;
-
-/// Number of a session, never given twice by one model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub u32);
 
 /// The end of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,19 +295,24 @@ impl Sessions {
         now: u64,
         turns: &mut Vec<Turn>,
     ) {
-        if let Some(session) = node.session.and_then(|id| self.by_id.get_mut(&id)) {
+        if let Some(session) = node
+            .state
+            .member
+            .session
+            .and_then(|id| self.by_id.get_mut(&id))
+        {
             session.members.remove(&node.key.pid);
             session.last_end = now;
         }
-        self.left.extend(node.session);
+        self.left.extend(node.state.member.session);
         // Two, if it had become the root of another's session: of its own and of that.
-        while node.root
+        while node.state.member.root
             && let Some(id) = self.of_root(node.key).map(|session| session.id)
         {
             let gone = RootGone {
                 at: now,
                 ended,
-                signalled: node.signalled != 0,
+                signalled: node.state.member.signalled != 0,
             };
             let left = matches!(gone.cause(), Ended::Exited(_));
             let heir = || {
@@ -342,7 +345,7 @@ impl Sessions {
         let old_root = std::mem::replace(&mut session.root, root);
         (session.root_gone, session.handover) = (None, Handover::Excluded);
         if let Some(root) = tree.get_mut(root) {
-            root.root = true;
+            root.state.member.root = true;
         }
         if let Some(session) = self.by_id.get_mut(&id) {
             session.is_of_root(tree.get(root));
@@ -365,7 +368,7 @@ impl Sessions {
         let reads = |node: &Node| node.facts().map_or(Known::Unasked, |facts| facts.input);
         let is_heir = |key: &&Key| {
             tree.get(**key).is_some_and(|child| {
-                let nested = child.session.and_then(|id| self.get(id));
+                let nested = child.state.member.session.and_then(|id| self.get(id));
                 root.image.tty != 0
                     && child.image.tty == root.image.tty
                     && (reads(root), reads(child)) != (Known::Is(true), Known::Is(false))

@@ -56,7 +56,6 @@
 mod judge;
 #[cfg(test)]
 mod tests;
-mod trace;
 
 use std::sync::Arc;
 
@@ -66,8 +65,8 @@ use super::Scope;
 use super::agent::Ruleset;
 use super::event::{Key, Seen};
 use super::facts::Known;
+pub use crate::trace::{Conversation, EnvMark, Multiplexer, Trace};
 pub(crate) use judge::{is_login, is_terminal};
-pub use trace::{Conversation, EnvMark, Multiplexer, Trace};
 
 /// A process, and what was read of it for this.
 #[derive(Clone, Debug)]

@@ -16,10 +16,8 @@ use hashbrown::HashMap;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Uids};
-use super::facts::Known;
-pub(super) use node::Lineage;
-use node::{Birth, Gone};
-pub use node::{Change, Exited, Node, Orphaned};
+use node::{Birth, Gone, Links, Sightings};
+pub use node::{Change, Exited, Node, Orphaned, State};
 use past::Lately;
 pub(super) use past::tick;
 
@@ -32,22 +30,33 @@ const EXITED_MAX: usize = 16_384;
 const RECENT_MAX: usize = 1024;
 
 /// See the module.
-#[derive(Default)]
-pub struct Tree {
-    live: Map<u32, Node>,
-    exited: Map<Key, Exited>,
+pub struct Tree<S: State> {
+    live: Map<u32, Node<S>>,
+    exited: Map<Key, Exited<S::Remains>>,
     /// Keys of `exited`, oldest first; some may be gone from there.
     order: VecDeque<Key>,
     /// By pid and tick of the start.
-    recent: Lately<Gone>,
+    recent: Lately<Gone<S::Remains>>,
     /// Processes out of whose mark a session has been taken, by exact key: whoever descends from them is
     /// nobody's, though the kernel may have handed that mark on before.
     disowned: Lately<()>,
 }
 
-impl Tree {
+impl<S: State> Default for Tree<S> {
+    fn default() -> Tree<S> {
+        Tree {
+            live: Map::default(),
+            exited: Map::default(),
+            order: VecDeque::new(),
+            recent: Lately::default(),
+            disowned: Lately::default(),
+        }
+    }
+}
+
+impl<S: State> Tree<S> {
     /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
-    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
+    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change<S>>) {
         let Event {
             time,
             provenance,
@@ -67,25 +76,26 @@ impl Tree {
                 let image = makers.clone().find_map(|key| self.image(key).cloned());
                 let image = image.unwrap_or_default();
                 let maker = makers.filter_map(|key| self.get(key)).next();
-                let read = maker.and_then(|node| node.read_at_birth(time));
-                let keep_mark = maker.map_or(Known::Unasked, |node| node.keep_mark_at_birth(time));
-                let end_order = maker.and_then(Node::end_order_at_birth);
+                let inherited = maker.map(|node| {
+                    let is_current = node.is_news(time);
+                    node.state.at_birth(node.uids, time, is_current)
+                });
                 let birth = Birth {
                     parent,
                     birth_parent: parent,
                     creator,
                 };
-                let known = self.get(child).map(|node| node.told);
+                let known = self.get(child).map(|node| node.seen.told);
                 let Some(node) = self.meet(child, time, birth, provenance, image, changes) else {
                     return;
                 };
                 node.note(mark, time, 0);
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
-                node.forked |= creator.is_some() || parent.is_some();
-                node.end_order = node.end_order.take().or(end_order);
+                node.seen.forked |= creator.is_some() || parent.is_some();
+                node.state.on_fork(inherited, known.is_none());
                 match known {
-                    None => (node.uids, node.read, node.keep_mark) = (uids, read, keep_mark),
+                    None => node.uids = uids,
                     Some(true) => {}
                     Some(false) => {
                         // Found in /proc before its fork was read; only now it is known who made it.
@@ -113,19 +123,16 @@ impl Tree {
                     return;
                 };
                 node.note(mark, time, 1);
-                node.execed = true;
+                node.seen.execed = true;
                 if pidfd_inode != 0 {
                     node.pidfd_inode = pidfd_inode;
                 }
                 // It may have run another since, of which all that is known is what was found.
                 if node.is_news(time) {
-                    if time > node.image_at {
-                        node.read_anew(node.image.cgroup_id != image.cgroup_id);
-                    }
+                    let is_later = time > node.image_at;
+                    node.state.on_exec(&node.image, image, is_later);
                     (node.image, node.image_at) = (Arc::clone(image), time);
-                    node.keep_mark = image.keep_mark;
                     node.uids = uids;
-                    node.weighed = None;
                 }
                 changes.push(Change::Execed { key: node.key });
             }
@@ -171,11 +178,11 @@ impl Tree {
             }
             EventKind::Signalled { key, signal } => {
                 if let Some(node) = self.get_mut(key) {
-                    node.signalled |= match signal {
+                    node.state.add_flags(match signal {
                         15 => MEMBER_TERM,
                         9 => MEMBER_KILL,
                         _ => 0,
-                    };
+                    });
                     changes.push(Change::Signalled {
                         key: node.key,
                         signal,
@@ -197,8 +204,8 @@ impl Tree {
         birth: Birth,
         provenance: Provenance,
         image: Arc<Image>,
-        changes: &mut Vec<Change>,
-    ) -> Option<&mut Node> {
+        changes: &mut Vec<Change<S>>,
+    ) -> Option<&mut Node<S>> {
         if !self.is_known(key, time, changes)? {
             self.insert(key, birth, provenance, image);
             changes.push(Change::Born {
@@ -210,14 +217,14 @@ impl Tree {
         let node = self.live.get_mut(&key.pid)?;
         if provenance == Provenance::Kernel {
             node.exact_start = node.exact_start.or(key.exact_start());
-            (node.told, node.placeholder) = (true, false);
+            (node.seen.told, node.seen.placeholder) = (true, false);
         }
         Some(node)
     }
 
     /// Whether a process is in the tree; `None` for one that has exited already. Whoever had its pid
     /// before it has exited too.
-    fn is_known(&mut self, key: Key, time: u64, changes: &mut Vec<Change>) -> Option<bool> {
+    fn is_known(&mut self, key: Key, time: u64, changes: &mut Vec<Change<S>>) -> Option<bool> {
         match self.live.get(&key.pid) {
             Some(known) if known.is(key) => return Some(true),
             Some(known) if known.start() > key.start => return None,
@@ -234,7 +241,7 @@ impl Tree {
     fn insert(&mut self, key: Key, birth: Birth, provenance: Provenance, image: Arc<Image>) {
         let holder = birth.parent.and_then(|parent| self.get(parent));
         let parent = holder.map(|node| node.key);
-        let in_scope = holder.is_some_and(|node| node.in_scope);
+        let state = S::below(holder.map(|node| &node.state));
         let birth_parent = birth.birth_parent.map(|key| self.own_key(key));
         self.live.insert(
             key.pid,
@@ -248,35 +255,15 @@ impl Tree {
                 uids: Uids::default(),
                 image,
                 image_at: 0,
-                keep_mark: Known::Unasked,
-                moved_at: 0,
                 pidfd_inode: 0,
                 mark: None,
-                signalled: 0,
-                watched: false,
-                session: None,
-                unsure: false,
-                inferred: None,
-                boundary: None,
                 orphaned: None,
-                awaited: None,
-                weighed: None,
-                read: None,
-                user_keeps: Vec::new(),
-                end_order: None,
                 provenance,
                 kernel_thread: false,
                 namespace_init: false,
-                in_scope,
-                root: false,
-                settled: false,
-                told: false,
-                forked: false,
-                placeholder: false,
-                execed: false,
-                children: Vec::new(),
-                slot: 0,
-                born: 0,
+                seen: Sightings::default(),
+                links: Links::default(),
+                state,
             },
         );
         self.attach(key.pid, parent);
@@ -316,24 +303,24 @@ impl Tree {
         let Some(node) = self.live.get(&pid) else {
             return;
         };
-        let (slot, old) = (node.slot as usize, node.parent);
+        let (slot, old) = (node.links.slot as usize, node.parent);
         if let Some(old) = old.and_then(|key| self.get_mut(key)) {
-            old.children.swap_remove(slot);
-            if let Some(moved) = old.children.get(slot).copied()
+            old.links.children.swap_remove(slot);
+            if let Some(moved) = old.links.children.get(slot).copied()
                 && let Some(moved) = self.live.get_mut(&moved)
             {
-                moved.slot = slot as u32;
+                moved.links.slot = slot as u32;
             }
         }
         let mut slot = 0;
         let parent = parent.filter(|key| key.pid != pid).and_then(|key| {
             let parent = self.get_mut(key)?;
-            slot = parent.children.len() as u32;
-            parent.children.push(pid);
+            slot = parent.links.children.len() as u32;
+            parent.links.children.push(pid);
             Some(parent.key)
         });
         if let Some(node) = self.live.get_mut(&pid) {
-            (node.parent, node.slot) = (parent, slot);
+            (node.parent, node.links.slot) = (parent, slot);
         }
     }
 
@@ -344,7 +331,7 @@ impl Tree {
         ended: Ended,
         peak_rss: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<Change<S>>,
     ) {
         let parent = self.live.get(&pid).and_then(|node| node.parent);
         self.attach(pid, None);
@@ -352,8 +339,8 @@ impl Tree {
             return;
         };
         node.parent = parent;
-        let mut orphans = Vec::with_capacity(node.children.len());
-        for child in std::mem::take(&mut node.children) {
+        let mut orphans = Vec::with_capacity(node.links.children.len());
+        for child in std::mem::take(&mut node.links.children) {
             let Some(child) = self.live.get_mut(&child) else {
                 continue;
             };
@@ -382,7 +369,7 @@ impl Tree {
         let Some(node) = self.live.remove(&pid) else {
             return;
         };
-        for child in node.children {
+        for child in node.links.children {
             if let Some(child) = self.live.get_mut(&child) {
                 child.parent = None;
             }
@@ -396,7 +383,7 @@ impl Tree {
         old_parent: Option<Key>,
         adopter: Option<Key>,
         time: u64,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<Change<S>>,
     ) {
         let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
         let old_parent = old_parent.map(|key| self.own_key(key));

@@ -8,56 +8,14 @@
 //! older than this program, the kernel's mark says more than the parent it has by now: a child of one that is spared
 //! has that in its mark from birth on. What then is still in doubt is kept.
 
-use hashbrown::HashSet;
 use reaper_common::MEMBER_SPARED;
 
-use super::Model;
 use super::event::{Key, Mark, TICK_NS};
+use super::keeps::Wish;
+pub use super::keeps::{Noted, UserKeep};
 use super::session::SessionId;
-use super::tree::{Node, tick};
-
-/// What somebody has asked for. No two wishes are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UserKeep {
-    /// Until when, in monotonic nanoseconds; `None`: for good.
-    pub until_awake: Option<u64>,
-    /// Together with what descends from it: what lives now, and what is born later.
-    pub tree: bool,
-    /// Uid of who has asked for it.
-    pub by: u32,
-    /// When that was, in ns since the epoch.
-    pub made: u64,
-}
-
-/// A process that the service before this one was asked to keep.
-#[derive(Clone, Copy, Debug)]
-pub struct Noted {
-    pub key: Key,
-    /// First root of its session.
-    pub session: Key,
-    /// The wish was for itself, not for one that it descends from.
-    pub asked: bool,
-    pub keep: UserKeep,
-}
-
-/// A wish with whom it is about, which holds also where nobody who is known to be kept by it lives any more.
-#[derive(Clone, Debug)]
-pub(super) struct Wish {
-    keep: UserKeep,
-    /// The process that it was asked for. Who is older does not descend from it.
-    top: Key,
-    /// Whom it is for by name, to the tick: the service before this one may have known more than `top`.
-    names: HashSet<Key>,
-    /// First root of the session of `top`; those nested in it belong to it.
-    session: Key,
-    /// That session has not been found yet.
-    awaited: bool,
-    /// It is for all members: they descend from the root, also from one that was relaunched.
-    whole: bool,
-    /// When this program was asked, in ns since boot, 0 if the one before it was: what the kernel's map has of those
-    /// who were born later is told apart by it.
-    at: u64,
-}
+use super::tree::tick;
+use super::{Model, Node, Tree};
 
 /// Of whom it is asked whether they descend from a kept process.
 #[derive(Clone, Copy)]
@@ -75,22 +33,15 @@ impl Descendant {
     fn living(node: &Node, creator: Option<Key>) -> Descendant {
         Descendant {
             key: node.key,
-            session: node.session,
+            session: node.state.member.session,
             makers: [creator, node.birth_parent, node.parent],
-            forked: creator.is_some() || node.forked,
+            forked: creator.is_some() || node.seen.forked,
             mark: node.mark,
         }
     }
 
     fn makers(&self) -> impl Iterator<Item = Key> {
         self.makers.into_iter().flatten()
-    }
-}
-
-impl Node {
-    /// By which wish of a user it is kept for longest, also one that is over.
-    pub fn user_keep(&self) -> Option<&UserKeep> {
-        self.user_keeps.iter().max_by_key(|keep| keep.lasts())
     }
 }
 
@@ -101,7 +52,12 @@ impl Model {
     /// What was asked for it before is replaced, but what was kept with it stays so: to keep something has nothing
     /// reaped.
     pub fn keep(&mut self, key: Key, mut keep: UserKeep) -> usize {
-        let own = |node: &Node| Some((node.key, self.sessions.get(node.session?)?.first_root));
+        let own = |node: &Node| {
+            Some((
+                node.key,
+                self.sessions.get(node.state.member.session?)?.first_root,
+            ))
+        };
         let Some((key, session)) = self.tree.get(key).and_then(own) else {
             return 0;
         };
@@ -148,7 +104,10 @@ impl Model {
         self.forget_keeps(&replaced.collect::<Vec<_>>());
         self.forget_finished_keeps();
         // It may be known by another name by now: what had relaunched it is not.
-        let own = self.tree.get(top).and_then(|node| node.session);
+        let own = self
+            .tree
+            .get(top)
+            .and_then(|node| node.state.member.session);
         let own = own.and_then(|id| self.sessions.get(id));
         let known = own.or_else(|| self.sessions.by_first_root(session));
         let session = known.map_or(session, |known| known.first_root);
@@ -201,7 +160,7 @@ impl Model {
     /// Living processes that a wish is for.
     pub fn kept_by(&self, keep: &UserKeep) -> impl Iterator<Item = &Node> {
         let all = self.tree.iter();
-        all.filter(|node| node.user_keeps.contains(keep))
+        all.filter(|node| node.state.keeps.user_keeps.contains(keep))
     }
 
     #[cfg(test)]
@@ -264,7 +223,7 @@ impl Model {
         let living = living.map(|node| Descendant::living(node, None));
         let dead = self.tree.all_exited().map(|exited| Descendant {
             key: exited.key,
-            session: exited.lineage.session,
+            session: exited.remains.lineage.session,
             makers: [exited.birth_parent, None, None],
             forked: true,
             mark: None,
@@ -341,13 +300,34 @@ impl Model {
     }
 }
 
-impl UserKeep {
-    pub(super) fn holds(&self, awake_now: u64) -> bool {
-        self.until_awake.is_none_or(|until| awake_now < until)
+impl Tree {
+    /// Returns the requests of users for a process which lives or is remembered; `None` if nothing is known of it.
+    fn keeps_of(&self, key: Key) -> Option<&[UserKeep]> {
+        if let Some(node) = self.get(key) {
+            return Some(&node.state.keeps.user_keeps);
+        }
+        let exited = self.exited(key).map(|exited| &exited.remains);
+        let remains = exited.or_else(|| self.recent_remains(key))?;
+        Some(&remains.user_keeps)
     }
 
-    /// Comparable: until when.
-    fn lasts(&self) -> u64 {
-        self.until_awake.unwrap_or(u64::MAX)
+    /// Returns the same of a process that lives or has living descendants.
+    fn keeps_mut(&mut self, key: Key) -> Option<&mut Vec<UserKeep>> {
+        if self.get(key).is_some() {
+            return self
+                .get_mut(key)
+                .map(|node| &mut node.state.keeps.user_keeps);
+        }
+        self.remains_mut(key).map(|remains| &mut remains.user_keeps)
+    }
+
+    /// Removes requests from all processes.
+    fn forget_keeps(&mut self, over: &[UserKeep]) {
+        for state in self.all_states_mut() {
+            state.keeps.user_keeps.retain(|keep| !over.contains(keep));
+        }
+        for remains in self.all_remains_mut() {
+            remains.user_keeps.retain(|keep| !over.contains(keep));
+        }
     }
 }

@@ -300,7 +300,12 @@ impl Engine {
 
     /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
     fn kept_or_not(&mut self, key: Key) {
-        let Some(session) = self.model.tree.get(key).and_then(|node| node.session) else {
+        let Some(session) = self
+            .model
+            .tree
+            .get(key)
+            .and_then(|node| node.state.member.session)
+        else {
             return;
         };
         // The wish may be for one that this session is nested in.

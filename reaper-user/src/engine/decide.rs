@@ -130,7 +130,7 @@ impl Engine {
         let of_it = |pending: &Pending| match *pending {
             Pending::Process(key) => {
                 let node = self.model.tree.get(key);
-                node.is_some_and(|node| node.session == Some(id))
+                node.is_some_and(|node| node.state.member.session == Some(id))
             }
             Pending::Session(session) => session == id,
         };
@@ -155,7 +155,7 @@ impl Engine {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
-        if let Some(session) = node.session {
+        if let Some(session) = node.state.member.session {
             if !decision.needs.is_none() {
                 // Nothing is said of it before that is known, or known to be beyond knowing.
                 return self.ask(key, session, &decision);
@@ -185,7 +185,7 @@ impl Engine {
                 self.would_have_reaped += u64::from(self.settings.mode == Mode::Observe);
                 let who = Who::new(&self.model, node);
                 self.claimed.insert(key, who);
-                if let Some(id) = node.session {
+                if let Some(id) = node.state.member.session {
                     self.sessions.entry(id).or_default();
                 }
             }

@@ -11,7 +11,7 @@ use crate::reap::{Reaper, Sent, Signaller};
 use reaper_model::event::{Ended, Event, EventKind, Key, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Handover, Session, SessionId, Turn};
-use reaper_model::tree::{Change, Node};
+use reaper_model::{Change, Node};
 use reaper_model::{Model, Step};
 
 /// What has to be decided about once the ring is drained.
@@ -136,7 +136,8 @@ impl Follow {
                     return;
                 };
                 self.joined(model, node);
-                let is_found = provenance == Provenance::Procfs && node.session.is_some();
+                let is_found =
+                    provenance == Provenance::Procfs && node.state.member.session.is_some();
                 if is_found || model.is_awaited(key) {
                     self.fresh.push(key);
                 }
@@ -148,7 +149,7 @@ impl Follow {
                 }
                 // The process table is no news, nor is what was known before.
                 if provenance != Provenance::Procfs || self.finds_news {
-                    let how = match node.inferred {
+                    let how = match node.state.member.inferred {
                         Some(_) => Provenance::Inferred,
                         None => provenance,
                     };
@@ -159,7 +160,7 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                let member = node.session.is_some();
+                let member = node.state.member.session.is_some();
                 if self.decided.contains_key(&key)
                     || member && model.rules.judges_living(node.orphaned.is_some())
                 {
@@ -169,11 +170,12 @@ impl Follow {
                     self.fresh.push(key);
                 }
                 // It may have become a server.
-                if node.root && model.judges_root(key) {
+                if node.state.member.root && model.judges_root(key) {
                     self.pending.push(Pending::Process(key));
                 }
                 // As the program of its root says whether the probes may end a session.
-                self.changed.extend(node.session.filter(|_| node.root));
+                self.changed
+                    .extend(node.state.member.session.filter(|_| node.state.member.root));
                 self.touch(node);
                 self.lifecycle(model, node, time, Lifecycle::Exec, told_by);
             }
@@ -181,7 +183,7 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                if node.session.is_some() {
+                if node.state.member.session.is_some() {
                     self.fresh.push(key);
                 }
                 if self.decided.contains_key(&key) {
@@ -208,8 +210,13 @@ impl Follow {
                 self.foretold.remove(&node.key);
                 self.turned_up.remove(&node.key);
                 self.reaper.exited(node, ended, orphans);
-                if let Some(session) = node.session.filter(|_| node.signalled != 0 && !claimed) {
-                    let signal = match node.signalled & MEMBER_KILL {
+                if let Some(session) = node
+                    .state
+                    .member
+                    .session
+                    .filter(|_| node.state.member.signalled != 0 && !claimed)
+                {
+                    let signal = match node.state.member.signalled & MEMBER_KILL {
                         0 => Signal::SIGTERM,
                         _ => Signal::SIGKILL,
                     };
@@ -220,7 +227,7 @@ impl Follow {
                     .decided
                     .remove(&node.key)
                     .is_some_and(|(verdict, _)| verdict != Verdict::Reap);
-                if let Some(id) = node.session
+                if let Some(id) = node.state.member.session
                     && was_kept
                     && model.sessions.due(id).is_some()
                 {
@@ -268,6 +275,8 @@ impl Follow {
     /// It may be a member from now on.
     fn joined(&mut self, model: &Model, node: &Node) {
         if node
+            .state
+            .member
             .session
             .is_some_and(|_| model.rules.judges_living(false) || model.ladder_of(node).is_some())
         {
@@ -283,7 +292,7 @@ impl Follow {
         };
         self.joined(model, node);
         self.fresh.push(key);
-        let how = match node.inferred {
+        let how = match node.state.member.inferred {
             Some(_) => Provenance::Inferred,
             None => node.provenance,
         };
@@ -301,8 +310,14 @@ impl Follow {
         let command = model.tree.comm(old_parent);
         // The exit of a root is reported after its children, which the probe may have signalled. Until then a member of
         // its session would pass for detached; its exit re-evaluates all of them.
-        let exits_with = model.tree.get(old_parent).and_then(|parent| parent.session);
-        let own = model.tree.get(orphan).and_then(|node| node.session);
+        let exits_with = model
+            .tree
+            .get(old_parent)
+            .and_then(|parent| parent.state.member.session);
+        let own = model
+            .tree
+            .get(orphan)
+            .and_then(|node| node.state.member.session);
         let is_member = |outer| {
             let mut outwards = own.into_iter().flat_map(|id| model.sessions.outwards(id));
             outwards.any(|session| session.id == outer)
@@ -323,7 +338,11 @@ impl Follow {
         orphan: Key,
         time: u64,
     ) -> bool {
-        let Some(node) = model.tree.get(orphan).filter(|node| node.session.is_some()) else {
+        let Some(node) = model
+            .tree
+            .get(orphan)
+            .filter(|node| node.state.member.session.is_some())
+        else {
             return false;
         };
         let body = Body::Orphan {
@@ -338,8 +357,9 @@ impl Follow {
     /// Notes whose mark in the kernel may have to change: of strangers there is none.
     fn touch(&mut self, node: &Node) {
         let marked = node.mark.is_some_and(|mark| mark.flags != 0);
-        let followed = node.session.is_some() || self.scoped && node.in_scope;
-        if marked || followed || node.boundary.is_some() || node.watched {
+        let followed =
+            node.state.member.session.is_some() || self.scoped && node.state.member.in_scope;
+        if marked || followed || node.state.member.boundary.is_some() || node.state.member.watched {
             self.touched.push(node.key);
         }
     }
@@ -500,7 +520,8 @@ impl Follow {
     }
 
     fn is_told(&self, node: &Node) -> bool {
-        node.session.is_some() || (self.events == EventScope::All && node.in_scope)
+        node.state.member.session.is_some()
+            || (self.events == EventScope::All && node.state.member.in_scope)
     }
 
     fn lifecycle(

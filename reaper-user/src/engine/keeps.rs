@@ -61,7 +61,7 @@ impl Engine {
         });
         let kept = self.model.kept_by(&wish);
         let keeps = kept.filter_map(|node| {
-            let session = self.model.sessions.get(node.session?)?;
+            let session = self.model.sessions.get(node.state.member.session?)?;
             Some(Keep {
                 key: node.key,
                 session: session.first_root,

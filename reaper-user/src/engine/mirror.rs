@@ -305,11 +305,9 @@ impl Engine {
             && self.source.kills()
             && self.settings.mode == Mode::Enforce
             && session.root_gone.is_none()
-            && self
-                .model
-                .tree
-                .get(session.root)
-                .is_some_and(|root| root.session == Some(session.id) && !self.model.is_spared(root))
+            && self.model.tree.get(session.root).is_some_and(|root| {
+                root.state.member.session == Some(session.id) && !self.model.is_spared(root)
+            })
     }
 }
 

@@ -96,7 +96,7 @@ impl Engine {
         self.follow.fresh.extend(self.model.awaited());
         let living = self.model.rules.judges_living(false);
         for node in self.model.tree.iter() {
-            let Some(session) = node.session else {
+            let Some(session) = node.state.member.session else {
                 continue;
             };
             self.follow.touched.push(node.key);

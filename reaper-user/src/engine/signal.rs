@@ -77,7 +77,11 @@ impl Engine {
 
     /// Leaves one alone of which it cannot be told what it is by now, and decides anew a few times.
     fn spare_for_now(&mut self, key: Key) {
-        let session = self.model.tree.get(key).and_then(|node| node.session);
+        let session = self
+            .model
+            .tree
+            .get(key)
+            .and_then(|node| node.state.member.session);
         self.follow.reaper.spare(key);
         if let Some(session) = session {
             let again = self.undecided.again(key);

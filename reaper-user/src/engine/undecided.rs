@@ -139,7 +139,9 @@ impl Engine {
         }
         let of = decision.relative.unwrap_or(key);
         let node = self.model.tree.get(of);
-        let its = node.and_then(|node| node.session).unwrap_or(session);
+        let its = node
+            .and_then(|node| node.state.member.session)
+            .unwrap_or(session);
         let undecided = &mut self.undecided;
         undecided.last += 1;
         let number = undecided.last;
@@ -212,7 +214,11 @@ impl Engine {
             let Some(node) = self.model.tree.get(key) else {
                 continue;
             };
-            let session = node.session.and_then(|id| self.model.sessions.get(id));
+            let session = node
+                .state
+                .member
+                .session
+                .and_then(|id| self.model.sessions.get(id));
             if self.model.wants_script(node) {
                 let (image, uid) = (Arc::clone(&node.image), node.uids.real);
                 self.undecided.facts.ask_script(key, &image, uid);
@@ -292,7 +298,7 @@ impl Engine {
             let asked = self.undecided.asked.remove(&key).is_some();
             let node = self.model.tree.get(key);
             // A stranger may have been asked in the place of a root.
-            if asked && node.is_some_and(|node| node.session.is_some()) {
+            if asked && node.is_some_and(|node| node.state.member.session.is_some()) {
                 self.follow.pending.push(Pending::Process(key));
             }
         }

@@ -6,12 +6,12 @@ use crate::reap::{Outcome, Sent};
 use crate::source::ladder::Passed;
 use crate::source::procfs::Memory;
 use reaper_model::Model;
+use reaper_model::Node;
 use reaper_model::activity::TreeMemory;
 use reaper_model::agent::SessionKind;
 use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
 use reaper_model::session::Session;
 use reaper_model::stray::Stray;
-use reaper_model::tree::Node;
 
 /// Something to tell, and when it happened (ns since boot).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,8 @@ pub struct Who {
 impl Who {
     pub fn new(model: &Model, node: &Node) -> Who {
         let session = node
+            .state
+            .member
             .session
             .and_then(|id| model.sessions.get(id))
             .map(SessionRef::from);

@@ -15,10 +15,10 @@ use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times, files_max}
 use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::Model;
+use reaper_model::Node;
 use reaper_model::event::{Ended, Key};
 use reaper_model::policy::Decision;
 use reaper_model::session::SessionId;
-use reaper_model::tree::Node;
 
 /// See the module.
 pub struct Reaper {
@@ -186,13 +186,13 @@ impl Reaper {
         let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
             return false;
         };
-        let Some(session) = node.session else {
+        let Some(session) = node.state.member.session else {
             return false;
         };
         // A rule may want it reaped though its agent lives.
         let ladder = model.ladder_of(node).unwrap_or(session);
         let late = model.is_born_late(node, decision);
-        let had = node.signalled;
+        let had = node.state.member.signalled;
         let held =
             !self.observe && self.step_on(ladder, late) && node.orphaned.is_none() && had == 0;
         // Of what has been signalled there is nothing left to verify before it is told.
@@ -249,7 +249,7 @@ impl Reaper {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
             target.ended = Some(ended);
-            target.had |= node.signalled;
+            target.had |= node.state.member.signalled;
             if target.pidfd.is_none() {
                 self.finish(key, Outcome::Released(Released::Gone));
             }

@@ -6,10 +6,10 @@ use std::borrow::Cow;
 
 use super::{Reason, Verdict, Weighed};
 use crate::Model;
+use crate::Node;
 use crate::agent::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::facts::{Facts, Known, Needs};
 use crate::session::{RootGone, Session};
-use crate::tree::Node;
 
 /// A member, and what a judgement rests on.
 pub(super) struct Case<'a> {
@@ -127,7 +127,9 @@ impl<'a> Case<'a> {
 
     fn default(&self) -> Said {
         match self.due {
-            Some(_) if self.node.inferred.is_some() => Said::new(Verdict::Report, Reason::Inferred),
+            Some(_) if self.node.state.member.inferred.is_some() => {
+                Said::new(Verdict::Report, Reason::Inferred)
+            }
             Some(_) => self.reaped(),
             None if self.node.orphaned.is_some() && !self.is_living_root() => {
                 Said::new(Verdict::Keep, Reason::Detached)
@@ -272,7 +274,7 @@ impl<'a> Case<'a> {
     /// Whether some rule may come to spare it, now or when something becomes known or changes.
     pub fn may_be_spared(&self) -> bool {
         // Where no rule reaps it, that does.
-        if self.node.inferred.is_some() {
+        if self.node.state.member.inferred.is_some() {
             return true;
         }
         let mut rules = self
@@ -295,7 +297,7 @@ impl<'a> Case<'a> {
     /// Whether what makes it a member suffices for what a rule does: where that is evidence, only one that says so
     /// reaps.
     fn is_enough_for(&self, rule: &Rule) -> bool {
-        self.node.inferred.is_none()
+        self.node.state.member.inferred.is_none()
             || rule.action != Action::Reap
             || rule.when.inferred == Some(true)
     }
@@ -307,7 +309,7 @@ impl<'a> Case<'a> {
             && self.is_agent(when)
             && self.has_uids(when.uid)
             && is(when.orphan, self.node.orphaned.is_some())
-            && is(when.inferred, self.node.inferred.is_some())
+            && is(when.inferred, self.node.state.member.inferred.is_some())
             && is(when.children, !self.node.children().is_empty())
             && (!when.is_of_root() || self.is_living_root())
             && (!when.server || self.session.kind == SessionKind::Server)

@@ -15,11 +15,11 @@ use hashbrown::HashMap;
 use super::case::{Case, Hold};
 use super::{Decision, Reason, Verdict, Weighed, keeps_below, of_whom, session_of};
 use crate::Model;
+use crate::Node;
 use crate::agent::RuleId;
 use crate::event::Key;
 use crate::facts::Needs;
 use crate::session::RootGone;
-use crate::tree::Node;
 
 /// What has been found out in a round about kin, for each end of a root that was asked about.
 #[derive(Default)]
@@ -136,7 +136,8 @@ impl Kin {
             let above = next.parent.and_then(|parent| model.tree.get(parent));
             // A loop, which damaged input could make, ends it.
             let looped = path.len() > model.tree.len();
-            let Some(above) = above.filter(|above| above.session.is_some() && !looped) else {
+            let Some(above) = above.filter(|above| above.state.member.session.is_some() && !looped)
+            else {
                 break None;
             };
             self.count();

@@ -3,32 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::Model;
 use crate::agent::RuleId;
-use crate::event::Image;
 use crate::facts::{Known, Needs};
-use crate::tree::Node;
-
-/// Asked for when a process becomes a member and when it runs another program, so that nothing is left to
-/// ask when every microsecond counts.
-#[derive(Clone, Debug)]
-pub(crate) struct Weighed {
-    /// Those that hold if the rest of what they ask for does, in the order in which they are asked.
-    pub rules: Arc<[RuleId]>,
-    /// Its program, or the end of its command line, is not known; and the rule that might then hold.
-    pub unreadable: Option<Option<RuleId>>,
-}
+use crate::matched_rules::Weighed;
+use crate::{Model, Node};
 
 impl Weighed {
-    pub fn new(model: &Model, image: &Image) -> Weighed {
-        let rules = model.rules.judging(image);
-        let might = model.rules.might_spare(image, &rules).map(Some);
-        Weighed {
-            unreadable: image.exe.is_empty().then_some(None).or(might),
-            rules,
-        }
-    }
-
     pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, Weighed> {
         let facts = node.facts();
         if let Some(Known::Is(whole)) = facts.map(|facts| &facts.arguments) {
@@ -37,9 +17,9 @@ impl Weighed {
                 unreadable: None,
             });
         }
-        let own = match &node.weighed {
+        let own = match &node.state.cached.weighed {
             Some(known) => Cow::Borrowed(known),
-            None => Cow::Owned(Weighed::new(model, &node.image)),
+            None => Cow::Owned(Weighed::new(&model.rules, &node.image)),
         };
         match facts.map(|facts| &facts.script) {
             Some(Known::Is(read)) => Cow::Owned(Weighed {

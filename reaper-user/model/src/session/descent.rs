@@ -5,7 +5,8 @@ use reaper_common::MEMBER_UNSURE;
 
 use super::{Evidence, Session, SessionId, Sessions};
 use crate::event::{Key, Mark, Provenance};
-use crate::tree::{Lineage, Node, Tree};
+use crate::session::member::Lineage;
+use crate::{Node, Tree};
 
 /// How a process came to be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,15 +50,15 @@ impl Sessions {
         mark: Option<Mark>,
     ) {
         let Some(node) = tree.get(key) else { return };
-        if !node.settled {
+        if !node.state.member.settled {
             let descent = self.descent(tree, node, creator, origin, mark);
             self.belong(tree, key, descent);
         }
         let in_scope = creator
             .and_then(|creator| tree.get(creator))
-            .is_some_and(|creator| creator.in_scope);
+            .is_some_and(|creator| creator.state.member.in_scope);
         if let Some(node) = tree.get_mut(key) {
-            node.in_scope |= in_scope;
+            node.state.member.in_scope |= in_scope;
         }
     }
 
@@ -78,7 +79,7 @@ impl Sessions {
                 lineage,
                 sure: true,
                 // What has a session of its own by now stays in that.
-                denied: lineage.session.is_none() && !node.root,
+                denied: lineage.session.is_none() && !node.state.member.root,
             };
         }
         match mark.and_then(|mark| self.marked(node, mark)) {
@@ -123,7 +124,7 @@ impl Sessions {
         node: &Node,
         mark: Option<Mark>,
     ) -> bool {
-        let settled = |key| tree.get(key).is_none_or(|maker| maker.settled);
+        let settled = |key| tree.get(key).is_none_or(|maker| maker.state.member.settled);
         let marked = || mark.and_then(|mark| self.marked(node, mark));
         self.restoring
             && maker.is_some_and(|key| !settled(key))
@@ -192,7 +193,7 @@ impl Sessions {
         if !self.restoring {
             return false;
         }
-        let unsure = tree.get(key).filter(|node| !node.settled);
+        let unsure = tree.get(key).filter(|node| !node.state.member.settled);
         let marked = unsure.and_then(|node| self.marked(node, mark?));
         let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
             return false;
@@ -216,7 +217,9 @@ impl Sessions {
         }
         let mut found: Vec<Key> = tree
             .iter()
-            .filter(|node| !node.told && !node.settled && node.mark.is_some_and(name))
+            .filter(|node| {
+                !node.seen.told && !node.state.member.settled && node.mark.is_some_and(name)
+            })
             .map(|node| node.key)
             .collect();
         // Parents before their children.
@@ -234,8 +237,11 @@ impl Sessions {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
-        node.settled = descent.sure;
-        let (own, stopped) = (node.session, node.boundary.is_some());
+        node.state.member.settled = descent.sure;
+        let (own, stopped) = (
+            node.state.member.session,
+            node.state.member.boundary.is_some(),
+        );
         let session = own.and_then(|own| self.get(own));
         let is_root = session.is_some_and(|session| session.root == key);
         let Lineage {
@@ -264,7 +270,7 @@ impl Sessions {
                 }
             }
             (Some(own), Some(id)) if descent.sure && own == id => {
-                (node.unsure, node.inferred) = (unsure, inferred);
+                (node.state.member.unsure, node.state.member.inferred) = (unsure, inferred);
             }
             (Some(_), Some(id)) if descent.sure => {
                 self.join(tree, key, id, unsure);
@@ -277,7 +283,7 @@ impl Sessions {
     /// That a process is a member is only concluded.
     fn doubt(&self, tree: &mut Tree, key: Key, inferred: Option<Evidence>) {
         if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
-            node.inferred = inferred.filter(|_| node.session.is_some());
+            node.state.member.inferred = inferred.filter(|_| node.state.member.session.is_some());
             node.provenance = Provenance::Inferred;
         }
     }
@@ -294,12 +300,12 @@ impl Sessions {
             return;
         };
         self.part(node);
-        node.session = self.by_id.get_mut(&id).map(|session| {
+        node.state.member.session = self.by_id.get_mut(&id).map(|session| {
             session.members.insert(key.pid);
             session.last_birth = session.last_birth.max(key.start);
-            node.unsure = unsure;
+            node.state.member.unsure = unsure;
             // Whoever descends from a root is in scope with it, also where those between are forgotten.
-            node.in_scope = true;
+            node.state.member.in_scope = true;
             id
         });
     }
@@ -312,7 +318,7 @@ impl Sessions {
                 self.left.extend(session.outer.take());
             }
         }
-        let own = tree.get(top).and_then(|node| node.session);
+        let own = tree.get(top).and_then(|node| node.state.member.session);
         // A root that has become a server, or a copy of one that has not run it itself.
         if own == Some(left) {
             return Vec::new();
@@ -327,7 +333,7 @@ impl Sessions {
             let Some(node) = tree.get_mut(*key) else {
                 continue;
             };
-            let (unsure, inferred) = (node.unsure, node.inferred);
+            let (unsure, inferred) = (node.state.member.unsure, node.state.member.inferred);
             match own {
                 Some(own) => {
                     self.join(tree, *key, own, unsure);
@@ -342,14 +348,17 @@ impl Sessions {
     /// Makes processes that come from a root members of its session, which opened later than they began. An agent's session
     /// that has begun among them is nested in it then. Returns the processes that joined.
     pub(crate) fn adopt(&mut self, tree: &mut Tree, root: Key, mut below: Vec<Key>) -> Vec<Key> {
-        let Some(id) = tree.get(root).and_then(|node| node.session) else {
+        let Some(id) = tree.get(root).and_then(|node| node.state.member.session) else {
             return Vec::new();
         };
         below.retain(|key| {
-            let Some(node) = tree.get(*key).filter(|node| node.boundary.is_none()) else {
+            let Some(node) = tree
+                .get(*key)
+                .filter(|node| node.state.member.boundary.is_none())
+            else {
                 return false;
             };
-            let Some(own) = node.session else {
+            let Some(own) = node.state.member.session else {
                 self.join(tree, *key, id, false);
                 return true;
             };
@@ -366,8 +375,8 @@ impl Sessions {
 
     /// It is a member of nothing any more.
     fn part(&mut self, node: &mut Node) {
-        (node.unsure, node.inferred) = (false, None);
-        let Some(old) = node.session.take() else {
+        (node.state.member.unsure, node.state.member.inferred) = (false, None);
+        let Some(old) = node.state.member.session.take() else {
             return;
         };
         if let Some(session) = self.by_id.get_mut(&old) {
@@ -392,7 +401,8 @@ fn has_left(tree: &Tree, key: Key) -> bool {
         return tree.is_disowned(key);
     };
     let followed = node.mark.is_some_and(|mark| mark.session.is_some());
-    node.boundary.is_some() || node.session.is_none() && (followed || is_disowned(tree, node))
+    node.state.member.boundary.is_some()
+        || node.state.member.session.is_none() && (followed || is_disowned(tree, node))
 }
 
 fn is_disowned(tree: &Tree, node: &Node) -> bool {

@@ -7,53 +7,18 @@
 use std::path::Path;
 
 use super::descent::Descent;
+use super::member::{Evidence, Lineage};
 use super::{Session, Sessions};
 use crate::event::{Key, TICK_NS};
 use crate::facts::Known;
-use crate::tree::{Lineage, Node, Tree};
-
-/// What says that a process is a member whose birth nobody saw; the best that there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evidence {
-    /// A member began its process group.
-    Group,
-    /// A member began its session in the kernel.
-    Session,
-    /// It runs in the cgroup that the session has for itself.
-    Cgroup,
-    /// This variable of its environment names the agent.
-    Mark(&'static str),
-    /// It works in the directory of the agent, or below.
-    Directory,
-}
-
-impl Evidence {
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Evidence::Group => "group",
-            Evidence::Session => "session",
-            Evidence::Cgroup => "cgroup",
-            Evidence::Mark(_) => "mark",
-            Evidence::Directory => "cwd",
-        }
-    }
-
-    /// The variable of the environment that says so.
-    pub fn variable(self) -> Option<&'static str> {
-        match self {
-            Evidence::Mark(variable) => Some(variable),
-            _ => None,
-        }
-    }
-}
+use crate::{Node, Tree};
 
 impl Sessions {
     /// What says that a process is a member whose birth nobody saw, and of one that works where its agent does the directory
     /// of that; `None` if it is known by its descent.
     pub fn grounds(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
-        let evidence = node.inferred?;
-        let session = node.session.and_then(|id| self.get(id));
+        let evidence = node.state.member.inferred?;
+        let session = node.state.member.session.and_then(|id| self.get(id));
         let directory = session.and_then(|session| match &session.inherited {
             Known::Is(root) => root.directory.as_deref(),
             Known::Unasked | Known::Unreadable => None,
@@ -69,7 +34,7 @@ impl Sessions {
     /// may be that of an agent outside of the scope too, of which nothing is known.
     pub(crate) fn infer(&mut self, tree: &mut Tree, key: Key, in_scope: bool) {
         let Some(node) = tree.get(key) else { return };
-        if node.session.is_some() || !may_be_adopted(tree, node) {
+        if node.state.member.session.is_some() || !may_be_adopted(tree, node) {
             return;
         }
         let by_cgroup = || self.by_cgroup(tree, node).filter(|_| in_scope);
@@ -82,13 +47,16 @@ impl Sessions {
     /// What has been read of a suspect that is nobody's yet, and what was found since, says whose it is, or nothing does. Gives who has become
     /// a member: it, and what it has begotten meanwhile, parents before their children.
     pub(crate) fn conclude(&mut self, tree: &mut Tree, key: Key, in_scope: bool) -> Vec<Key> {
-        if tree.get(key).is_none_or(|node| node.session.is_some()) {
+        if tree
+            .get(key)
+            .is_none_or(|node| node.state.member.session.is_some())
+        {
             return Vec::new();
         }
         self.infer(tree, key, in_scope);
         if let Some(node) = tree.get(key)
             && in_scope
-            && node.session.is_none()
+            && node.state.member.session.is_none()
             && let Some((id, evidence)) = self.by_traces(tree, node)
         {
             let lineage = Lineage {
@@ -109,7 +77,10 @@ impl Sessions {
             let Some(node) = tree.get(key) else { continue };
             // A boundary stops it, and an agent has a session of its own.
             let from = node.parent.filter(|parent| joined.contains(parent));
-            if from.is_some() && node.session.is_none() && node.boundary.is_none() {
+            if from.is_some()
+                && node.state.member.session.is_none()
+                && node.state.member.boundary.is_none()
+            {
                 self.belong(tree, key, Descent::doubtful(lineage));
                 joined.push(key);
             }
@@ -161,9 +132,11 @@ fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
     for (id, evidence) in others {
         let lineage = match tree.by_pid(id) {
             // Whoever is of its group is below it.
-            Some(leader) if leader.boundary.is_some() => return None,
+            Some(leader) if leader.state.member.boundary.is_some() => return None,
             Some(leader) => (!is_later(leader.key, node.key)).then(|| leader.lineage()),
-            None => tree.left_lately(id, node.key.start),
+            None => tree
+                .last_with_pid(id, node.key.start)
+                .map(|remains| remains.lineage),
         };
         let lineage = lineage.filter(|lineage| lineage.session.is_some());
         if let Some(lineage) = lineage {
@@ -179,7 +152,8 @@ pub(super) fn may_be_adopted(tree: &Tree, node: &Node) -> bool {
     let parent = node.parent.and_then(|parent| tree.get(parent));
     // One that is not to be seen is nobody's maker here.
     parent.is_none_or(|parent| {
-        parent.session.is_none() && (parent.key.pid == 1 || parent.image.sid != node.image.sid)
+        parent.state.member.session.is_none()
+            && (parent.key.pid == 1 || parent.image.sid != node.image.sid)
     })
 }
 

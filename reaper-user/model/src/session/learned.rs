@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Session, Sessions};
+use crate::Node;
 use crate::event::Key;
 use crate::facts::{Facts, Inherited, Known, Needs};
-use crate::tree::Node;
 
 impl Session {
     pub(super) fn learn_unit(&mut self, unit: &Known<Arc<str>>) {

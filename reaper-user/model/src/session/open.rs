@@ -8,7 +8,7 @@ use super::{Handover, Parent, Ran, Session, SessionId, Sessions, Turn};
 use crate::agent::{Class, Rule, RuleId, Ruleset, SessionKind};
 use crate::event::Key;
 use crate::facts::Known;
-use crate::tree::{Node, Tree};
+use crate::{Node, Tree};
 
 impl Sessions {
     /// A process runs another program, which may make it an agent or a boundary; or has run it, where it
@@ -27,7 +27,9 @@ impl Sessions {
             Class::Plain => {}
             Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
             Class::Agent(rule) | Class::Server(rule)
-                if node.in_scope && ran != Ran::Copied && self.may_be_of(node.uids.real) =>
+                if node.state.member.in_scope
+                    && ran != Ran::Copied
+                    && self.may_be_of(node.uids.real) =>
             {
                 self.open(tree, key, (rule, rules.rule(rule)), ran, now, turns)
             }
@@ -58,11 +60,11 @@ impl Sessions {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
-        node.boundary = Some(Arc::clone(rule));
-        node.watched = true;
-        (node.unsure, node.inferred) = (false, None);
-        node.end_order = None;
-        let Some(id) = node.session.take() else {
+        node.state.member.boundary = Some(Arc::clone(rule));
+        node.state.member.watched = true;
+        (node.state.member.unsure, node.state.member.inferred) = (false, None);
+        node.state.keeps.end_order = None;
+        let Some(id) = node.state.member.session.take() else {
             return;
         };
         if let Some(session) = self.by_id.get_mut(&id) {
@@ -109,9 +111,12 @@ impl Sessions {
             if kind == SessionKind::Server {
                 self.unnest(id);
             }
-            if let Some(node) = tree.get_mut(key).filter(|node| node.session.is_none()) {
+            if let Some(node) = tree
+                .get_mut(key)
+                .filter(|node| node.state.member.session.is_none())
+            {
                 // It has been a boundary in between.
-                node.boundary = None;
+                node.state.member.boundary = None;
                 self.join(tree, key, id, false);
             }
             return;
@@ -121,11 +126,11 @@ impl Sessions {
         };
         self.last += 1;
         let id = SessionId(self.last);
-        node.boundary = None;
-        node.root = true;
+        node.state.member.boundary = None;
+        node.state.member.root = true;
         // An end that it only perhaps has to do with is none of its business.
-        let sure = !node.unsure && node.inferred.is_none();
-        let (starter, parent) = (node.session.filter(|_| sure), node.parent);
+        let sure = !node.state.member.unsure && node.state.member.inferred.is_none();
+        let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
         let begetter = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
         let unit = node
@@ -163,7 +168,7 @@ impl Sessions {
         );
         self.join(tree, key, id, false);
         if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
-            parent.watched |= parent.session.is_none();
+            parent.state.member.watched |= parent.state.member.session.is_none();
         }
         self.gather(tree, key, id);
         turns.push(Turn::Opened {

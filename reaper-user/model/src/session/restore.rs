@@ -8,7 +8,7 @@ use super::{Handover, Parent, RootGone, Session, SessionId, Sessions, Turn};
 use crate::agent::{Ruleset, SessionKind};
 use crate::event::{Ended, Key, Restored};
 use crate::facts::Known;
-use crate::tree::{Node, Tree};
+use crate::{Node, Tree};
 
 impl Sessions {
     /// From here on what is told is what has happened while nobody listened, after what came of it has
@@ -85,8 +85,12 @@ impl Sessions {
             turns.push(Turn::RootGone { session: id });
             return;
         };
-        root.root = true;
-        let (key, own, stopped) = (root.key, root.session, root.boundary.is_some());
+        root.state.member.root = true;
+        let (key, own, stopped) = (
+            root.key,
+            root.state.member.session,
+            root.state.member.boundary.is_some(),
+        );
         // The root of several, one nested in the other, is a member of the innermost.
         if !stopped && own.is_none_or(|own| self.outwards(id).any(|outer| outer.id == own)) {
             self.join(tree, key, id, false);

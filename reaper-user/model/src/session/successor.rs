@@ -12,11 +12,11 @@
 
 use super::{Session, SessionId, Sessions, Turn};
 use crate::Model;
+use crate::Node;
 use crate::agent::{RuleId, Ruleset};
 use crate::conversation::{Conversations, Ids};
 use crate::event::{Ended, Key};
 use crate::facts::{Known, Needs};
-use crate::tree::Node;
 
 /// Time after the exit of a root with status 0 in which its successor may appear, in ns.
 const WINDOW_NS: u64 = 2_000_000_000;

@@ -20,12 +20,13 @@ use std::path::Path;
 
 use hashbrown::HashSet;
 
-use super::inferred::{Evidence, is_later, may_be_adopted};
+use super::inferred::{is_later, may_be_adopted};
+use super::member::Evidence;
 use super::{Session, SessionId, Sessions};
 use crate::event::{Image, Key};
 use crate::facts::{Inherited, Known, Needs};
 use crate::stray::{EnvMark, is_login, is_terminal};
-use crate::tree::{Node, Tree};
+use crate::{Node, Tree};
 
 /// What has to be known of one before it can be told whose it is.
 const WANTED: Needs = Needs::INHERITED.and(Needs::UNIT);
@@ -36,8 +37,8 @@ const ANCESTORS_MAX: usize = 64;
 impl Sessions {
     /// Whether a process that nothing else makes a member may be one by what it has from its makers.
     pub(crate) fn is_suspect(&self, tree: &Tree, node: &Node) -> bool {
-        node.session.is_none()
-            && node.boundary.is_none()
+        node.state.member.session.is_none()
+            && node.state.member.boundary.is_none()
             && node.key.pid > 1
             && !node.kernel_thread
             && node.uids.real == node.uids.effective
@@ -287,7 +288,9 @@ fn is_of_others(tree: &Tree, node: &Node) -> bool {
     [node.image.pgid, node.image.sid].into_iter().any(|id| {
         let begun = match tree.by_pid(id) {
             Some(leader) => Some(leader.lineage()).filter(|_| !is_later(leader.key, node.key)),
-            None => tree.left_lately(id, node.key.start),
+            None => tree
+                .last_with_pid(id, node.key.start)
+                .map(|remains| remains.lineage),
         };
         id != 0 && id != node.key.pid && begun.is_some_and(|by| by.session.is_none())
     })

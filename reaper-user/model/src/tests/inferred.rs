@@ -19,7 +19,17 @@ fn with_rules(rules: &str) -> (World, Key, Key) {
     let shell = found(&mut w, 1, "bash", |_| {});
     let agent = found(&mut w, shell.pid, "claude", |_| {});
     let tool = found(&mut w, agent.pid, "npm", |_| {});
-    assert!(w.is_member(tool) && w.model.tree.get(tool).unwrap().inferred.is_none());
+    assert!(
+        w.is_member(tool)
+            && w.model
+                .tree
+                .get(tool)
+                .unwrap()
+                .state
+                .member
+                .inferred
+                .is_none()
+    );
     (w, agent, tool)
 }
 
@@ -41,7 +51,14 @@ pub(super) fn found(
 }
 
 fn is_inferred(w: &World, key: Key) -> bool {
-    w.model.tree.get(key).unwrap().inferred.is_some()
+    w.model
+        .tree
+        .get(key)
+        .unwrap()
+        .state
+        .member
+        .inferred
+        .is_some()
 }
 
 #[test]

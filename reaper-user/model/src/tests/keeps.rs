@@ -370,7 +370,15 @@ fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
         };
         w.model.keep(agent, minute);
         w.model.keep(shell, wish(2 * n + 1));
-        let keeps = w.model.tree.get(shell).unwrap().user_keeps.len();
+        let keeps = w
+            .model
+            .tree
+            .get(shell)
+            .unwrap()
+            .state
+            .keeps
+            .user_keeps
+            .len();
         assert_eq!((keeps, w.model.kept_by_users().count()), (2, 2));
         w.exit(shell);
         w.exit(agent);

@@ -185,15 +185,19 @@ fn who_is_foreign_is_forgotten_and_who_matters_is_watched() {
         assert!(w.model.tree.get(key).is_none(), "{}", key.pid);
     }
     for key in stay {
-        assert!(w.model.tree.get(key).unwrap().watched, "{}", key.pid);
+        assert!(
+            w.model.tree.get(key).unwrap().state.member.watched,
+            "{}",
+            key.pid
+        );
     }
-    assert!(!w.model.tree.get(tool).unwrap().watched);
+    assert!(!w.model.tree.get(tool).unwrap().state.member.watched);
     let left = w.model.tree.get(container).unwrap();
     assert_eq!((left.parent, left.orphaned), (None, None));
     // Nobody took it for dead: what is told of it brings it back.
     w.exec(stranger, "claude");
     assert!(w.is_member(stranger));
-    assert!(w.model.tree.get(shell).unwrap().watched);
+    assert!(w.model.tree.get(shell).unwrap().state.member.watched);
 }
 
 #[test]
@@ -235,6 +239,6 @@ fn the_parent_of_a_root_is_watched() {
     let agent = w.spawn(shell, "claude");
     let tool = w.spawn(agent, "npm");
     w.spawn(tool, "codex");
-    let watched = |key| w.model.tree.get(key).unwrap().watched;
+    let watched = |key| w.model.tree.get(key).unwrap().state.member.watched;
     assert_eq!([INIT, shell, tool].map(watched), [false, true, false]);
 }

@@ -140,7 +140,15 @@ fn it_is_over_when_its_ladder_is_and_ends_at_a_boundary() {
     let child = w.spawn(inside, "bash");
     assert_eq!(w.why(pane), "keep not_a_member");
     assert_eq!(w.why(child), LIVES);
-    let session = w.model.tree.get(shell).unwrap().session.unwrap();
+    let session = w
+        .model
+        .tree
+        .get(shell)
+        .unwrap()
+        .state
+        .member
+        .session
+        .unwrap();
     w.model.end_orders_of(session);
     assert_eq!(w.why(shell), LIVES);
     let later = w.spawn(shell, "bash");
@@ -154,7 +162,7 @@ fn of_two_ladders_the_outer_one_counts() {
     let nested = w.spawn(shell, "codex");
     let inside = w.spawn(nested, "node");
     let ladder = |w: &World, key| w.model.ladder_of(w.model.tree.get(key).unwrap());
-    let session = |w: &World, key| w.model.tree.get(key).unwrap().session;
+    let session = |w: &World, key| w.model.tree.get(key).unwrap().state.member.session;
     let (outer, inner) = (session(&w, agent), session(&w, inside));
     w.end(nested, KILLED, Some(agent));
     assert_eq!(ladder(&w, inside), inner);
@@ -199,7 +207,15 @@ fn an_order_inside_another_changes_nothing() {
     let inside = w.spawn(nested, "node");
     order(&mut w, agent, USER.real);
     order(&mut w, nested, USER.real);
-    let session = w.model.tree.get(inside).unwrap().session.unwrap();
+    let session = w
+        .model
+        .tree
+        .get(inside)
+        .unwrap()
+        .state
+        .member
+        .session
+        .unwrap();
     w.model.end_orders_of(session);
     assert_eq!(w.why(inside), ORDERED);
 }

@@ -171,7 +171,7 @@ proptest! {
             let reaped = model.decide(node.key).verdict == Verdict::Reap;
             prop_assert!(!reaped || node.key.pid > 1 && node.key.pid != 3 && !node.kernel_thread);
             let session = model.wanted_mark(node.key).and_then(|mark| mark.session);
-            prop_assert_eq!(session.is_some(), node.session.is_some());
+            prop_assert_eq!(session.is_some(), node.state.member.session.is_some());
         }
         model.finish_restore(|_, _| {});
         let before: BTreeSet<Key> = model.tree.iter().map(|node| node.key).collect();

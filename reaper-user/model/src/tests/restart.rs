@@ -291,10 +291,10 @@ proptest! {
             let key = node.key;
             let found = model.tree.get(key);
             prop_assert!(found.is_some(), "{} lives", key);
-            if node.boundary.is_some() {
-                prop_assert!(found.is_some_and(|found| found.watched && found.session.is_none()));
+            if node.state.member.boundary.is_some() {
+                prop_assert!(found.is_some_and(|found| found.state.member.watched && found.state.member.session.is_none()));
             }
-            if !stops && node.session.is_some() {
+            if !stops && node.state.member.session.is_some() {
                 prop_assert_eq!(model.wanted_mark(key), story.whole.wanted_mark(key));
             }
         }

@@ -128,7 +128,16 @@ fn told(story: &[Told], time: u64) -> (World, Vec<Key>, Vec<Key>, Key) {
             ..Image::clone(&seen.image)
         });
     });
-    assert!(w.model.tree.get(escaped).unwrap().inferred.is_some());
+    assert!(
+        w.model
+            .tree
+            .get(escaped)
+            .unwrap()
+            .state
+            .member
+            .inferred
+            .is_some()
+    );
     let members = vec![below, detached, last, member];
     let others = vec![INIT, shell, beside, tmux, pane];
     for told in story {

@@ -242,7 +242,7 @@ fn the_end_of_the_outer_root_takes_the_nested_ones_too() {
         ["reap root_gone"; 3]
     );
     let ladder = |key| {
-        let session = w.model.tree.get(key).unwrap().session.unwrap();
+        let session = w.model.tree.get(key).unwrap().state.member.session.unwrap();
         w.model.sessions.due(session).unwrap().0.root
     };
     assert_eq!([shell, inner, tool].map(ladder), [outer; 3]);

@@ -6,8 +6,8 @@ use reaper_common::{
 };
 
 use super::world::{INIT, USER, World, image};
+use crate::Change;
 use crate::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen, TICK_NS};
-use crate::tree::Change;
 use crate::{Scope, Step};
 
 /// A start that is no whole tick, and a pid.
@@ -98,7 +98,9 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
                 Change::Born { .. } => "born",
                 Change::Execed { .. } => "execed",
                 Change::Moved { .. } => "moved",
-                Change::Exited { node, .. } if node.session.is_some() => "member exited",
+                Change::Exited { node, .. } if node.state.member.session.is_some() => {
+                    "member exited"
+                }
                 Change::Exited { .. } => "exited",
                 Change::Reparented { orphaned: true, .. } => "orphaned",
                 Change::Reparented { .. } => "reparented",
@@ -124,7 +126,7 @@ fn a_fork_by_nobody_known_is_what_the_map_says() {
         let child = w.new_key();
         fork(&mut w, child, by, by, mark(Some(agent), flags));
         assert_eq!(w.is_member(child), member, "{by:?} {flags}");
-        let unsure = w.model.tree.get(child).unwrap().unsure;
+        let unsure = w.model.tree.get(child).unwrap().state.member.unsure;
         assert_eq!(unsure, flags == MEMBER_UNSURE);
     }
     let mut w = World::new();
@@ -183,7 +185,11 @@ fn a_row_of_nobody_known_is_what_the_map_says_if_it_is_sure() {
         let key = key(50 + n as u32);
         exact(&mut w, key, parent.pid, "npm", mark);
         assert_eq!(w.root_of(key), root, "row {n}");
-        assert_eq!(w.model.tree.get(key).unwrap().unsure, n >= 8, "row {n}");
+        assert_eq!(
+            w.model.tree.get(key).unwrap().state.member.unsure,
+            n >= 8,
+            "row {n}"
+        );
     }
 }
 
@@ -207,7 +213,16 @@ fn what_runs_or_is_orphaned_and_is_not_known_is_what_the_map_says() {
     }
     let members = keys.map(|key| w.is_member(key));
     assert_eq!(members, [true, false, false, true, false]);
-    assert!(w.model.tree.get(keys[2]).unwrap().boundary.is_some());
+    assert!(
+        w.model
+            .tree
+            .get(keys[2])
+            .unwrap()
+            .state
+            .member
+            .boundary
+            .is_some()
+    );
 }
 
 #[test]
@@ -435,7 +450,7 @@ fn signals_of_the_probes_are_told_of_the_living() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     let signalled = |signal| EventKind::Signalled { key: tool, signal };
-    let has = |w: &World| w.model.tree.get(tool).unwrap().signalled;
+    let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signalled;
     assert_eq!(told(&mut w, signalled(15)), ["signalled"]);
     assert_eq!(has(&w), MEMBER_TERM);
     w.model.signalled(tool, MEMBER_KILL | MEMBER_ROOT);

@@ -61,7 +61,7 @@ fn concluded(w: &mut World, key: Key) -> Option<(Key, Evidence)> {
     assert!(!w.is_member(key) && w.model.wanted_of(key).is_empty());
     let joined = w.model.conclude(key);
     assert_eq!(joined.first(), Some(&key).filter(|_| w.is_member(key)));
-    let evidence = w.model.tree.get(key)?.inferred;
+    let evidence = w.model.tree.get(key)?.state.member.inferred;
     Some((w.root_of(key)?, evidence?))
 }
 
@@ -298,7 +298,10 @@ fn look_alikes_are_nobodys() {
     let mark = Evidence::Mark("CODEX_CI");
     assert_eq!(concluded(&mut w, beside), Some((codex, mark)));
     let of_group = found(&mut w, INIT, "server", |image| image.pgid = beside.pid);
-    assert_eq!(w.model.tree.get(of_group).unwrap().inferred, Some(mark));
+    assert_eq!(
+        w.model.tree.get(of_group).unwrap().state.member.inferred,
+        Some(mark)
+    );
     w.dies_by_signal(one);
     assert_eq!(whose(&mut w, "A=1;", "/srv/app"), None);
     assert_eq!(whose(&mut w, &marked, "/srv/app"), Some((one, BY_PID)));
@@ -385,7 +388,7 @@ fn what_it_has_begotten_meanwhile_is_a_member_too() {
     assert_eq!(w.model.conclude(key), [key, worker, below]);
     for member in [key, worker, below] {
         let node = w.model.tree.get(member).unwrap();
-        assert_eq!(node.inferred, Some(Evidence::Directory));
+        assert_eq!(node.state.member.inferred, Some(Evidence::Directory));
         let (_, directory) = w.model.sessions.grounds(node).unwrap();
         assert_eq!(directory, Some(Path::new("/srv/app")));
         assert_eq!(w.root_of(member), Some(one));

@@ -298,7 +298,7 @@ impl World {
 
     /// The root of the innermost session of a process.
     pub fn root_of(&self, key: Key) -> Option<Key> {
-        let session = self.model.tree.get(key)?.session?;
+        let session = self.model.tree.get(key)?.state.member.session?;
         Some(self.model.sessions.get(session)?.root)
     }
 
@@ -351,17 +351,25 @@ pub fn assert_consistent(model: &Model) {
             let times = parent.children().iter().filter(|pid| **pid == node.key.pid);
             assert_eq!(times.count(), 1, "{} is listed once", node.key);
         }
-        if let Some(id) = node.session {
+        if let Some(id) = node.state.member.session {
             let session = model.sessions.get(id).expect("a member's session is known");
             assert!(session.members().any(|pid| pid == node.key.pid));
-            assert!(node.boundary.is_none() && node.in_scope, "{}", node.key);
+            assert!(
+                node.state.member.boundary.is_none() && node.state.member.in_scope,
+                "{}",
+                node.key
+            );
         }
-        assert!(!node.unsure || node.session.is_some(), "{}", node.key);
+        assert!(
+            !node.state.member.unsure || node.state.member.session.is_some(),
+            "{}",
+            node.key
+        );
     }
     for session in model.sessions.iter() {
         for pid in session.members() {
             let node = tree.by_pid(pid).expect("a member lives");
-            assert_eq!(node.session, Some(session.id), "{}", node.key);
+            assert_eq!(node.state.member.session, Some(session.id), "{}", node.key);
         }
         let nested = |outer| model.sessions.iter().any(|s| s.outer == Some(outer));
         let over = session.is_empty() && session.root_gone.is_some();

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::Tree;
-use super::node::{Birth, Change, Node, Orphaned};
+use super::node::{Birth, Change, Node, Orphaned, State};
 use crate::event::{Ended, Image, Key, Mark, Provenance, Restored, Seen};
 
 /// Longest name that the kernel gives a process, in bytes.
 const COMM_MAX: usize = 15;
 
-impl Tree {
+impl<S: State> Tree<S> {
     /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
     /// of a pid namespace, which also adopts what others bring in.
     pub(super) fn found(&self, parent: Option<Key>) -> Birth {
@@ -26,7 +26,7 @@ impl Tree {
     pub(super) fn known_as(&self, key: Key, provenance: Provenance) -> Key {
         let coarse = provenance == Provenance::Procfs && key.exact_start().is_none();
         let known = self.live.get(&key.pid).filter(|_| coarse);
-        let start = |node: &Node| Key {
+        let start = |node: &Node<S>| Key {
             start: node.start(),
             ..node.key
         };
@@ -42,7 +42,7 @@ impl Tree {
         mark: Option<Mark>,
         time: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<Change<S>>,
     ) {
         let birth = self.found(parent);
         let image = Arc::default();
@@ -53,7 +53,7 @@ impl Tree {
 
     /// Makes a node for the root of a session that is taken up again, if it can still live: a row is to
     /// tell more of it, or that there is none, that it is gone.
-    pub(crate) fn place(&mut self, restored: &Restored, time: u64, changes: &mut Vec<Change>) {
+    pub(crate) fn place(&mut self, restored: &Restored, time: u64, changes: &mut Vec<Change<S>>) {
         let key = restored.root;
         if self.is_known(key, time, changes) != Some(false) {
             return;
@@ -73,7 +73,7 @@ impl Tree {
         if let Some(node) = self.live.get_mut(&key.pid) {
             node.exact_start = key.exact_start();
             node.uids = restored.uids;
-            node.placeholder = true;
+            node.seen.placeholder = true;
         }
     }
 
@@ -83,12 +83,12 @@ impl Tree {
         seen: &Seen,
         time: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<Change<S>>,
     ) {
         let parent = self.live.get(&seen.parent).map(|node| node.key);
         let gone = self.gone(seen.key).is_some();
         match self.live.get_mut(&seen.key.pid) {
-            Some(known) if known.placeholder && known.is_row(seen) => {
+            Some(known) if known.seen.placeholder && known.is_row(seen) => {
                 let (key, known_parent) = (known.key, known.parent);
                 let birth = self.found(parent);
                 // One that has another parent by now was orphaned meanwhile: that is told next.
@@ -104,9 +104,9 @@ impl Tree {
                 known.take(seen);
                 // What it was when it was looked at, it need not be any more.
                 if known.is_news(seen.at) && known.is_another_program(&seen.image) {
-                    known.has_changed_unseen();
+                    known.state.on_unseen_exec();
                     known.image = Arc::clone(&seen.image);
-                    known.execed = true;
+                    known.seen.execed = true;
                     changes.push(Change::Execed { key });
                 }
                 if known.parent.is_none() && parent.is_some() {
@@ -148,15 +148,15 @@ impl Tree {
         birth: Birth,
         seen: &Seen,
         provenance: Provenance,
-        changes: &mut Vec<Change>,
+        changes: &mut Vec<Change<S>>,
     ) {
         if let Some(node) = self.live.get_mut(&key.pid) {
             node.take(seen);
             node.image = Arc::clone(&seen.image);
             node.kernel_thread = seen.kernel_thread;
             node.namespace_init = seen.namespace_init;
-            node.execed = true;
-            node.placeholder = false;
+            node.seen.execed = true;
+            node.seen.placeholder = false;
             node.provenance = provenance;
         }
         changes.push(Change::Born {
@@ -167,7 +167,7 @@ impl Tree {
     }
 }
 
-impl Node {
+impl<S: State> Node<S> {
     /// What a row adds to any process.
     fn take(&mut self, seen: &Seen) {
         if seen.exact {
@@ -180,7 +180,7 @@ impl Node {
         if self.is_news(seen.at) {
             self.image_at = seen.at;
             self.uids = seen.uids;
-            self.weighed = None;
+            self.state.on_uids();
         }
     }
 }

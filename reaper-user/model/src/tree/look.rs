@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::node::Lineage;
-use super::{Exited, Image, Key, Node, Tree};
+use super::{Exited, Image, Key, Node, State, Tree};
 
-impl Tree {
+impl<S: State> Tree<S> {
     /// Living processes.
     pub fn len(&self) -> usize {
         self.live.len()
@@ -16,21 +15,21 @@ impl Tree {
     }
 
     /// The living process with this key.
-    pub fn get(&self, key: Key) -> Option<&Node> {
+    pub fn get(&self, key: Key) -> Option<&Node<S>> {
         self.live.get(&key.pid).filter(|node| node.is(key))
     }
 
     /// The living process that has this pid now.
-    pub fn by_pid(&self, pid: u32) -> Option<&Node> {
+    pub fn by_pid(&self, pid: u32) -> Option<&Node<S>> {
         self.live.get(&pid)
     }
 
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Node> {
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Node<S>> {
         self.live.get_mut(&key.pid).filter(|node| node.is(key))
     }
 
     /// What is kept of an exited process.
-    pub fn exited(&self, key: Key) -> Option<&Exited> {
+    pub fn exited(&self, key: Key) -> Option<&Exited<S::Remains>> {
         self.exited.get(&key)
     }
 
@@ -57,14 +56,14 @@ impl Tree {
     }
 
     /// All living processes, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Node> {
+    pub fn iter(&self) -> impl Iterator<Item = &Node<S>> {
         self.live.values()
     }
 
     /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
     /// damaged input could make.
-    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node> {
-        let parent = |node: &Node| node.parent.and_then(|key| self.get(key));
+    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node<S>> {
+        let parent = |node: &Node<S>| node.parent.and_then(|key| self.get(key));
         let first = self.get(key).and_then(parent);
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
@@ -82,10 +81,10 @@ impl Tree {
 
     /// The living descendants of a process, each parent before its children. A loop, which damaged input could
     /// make, ends it.
-    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node> {
+    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node<S>> {
         let top = self.get(key);
-        let child = |of: &Node, slot: usize| self.by_pid(*of.children.get(slot)?);
-        let next = move |node: &&Node| {
+        let child = |of: &Node<S>, slot: usize| self.by_pid(*of.links.children.get(slot)?);
+        let next = move |node: &&Node<S>| {
             let top = top?;
             if let Some(first) = child(node, 0) {
                 return Some(first);
@@ -93,7 +92,7 @@ impl Tree {
             let mut last = *node;
             while last.key != top.key {
                 let parent = self.get(last.parent?)?;
-                if let Some(next) = child(parent, last.slot as usize + 1) {
+                if let Some(next) = child(parent, last.links.slot as usize + 1) {
                     return Some(next);
                 }
                 last = parent;
@@ -103,16 +102,5 @@ impl Tree {
         let first = top.and_then(|top| child(top, 0));
         let all = std::iter::successors(first, next).take(self.live.len());
         all.take_while(move |node| node.key != key)
-    }
-
-    /// Whose a process is that lives or has lived lately; `None` if nothing is known of it.
-    pub(crate) fn lineage_of(&self, key: Key) -> Option<Lineage> {
-        if let Some(node) = self.get(key) {
-            return Some(node.lineage());
-        }
-        let recent = self.gone(key).map(|gone| gone.lineage);
-        recent
-            .or_else(|| self.exited.get(&key).map(|exited| exited.lineage))
-            .or_else(|| self.is_disowned(key).then(Lineage::default))
     }
 }

@@ -2,17 +2,9 @@
 
 use std::sync::Arc;
 
-use reaper_common::{
-    MEMBER_EXEC, MEMBER_EXECS, MEMBER_KILL, MEMBER_SCOPE, MEMBER_TERM, MEMBER_WATCHED,
-};
+use reaper_common::{MEMBER_EXEC, MEMBER_EXECS};
 
-use crate::asked::Read;
-use crate::end_order::EndOrder;
 use crate::event::{Ended, Image, Key, Mark, Provenance, Seen, Uids};
-use crate::facts::Known;
-use crate::policy::Weighed;
-use crate::session::{Evidence, SessionId};
-use crate::user_keep::UserKeep;
 
 /// When and from whom a process was orphaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,111 +17,108 @@ pub struct Orphaned {
     pub namespace_ending: bool,
 }
 
+/// State that other modules keep for each process. The tree creates it, hands it on at forks and condenses it at the exit.
+pub trait State: Clone + Default {
+    /// What is left of it when the process has exited.
+    type Remains: Clone + Default;
+
+    /// Returns the state of a process that appears below a living parent.
+    fn below(parent: Option<&Self>) -> Self;
+
+    /// Returns what a child inherits that is born at `born`, in ns since boot. `uids` are those of the parent;
+    /// `is_current`: no exec of the parent after that birth is known.
+    fn at_birth(&self, uids: Uids, born: u64, is_current: bool) -> Self;
+
+    /// The fork of the process is reported. `is_new`: the process was not known before.
+    fn on_fork(&mut self, inherited: Option<Self>, is_new: bool);
+
+    /// The process runs `new`. `is_later`: that is later than what is known of `old`, which it ran before.
+    fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool);
+
+    /// The process has run another program, which no event has reported.
+    fn on_unseen_exec(&mut self);
+
+    /// The uids of the process were read again.
+    fn on_uids(&mut self);
+
+    /// The process is in another cgroup since `time`, in ns since boot.
+    fn on_move(&mut self, time: u64);
+
+    /// Adds what the flags of the kernel's map say: `MEMBER_*` of `reaper-common`.
+    fn add_flags(&mut self, flags: u32);
+
+    /// Whether the history of the process is kept after its exit.
+    fn is_member(&self) -> bool;
+
+    /// Returns what is left of it after the exit.
+    fn remains(&self) -> Self::Remains;
+
+    /// Makes what is left belong to no session.
+    fn disown(remains: &mut Self::Remains);
+}
+
 /// A living process. A zombie is none: it has exited.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct Node<S> {
     pub key: Key,
-    /// Start time to the ns, known once a probe has told of it.
+    /// Start time to the ns, known once a probe has reported the process.
     pub(super) exact_start: Option<u64>,
-    /// Who has it now; `None` while that is unknown.
+    /// Its parent now; `None` while that is unknown.
     pub parent: Option<Key>,
-    /// Who had it first; never changes.
+    /// Its first parent; never changes.
     pub birth_parent: Option<Key>,
     pub uids: Uids,
     pub image: Arc<Image>,
-    /// When that was told or looked at last, nanoseconds since boot; 0 for what it was born with.
+    /// Time when the image was reported or read last, in ns since boot; 0 for the one that it was born with.
     pub(super) image_at: u64,
-    /// Whether `REAPER_KEEP=1` is in the environment that it was started with, if a probe has told: as its image has it,
-    /// and as it was born with that; unasked where that may have changed unseen.
-    pub(crate) keep_mark: Known<bool>,
-    /// When it went to another cgroup last, nanoseconds since boot; 0: since it is known it never did.
-    pub(crate) moved_at: u64,
     /// Inode number of its pidfds, 0 while unknown.
     pub pidfd_inode: u64,
-    /// What the kernel's map has for it as far as is known; `None` too where it is not in there.
+    /// Its entry in the kernel's map as far as is known; `None` too where it has none.
     pub mark: Option<Mark>,
-    /// `MEMBER_TERM` and `MEMBER_KILL` of `reaper-common`: what it has been sent.
-    pub signalled: u32,
-    /// Its exit matters to sessions, though it is a member of none.
-    pub watched: bool,
-    /// The innermost session it is a member of.
-    pub session: Option<SessionId>,
-    /// It may be below a boundary for all that is known: its makers are gone, and nobody told of them. It
-    /// is kept.
-    pub unsure: bool,
-    /// That it is a member is concluded from this, or its makers' was: see `Sessions::infer`. It is reported, and reaped
-    /// only where a rule says that this is enough.
-    pub inferred: Option<Evidence>,
-    /// Membership stopped here, by the rule of this name.
-    pub boundary: Option<Arc<str>>,
     pub orphaned: Option<Orphaned>,
-    /// Untracked process, itself or one that it comes from by births, whose script is to be read. See `Model::awaited`.
-    pub(crate) awaited: Option<Key>,
-    /// What the rules say of its program, once somebody had to know.
-    pub(crate) weighed: Option<Weighed>,
-    /// What rules have asked for that no event tells.
-    pub(crate) read: Option<Box<Read>>,
-    /// What users have asked for that is for it, also what is over.
-    pub(crate) user_keeps: Vec<UserKeep>,
-    /// It, or one that it descends from, is to be ended by this.
-    pub(crate) end_order: Option<Arc<EndOrder>>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
-    /// Within what this program was told to consider.
-    pub in_scope: bool,
-    /// It is, or has been, the root of a session.
-    pub root: bool,
-    /// Whose it is is known for sure: its maker was known here, or is to the kernel.
-    pub(crate) settled: bool,
-    /// A probe has told of it.
+    /// How the process came to be known.
+    pub(crate) seen: Sightings,
+    pub(super) links: Links,
+    /// State that sessions, policy and keeps hold for it.
+    pub state: S,
+}
+
+/// What has been reported of a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sightings {
+    /// Whether a probe has reported it.
     pub(crate) told: bool,
-    /// Its fork was told: its birth parent is no adopter.
+    /// Whether its fork was reported: its birth parent is no adopter.
     pub(crate) forked: bool,
-    /// All that is known of it is that it was the root of a session when the service before this one ended.
-    pub(super) placeholder: bool,
-    /// Its image is its own, not the one it was born with.
+    /// Whether its image is its own, not the one that it was born with.
     pub(crate) execed: bool,
+    /// Whether all that is known is that it was the root of a session when the service before this one ended.
+    pub(super) placeholder: bool,
+}
+
+/// Place of a process in the tree.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Links {
     pub(super) children: Vec<u32>,
-    /// Where it stands among its parent's children.
+    /// Index among the children of its parent.
     pub(super) slot: u32,
-    /// Living and kept processes that have it for a birth parent.
+    /// Number of living and kept processes that have it for a birth parent.
     pub(super) born: u32,
 }
 
-impl Node {
+impl<S: State> Node<S> {
     /// Pids of the living children, in no order.
     pub fn children(&self) -> &[u32] {
-        &self.children
-    }
-
-    /// Whether it is the server, or a client, of tmux, screen or zellij: by the names that these give themselves.
-    pub(crate) fn is_multiplexer(&self) -> bool {
-        let comm = &self.image.comm[..];
-        let names: [&[u8]; 7] = [
-            b"tmux",
-            b"tmux: server",
-            b"tmux: client",
-            b"tmate",
-            b"screen",
-            b"SCREEN",
-            b"zellij",
-        ];
-        names.contains(&comm)
+        &self.links.children
     }
 
     /// Its key with the start to the ns, if that is known: what the kernel calls it.
     pub fn exact_key(&self) -> Option<Key> {
         let start = self.exact_start?;
         Some(Key { start, ..self.key })
-    }
-
-    pub(crate) fn lineage(&self) -> Lineage {
-        Lineage {
-            session: self.session,
-            unsure: self.unsure,
-            inferred: self.inferred,
-        }
     }
 
     pub(crate) fn is(&self, key: Key) -> bool {
@@ -159,13 +148,10 @@ impl Node {
         time >= self.image_at
     }
 
-    /// Whether its child has the mark in its environment that was born at that time.
-    pub(super) fn keep_mark_at_birth(&self, born: u64) -> Known<bool> {
-        if self.is_news(born) {
-            self.keep_mark
-        } else {
-            Known::Unasked
-        }
+    /// Puts the process into another cgroup.
+    pub(crate) fn moved(&mut self, cgroup_id: u64, time: u64) {
+        Arc::make_mut(&mut self.image).cgroup_id = cgroup_id;
+        self.state.on_move(time);
     }
 
     /// Takes note of what the kernel's map had for it at a time, after so many changes of its program or its cgroup
@@ -177,14 +163,11 @@ impl Node {
             let known = self.mark.map(|known| known.flags);
             let expected = known.map(|known| known.wrapping_add(changes * MEMBER_EXEC));
             if expected.is_some_and(|flags| execs(flags) != execs(mark.flags)) {
-                self.has_changed_unseen();
+                self.state.on_unseen_exec();
             }
             self.mark = Some(mark).filter(|mark| mark.flags != 0);
         }
-        // These it never loses.
-        self.signalled |= mark.flags & (MEMBER_TERM | MEMBER_KILL);
-        self.watched |= mark.has(MEMBER_WATCHED);
-        self.in_scope |= mark.has(MEMBER_SCOPE);
+        self.state.add_flags(mark.flags);
     }
 
     /// Whether it runs another program by now than it was known to: an exec went unseen.
@@ -194,7 +177,7 @@ impl Node {
         self.image.comm.is_empty()
             || whole && differs(&self.image.exe, &found.exe)
             // Programs rewrite their arguments, but hardly before they run.
-            || !self.execed && differs(&self.image.argv, &found.argv)
+            || !self.seen.execed && differs(&self.image.argv, &found.argv)
     }
 }
 
@@ -208,40 +191,28 @@ pub(super) struct Birth {
     pub(super) creator: Option<Key>,
 }
 
-/// What is remembered of a process that has exited lately.
-pub(super) struct Gone {
+/// A process that has exited lately.
+pub(super) struct Gone<R> {
     pub(super) start: u64,
     pub(super) image: Arc<Image>,
-    pub(super) lineage: Lineage,
-    pub(super) user_keeps: Vec<UserKeep>,
+    pub(super) remains: R,
 }
 
-/// Whose a process is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lineage {
-    pub(crate) session: Option<SessionId>,
-    /// See [`Node::unsure`].
-    pub(crate) unsure: bool,
-    /// See [`Node::inferred`].
-    pub(crate) inferred: Option<Evidence>,
-}
-
-/// What is kept of a process that has exited.
+/// A process that has exited and has living descendants.
 #[derive(Clone, Debug)]
-pub struct Exited {
+pub struct Exited<R> {
     pub key: Key,
     pub birth_parent: Option<Key>,
     pub image: Arc<Image>,
     pub uids: Uids,
-    pub(crate) lineage: Lineage,
-    pub(super) user_keeps: Vec<UserKeep>,
+    pub(crate) remains: R,
     pub ended: Ended,
     pub(super) born: u32,
 }
 
 /// What an event has changed.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum Change<S> {
     /// A process is new to the tree.
     Born {
         key: Key,
@@ -254,7 +225,7 @@ pub enum Change {
     Moved { key: Key },
     /// It is gone. Its children were orphaned by that, just now.
     Exited {
-        node: Box<Node>,
+        node: Box<Node<S>>,
         ended: Ended,
         peak_rss: u64,
         provenance: Provenance,

@@ -4,10 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::node::{Exited, Gone, Lineage, Node};
+use super::node::{Exited, Gone, Node, State};
 use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
 use crate::event::{Ended, Image, Key, TICK_NS};
-use crate::user_keep::UserKeep;
 
 /// What is remembered of the last [`RECENT_MAX`] processes of some kind.
 pub(super) struct Lately<T> {
@@ -51,9 +50,9 @@ impl<T> Lately<T> {
     }
 }
 
-impl Tree {
+impl<S: State> Tree<S> {
     /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
-    pub(super) fn gone(&self, key: Key) -> Option<&Gone> {
+    pub(super) fn gone(&self, key: Key) -> Option<&Gone<S::Remains>> {
         self.recent.get(tick(key)).filter(|gone| {
             gone.start == key.start
                 || gone.start.is_multiple_of(TICK_NS)
@@ -61,25 +60,48 @@ impl Tree {
         })
     }
 
-    /// Whose the last one was that had this pid, has exited lately, and began no later than that tick.
-    pub(crate) fn left_lately(&self, pid: u32, start: u64) -> Option<Lineage> {
+    /// Returns what is left of the last process that had this pid, has exited lately, and began no later than that tick.
+    pub(crate) fn last_with_pid(&self, pid: u32, start: u64) -> Option<&S::Remains> {
         let had = self.recent.iter().filter(|(key, _)| key.pid == pid);
         let before = had.filter(|(key, _)| key.start / TICK_NS <= start / TICK_NS);
         let (_, last) = before.max_by_key(|(key, _)| key.start)?;
-        Some(last.lineage)
+        Some(&last.remains)
+    }
+
+    /// Returns what is left of a process that has exited lately.
+    pub(crate) fn recent_remains(&self, key: Key) -> Option<&S::Remains> {
+        self.gone(key).map(|gone| &gone.remains)
+    }
+
+    /// Returns what is left of a process that has exited and has living descendants.
+    pub(crate) fn remains_mut(&mut self, key: Key) -> Option<&mut S::Remains> {
+        self.exited.get_mut(&key).map(|exited| &mut exited.remains)
+    }
+
+    /// Returns what is left of all processes that have exited, in no order.
+    pub(crate) fn all_remains_mut(&mut self) -> impl Iterator<Item = &mut S::Remains> {
+        let exited = self.exited.values_mut();
+        let recent = self.recent.by_key.values_mut();
+        let exited = exited.map(|exited| &mut exited.remains);
+        exited.chain(recent.map(|gone| &mut gone.remains))
+    }
+
+    /// Returns the state of all living processes, in no order.
+    pub(crate) fn all_states_mut(&mut self) -> impl Iterator<Item = &mut S> {
+        self.live.values_mut().map(|node| &mut node.state)
     }
 
     /// Keeps of an exited member what its descendants' stories need.
-    pub(super) fn keep(&mut self, node: &Node, ended: Ended) {
+    pub(super) fn keep(&mut self, node: &Node<S>, ended: Ended) {
         let Node {
             key,
             birth_parent,
-            born,
             uids,
             ..
         } = *node;
+        let born = node.links.born;
         self.remember(node);
-        if node.session.is_none() || born == 0 {
+        if !node.state.is_member() || born == 0 {
             return self.release(birth_parent);
         }
         let image = Arc::clone(&node.image);
@@ -90,8 +112,7 @@ impl Tree {
                 birth_parent,
                 image,
                 uids,
-                lineage: node.lineage(),
-                user_keeps: node.user_keeps.clone(),
+                remains: node.state.remains(),
                 ended,
                 born,
             },
@@ -108,21 +129,18 @@ impl Tree {
         }
     }
 
-    fn remember(&mut self, node: &Node) {
+    fn remember(&mut self, node: &Node<S>) {
         let start = node.exact_start.unwrap_or(node.key.start);
         let key = tick(Key { start, ..node.key });
         // What turns up with a pid namespace's init for a parent need not come from it.
-        let lineage = if node.namespace_init {
-            Lineage::default()
-        } else {
-            node.lineage()
-        };
-        let user_keeps = node.user_keeps.clone();
+        let mut remains = node.state.remains();
+        if node.namespace_init {
+            S::disown(&mut remains);
+        }
         let gone = Gone {
             start,
             image: Arc::clone(&node.image),
-            lineage,
-            user_keeps,
+            remains,
         };
         self.recent.insert(key, gone);
     }
@@ -139,13 +157,13 @@ impl Tree {
         {
             gone.image = Arc::clone(image);
             if leaves {
-                gone.lineage = Lineage::default();
+                S::disown(&mut gone.remains);
             }
         }
         if let Some(exited) = self.exited.get_mut(&key) {
             exited.image = Arc::clone(image);
             if leaves {
-                exited.lineage = Lineage::default();
+                S::disown(&mut exited.remains);
             }
         }
     }
@@ -159,39 +177,8 @@ impl Tree {
         self.disowned.get(key).is_some()
     }
 
-    /// What users have asked for that is for a process which lives or is remembered; `None` if nothing is known of it.
-    pub(crate) fn keeps_of(&self, key: Key) -> Option<&[UserKeep]> {
-        let living = self.get(key).map(|node| &node.user_keeps);
-        let exited = || self.exited(key).map(|exited| &exited.user_keeps);
-        let gone = || self.gone(key).map(|gone| &gone.user_keeps);
-        let keeps = living.or_else(exited).or_else(gone)?;
-        Some(keeps)
-    }
-
-    /// Likewise, of those that live or are kept.
-    pub(crate) fn keeps_mut(&mut self, key: Key) -> Option<&mut Vec<UserKeep>> {
-        if self.get(key).is_some() {
-            return self.get_mut(key).map(|node| &mut node.user_keeps);
-        }
-        self.exited
-            .get_mut(&key)
-            .map(|exited| &mut exited.user_keeps)
-    }
-
-    /// These are for nobody any more.
-    pub(crate) fn forget_keeps(&mut self, over: &[UserKeep]) {
-        let living = self.live.values_mut().map(|node| &mut node.user_keeps);
-        let exited = self.exited.values_mut();
-        let exited = exited.map(|exited| &mut exited.user_keeps);
-        let gone = self.recent.by_key.values_mut();
-        let gone = gone.map(|gone| &mut gone.user_keeps);
-        for known in living.chain(exited).chain(gone) {
-            known.retain(|keep| !over.contains(keep));
-        }
-    }
-
     /// What is kept of the exited, in no order.
-    pub(crate) fn all_exited(&self) -> impl Iterator<Item = &Exited> {
+    pub(crate) fn all_exited(&self) -> impl Iterator<Item = &Exited<S::Remains>> {
         self.exited.values()
     }
 
@@ -214,7 +201,7 @@ impl Tree {
 
     pub(super) fn born_count(&mut self, key: Key) -> Option<&mut u32> {
         if self.get(key).is_some() {
-            return self.get_mut(key).map(|node| &mut node.born);
+            return self.get_mut(key).map(|node| &mut node.links.born);
         }
         self.exited.get_mut(&key).map(|exited| &mut exited.born)
     }

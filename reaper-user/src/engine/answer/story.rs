@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 use super::view::View;
 use crate::api::Refusal;
 use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
+use reaper_model::Node;
 use reaper_model::event::{Ended, Key};
 use reaper_model::facts::{Facts, Known};
-use reaper_model::tree::Node;
 
 /// How an agent ends that is not let end.
 const KILLED: Ended = Ended::Signalled {
@@ -37,8 +37,8 @@ impl View<'_> {
             return Err(Refusal::new("eperm", what));
         }
         let sessions = &self.model.sessions;
-        let session = node.session.and_then(|id| sessions.get(id));
-        let due = node.session.and_then(|id| sessions.due(id));
+        let session = node.state.member.session.and_then(|id| sessions.get(id));
+        let due = node.state.member.session.and_then(|id| sessions.due(id));
         let lineage = self.lineage(node);
         Ok(Story {
             row: self.row(node),
@@ -100,7 +100,7 @@ impl View<'_> {
             ancestor.image = Some(node.image.clone());
             ancestor.visible = self.sees(node);
             ancestor.alive = true;
-            ancestor.boundary = node.boundary.clone();
+            ancestor.boundary = node.state.member.boundary.clone();
             ancestor.adopter = self.adopter(node);
             return (ancestor, node.birth_parent);
         }
@@ -131,16 +131,16 @@ impl View<'_> {
     }
 
     fn stranger(&self, node: &Node, lineage: &[Ancestor]) -> Option<Stranger> {
-        if node.session.is_some() {
+        if node.state.member.session.is_some() {
             return None;
         }
         if node.kernel_thread {
             return Some(Stranger::KernelThread);
         }
-        if let Some(rule) = &node.boundary {
+        if let Some(rule) = &node.state.member.boundary {
             return Some(Stranger::Boundary(rule.clone()));
         }
-        if !node.in_scope {
+        if !node.state.member.in_scope {
             return Some(Stranger::OutOfScope);
         }
         let boundary = lineage.iter().find_map(|ancestor| {

@@ -7,10 +7,10 @@ use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
 use crate::export::{Grounds, SessionRef};
 use reaper_model::Model;
+use reaper_model::Node;
 use reaper_model::agent::{Rule, SessionKind};
 use reaper_model::policy::{Decision, Round, Verdict};
 use reaper_model::session::{Session, SessionId};
-use reaper_model::tree::Node;
 
 /// See the module.
 pub(super) struct View<'a> {
@@ -63,7 +63,10 @@ impl<'a> View<'a> {
         if all {
             let others = self.model.tree.iter();
             let others = others.filter(|node| {
-                node.in_scope && node.session.is_none() && !node.kernel_thread && self.sees(node)
+                node.state.member.in_scope
+                    && node.state.member.session.is_none()
+                    && !node.kernel_thread
+                    && self.sees(node)
             });
             groups.push((None, others.map(|node| self.row(node)).collect()));
         }
@@ -88,8 +91,9 @@ impl<'a> View<'a> {
         for node in members {
             let children = node.children().iter();
             let children = children.filter_map(|pid| self.model.tree.by_pid(*pid));
-            let boundaries =
-                children.filter(|child| child.session.is_none() && child.boundary.is_some());
+            let boundaries = children.filter(|child| {
+                child.state.member.session.is_none() && child.state.member.boundary.is_some()
+            });
             let all = std::iter::once(node).chain(boundaries);
             rows.extend(
                 all.filter(|node| self.sees(node))
@@ -154,7 +158,11 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn row(&self, node: &Node) -> Row {
-        let session = node.session.and_then(|id| self.model.sessions.get(id));
+        let session = node
+            .state
+            .member
+            .session
+            .and_then(|id| self.model.sessions.get(id));
         let judged = session.map(|_| self.judged(self.round.decide(node.key)));
         Row {
             key: node.key,
@@ -165,7 +173,7 @@ impl<'a> View<'a> {
             root: session.is_some_and(|session| session.root == node.key),
             orphan: node.orphaned.is_some(),
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
-            boundary: node.boundary.clone(),
+            boundary: node.state.member.boundary.clone(),
             judged,
             evidence: Grounds::of(self.model, node),
         }

@@ -194,7 +194,7 @@ impl Reaper {
         }
         let node = round.node(key);
         let init = node.is_some_and(|node| node.namespace_init);
-        target.had |= node.map_or(0, |node| node.signalled);
+        target.had |= node.map_or(0, |node| node.state.member.signalled);
         let decision = match identified.and_then(|()| send::still_due(round, key)) {
             Err(Released::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.

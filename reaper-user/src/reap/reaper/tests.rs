@@ -170,7 +170,15 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
     orphan.signalled(Signal::SIGTERM);
     orphan.claim();
     assert_eq!(told(&orphan.signal()), (vec![], None));
-    let session = orphan.model.tree.get(orphan.key).unwrap().session.unwrap();
+    let session = orphan
+        .model
+        .tree
+        .get(orphan.key)
+        .unwrap()
+        .state
+        .member
+        .session
+        .unwrap();
     assert!(matches!(
         orphan.reaper.stages().collect::<Vec<_>>()[..],
         [(id, Stage::Term { .. })] if id == session
@@ -235,7 +243,15 @@ fn one_that_ends_of_anothers_signal_was_reaped() {
 #[test]
 fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
     let mut orphan = Orphan::new();
-    let session = orphan.model.tree.get(orphan.key).unwrap().session.unwrap();
+    let session = orphan
+        .model
+        .tree
+        .get(orphan.key)
+        .unwrap()
+        .state
+        .member
+        .session
+        .unwrap();
     orphan.reaper.resume(session, 1);
     orphan.claim();
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));

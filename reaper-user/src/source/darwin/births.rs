@@ -83,8 +83,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use reaper_model::Tree;
     use reaper_model::event::{Event, Image, Provenance};
-    use reaper_model::tree::Tree;
 
     fn key(pid: u32) -> Key {
         Key {

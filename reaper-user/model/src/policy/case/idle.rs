@@ -1,9 +1,9 @@
 //! Rules about living roots that nothing uses: how long that has to hold, and when to look again.
 
 use super::{Case, Holds};
-use crate::activity::IdleSince;
 use crate::agent::{Action, Rule, When};
 use crate::facts::{Known, Needs, Stdio};
+use crate::idle::IdleSince;
 
 /// Number of times that an idle session is looked at before its time is over.
 const LOOKS: u64 = 6;

@@ -12,8 +12,8 @@ use super::Scan;
 use crate::source::darwin::kinfo::Process;
 use crate::source::scan::Options;
 use mac::{MS, Mac, Shared};
+use reaper_model::Tree;
 use reaper_model::event::{Ended, Event, EventKind, Key};
-use reaper_model::tree::Tree;
 
 /// A scan of such a system, and the tree that comes of it.
 struct World {

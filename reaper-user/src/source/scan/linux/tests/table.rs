@@ -390,7 +390,7 @@ fn play(acts: &[Act]) {
 }
 
 /// Pid, start, parent and program of a process as the tree has it.
-fn of(node: &reaper_model::tree::Node) -> (u32, (u64, Option<u32>, String)) {
+fn of(node: &reaper_model::Node) -> (u32, (u64, Option<u32>, String)) {
     let program = String::from_utf8(node.image.comm.clone()).unwrap();
     let parent = node.parent.map(|parent| parent.pid);
     (node.key.pid, (node.key.start, parent, program))

@@ -1,0 +1,174 @@
+//! Idle sessions: since when nothing in the tree of an agent has worked and no client was connected to it.
+//!
+//! The births of children are known from events; the rest is read.
+
+use std::sync::Arc;
+
+use super::activity::{Activity, TreeMemory};
+use super::agent::SessionKind;
+use super::event::Key;
+use super::facts::{Known, Needs};
+use super::session::{Session, SessionId};
+use super::{Model, Node};
+
+/// Members beyond which a session is taken to be in use without being read.
+const MEMBERS_MAX: usize = 1024;
+
+/// Since when a session is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IdleSince {
+    /// [`Needs::ACTIVITY`] of its processes must be read first.
+    Unread,
+    /// A client is connected, an agent runs below it, or something could not be read.
+    InUse,
+    /// Both in ns of CLOCK_MONOTONIC.
+    Since { idle: u64, read_at: u64 },
+}
+
+impl Model {
+    /// Returns the members of a session and of those nested in it.
+    pub fn members_within(&self, id: SessionId) -> impl Iterator<Item = &Node> {
+        let sessions = self.sessions.inwards(id);
+        let pids = sessions.flat_map(Session::members);
+        pids.filter_map(|pid| self.tree.by_pid(pid))
+    }
+
+    /// Returns what a session's tree had of memory when that was read last; `None` if it was not read of all.
+    pub fn memory_within(&self, id: SessionId) -> Option<TreeMemory> {
+        let mut memory = TreeMemory { rss: 0, swap: 0 };
+        for node in self.members_within(id) {
+            let Known::Is(read) = activity(node) else {
+                return None;
+            };
+            memory.rss = memory.rss.saturating_add(read.rss);
+            memory.swap = memory.swap.saturating_add(read.swap);
+        }
+        Some(memory)
+    }
+
+    /// Returns since when nothing in the tree of a session has worked, and when the first of its processes was read. A
+    /// process that has come or has run another program since the last reading counts as working now.
+    pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
+        let root = self.tree.get(session.root);
+        if root.is_some_and(|root| !root.lacks(Needs::ACTIVITY).is_none()) {
+            return IdleSince::Unread;
+        }
+        let members: Vec<&Node> = self.members_within(session.id).collect();
+        if members.len() > MEMBERS_MAX {
+            return IdleSince::InUse;
+        }
+        let now = self.awake_now();
+        let (mut idle, mut read_at) = (0, now);
+        let mut read = Vec::with_capacity(members.len());
+        for node in members {
+            match (activity(node), node.idle()) {
+                (Known::Is(activity), Some(since)) => {
+                    read.push(activity);
+                    idle = idle.max(since.since());
+                    read_at = read_at.min(since.read_at());
+                }
+                (Known::Unasked, _) => idle = now,
+                _ => return IdleSince::InUse,
+            }
+        }
+        if has_client(&read) || self.has_agent_below(session) {
+            return IdleSince::InUse;
+        }
+        // Also what has ended since then has worked.
+        let within = self.sessions.inwards(session.id);
+        let changed = within.map(|one| one.last_birth.max(one.last_end).max(one.last_use));
+        let changed = changed.max();
+        IdleSince::Since {
+            idle: idle.max(self.clock.awake(changed.unwrap_or(0))),
+            read_at,
+        }
+    }
+
+    /// Takes note of the use of a root's tree once all of it has been read.
+    pub fn on_tree_read(&mut self, root: Key) {
+        let now = self.clock.now();
+        let Some(session) = self.sessions.of_root(root) else {
+            return;
+        };
+        let id = session.id;
+        let read = self.members_within(id).map(activity);
+        let read: Vec<_> = read
+            .filter_map(|activity| match activity {
+                Known::Is(activity) => Some(activity),
+                Known::Unasked | Known::Unreadable => None,
+            })
+            .collect();
+        if (has_client(&read) || self.has_agent_below(session))
+            && let Some(session) = self.sessions.get_mut(id)
+        {
+            session.last_use = now;
+        }
+    }
+
+    /// Whether an agent that is not nested in a server's session runs below the server.
+    fn has_agent_below(&self, server: &Session) -> bool {
+        let is_below = |session: &Session| {
+            session.kind == SessionKind::Agent
+                && session.root_gone.is_none()
+                && self
+                    .tree
+                    .ancestors(session.root)
+                    .any(|above| above.state.member.session == Some(server.id))
+        };
+        server.kind == SessionKind::Server && self.sessions.iter().any(is_below)
+    }
+
+    /// Forgets how busy the processes of a root's session are, so that they are read again.
+    pub fn forget_activity_within(&mut self, root: Key) {
+        // Most processes are no roots, and looking for their session is not free.
+        let is_root = self
+            .tree
+            .get(root)
+            .is_some_and(|node| node.state.member.root);
+        let session = is_root.then(|| self.sessions.of_root(root)).flatten();
+        let Some(id) = session.map(|session| session.id) else {
+            return;
+        };
+        let members: Vec<Key> = self.members_within(id).map(|node| node.key).collect();
+        for key in members {
+            self.forget_facts(key, Needs::ACTIVITY);
+        }
+    }
+}
+
+fn activity(node: &Node) -> &Known<Arc<Activity>> {
+    node.facts()
+        .map_or(&Known::Unasked, |facts| &facts.activity)
+}
+
+/// Whether one of the processes has accepted a connection that none of them has made.
+fn has_client(read: &[&Arc<Activity>]) -> bool {
+    let own = read.iter().flat_map(|one| one.sockets.iter());
+    let own: hashbrown::HashSet<u64> = own.copied().collect();
+    let mut clients = read.iter().flat_map(|one| one.clients.iter());
+    clients.any(|client| !own.contains(client))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_between_two_members_is_no_client() {
+        let server = Arc::new(Activity {
+            clients: [7].into(),
+            ..Activity::default()
+        });
+        let member = Arc::new(Activity {
+            sockets: [7].into(),
+            ..Activity::default()
+        });
+        assert!(has_client(&[&server]));
+        assert!(!has_client(&[&server, &member]));
+        let unknown = Arc::new(Activity {
+            clients: [0].into(),
+            ..Activity::default()
+        });
+        assert!(has_client(&[&unknown, &member]));
+    }
+}

@@ -1,0 +1,101 @@
+//! Keeps of users and orders of roots: what they are, and which of them are for one process.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use crate::event::Key;
+use crate::session::member::SessionId;
+
+/// What somebody has asked for. No two wishes are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserKeep {
+    /// Until when, in monotonic nanoseconds; `None`: for good.
+    pub until_awake: Option<u64>,
+    /// Together with what descends from it: what lives now, and what is born later.
+    pub tree: bool,
+    /// Uid of who has asked for it.
+    pub by: u32,
+    /// When that was, in ns since the epoch.
+    pub made: u64,
+}
+
+impl UserKeep {
+    pub(crate) fn holds(&self, awake_now: u64) -> bool {
+        self.until_awake.is_none_or(|until| awake_now < until)
+    }
+
+    /// Comparable: until when.
+    pub(crate) fn lasts(&self) -> u64 {
+        self.until_awake.unwrap_or(u64::MAX)
+    }
+}
+
+/// A process that the service before this one was asked to keep.
+#[derive(Clone, Copy, Debug)]
+pub struct Noted {
+    pub key: Key,
+    /// First root of its session.
+    pub session: Key,
+    /// The wish was for itself, not for one that it descends from.
+    pub asked: bool,
+    pub keep: UserKeep,
+}
+
+/// A wish with whom it is about, which holds also where nobody who is known to be kept by it lives any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) keep: UserKeep,
+    /// The process that it was asked for. Who is older does not descend from it.
+    pub(crate) top: Key,
+    /// Whom it is for by name, to the tick: the service before this one may have known more than `top`.
+    pub(crate) names: HashSet<Key>,
+    /// First root of the session of `top`; those nested in it belong to it.
+    pub(crate) session: Key,
+    /// That session has not been found yet.
+    pub(crate) awaited: bool,
+    /// It is for all members: they descend from the root, also from one that was relaunched.
+    pub(crate) whole: bool,
+    /// When this program was asked, in ns since boot, 0 if the one before it was: what the kernel's map has of those
+    /// who were born later is told apart by it.
+    pub(crate) at: u64,
+}
+
+/// Order of the root of a session to end all that descends from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndOrder {
+    /// On whose ladder it is.
+    pub session: SessionId,
+    /// Uid of who has given it, whom it takes no further than kill(2) would.
+    pub by: u32,
+    /// Nanoseconds since boot.
+    pub at: u64,
+}
+
+impl EndOrder {
+    /// Whether the user that gave the order may signal a process with this real uid.
+    pub(crate) fn reaches(&self, uid: u32) -> bool {
+        self.by == 0 || self.by == uid
+    }
+}
+
+/// What users and roots have asked for one living process.
+#[derive(Clone, Debug, Default)]
+pub struct Keeps {
+    /// Requests of users to keep it, expired ones included.
+    pub(crate) user_keeps: Vec<UserKeep>,
+    /// Order by which it, or a process that it descends from, is to end.
+    pub(crate) end_order: Option<Arc<EndOrder>>,
+}
+
+impl Keeps {
+    /// Returns the request of a user that keeps it for longest, expired ones included.
+    pub fn user_keep(&self) -> Option<&UserKeep> {
+        self.user_keeps.iter().max_by_key(|keep| keep.lasts())
+    }
+
+    /// Returns the order by which it is to end, if that reaches a process with this real uid.
+    pub(crate) fn ordered_by(&self, uid: u32) -> Option<&Arc<EndOrder>> {
+        self.end_order.as_ref().filter(|order| order.reaches(uid))
+    }
+}

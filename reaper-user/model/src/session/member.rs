@@ -1,0 +1,102 @@
+//! Membership of one process in a session.
+
+use std::sync::Arc;
+
+use reaper_common::{MEMBER_KILL, MEMBER_SCOPE, MEMBER_TERM, MEMBER_WATCHED};
+
+use crate::event::Key;
+
+/// Number of a session, never given twice by one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u32);
+
+/// What says that a process is a member whose birth nobody saw; the best that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// A member began its process group.
+    Group,
+    /// A member began its session in the kernel.
+    Session,
+    /// It runs in the cgroup that the session has for itself.
+    Cgroup,
+    /// This variable of its environment names the agent.
+    Mark(&'static str),
+    /// It works in the directory of the agent, or below.
+    Directory,
+}
+
+impl Evidence {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Evidence::Group => "group",
+            Evidence::Session => "session",
+            Evidence::Cgroup => "cgroup",
+            Evidence::Mark(_) => "mark",
+            Evidence::Directory => "cwd",
+        }
+    }
+
+    /// The variable of the environment that says so.
+    pub fn variable(self) -> Option<&'static str> {
+        match self {
+            Evidence::Mark(variable) => Some(variable),
+            _ => None,
+        }
+    }
+}
+
+/// Whose a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lineage {
+    pub(crate) session: Option<SessionId>,
+    /// See [`Member::unsure`].
+    pub(crate) unsure: bool,
+    /// See [`Member::inferred`].
+    pub(crate) inferred: Option<Evidence>,
+}
+
+/// What sessions keep of a living process.
+#[derive(Clone, Debug, Default)]
+pub struct Member {
+    /// Innermost session that the process is a member of.
+    pub session: Option<SessionId>,
+    /// Whether the process may be below a boundary: the processes between it and its agent are gone, and their events
+    /// are lost. It is kept.
+    pub unsure: bool,
+    /// Evidence from which its membership, or that of the process it comes from, is inferred. It is reported, and
+    /// reaped only where a rule says that this is enough.
+    pub inferred: Option<Evidence>,
+    /// Name of the rule by which membership stops here.
+    pub boundary: Option<Arc<str>>,
+    /// Whether it is, or has been, the root of a session.
+    pub root: bool,
+    /// Whether its membership is certain: its creator was known here, or is known to the kernel.
+    pub(crate) settled: bool,
+    /// For an untracked process: the awaited process that it is or comes from by births. See `Model::awaited`.
+    pub(crate) awaited: Option<Key>,
+    /// Whether its exit matters to sessions, though it is a member of none.
+    pub watched: bool,
+    /// Whether it is within the scope of this service.
+    pub in_scope: bool,
+    /// Signals that it was sent: `MEMBER_TERM` and `MEMBER_KILL` of `reaper-common`.
+    pub signalled: u32,
+}
+
+impl Member {
+    /// Returns what its children inherit.
+    pub(crate) fn lineage(&self) -> Lineage {
+        Lineage {
+            session: self.session,
+            unsure: self.unsure,
+            inferred: self.inferred,
+        }
+    }
+
+    /// Adds what the flags of the kernel's map say. None of it is ever lost again.
+    pub(crate) fn add_flags(&mut self, flags: u32) {
+        self.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
+        self.watched |= flags & MEMBER_WATCHED != 0;
+        self.in_scope |= flags & MEMBER_SCOPE != 0;
+    }
+}

@@ -1,0 +1,168 @@
+//! State that sessions, policy and keeps hold for each process, beside what the tree knows of it.
+
+use std::sync::Arc;
+
+use super::activity::Idle;
+use super::cached_facts::CachedFacts;
+use super::event::{Image, Uids};
+use super::fact::{Known, Needs};
+use super::facts::Facts;
+use super::keeps::{EndOrder, Keeps, UserKeep};
+use super::session::member::{Lineage, Member};
+use super::tree;
+
+/// State of one living process, each part with its owner.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessState {
+    /// Of sessions.
+    pub member: Member,
+    /// Of policy.
+    pub cached: CachedFacts,
+    /// Of users and roots.
+    pub keeps: Keeps,
+}
+
+/// State that outlives a process: its descendants inherit it.
+#[derive(Clone, Debug, Default)]
+pub struct Remains {
+    pub(crate) lineage: Lineage,
+    pub(crate) user_keeps: Vec<UserKeep>,
+}
+
+/// A living process with its state.
+pub type Node = tree::Node<ProcessState>;
+/// A process that has exited, with what is left of its state.
+pub type Exited = tree::Exited<Remains>;
+/// A change in the tree.
+pub type Change = tree::Change<ProcessState>;
+/// The process tree.
+pub type Tree = tree::Tree<ProcessState>;
+
+impl tree::State for ProcessState {
+    type Remains = Remains;
+
+    fn below(parent: Option<&ProcessState>) -> ProcessState {
+        let in_scope = parent.is_some_and(|parent| parent.member.in_scope);
+        ProcessState {
+            member: Member {
+                in_scope,
+                ..Member::default()
+            },
+            ..ProcessState::default()
+        }
+    }
+
+    fn at_birth(&self, uids: Uids, born: u64, is_current: bool) -> ProcessState {
+        let order = self.keeps.ordered_by(uids.real);
+        let end_order = order.filter(|_| self.member.session.is_some()).cloned();
+        ProcessState {
+            cached: self.cached.at_birth(born, is_current),
+            keeps: Keeps {
+                end_order,
+                ..Keeps::default()
+            },
+            ..ProcessState::default()
+        }
+    }
+
+    fn on_fork(&mut self, inherited: Option<ProcessState>, is_new: bool) {
+        let ProcessState { cached, keeps, .. } = inherited.unwrap_or_default();
+        if is_new {
+            self.cached.read = cached.read;
+            self.cached.keep_mark = cached.keep_mark;
+        }
+        self.keeps.end_order = self.keeps.end_order.take().or(keeps.end_order);
+    }
+
+    fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool) {
+        self.cached.on_exec(old, new, is_later);
+    }
+
+    fn on_unseen_exec(&mut self) {
+        self.cached.on_unseen_exec();
+    }
+
+    fn on_uids(&mut self) {
+        self.cached.weighed = None;
+    }
+
+    fn on_move(&mut self, time: u64) {
+        self.cached.on_move(time);
+    }
+
+    fn add_flags(&mut self, flags: u32) {
+        self.member.add_flags(flags);
+    }
+
+    fn is_member(&self) -> bool {
+        self.member.session.is_some()
+    }
+
+    fn remains(&self) -> Remains {
+        Remains {
+            lineage: self.member.lineage(),
+            user_keeps: self.keeps.user_keeps.clone(),
+        }
+    }
+
+    fn disown(remains: &mut Remains) {
+        remains.lineage = Lineage::default();
+    }
+}
+
+impl Node {
+    /// Returns what has been read of it; `None` if nothing has been yet.
+    pub fn facts(&self) -> Option<&Facts> {
+        self.state.cached.facts()
+    }
+
+    /// Returns which of these facts have not been read yet.
+    pub fn lacks(&self, wanted: Needs) -> Needs {
+        self.state.cached.lacks(wanted)
+    }
+
+    /// Returns whether `REAPER_KEEP=1` is in its environment, if its exec has reported that.
+    pub fn told_mark(&self) -> Known<bool> {
+        self.state.cached.keep_mark
+    }
+
+    /// Returns since when it has not worked; `None` if that was not read.
+    pub(crate) fn idle(&self) -> Option<Idle> {
+        self.state.cached.idle()
+    }
+
+    /// Returns since when its standard input and output are hung up, in ns of CLOCK_MONOTONIC.
+    pub(crate) fn hung_up_since(&self) -> Option<u64> {
+        self.state.cached.hung_up_since()
+    }
+
+    /// Returns the request of a user that keeps it for longest, expired ones included.
+    pub fn user_keep(&self) -> Option<&UserKeep> {
+        self.state.keeps.user_keep()
+    }
+
+    /// Returns the order by which it is to end, if that reaches it as it is now.
+    pub(crate) fn ordered_by(&self) -> Option<&Arc<EndOrder>> {
+        self.state.keeps.ordered_by(self.uids.real)
+    }
+
+    /// Returns what its children inherit.
+    pub(crate) fn lineage(&self) -> Lineage {
+        self.state.member.lineage()
+    }
+
+    /// Whether it is the server, or a client, of tmux, screen or zellij: by the names that these give themselves.
+    pub(crate) fn is_multiplexer(&self) -> bool {
+        let comm = &self.image.comm[..];
+        let names: [&[u8]; 7] = [
+            b"tmux",
+            b"tmux: server",
+            b"tmux: client",
+            b"tmate",
+            b"screen",
+            b"SCREEN",
+            b"zellij",
+        ];
+        names.contains(&comm)
+    }
+}
