@@ -69,6 +69,8 @@ const ROUNDS_MAX: usize = 64;
 /// What the engine is to do.
 pub struct Settings {
     pub mode: Mode,
+    /// Why the service only observes, whatever the config says.
+    pub mode_reason: Option<String>,
     pub events: EventScope,
     pub scope: Scope,
     /// The scope as it was given, for the stream.

@@ -1,8 +1,12 @@
 //! What users want kept, while the service that was asked for it is no more.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
-use super::{Lasting, Story};
+use super::{Lasting, Story, listed};
 use crate::cli::{ask, told};
 use crate::daemon::JOURNAL;
 use crate::trees::OWN_RULES;
@@ -11,6 +15,7 @@ use crate::world::eventually;
 pub const STORIES: &[Story] = &[
     ("tree-kept-over-a-restart", tree_kept_over_a_restart),
     ("closed-before-a-restart", closed_before_a_restart),
+    ("newer-journal", newer_journal),
 ];
 
 /// A session that one service has reported closed is not reported closed by the next one, which writes down how the
@@ -100,5 +105,64 @@ fn tree_kept_over_a_restart() {
     life.world.again(&[]);
     let keeps = told(&life.world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"].as_array().map(Vec::len), Some(0), "{keeps}");
+    life.world.stop();
+}
+
+/// A service whose journal has a newer schema sends no signal, not even after a reload, and leaves the files untouched.
+/// Once it can read the journal again, it enforces.
+fn newer_journal() {
+    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
+    life.world.stop();
+    let files = |life: &Lasting| -> BTreeMap<PathBuf, Vec<u8>> {
+        let files = listed(&life.world.dir().join("journal")).into_iter();
+        files
+            .map(|path| (path.clone(), fs::read(path).expect("read a file")))
+            .collect()
+    };
+    let path = files(&life).into_keys().next().expect("a journal");
+    let set_version = |version: i64| -> i64 {
+        let journal = rusqlite::Connection::open(&path).expect("open the journal");
+        let version_before = journal.pragma_query_value(None, "user_version", |row| row.get(0));
+        let set = journal.pragma_update(None, "user_version", version);
+        set.expect("set the schema version");
+        version_before.expect("read the schema version")
+    };
+    let version = set_version(99);
+    let before = files(&life);
+    life.world.again(&["--enforce"]);
+    life.agent("agent", &["leaf=sleep"], &["leaf"]);
+    life.await_sessions(&["agent"]);
+    let said = ask(&life.world, &["config", "reload"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let leaf = life.world.one("leaf");
+    life.world.kill("agent");
+    life.world.await_event("it would be reaped", |e| {
+        e.is("decision", leaf) && e.decision.as_deref() == Some("reap")
+    });
+    let status = told(&life.world, &["status"]);
+    assert_eq!(status["mode"], "observe", "{status}");
+    let reason = status["mode_reason"].as_str().unwrap_or_default();
+    let parts = [path.to_str().expect("UTF-8"), "schema version 99"];
+    for part in parts {
+        assert!(reason.contains(part), "{status}");
+    }
+    let stream = fs::read_to_string(life.world.dir().join("events.jsonl")).expect("the events");
+    assert!(stream.contains("\"mode_reason\""), "{stream}");
+    let said = ask(&life.world, &["explain", &leaf.pid.to_string()]);
+    assert!(said.out.contains("schema version 99"), "{}", said.out);
+    let said = ask(&life.world, &["history"]);
+    assert!(said.err.contains("schema version 99"), "{}", said.err);
+    life.world.stop();
+    life.world.assert_alive(&["leaf"]);
+    assert_eq!(files(&life), before);
+    let stream = life.stream();
+    let signal = stream.iter().find(|e| e.event == "signal");
+    assert!(signal.is_none(), "{signal:?}");
+    set_version(version);
+    life.world.again(&["--enforce"]);
+    life.agent("second", &["other=sleep"], &["other"]);
+    life.await_sessions(&["second"]);
+    life.world.kill("second");
+    life.world.await_gone(&["other"]);
     life.world.stop();
 }

@@ -224,6 +224,8 @@ pub struct Story {
     pub facts: Facts,
     /// Whether decisions are carried out.
     pub enforce: bool,
+    /// Why the service only observes, whatever the config says.
+    pub mode_reason: Option<String>,
     /// What it is, or would be, sent first.
     pub signal: Signal,
     /// How long before SIGKILL.

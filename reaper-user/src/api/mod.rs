@@ -118,6 +118,9 @@ pub struct Status {
     pub pid: u32,
     /// `enforce` or `observe`.
     pub mode: String,
+    /// Why the service only observes, whatever the config says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
     /// Where its events come from.
     pub source: String,
     /// Which better sources could not be used, and why.

@@ -18,7 +18,7 @@ use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
-use crate::journal::{self, Journal};
+use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::reap::Times;
 use crate::source::ebpf::pins::{PinError, PinOptions};
 use crate::source::ebpf::{self, Options};
@@ -109,7 +109,7 @@ pub(super) struct DaemonArgs {
 }
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
-    let config = configured(&args)?;
+    let mut config = configured(&args)?;
     let mut scope = scope::parse(&args.scope)?;
     let scope_name = scope::name(&args.scope, &scope);
     let outputs = outputs(
@@ -121,6 +121,15 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     // Before anything that another daemon may be at work with is touched.
     let _lock = lock::take(directory, scope_name.as_deref())
         .map_err(|failure| better_known(failure, &args))?;
+    // Before the source, since the mode decides whether the probes may send signals.
+    let (journal, newer) = open_journal(&config, scope_name.as_deref());
+    let mode_reason = newer.as_ref().map(|newer| {
+        config.mode = Mode::Observe;
+        format!("stored keeps are unknown: {newer}, then restart the service")
+    });
+    if let Some(reason) = &mode_reason {
+        tracing::error!("this service only observes, and keeps no journal: {reason}");
+    }
     let socket = scope::socket(directory, scope_name.as_deref());
     let socket = config.socket.then(|| Socket::bind(&socket)).transpose()?;
     let options = Options {
@@ -146,22 +155,17 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     if config.mode == Mode::Enforce && scope.uid.is_none() {
         warn_of_missing(&host);
     }
-    let journal = config.journal.then(|| journal::Options {
-        directory: config.journal_dir.clone(),
-        scope: scope_name,
-        max_age: config.journal_max_age,
-        max_size: config.journal_max_size,
-    });
     let (asks, asked) = mpsc::channel(server::QUEUE);
     let clock = Clock::new(sys::host::Host::read().boot_id);
-    let journal = journal.and_then(open_journal);
     let unsure = match &journal {
-        None if config.journal => Some("no journal could be opened"),
+        None if config.journal && newer.is_none() => Some("no journal could be opened"),
         Some(journal) if journal.is_begun_anew() => Some("the journal was begun anew"),
         _ => None,
     };
     // Whoever asks before the engine is up waits for it.
     let kept_in = journal.as_ref().map(|journal| journal.path().into());
+    // For a newer schema too: the error of each read says why it cannot be read.
+    let kept_in = kept_in.or(newer.map(|newer| newer.path));
     let scanner = Scanner::new(asks.clone(), kept_in).unsure(unsure);
     let serve = |socket: Socket| socket.serve(scanner.clone(), clock);
     let _server = socket.map(serve).transpose()?;
@@ -172,6 +176,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let settings = Settings {
         leave_armed: args.leave_armed,
         passed_over,
+        mode_reason,
         keeps: journal
             .as_ref()
             .map_or(Vec::new(), |journal| journal.keeps().to_vec()),
@@ -179,9 +184,10 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         ..settings(config, scope, names_of_scope)
     };
     let log = args.bpf_log;
+    let only_observes = settings.mode_reason.is_some();
     let settings = match args.config {
         Some(_) => Settings {
-            load: Arc::new(move || again(&args)),
+            load: Arc::new(move || again(&args, only_observes)),
             ..settings
         },
         None => settings,
@@ -198,10 +204,14 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     result
 }
 
-/// Reads the config anew, with what the arguments say.
-fn again(args: &DaemonArgs) -> Result<Loaded, String> {
+/// Reads the config anew, with what the arguments say. With `only_observes` its mode is observe, as at the start, so that
+/// no reload reports that a change of the mode waits for a restart.
+fn again(args: &DaemonArgs, only_observes: bool) -> Result<Loaded, String> {
     let said = |failure: Failure| failure.to_string();
-    let config = configured(args).map_err(said)?;
+    let mut config = configured(args).map_err(said)?;
+    if only_observes {
+        config.mode = Mode::Observe;
+    }
     let names = names(&config).map_err(said)?;
     Ok(Loaded { config, names })
 }
@@ -243,12 +253,26 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// The journal; without one the service goes on.
-fn open_journal(options: journal::Options) -> Option<Journal> {
-    let opened = Journal::open(options, sys::host::Host::read().boot_id);
-    opened
-        .inspect_err(|error| tracing::warn!("no journal is kept: {error}"))
-        .ok()
+/// Opens the journal if the config wants one. Returns the reason instead if it has a newer schema. Only logs other
+/// errors, since the service also works without a journal.
+fn open_journal(config: &Config, scope: Option<&str>) -> (Option<Journal>, Option<NewerSchema>) {
+    if !config.journal {
+        return (None, None);
+    }
+    let options = journal::Options {
+        directory: config.journal_dir.clone(),
+        scope: scope.map(str::to_owned),
+        max_age: config.journal_max_age,
+        max_size: config.journal_max_size,
+    };
+    match Journal::open(options, sys::host::Host::read().boot_id) {
+        Ok(journal) => (Some(journal), None),
+        Err(JournalError::Newer(newer)) => (None, Some(newer)),
+        Err(error) => {
+            tracing::warn!("no journal is kept: {error}");
+            (None, None)
+        }
+    }
 }
 
 impl From<SourceError> for Failure {
@@ -346,6 +370,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
     let cgroups = cgroups.map(PathBuf::from).collect();
     Settings {
         mode,
+        mode_reason: None,
         events,
         scope,
         scope_names,

@@ -25,8 +25,9 @@ fn table(status: Status) -> String {
             format!("reaper {}, pid {}", status.version, status.pid),
         ),
         ("mode", status.mode.clone()),
-        ("watches", format!("{scope}, through {}", status.source)),
     ];
+    rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
+    rows.push(("watches", format!("{scope}, through {}", status.source)));
     rows.extend(status.passed_over.iter().map(|why| ("", why.clone())));
     rows.extend([
         (

@@ -71,6 +71,7 @@ impl Engine {
                 let (signal, grace) = self.follow.reaper.begins_with(ladder, self.settings.times);
                 Answer::Explain(Box::new(crate::api::ask::Story {
                     enforce: self.settings.mode == Mode::Enforce,
+                    mode_reason: self.settings.mode_reason.clone(),
                     signal,
                     grace,
                     gap: self.gap.is_some(),
@@ -111,6 +112,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             mode: self.settings.mode.name().into(),
+            mode_reason: self.settings.mode_reason.clone(),
             source: self.source.name().into(),
             passed_over: self
                 .settings
@@ -331,8 +333,9 @@ impl Engine {
     /// Decides about all that is due once more, whatever was decided before.
     fn decide_anew(&mut self) -> Result<(), Refusal> {
         if self.settings.mode == Mode::Observe {
-            let what =
-                "this service only observes: start it with --enforce to have anything reaped";
+            let reason = self.settings.mode_reason.as_deref();
+            let reason = reason.unwrap_or("start it with --enforce to have anything reaped");
+            let what = format!("this service only observes: {reason}");
             return Err(Refusal::new("conflict", what));
         }
         let members = self

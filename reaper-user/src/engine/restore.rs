@@ -70,6 +70,7 @@ impl Engine {
             engine.keep_again();
             engine.tell(Body::Ready {
                 mode: engine.settings.mode.name(),
+                mode_reason: engine.settings.mode_reason.clone(),
                 source: engine.source.name(),
                 passed_over: engine.settings.passed_over.clone(),
                 processes: engine.model.tree.len(),

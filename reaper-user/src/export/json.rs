@@ -126,6 +126,7 @@ impl<W: Write> Line<'_, '_, W> {
         match &record.body {
             Body::Ready {
                 mode,
+                mode_reason,
                 source,
                 passed_over,
                 processes,
@@ -136,6 +137,9 @@ impl<W: Write> Line<'_, '_, W> {
                 ring_size,
             } => {
                 self.put("mode", mode)?;
+                if let Some(reason) = mode_reason {
+                    self.put("mode_reason", reason)?;
+                }
                 self.put("source", source)?;
                 self.put("passed_over", passed_over)?;
                 self.put("processes", processes)?;

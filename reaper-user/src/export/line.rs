@@ -18,6 +18,8 @@ use reaper_model::stray::Verdict;
 
 /// Characters of a directory that are shown.
 const PATH_MAX: usize = 128;
+/// Characters of the reason for a mode that are shown.
+const REASON_MAX: usize = 512;
 
 const PLAIN: Style = Style::new();
 const DIM: Style = Style::new().dimmed();
@@ -77,6 +79,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
     match body {
         Body::Ready {
             mode,
+            mode_reason,
             source,
             processes,
             scope,
@@ -89,8 +92,11 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             } else {
                 scope.join(", ")
             };
+            let reason = mode_reason.as_ref();
+            let reason = reason.map(|reason| format!(" ({})", printable(reason, REASON_MAX)));
             let mut detail = format!(
-                "watching {scope} through {source}, {processes} processes found, mode {mode}; "
+                "watching {scope} through {source}, {processes} processes found, mode {mode}{}; ",
+                reason.unwrap_or_default()
             );
             detail += &match pinned {
                 Some(directory) => format!("pinned in {}", printable(directory, PATH_MAX)),

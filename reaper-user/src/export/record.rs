@@ -218,6 +218,8 @@ pub struct KeptFor {
 pub enum Body {
     Ready {
         mode: &'static str,
+        /// Why the service only observes, whatever the config says.
+        mode_reason: Option<String>,
         source: &'static str,
         /// The better sources that could not be used.
         passed_over: Vec<Passed>,

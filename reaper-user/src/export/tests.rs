@@ -49,6 +49,7 @@ fn sent(by: Signaller, latency: Option<u64>) -> Body {
 fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> Body {
     Body::Ready {
         mode: "enforce",
+        mode_reason: None,
         source: "ebpf",
         passed_over: Vec::new(),
         processes: 3,

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::{Deserialize, Serialize};
 
+use super::NewerSchema;
 use super::store::{APPLICATION_ID, SCHEMA};
 use crate::export::SessionRef;
 use crate::export::names::SessionId;
@@ -137,11 +138,14 @@ pub enum HistoryError {
     Denied(PathBuf),
     #[error("{} is no journal of reaper's", .0.display())]
     Foreign(PathBuf),
+    #[error(transparent)]
+    Newer(#[from] NewerSchema),
     #[error(
-        "the journal {} is of another version of reaper (its tables are of version {found}, this one knows {SCHEMA})",
+        "journal {} has schema version {found}, and this version of reaper reads version {SCHEMA}: start the service \
+         of this version once, which upgrades it",
         path.display()
     )]
-    Version { path: PathBuf, found: i64 },
+    Older { path: PathBuf, found: i64 },
     #[error("cannot read the journal {}: {error}", path.display())]
     Unreadable {
         path: PathBuf,
@@ -194,6 +198,7 @@ pub(super) fn opened<T>(
         Ok(file) if !file.metadata()?.is_file() => return Err(HistoryError::Foreign(own())),
         Ok(_) => {}
     }
+    NewerSchema::check(path)?;
     let unreadable = |error: rusqlite::Error| {
         let code = error.sqlite_error_code();
         if code == Some(rusqlite::ErrorCode::NotADatabase) {
@@ -210,7 +215,11 @@ pub(super) fn opened<T>(
     }
     if found != SCHEMA {
         let path = own();
-        return Err(HistoryError::Version { path, found });
+        return Err(if found > SCHEMA {
+            NewerSchema { path, found }.into()
+        } else {
+            HistoryError::Older { path, found }
+        });
     }
     let transaction = connection.transaction().map_err(unreadable)?;
     work(&transaction).map_err(unreadable)

@@ -4,7 +4,9 @@
 //! The export sink hands over what crosses ([`Feed`]); a thread of the journal's own gathers it and
 //! writes it, one transaction a batch. It may fall behind and then loses records, which it counts, but
 //! it holds nobody up; while nothing happens it sleeps for good. Nothing about it ends the service: what
-//! cannot be written is tried again, what is damaged or somebody else's is set aside.
+//! cannot be written is tried again, what is damaged or somebody else's is set aside. An older schema is upgraded; a
+//! journal with a newer schema is left untouched, and then the service only observes, since it does not know what
+//! users asked to keep.
 //!
 //! A committed batch outlives this program however it ends. What is told twice, as by the service that
 //! takes up after one that was killed, is kept once.
@@ -116,8 +118,37 @@ pub enum JournalError {
         path: PathBuf,
         source: rusqlite::Error,
     },
+    #[error(transparent)]
+    Newer(#[from] NewerSchema),
     #[error("cannot start the journal's thread: {0}")]
     Thread(std::io::Error),
     #[error("{} does not answer in time", path.display())]
     Silent { path: PathBuf },
+}
+
+/// A newer version of this program wrote the journal.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "journal {} has schema version {found}, and this version of reaper knows none above {}: install the newer \
+     version of reaper again, or move the file and its -wal and -shm files away",
+    path.display(), store::SCHEMA
+)]
+pub struct NewerSchema {
+    pub path: PathBuf,
+    pub found: i64,
+}
+
+impl NewerSchema {
+    /// Checks that no newer version of this program wrote the journal at `path`. Changes neither it nor the files beside
+    /// it.
+    fn check(path: &Path) -> Result<(), NewerSchema> {
+        let newer = |found: &i64| *found > store::SCHEMA;
+        match files::schema_version(path).filter(newer) {
+            Some(found) => Err(NewerSchema {
+                path: path.to_owned(),
+                found,
+            }),
+            None => Ok(()),
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The database: opened, made, or set aside.
+//! The database: opened, created, upgraded, or set aside.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,19 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
-use super::{JournalError, files};
+use super::{JournalError, NewerSchema, files};
 
 /// `Reap` in ASCII, at its place in the file.
 pub(super) const APPLICATION_ID: i64 = 0x5265_6170;
-/// Version of the tables: raised with every change to them.
-pub(super) const SCHEMA: i64 = 3;
+/// Schema version of the first migration. No release had an older one.
+pub(super) const OLDEST: i64 = 3;
+/// Creates the schema of version [`OLDEST`], then upgrades by one version each. Released ones never change.
+pub(super) const MIGRATIONS: [&str; 2] = [
+    include_str!("migrations/3.sql"),
+    include_str!("migrations/4.sql"),
+];
+/// Schema version (`user_version`) that this program reads and writes.
+pub(super) const SCHEMA: i64 = OLDEST - 1 + MIGRATIONS.len() as i64;
 
 /// Extended code of a file that ends before its time.
 const SHORT_READ: i32 = 522;
@@ -37,9 +44,18 @@ enum Unfit {
     Error(JournalError),
 }
 
+impl From<JournalError> for Unfit {
+    fn from(error: JournalError) -> Unfit {
+        Unfit::Error(error)
+    }
+}
+
 impl Store {
-    /// Opens the database, or begins one; one that is damaged, of another program, or of a later version
-    /// is renamed, which is warned of.
+    /// Opens the database and upgrades its schema, or creates one. Renames a file that is damaged, is not a journal,
+    /// or has an unknown older schema, and logs a warning.
+    ///
+    /// # Errors
+    /// Among others [`JournalError::Newer`]: then the files are as they were.
     pub(super) fn open(path: &Path, boot_id: &str) -> Result<Store, JournalError> {
         let directory = files::directory(path.parent().unwrap_or(Path::new("/")))?;
         let path = directory.join(path.file_name().unwrap_or_default());
@@ -62,6 +78,7 @@ impl Store {
     }
 
     fn attempt(path: &Path, boot_id: &str) -> Result<Store, Unfit> {
+        NewerSchema::check(path).map_err(JournalError::from)?;
         let foreign = files::prepare(path).map_err(|source| file_error(path, source))?;
         if let Some(why) = foreign {
             return Err(Unfit::Content(why.into()));
@@ -71,8 +88,9 @@ impl Store {
             let mut connection =
                 Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
             connection.busy_timeout(BUSY)?;
-            recognise(&mut connection)?;
+            // Before an upgrade: one that replaces a table needs `foreign_keys = OFF`, which no transaction can set.
             connection.execute_batch(SETTINGS)?;
+            recognise(&mut connection)?;
             let inode = std::fs::metadata(path).map_or(0, |meta| meta.ino());
             connection.execute(
                 "INSERT INTO boot (uuid) VALUES (?1) ON CONFLICT DO NOTHING",
@@ -92,6 +110,10 @@ impl Store {
         };
         open().map_err(|problem| match problem {
             Problem::Foreign(why) => Unfit::Content(why),
+            Problem::Newer(found) => {
+                let path = path.to_owned();
+                Unfit::Error(NewerSchema { path, found }.into())
+            }
             Problem::Sql(error) if is_damage(&error) => {
                 Unfit::Content(format!("it is damaged ({error})"))
             }
@@ -157,6 +179,7 @@ const SETTINGS: &str = "\
 
 enum Problem {
     Foreign(String),
+    Newer(i64),
     Sql(rusqlite::Error),
 }
 
@@ -166,7 +189,7 @@ impl From<rusqlite::Error> for Problem {
     }
 }
 
-/// Whether a database is one of this program's, of a version it knows; makes it one if it is empty.
+/// Checks that a database is empty or a journal of a known schema version, and upgrades it to the newest version.
 fn recognise(connection: &mut Connection) -> Result<(), Problem> {
     let number = |name: &str| -> rusqlite::Result<i64> {
         connection.pragma_query_value(None, name, |row| row.get(0))
@@ -175,37 +198,30 @@ fn recognise(connection: &mut Connection) -> Result<(), Problem> {
     let tables: i64 =
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     match (application, schema) {
-        // Or one that was killed at making it.
-        (0, 0) if tables == 0 => {
-            // Before the first table; afterwards it would take a rewriting of the whole.
-            connection
-                .execute_batch("PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;")?;
-            let transaction =
-                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            transaction.execute_batch(include_str!("schema.sql"))?;
-            transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-            transaction.pragma_update(None, "user_version", SCHEMA)?;
-            Ok(transaction.commit()?)
-        }
-        (APPLICATION_ID, SCHEMA) => {
+        // Also one whose creation was interrupted. The pragma has to come before the first table.
+        (0, 0) if tables == 0 => connection.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?,
+        (APPLICATION_ID, OLDEST..=SCHEMA) => {
             for table in ["boot", "process", "session", "decision", "outcome", "keep"] {
                 if !connection.table_exists(None, table)? {
                     let why = format!("it is damaged (it has no table `{table}`)");
                     return Err(Problem::Foreign(why));
                 }
             }
-            Ok(connection.execute_batch("PRAGMA journal_mode = WAL")?)
         }
-        (APPLICATION_ID, newer) if newer > SCHEMA => Err(Problem::Foreign(format!(
-            "it is of a later version of reaper (its tables are of version {newer}, this one knows {SCHEMA})"
-        ))),
-        (APPLICATION_ID, other) => Err(Problem::Foreign(format!(
-            "its tables are of version {other}, which this version of reaper does not know"
-        ))),
-        _ => Err(Problem::Foreign(
-            "it is a database of another program".into(),
-        )),
+        (APPLICATION_ID, newer) if newer > SCHEMA => return Err(Problem::Newer(newer)),
+        (APPLICATION_ID, other) => {
+            return Err(Problem::Foreign(format!(
+                "this version of reaper cannot upgrade its schema version {other}"
+            )));
+        }
+        _ => {
+            return Err(Problem::Foreign(
+                "it is a database of another program".into(),
+            ));
+        }
     }
+    connection.execute_batch("PRAGMA journal_mode = WAL")?;
+    Ok(migrate(connection, &MIGRATIONS)?)
 }
 
 fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
@@ -226,6 +242,22 @@ fn file_error(path: &Path, source: std::io::Error) -> Unfit {
         path: path.to_owned(),
         source,
     })
+}
+
+/// Upgrades the schema to the version that the last of `migrations` makes, or creates it. Does all of it in one
+/// transaction, so that a database always has the version that it names.
+pub(super) fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let found: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let wanted = (OLDEST..)
+        .zip(migrations)
+        .filter(|(version, _)| *version > found);
+    for (version, migration) in wanted {
+        transaction.execute_batch(migration)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", version)?;
+    }
+    transaction.commit()
 }
 
 /// Whether an error means that the file is not what it was.

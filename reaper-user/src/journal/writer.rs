@@ -21,6 +21,8 @@ use crate::sys;
 const WAITING_MAX: usize = 65_536;
 /// How long records are gathered for one change of the database: what is lost if this program is killed.
 const GATHER: Duration = Duration::from_millis(20);
+/// Time limit for opening the database, which may have to be upgraded: that can rewrite all of it.
+const OPENING_MAX: Duration = Duration::from_secs(10);
 /// Records of one change, at most: a keep waits for no more than that.
 const BATCH: usize = 2048;
 /// How long after a failure it is tried again: at first, and at last.
@@ -62,8 +64,8 @@ impl Journal {
     /// Opens the journal, or begins one, and starts its thread.
     ///
     /// # Errors
-    /// The directory cannot be made or used, or its file system does not answer. One that is damaged,
-    /// of another program or of a later version is no error: it is set aside, which is warned of.
+    /// The directory cannot be made or used, its file system does not answer, or the journal has a newer schema. A
+    /// file that is damaged or no journal is no error: it is set aside, which is warned of.
     pub fn open(options: Options, boot_id: String) -> Result<Journal, JournalError> {
         let path = options.path();
         let (sender, receiver) = channel();
@@ -90,7 +92,7 @@ impl Journal {
             .name("journal".into())
             .spawn(work)
             .map_err(JournalError::Thread)?;
-        match ready.recv_timeout(PATIENCE) {
+        match ready.recv_timeout(OPENING_MAX) {
             Ok(opened) => {
                 let (keeps, set_aside) = opened?;
                 Ok(Journal {

@@ -117,6 +117,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("survival::socket", &["loss"]),
     ("survival::kernel-reap", &["orphans"]),
     ("survival::condemned", &["escalation"]),
+    ("survival::newer-journal", &["journal", "kept"]),
     ("run::as-", &["run"]),
     ("run::as-root::time-runs-out", &["budgets"]),
     ("run::as-root::link-", &["own-user"]),

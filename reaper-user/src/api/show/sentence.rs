@@ -222,7 +222,10 @@ fn reaped(story: &Story) -> String {
 
 fn signals(story: &Story) -> String {
     if !story.enforce {
-        return "nothing is signalled, as this service only observes".into();
+        let reason = story.mode_reason.as_ref();
+        let reason = reason.map(|reason| format!(": {reason}"));
+        return "nothing is signalled, as this service only observes".to_owned()
+            + &reason.unwrap_or_default();
     }
     let grace = humantime::format_duration(story.grace);
     format!("{}, and SIGKILL {grace} later", story.signal)

@@ -171,6 +171,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         stranger: None,
         facts: Facts::default(),
         enforce: true,
+        mode_reason: None,
         signal: Signal::SIGTERM,
         grace: Duration::from_secs(5),
         gap: false,

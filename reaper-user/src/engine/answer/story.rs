@@ -51,6 +51,7 @@ impl View<'_> {
             facts: facts(node),
             lineage,
             enforce: true,
+            mode_reason: None,
             signal: Signal::SIGTERM,
             grace: Duration::ZERO,
             gap: false,

@@ -38,10 +38,10 @@ fn what_is_no_database_is_set_aside() {
 }
 
 #[test]
-fn a_database_of_another_program_or_version_is_set_aside() {
+fn database_of_another_program_or_unknown_older_schema_is_set_aside() {
     for (name, value) in [
         ("application_id", 1),
-        ("user_version", 9),
+        ("user_version", 2),
         ("user_version", 0),
     ] {
         let world = World::new();

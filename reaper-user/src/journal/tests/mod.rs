@@ -3,6 +3,7 @@
 mod damage;
 mod keeping;
 mod limits;
+mod upgrade;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,7 @@
+-- Renames reasons as the event stream does, so that old decisions and outcomes read like new ones.
+CREATE TEMP TABLE renamed (old TEXT PRIMARY KEY, new TEXT NOT NULL) STRICT;
+INSERT INTO renamed (old, new) VALUES
+    ('keep_mark', 'keep_marker');
+UPDATE decision SET reason = new FROM renamed WHERE reason = old;
+UPDATE outcome SET reason = new FROM renamed WHERE reason = old;
+DROP TABLE temp.renamed;
