@@ -58,7 +58,7 @@ use keeps::Note;
 use mirror::Mirror;
 use reaper_model::event::{Event, Key};
 use reaper_model::session::SessionId;
-use reaper_model::{Model, Scope};
+use reaper_model::{Model, Output, Scope};
 use reload::{Load, Reloading};
 use rest::{Rest, at};
 use undecided::Undecided;
@@ -118,6 +118,8 @@ pub struct Engine {
     source: Source,
     procfs: Procfs,
     model: Model,
+    /// What follows from the event that is being applied; empty between two events.
+    outputs: Vec<Output>,
     follow: Follow,
     settings: Settings,
     /// Claimed processes, for telling of them when they are gone.
@@ -181,6 +183,7 @@ impl Engine {
             source,
             procfs: Procfs::default(),
             model,
+            outputs: Vec::new(),
             follow: Follow::new(
                 reaper,
                 out,
@@ -435,6 +438,7 @@ impl Engine {
             model,
             follow,
             cgroups,
+            outputs,
             ready,
             ..
         } = self;
@@ -444,7 +448,10 @@ impl Engine {
         follow.notes_turned_up = !source.filters();
         let drained = source.drain(|event| {
             cgroups.meet(model, &event);
-            model.apply(&event, |model, step| follow.step(model, &event, step));
+            model.apply(&event, outputs);
+            for output in outputs.drain(..) {
+                follow.on_output(model, &event, &output);
+            }
         });
         self.follow.finds_news = false;
         self.followed();
@@ -471,9 +478,20 @@ impl Engine {
 
     /// Takes in one event that did not come through the ring.
     fn apply(&mut self, event: &Event) {
-        let Engine { model, follow, .. } = self;
-        model.apply(event, |model, step| follow.step(model, event, step));
+        self.model.apply(event, &mut self.outputs);
+        for output in self.outputs.drain(..) {
+            self.follow.on_output(&self.model, event, &output);
+        }
         self.followed();
+    }
+
+    /// Handles what has happened to sessions without an event, at `time` in ns since boot.
+    fn follow_sessions(&mut self, time: u64) {
+        for output in self.outputs.drain(..) {
+            if let Output::Session(turn) = output {
+                self.follow.turn(&self.model, time, &turn);
+            }
+        }
     }
 
     /// Does what following the model's steps has left to do.

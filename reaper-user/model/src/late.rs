@@ -10,8 +10,8 @@ use super::agent::{self, Class};
 use super::event::{Key, Mark};
 use super::facts::{Known, Needs};
 use super::policy::Weighed;
-use super::session::{Ran, Turn};
-use super::{Change, Model};
+use super::session::Ran;
+use super::{Change, Model, Output};
 use crate::Node;
 
 /// What is known of an awaited process.
@@ -166,12 +166,7 @@ impl Model {
 
     /// Makes a process an agent, a server or a boundary where only its whole command line or the path of its script shows
     /// that. Descendants join its session, or leave the session of a process that has become a boundary or a server.
-    pub fn reclassify(
-        &mut self,
-        key: Key,
-        now: u64,
-        sink: impl FnMut(&Model, &Turn),
-    ) -> Reclassified {
+    pub fn reclassify(&mut self, key: Key, now: u64, out: &mut Vec<Output>) -> Reclassified {
         let mut all = Reclassified::default();
         let Some(node) = self.tree.get(key) else {
             return all;
@@ -216,7 +211,7 @@ impl Model {
         }
         self.weigh(key);
         all.joined.iter().for_each(|key| self.weigh(*key));
-        self.finish_turns(&mut turns, sink);
+        self.finish_turns(&mut turns, out);
         self.turns = turns;
         all
     }

@@ -79,11 +79,13 @@ impl Scope {
     }
 }
 
-/// What an event came to, in the order in which it did.
-#[derive(Clone, Copy, Debug)]
-pub enum Step<'a> {
-    Tree(&'a Change),
-    Session(&'a Turn),
+/// What followed from an event, in the order in which it did.
+///
+/// An output holds what its reader needs of a process or a session that is gone: it is read when the model has moved on.
+#[derive(Clone, Debug)]
+pub enum Output {
+    Tree(Change),
+    Session(Turn),
 }
 
 /// See the module.
@@ -157,14 +159,13 @@ impl Model {
         self.infers && key.start + TICK_NS > self.told_until
     }
 
-    /// Takes in one event; what came of it is handed to `sink` one by one. An exit is handed over while
-    /// the session of the process is still what it was, all else when it has become what it is.
-    pub fn apply(&mut self, event: &Event, mut sink: impl FnMut(&Model, Step<'_>)) {
+    /// Applies one event. Appends what follows from it to `out`.
+    pub fn apply(&mut self, event: &Event, out: &mut Vec<Output>) {
         let Event {
             time, provenance, ..
         } = *event;
         match event.kind {
-            EventKind::Restored(ref restored) => return self.restore(restored, event, &mut sink),
+            EventKind::Restored(ref restored) => return self.restore(restored, event, out),
             EventKind::Reparent {
                 child,
                 old_parent: Some(old_parent),
@@ -173,9 +174,7 @@ impl Model {
                 let mut turns = Vec::new();
                 self.sessions
                     .left_to(&mut self.tree, old_parent, child, &mut turns);
-                for turn in turns {
-                    sink(self, Step::Session(&turn));
-                }
+                out.extend(turns.into_iter().map(Output::Session));
             }
             // Its end was known sooner, by its pidfd or a look.
             EventKind::Exec { key, ref image, .. } if self.tree.has_exited(key) => {
@@ -190,27 +189,22 @@ impl Model {
                 ..
             } if self.tree.get(key).is_none() && self.sessions.has(mark) => {
                 let mark = Some(mark);
-                self.take(event, &mut sink, |tree, changes| {
+                self.take(event, out, |tree, changes| {
                     tree.turn_up(key, parent, mark, time, provenance, changes);
                 });
             }
             _ => {}
         }
-        self.take(event, &mut sink, |tree, changes| tree.apply(event, changes));
+        self.take(event, out, |tree, changes| tree.apply(event, changes));
     }
 
     /// Takes up again a session that the service before this one has left.
-    fn restore(
-        &mut self,
-        restored: &Restored,
-        event: &Event,
-        sink: &mut impl FnMut(&Model, Step<'_>),
-    ) {
+    fn restore(&mut self, restored: &Restored, event: &Event, out: &mut Vec<Output>) {
         if self.sessions.by_first_root(restored.first_root).is_some() {
             return;
         }
         if restored.gone.is_none() {
-            self.take(event, sink, |tree, changes| {
+            self.take(event, out, |tree, changes| {
                 tree.place(restored, event.time, changes);
             });
         }
@@ -219,9 +213,7 @@ impl Model {
         self.sessions
             .restore(tree, rules, restored, event.time, &mut turns);
         self.weigh(restored.root);
-        for turn in turns {
-            sink(self, Step::Session(&turn));
-        }
+        out.extend(turns.into_iter().map(Output::Session));
     }
 
     /// To be called before anything is told where a service before this one has left its maps and a
@@ -232,51 +224,40 @@ impl Model {
 
     /// To be called when all has been told that there is of the sessions taken up again: what ran, and
     /// what has happened since. Those that are over close.
-    pub fn finish_restore(&mut self, mut sink: impl FnMut(&Model, &Turn)) {
+    pub fn finish_restore(&mut self, out: &mut Vec<Output>) {
         let mut turns = Vec::new();
         self.sessions.finish_restore(&self.tree, &mut turns);
-        turns.iter().for_each(|turn| sink(self, turn));
+        out.extend(turns.into_iter().map(Output::Session));
     }
 
-    /// Takes in what an event is to the tree, and hands over what came of it.
+    /// Applies an event to the tree by `report`, and what has changed by that to the rest of the model.
     fn take(
         &mut self,
         event: &Event,
-        sink: &mut impl FnMut(&Model, Step<'_>),
-        tell: impl FnOnce(&mut Tree, &mut Vec<Change>),
+        out: &mut Vec<Output>,
+        report: impl FnOnce(&mut Tree, &mut Vec<Change>),
     ) {
         let mut changes = std::mem::take(&mut self.changes);
         let mut turns = std::mem::take(&mut self.turns);
-        tell(&mut self.tree, &mut changes);
-        for change in &changes {
-            let exit = matches!(change, Change::Exited { .. });
-            if exit {
-                sink(self, Step::Tree(change));
-            }
-            self.follow(change, event, &mut turns);
-            self.follow_own(change, event);
-            self.follow_awaited(change);
-            if !exit {
-                sink(self, Step::Tree(change));
-            }
-            self.finish_turns(&mut turns, |model, turn| sink(model, Step::Session(turn)));
+        report(&mut self.tree, &mut changes);
+        for change in changes.drain(..) {
+            self.follow(&change, event, &mut turns);
+            self.follow_own(&change, event);
+            self.follow_awaited(&change);
+            out.push(Output::Tree(change));
+            self.finish_turns(&mut turns, out);
         }
-        changes.clear();
         (self.changes, self.turns) = (changes, turns);
     }
 
-    /// Hands over turns, and closes the sessions that are over by them.
-    fn finish_turns(&mut self, turns: &mut Vec<Turn>, mut sink: impl FnMut(&Model, &Turn)) {
-        for turn in turns.drain(..) {
-            sink(self, &turn);
-        }
+    /// Puts out what happened to sessions, and closes those that have ended by it.
+    fn finish_turns(&mut self, turns: &mut Vec<Turn>, out: &mut Vec<Output>) {
+        out.extend(turns.drain(..).map(Output::Session));
         self.sessions.close_finished(turns);
         if !turns.is_empty() {
             self.forget_finished_keeps();
         }
-        for turn in turns.drain(..) {
-            sink(self, &turn);
-        }
+        out.extend(turns.drain(..).map(Output::Session));
     }
 
     /// What a change in the tree means for scope and sessions.

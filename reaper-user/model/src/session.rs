@@ -243,6 +243,12 @@ impl Sessions {
         self.by_id.get(&id)
     }
 
+    /// Returns a session that is open, or one of those that have closed last.
+    pub fn find(&self, id: SessionId) -> Option<&Session> {
+        let closed = || self.closed.iter().rev().find(|session| session.id == id);
+        self.get(id).or_else(closed)
+    }
+
     pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.by_id.get_mut(&id)
     }

@@ -11,8 +11,7 @@ use crate::reap::{Reaper, Sent, Signaller};
 use reaper_model::event::{Ended, Event, EventKind, Key, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Handover, Session, SessionId, Turn};
-use reaper_model::{Change, Node};
-use reaper_model::{Model, Step};
+use reaper_model::{Change, Model, Node, Output};
 
 /// What has to be decided about once the ring is drained.
 pub enum Pending {
@@ -114,15 +113,15 @@ impl Follow {
         }
     }
 
-    /// Takes one step of the model.
-    pub fn step(&mut self, model: &Model, event: &Event, step: Step<'_>) {
-        match step {
-            Step::Tree(change) => self.change(model, event, change),
-            Step::Session(turn) => self.turn(model, event.time, turn),
+    /// Handles an output of the model.
+    pub fn on_output(&mut self, model: &Model, event: &Event, output: &Output) {
+        match output {
+            Output::Tree(change) => self.on_change(model, event, change),
+            Output::Session(turn) => self.turn(model, event.time, turn),
         }
     }
 
-    fn change(&mut self, model: &Model, event: &Event, change: &Change) {
+    fn on_change(&mut self, model: &Model, event: &Event, change: &Change) {
         let Event {
             time,
             provenance: told_by,
@@ -465,7 +464,7 @@ impl Follow {
                 if model.judges_root(*root) {
                     self.pending.push(Pending::Process(*root));
                 }
-                let Some(session) = model.sessions.get(*session).map(SessionRef::from) else {
+                let Some(session) = model.sessions.find(*session).map(SessionRef::from) else {
                     return;
                 };
                 let Some(node) = model.tree.get(*root) else {
@@ -482,7 +481,7 @@ impl Follow {
             }
             Turn::RootGone { session } => {
                 self.pending.push(Pending::Session(*session));
-                let Some(session) = model.sessions.get(*session) else {
+                let Some(session) = model.sessions.find(*session) else {
                     return;
                 };
                 self.changed.push(session.id);

@@ -130,9 +130,8 @@ impl Engine {
 
     /// All is taken in that there is: what is over is told to be.
     fn finish_restore(&mut self) {
-        let Engine { model, follow, .. } = self;
-        let time = sys::boot_time();
-        model.finish_restore(|model, turn| follow.turn(model, time, turn));
+        self.model.finish_restore(&mut self.outputs);
+        self.follow_sessions(sys::boot_time());
     }
 
     /// Opens the sessions again that were open.

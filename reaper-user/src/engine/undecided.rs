@@ -14,7 +14,7 @@ use reaper_model::agent::Ruleset;
 use reaper_model::event::Key;
 use reaper_model::facts::{Known, Needs};
 use reaper_model::policy::Decision;
-use reaper_model::session::{SessionId, Turn};
+use reaper_model::session::SessionId;
 
 /// How often what could not be read is tried again, and after how many ns (times 4, 16, 64).
 const TRIES: u32 = 3;
@@ -277,8 +277,8 @@ impl Engine {
                 self.handovers.on_facts();
             }
             if asked.has_any(Needs::ARGUMENTS | Needs::SCRIPT) {
-                let turn = |model: &Model, turn: &Turn| self.follow.turn(model, at, turn);
-                let all = self.model.reclassify(key, at, turn);
+                let all = self.model.reclassify(key, at, &mut self.outputs);
+                self.follow_sessions(at);
                 self.follow.touched.extend(all.left);
                 for key in all.joined {
                     self.follow.joined_late(&self.model, key, at);

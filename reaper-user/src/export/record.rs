@@ -72,7 +72,7 @@ impl Who {
             .state
             .member
             .session
-            .and_then(|id| model.sessions.get(id))
+            .and_then(|id| model.sessions.find(id))
             .map(SessionRef::from);
         Who {
             key: node.key,

@@ -18,7 +18,7 @@ impl Sessions {
     /// of that; `None` if it is known by its descent.
     pub fn grounds(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
         let evidence = node.state.member.inferred?;
-        let session = node.state.member.session.and_then(|id| self.get(id));
+        let session = node.state.member.session.and_then(|id| self.find(id));
         let directory = session.and_then(|session| match &session.inherited {
             Known::Is(root) => root.directory.as_deref(),
             Known::Unasked | Known::Unreadable => None,

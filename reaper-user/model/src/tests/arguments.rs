@@ -1,7 +1,7 @@
 //! Members of which an exec told only the beginning of a long command line.
 
 use super::rules::{ruled, tell, world};
-use super::world::{self, INIT, World, name};
+use super::world::{self, INIT, World, named};
 use crate::agent::Matched;
 use crate::event::{Image, Key};
 use crate::facts::{Facts, Known, Needs};
@@ -49,9 +49,9 @@ fn learn(w: &mut World, key: Key, arguments: Known<Matched>) -> Vec<Key> {
     };
     tell(w, key, Needs::ARGUMENTS, found);
     let now = w.now;
-    let turns = &mut w.turns;
-    let turn = |model: &_, turn: &_| turns.push(name(model, turn));
-    let all = w.model.reclassify(key, now, turn);
+    let mut out = Vec::new();
+    let all = w.model.reclassify(key, now, &mut out);
+    w.turns.extend(named(&w.model, &out));
     world::assert_consistent(&w.model);
     assert_eq!(all.joined, []);
     all.left

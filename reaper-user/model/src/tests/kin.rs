@@ -277,7 +277,7 @@ fn chain(long: usize) -> (World, Vec<Key>) {
             provenance,
             kind,
         };
-        w.model.apply(&event, |_, _| {});
+        w.model.apply(&event, &mut Vec::new());
         chain.push(child);
     }
     w.end(agent, Ended::Exited(0), None);

@@ -13,7 +13,7 @@ use crate::{Model, Scope};
 fn told(own_pid: u32, events: &[Event]) -> Model {
     let mut model = Model::new(rules(), Scope::default(), own_pid);
     for event in events {
-        model.apply(event, |_, _| {});
+        model.apply(event, &mut Vec::new());
         assert_consistent(&model);
     }
     model
@@ -173,7 +173,7 @@ proptest! {
             let session = model.wanted_mark(node.key).and_then(|mark| mark.session);
             prop_assert_eq!(session.is_some(), node.state.member.session.is_some());
         }
-        model.finish_restore(|_, _| {});
+        model.finish_restore(&mut Vec::new());
         let before: BTreeSet<Key> = model.tree.iter().map(|node| node.key).collect();
         let foreign: BTreeSet<Key> = before.iter().copied().filter(|key| model.foreign(*key)).collect();
         model.forget_foreign();
@@ -340,7 +340,7 @@ fn the_dead_are_forgotten() {
                     provenance,
                     kind,
                 },
-                |_, _| {},
+                &mut Vec::new(),
             );
         }
         last = child;

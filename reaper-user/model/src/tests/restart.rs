@@ -172,7 +172,7 @@ impl Story {
             if n >= ended {
                 backlog.push(alone.record(event));
             }
-            whole.apply(&with_service.record(event), |_, _| {});
+            whole.apply(&with_service.record(event), &mut Vec::new());
             with_service.write(&mut whole);
             assert_consistent(&whole);
             if n < ended {
@@ -202,7 +202,7 @@ impl Story {
         model.begin_restore();
         let now = self.truth.now;
         let mut tell = |event: &Event| {
-            model.apply(event, |_, _| {});
+            model.apply(event, &mut Vec::new());
             assert_consistent(&model);
         };
         for left in &self.left {
@@ -242,9 +242,9 @@ impl Story {
                     mark: None,
                 },
             };
-            model.apply(&event, |_, _| {});
+            model.apply(&event, &mut Vec::new());
         }
-        model.finish_restore(|_, _| {});
+        model.finish_restore(&mut Vec::new());
         assert_consistent(&model);
         model
     }

@@ -3,7 +3,7 @@
 use reaper_common::{MEMBER_NAMED, MEMBER_ROOT, MEMBER_WATCHED};
 
 use super::survival::{NOBODY, exact, exec, exit, key, mark};
-use super::world::{INIT, USER, World, name};
+use super::world::{INIT, USER, World, named};
 use crate::event::{Ended, EventKind, Key, Provenance, Restored, TICK_NS};
 
 pub(super) fn left(root: Key) -> Restored {
@@ -29,10 +29,9 @@ pub(super) fn restore(w: &mut World, left: Restored) {
 
 /// What closes when all has been told.
 fn finish(w: &mut World) -> Vec<String> {
-    let mut turns = vec![];
-    w.model
-        .finish_restore(|model, turn| turns.push(name(model, turn)));
-    turns
+    let mut out = Vec::new();
+    w.model.finish_restore(&mut out);
+    named(&w.model, &out)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use reaper_common::{MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_ROOT};
 
 use super::rules::{ruled, tell, world};
-use super::world::{self, INIT, World, name};
+use super::world::{self, INIT, World, named};
 use crate::Reclassified;
 use crate::event::{Ended, Key, Mark};
 use crate::facts::{Facts, Known, Needs};
@@ -27,10 +27,9 @@ fn learn(w: &mut World, key: Key, script: Option<&str>) -> Reclassified {
     };
     tell(w, key, Needs::SCRIPT, found);
     let now = w.now;
-    let turns = &mut w.turns;
-    let all = w.model.reclassify(key, now, |model: &_, turn: &_| {
-        turns.push(name(model, turn))
-    });
+    let mut out = Vec::new();
+    let all = w.model.reclassify(key, now, &mut out);
+    w.turns.extend(named(&w.model, &out));
     world::assert_consistent(&w.model);
     all
 }
@@ -155,7 +154,7 @@ fn answer_about_an_earlier_script_says_nothing() {
     };
     tell(&mut w, key, Needs::SCRIPT, found);
     let now = w.now;
-    let all = w.model.reclassify(key, now, |_, _| ());
+    let all = w.model.reclassify(key, now, &mut Vec::new());
     assert_eq!(all, Reclassified::default());
     assert!(w.model.is_awaited(key), "it is asked again");
     w.exec(key, "bash");

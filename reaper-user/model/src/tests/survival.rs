@@ -8,7 +8,7 @@ use reaper_common::{
 use super::world::{INIT, USER, World, image};
 use crate::Change;
 use crate::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen, TICK_NS};
-use crate::{Scope, Step};
+use crate::{Output, Scope};
 
 /// A start that is no whole tick, and a pid.
 pub(super) fn key(pid: u32) -> Key {
@@ -92,8 +92,10 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
         provenance: Provenance::Kernel,
         kind,
     };
-    w.model.apply(&event, |_, step| {
-        if let Step::Tree(change) = step {
+    let mut out = Vec::new();
+    w.model.apply(&event, &mut out);
+    for output in &out {
+        if let Output::Tree(change) = output {
             told.push(match change {
                 Change::Born { .. } => "born",
                 Change::Execed { .. } => "execed",
@@ -107,7 +109,7 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
                 Change::Signalled { .. } => "signalled",
             });
         }
-    });
+    }
     told
 }
 

@@ -11,7 +11,7 @@ use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, Ui
 use crate::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
 use crate::policy::Decision;
 use crate::session::Turn;
-use crate::{Model, Scope, Step};
+use crate::{Model, Output, Scope};
 
 /// Pid of the program itself; nobody has it unless a story says so.
 pub const OWN_PID: u32 = 4_000_000;
@@ -112,12 +112,9 @@ impl World {
     }
 
     pub fn apply(&mut self, event: Event) {
-        let turns = &mut self.turns;
-        self.model.apply(&event, |model, step| {
-            if let Step::Session(turn) = step {
-                turns.push(name(model, turn));
-            }
-        });
+        let mut out = Vec::new();
+        self.model.apply(&event, &mut out);
+        self.turns.extend(named(&self.model, &out));
         self.events.push(event);
         assert_consistent(&self.model);
     }
@@ -317,9 +314,18 @@ impl World {
     }
 }
 
-pub fn name(model: &Model, turn: &Turn) -> String {
+/// Names of what has happened to sessions.
+pub fn named(model: &Model, out: &[Output]) -> Vec<String> {
+    let turns = out.iter().filter_map(|output| match output {
+        Output::Session(turn) => Some(name(model, turn)),
+        Output::Tree(_) => None,
+    });
+    turns.collect()
+}
+
+fn name(model: &Model, turn: &Turn) -> String {
     let agent = |id| {
-        let session = model.sessions.get(id);
+        let session = model.sessions.find(id);
         session.map_or("of a closed one".into(), |session| {
             session.agent.to_string()
         })

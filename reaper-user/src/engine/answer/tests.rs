@@ -39,7 +39,7 @@ impl World {
             provenance: Provenance::Kernel,
             kind,
         };
-        self.model.apply(&event, |_, _| {});
+        self.model.apply(&event, &mut Vec::new());
     }
 
     /// A child that runs a program.

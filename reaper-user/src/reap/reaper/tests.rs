@@ -102,7 +102,7 @@ impl Orphan {
             provenance: Provenance::Kernel,
             kind,
         };
-        self.model.apply(&event, |_, _| {});
+        self.model.apply(&event, &mut Vec::new());
     }
 
     fn exited(&mut self, key: Key) {

@@ -333,7 +333,7 @@ fn play(acts: &[Act]) {
                 provenance: Provenance::Procfs,
                 kind,
             };
-            model.apply(&event, |_, _| {});
+            model.apply(&event, &mut Vec::new());
         }
         model.tree.iter().map(of).collect::<BTreeMap<_, _>>()
     };
