@@ -1,5 +1,7 @@
 //! What becomes of those who were signalled: they end, or nothing moves any more.
 
+use std::time::{Duration, Instant};
+
 use nix::sys::signal::Signal;
 
 use super::Reaper;
@@ -7,6 +9,9 @@ use crate::reap::{Failure, Outcome, Report};
 use crate::sys;
 use reaper_model::event::{Ended, Key};
 use reaper_model::session::SessionId;
+
+/// Time limit for all pidfds together that are to confirm an exit when this program stops.
+const CONFIRM_AT_STOP: Duration = Duration::from_millis(200);
 
 impl Reaper {
     /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,
@@ -136,12 +141,28 @@ impl Reaper {
         }
     }
 
-    /// Gives up what is still claimed: this program goes, and nobody comes after it. If somebody does,
-    /// the claims are left as they are, to be taken up by [`Reaper::resume`].
+    /// Gives up what is still claimed, since this program stops and no other takes over. Where another does, the claims
+    /// are left as they are, to be taken up by [`Reaper::resume`].
+    ///
+    /// A process that has exited did not fail to end, though its pidfd was not polled yet. Waits for the pidfd of one whose
+    /// exit record was read: it becomes readable a moment after that.
     pub fn stop(&mut self) {
+        let end = Instant::now() + CONFIRM_AT_STOP;
         let keys: Vec<Key> = self.targets.keys().copied().collect();
         for key in keys {
-            self.finish(key, Outcome::Failed(Failure::Stopped));
+            let Some(target) = self.targets.get(&key) else {
+                continue;
+            };
+            let patience = match target.ended {
+                Some(_) => end.saturating_duration_since(Instant::now()),
+                None => Duration::ZERO,
+            };
+            let pidfd = target.pidfd.as_ref();
+            let outcome = match pidfd.is_some_and(|pidfd| pidfd.wait(patience)) {
+                true => Outcome::Ended(target.ended.unwrap_or(Ended::Unknown)),
+                false => Outcome::Failed(Failure::Stopped),
+            };
+            self.finish(key, outcome);
         }
     }
 

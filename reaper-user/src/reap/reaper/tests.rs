@@ -200,6 +200,40 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
 }
 
 #[test]
+fn process_that_has_exited_at_stop_is_no_failure() {
+    for is_recorded in [true, false] {
+        let mut orphan = Orphan::new();
+        orphan.claim();
+        assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
+        orphan.last_words();
+        let node = orphan.model.tree.get(orphan.key).unwrap().clone();
+        let ended = Ended::Signalled {
+            signal: 9,
+            core: false,
+        };
+        if is_recorded {
+            orphan.reaper.exited(&node, ended, &[]);
+        }
+        orphan.reaper.stop();
+        let expected = if is_recorded { ended } else { Ended::Unknown };
+        let (_, outcome) = told(&orphan.reaper.take_reports());
+        let (outcome, _) = outcome.unwrap();
+        assert_eq!(outcome, Outcome::Ended(expected), "{is_recorded}");
+    }
+}
+
+#[test]
+fn process_that_lives_at_stop_is_a_failure() {
+    let mut orphan = Orphan::new();
+    orphan.claim();
+    orphan.signal();
+    orphan.reaper.stop();
+    let (_, outcome) = told(&orphan.reaper.take_reports());
+    let (outcome, _) = outcome.unwrap();
+    assert_eq!(outcome, Outcome::Failed(Failure::Stopped));
+}
+
+#[test]
 fn one_that_was_stopped_is_woken_for_the_sigterm_it_had() {
     let mut orphan = Orphan::new();
     for signal in [Signal::SIGSTOP, Signal::SIGTERM] {
