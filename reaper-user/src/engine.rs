@@ -56,7 +56,7 @@ use gaps::Gap;
 use handover::Handovers;
 use keeps::Note;
 use mirror::Mirror;
-use reaper_model::event::{Event, Key};
+use reaper_model::event::{Event, Key, Provenance};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{Load, Reloading};
@@ -65,6 +65,8 @@ use undecided::Undecided;
 
 /// Rounds of deciding and signalling before timers have their turn.
 const ROUNDS_MAX: usize = 64;
+/// Most drains in a row before the differences that a scan has found are applied.
+const DRAINS_MAX: usize = 10;
 
 /// What the engine is to do.
 pub struct Settings {
@@ -307,6 +309,7 @@ impl Engine {
                     rest.read(1 + read);
                 }
                 survey = Engine::surveyed(&mut self.gap) => {
+                    self.drain_all();
                     self.close_gap(survey);
                     rest.read(1 + self.settle());
                 }
@@ -376,6 +379,7 @@ impl Engine {
             self.decide();
             // Before the signals: whoever forks from now on is not to outrun them.
             self.condemn_in_time();
+            read += self.check_marks();
             if self.follow.reaper.has_queued() {
                 read += self.signal();
             }
@@ -398,8 +402,62 @@ impl Engine {
         self.conclude();
         self.look_ahead();
         self.mirror();
+        read += self.check_marks();
         self.give_back();
         read
+    }
+
+    /// Handles the exits that came before a process had its mark in the kernel. Returns the number of records read.
+    fn check_marks(&mut self) -> u64 {
+        let gone = match self.gone_before_marked() {
+            Ok(gone) => gone,
+            Err(error) => {
+                tracing::error!("{error}");
+                return 0;
+            }
+        };
+        if gone.is_empty() {
+            return 0;
+        }
+        // The exits may have been reported all the same.
+        let read = self.drain();
+        for key in gone {
+            if self.model.tree.get(key).is_some() {
+                self.exited_unseen(key, Provenance::Procfs);
+            }
+        }
+        read
+    }
+
+    /// Drains until the source has nothing more, but not forever: what a scan has found must not be known before the
+    /// events that led to it.
+    fn drain_all(&mut self) {
+        for _ in 0..DRAINS_MAX {
+            self.drain();
+            if !self.source.has_waiting() {
+                break;
+            }
+        }
+    }
+
+    /// Handles the exits that pidfds report.
+    fn confirm(&mut self) {
+        loop {
+            let (ready, unrecorded) = self.follow.reaper.confirm_ended();
+            if ready == 0 {
+                return;
+            }
+            if !unrecorded.is_empty() {
+                // The exit's record is written before the pidfd can report it: it is there, or it is lost.
+                self.drain();
+            }
+            for key in unrecorded {
+                if self.model.tree.get(key).is_some() {
+                    self.exited_unseen(key, Provenance::Inferred);
+                }
+                self.follow.reaper.ended_unrecorded(key);
+            }
+        }
     }
 
     /// Gives room in the ring back for what has been seen to and told: a service that comes after this one

@@ -18,8 +18,6 @@ use reaper_model::event::{Event, EventKind, Provenance};
 /// How long after a survey that failed the next one begins, at first and at most.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
-/// How much of what was told before a gap is closed is waited for: everything else waits meanwhile, for some ms each.
-const DRAINS_MAX: u32 = 10;
 
 /// A stretch of time in which events may be missing.
 pub struct Gap {
@@ -173,13 +171,6 @@ impl Engine {
     /// ring that is always full does not keep all from being ended. Where nothing could be found the
     /// gap stays open.
     pub(super) fn close_gap(&mut self, survey: Option<Result<Survey, EngineError>>) {
-        // What was found is not to be known before what has led to it.
-        for _ in 0..DRAINS_MAX {
-            self.drain();
-            if !self.source.has_waiting() {
-                break;
-            }
-        }
         let survey = match survey {
             Some(Ok(survey)) => survey,
             failed => {
@@ -219,24 +210,6 @@ impl Engine {
             self.open_gap(reason, missing);
         }
         self.mirror();
-    }
-
-    /// Takes note of the ends that pidfds tell of.
-    pub(super) fn confirm(&mut self) {
-        loop {
-            let (ready, unrecorded) = self.follow.reaper.confirm_ended();
-            if ready == 0 {
-                return;
-            }
-            for key in unrecorded {
-                // The exit's record is written before the pidfd can tell of it: it is there, or it is lost.
-                self.drain();
-                if self.model.tree.get(key).is_some() {
-                    self.exited_unseen(key, Provenance::Inferred);
-                }
-                self.follow.reaper.ended_unrecorded(key);
-            }
-        }
     }
 
     /// Looks up in /proc who has the orphans of which the kernel's record did not come.

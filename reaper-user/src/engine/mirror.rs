@@ -9,23 +9,21 @@ use reaper_common::{
     SESSION_SIGNALLED, SESSION_TOLD, SessionState,
 };
 
-use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::reap::Stage;
 use crate::source::ebpf::raw_key;
 use crate::source::procfs::Glance;
-use reaper_model::event::{Ended, Key, Mark, Provenance};
+use reaper_model::event::{Ended, Key, Mark};
 use reaper_model::session::{Session, SessionId};
-
-/// Times that marks are written for what came to be while others were.
-const ROUNDS_MAX: usize = 100;
 
 /// What has been left there, and what has to be.
 #[derive(Default)]
 pub struct Mirror {
     /// Sessions that have changed since they were written.
     pub dirty: HashSet<SessionId>,
+    /// Processes that have a mark now and may have exited before.
+    unchecked: Vec<Key>,
     condemned: HashSet<SessionId>,
     /// How many of those the probes have been told of.
     told: usize,
@@ -107,62 +105,29 @@ impl Engine {
                 self.model.forget(key);
             }
         }
-        // Whoever was gone before the mark was there, no probe tells of.
-        for key in &new {
-            if self
-                .procfs
-                .glance(*key)
-                .is_ok_and(|glance| glance == Glance::Gone)
-            {
-                let node = self.model.tree.get(*key);
-                if let Some(exact) = node.and_then(|node| node.exact_key()) {
-                    self.source.forget(exact)?;
-                }
-                self.drain();
-                if self.model.tree.get(*key).is_some() {
-                    self.exited_unseen(*key, Provenance::Procfs);
-                }
-            }
-        }
-        Ok(new.len())
+        let count = new.len();
+        self.mirror.unchecked.append(&mut new);
+        Ok(count)
     }
 
-    /// Writes all marks, until those whom the probes follow are all who are to be followed: only then do
-    /// the probes leave out the others.
-    pub(super) fn mirror_all(&mut self) -> Result<(), EngineError> {
-        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
-        if self.source.maps().is_none() {
-            self.mirror_marks()?;
-            return Ok(());
-        }
-        for _ in 0..ROUNDS_MAX {
-            while self.mirror_marks()? > 0 {
-                self.drain();
-            }
-            // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
-            if let Some(maps) = self.source.maps().filter(|_| self.source.filters()) {
-                maps.await_probes();
-                self.drain();
-                if self.mirror_marks()? > 0 {
-                    continue;
-                }
-            }
-            self.set_seeded(true)?;
-            // What was born to somebody who was not marked yet has been told of, if it was before this.
-            self.drain();
-            if self.mirror_marks()? == 0 {
-                return Ok(());
-            }
-            self.set_seeded(false)?;
-            // Of those who were marked only now, children may have come that nobody told of.
-            let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
-            self.reconcile(survey, |_| ());
-            if self.source.filters() {
-                self.model.forget_foreign();
+    /// Returns the processes whose exit no probe reports, since they had no mark yet when they exited. Takes them out of
+    /// the kernel's map.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub(super) fn gone_before_marked(&mut self) -> Result<Vec<Key>, EngineError> {
+        let mut gone = mem::take(&mut self.mirror.unchecked);
+        gone.retain(|key| {
+            let glance = self.procfs.glance(*key);
+            glance.is_ok_and(|glance| glance == Glance::Gone)
+        });
+        for key in &gone {
+            let node = self.model.tree.get(*key);
+            if let Some(exact) = node.and_then(|node| node.exact_key()) {
+                self.source.forget(exact)?;
             }
         }
-        self.set_seeded(true)?;
-        Ok(())
+        Ok(gone)
     }
 
     pub(super) fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
@@ -317,5 +282,13 @@ fn wait_status(ended: Ended) -> u32 {
         Ended::Exited(code) => u32::from(code) << 8,
         Ended::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
         Ended::Unknown => ENDED_UNKNOWN,
+    }
+}
+
+/// From what `wait(2)` tells.
+pub(super) fn ended(status: u32) -> Ended {
+    match status {
+        ENDED_UNKNOWN => Ended::Unknown,
+        status => Ended::from_wait_status(status),
     }
 }

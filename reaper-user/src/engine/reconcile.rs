@@ -106,7 +106,7 @@ impl Engine {
         let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
         // One that was before the root began was of the one before it.
         let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
-            Some(exit) => (exit.time_ns, super::restore::ended(exit.status)),
+            Some(exit) => (exit.time_ns, super::mirror::ended(exit.status)),
             None => (sys::boot_time(), Ended::Unknown),
         };
         self.apply(&Event {

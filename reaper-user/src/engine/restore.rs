@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use reaper_common::{ENDED_UNKNOWN, SESSION_SIGNALLED, SESSION_TOLD, SessionState};
+use reaper_common::{SESSION_SIGNALLED, SESSION_TOLD, SessionState};
 
 use super::follow::{Counts, Pending, Tally};
+use super::mirror::ended;
 use super::reconcile::Reconciled;
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
@@ -16,8 +17,11 @@ use crate::export::{Body, Resumed, SessionRef, Who};
 use crate::source::ebpf::{Ring, model_key};
 use crate::source::procfs::Glance;
 use crate::sys;
-use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Restored, Uids};
+use reaper_model::event::{Event, EventKind, Key, Provenance, Restored, Uids};
 use reaper_model::session::Handover;
+
+/// Times that marks are written for processes that have appeared while others were.
+const MARK_ROUNDS_MAX: usize = 100;
 
 impl Engine {
     /// Takes in all that runs, and all that a service before this one has left. What happens meanwhile
@@ -128,6 +132,45 @@ impl Engine {
         Ok(())
     }
 
+    /// Writes all marks, until those whom the probes follow are all who are to be followed: only then do
+    /// the probes leave out the others.
+    pub(super) fn mirror_all(&mut self) -> Result<(), EngineError> {
+        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+        if self.source.maps().is_none() {
+            self.mirror_marks()?;
+            return Ok(());
+        }
+        for _ in 0..MARK_ROUNDS_MAX {
+            while self.mirror_marks()? > 0 {
+                self.check_marks();
+                self.drain();
+            }
+            // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
+            if let Some(maps) = self.source.maps().filter(|_| self.source.filters()) {
+                maps.await_probes();
+                self.drain();
+                if self.mirror_marks()? > 0 {
+                    continue;
+                }
+            }
+            self.set_seeded(true)?;
+            // What was born to somebody who was not marked yet has been told of, if it was before this.
+            self.drain();
+            if self.mirror_marks()? == 0 {
+                return Ok(());
+            }
+            self.set_seeded(false)?;
+            // Of those who were marked only now, children may have come that nobody told of.
+            let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
+            self.reconcile(survey, |_| ());
+            if self.source.filters() {
+                self.model.forget_foreign();
+            }
+        }
+        self.set_seeded(true)?;
+        Ok(())
+    }
+
     /// All is taken in that there is: what is over is told to be.
     fn finish_restore(&mut self) {
         self.model.finish_restore(&mut self.outputs);
@@ -216,13 +259,5 @@ impl Engine {
                 self.follow.pending.push(Pending::Session(id));
             }
         }
-    }
-}
-
-/// From what `wait(2)` tells.
-pub(super) fn ended(status: u32) -> Ended {
-    match status {
-        ENDED_UNKNOWN => Ended::Unknown,
-        status => Ended::from_wait_status(status),
     }
 }
