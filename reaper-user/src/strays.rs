@@ -8,7 +8,6 @@ mod report;
 mod service;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ use reaper_model::event::Key;
 use reaper_model::facts::Known;
 use reaper_model::stray::{self, Question, Recorded, Row, Stray, Table, Verdict};
 pub use service::Scanner;
-pub use words::why;
 
 /// How old a tool's shell has to be, unless something else is asked for.
 pub const MAX_AGE: Duration = Duration::from_secs(600);

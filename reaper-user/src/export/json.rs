@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::ser::Formatter;
 
+use super::clock::Clock;
 use super::names::{
     SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
 };
@@ -14,7 +15,6 @@ use super::record::{
     Body, Count, GivenBack, KeptFor, Lifecycle, NestedRest, Record, SessionRef, Who,
 };
 use super::redact;
-use super::sink::Clock;
 use super::text::is_unprintable;
 use crate::reap::Outcome;
 use crate::source::procfs::Memory;

@@ -6,12 +6,13 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
-use super::names::{FailureName, grounds_in_words, in_words};
+use super::clock::Clock;
+use super::leftover::leftover_in_words;
+use super::names::FailureName;
 use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
-use super::sink::Clock;
 use super::text::{by, command, duration, ended, given_back, held, more, printable, process, rest};
+use super::words::{grounds_in_words, in_words};
 use crate::reap::{Outcome, Released, Signaller};
-use crate::strays::why;
 use reaper_model::agent::SessionKind;
 use reaper_model::event::Key;
 use reaper_model::stray::Verdict;
@@ -269,7 +270,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let is_due = stray.verdict == Verdict::Reap;
             let style = if is_due { WARN } else { PLAIN };
             let agent = printable(&stray.agent, 32);
-            let why = printable(&why(stray), 200);
+            let why = printable(&leftover_in_words(stray), 200);
             (
                 style,
                 stray.verdict.name(),

@@ -4,7 +4,10 @@
 //! thread of its own formats and writes them. It may fall behind, and then loses records and says how
 //! many, but it never holds the engine up.
 
+mod clock;
+mod consumer;
 mod json;
+mod leftover;
 mod line;
 pub(crate) mod names;
 mod record;
@@ -14,14 +17,19 @@ mod sink;
 #[cfg(test)]
 mod tests;
 mod text;
+mod words;
 
+pub use clock::Clock;
+pub use consumer::Consumer;
 pub use json::{to_json, write_object};
-pub use names::{SessionId, evidence_in_words, grounds_in_words, in_words};
+pub use leftover::leftover_in_words;
+pub use names::SessionId;
 pub use record::{
     Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, NestedRest, Record, Resumed,
     SessionRef, Who,
 };
 pub(crate) use screen::message;
 pub use screen::{Log, print, stderr, stdout, write_message};
-pub use sink::{Clock, Format, Output, Sink, Writer};
+pub use sink::{Format, Output, Sink, Writer};
 pub use text::{command_line, duration, ended, printable};
+pub use words::{evidence_in_words, grounds_in_words, in_words};

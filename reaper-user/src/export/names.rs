@@ -1,12 +1,11 @@
-//! The words of the stream, for people and programs alike.
+//! Names of events, outcomes, signals and sessions, the same in lines, JSON and the journal.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use super::record::{Body, Grounds, Lifecycle, SessionRef};
-use super::text::printable;
+use super::record::{Body, Lifecycle, SessionRef};
 use crate::reap::{Failure, Outcome, Released, Signaller};
 
 /// Name of what happened, as it stands under `event`.
@@ -118,57 +117,5 @@ impl Display for FailureName<'_> {
             Failure::Stuck('D') => f.write_str("uninterruptible"),
             Failure::Stuck(state) => write!(f, "stuck in state {state}"),
         }
-    }
-}
-
-/// What makes a process a member, where that is concluded, in a few words for people.
-pub fn evidence_in_words(
-    evidence: &str,
-    variable: Option<&str>,
-    directory: Option<&str>,
-) -> String {
-    let variable =
-        variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
-    let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
-    let what = match evidence {
-        "group" => "its process group",
-        "session" => "its session in the kernel",
-        "cgroup" => "its cgroup",
-        "cwd" => "its cwd",
-        other => other,
-    };
-    variable
-        .or(directory)
-        .unwrap_or_else(|| printable(what, 64))
-}
-
-/// The same, of one.
-pub fn grounds_in_words(by: &Grounds) -> String {
-    evidence_in_words(by.evidence, by.variable, by.directory.as_deref())
-}
-
-/// A decision's reason, by its name in the stream, in a few words for people.
-pub fn in_words(reason: &str) -> &str {
-    match reason {
-        "root_gone" => "its agent is gone",
-        "born_while_due" => "born after its agent was gone",
-        "end_ordered" => "its session is ended",
-        "detached" => "orphaned, and its agent lives",
-        "root_alive" => "its agent lives",
-        "keep_mark" => "REAPER_KEEP=1",
-        "kept_by_user" => "a user keeps it",
-        "waiting" => "a rule gives it time",
-        "successor_awaited" => "its agent exited and may continue in another process",
-        "successor_unknown" => "its agent may continue in another process: that could not be read",
-        "report_rule" => "a rule reports it",
-        "reap_rule" => "a rule says so",
-        "keep_rule" => "a rule keeps it",
-        "other_uid" => "it runs as another user",
-        "below_kept" => "below one that is kept",
-        "above_kept" => "above one that is kept",
-        "unreadable" => "it could not be read",
-        "lineage_unsure" => "it may not be the agent's",
-        "inferred" => "only evidence says that it is the agent's",
-        other => other,
     }
 }

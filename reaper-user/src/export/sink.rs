@@ -12,13 +12,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
-
+use super::clock::Clock;
+use super::consumer::Consumer;
 use super::{Body, Record, json, line};
-use crate::journal::Feed;
 use crate::sys;
-use reaper_model::event::Key;
 
 /// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
 const WAITING_MAX: usize = 65_536;
@@ -92,43 +89,6 @@ fn ends_torn(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// Times of the stream: events carry ns since boot, lines the time of day.
-pub struct Clock {
-    /// Boot, in ns since the epoch.
-    boot: i128,
-    boot_id: String,
-    zone: TimeZone,
-}
-
-impl Clock {
-    /// `boot_id` is the kernel's random id of this boot.
-    pub fn new(boot_id: String) -> Clock {
-        let boot = i128::from(sys::wall_time()) - i128::from(sys::boot_time());
-        Clock {
-            boot,
-            boot_id,
-            zone: TimeZone::system(),
-        }
-    }
-
-    pub fn wall(&self, boot_ns: u64) -> Timestamp {
-        Timestamp::from_nanosecond(self.boot + i128::from(boot_ns)).unwrap_or_default()
-    }
-
-    /// Hours to milliseconds, local time.
-    pub fn time_of_day(&self, boot_ns: u64) -> impl std::fmt::Display + use<> {
-        self.wall(boot_ns)
-            .to_zoned(self.zone.clone())
-            .strftime("%H:%M:%S%.3f")
-            .to_string()
-    }
-
-    /// A process's name that is never used again: boot, start, pid.
-    pub fn entity(&self, key: Key) -> impl std::fmt::Display + use<'_> {
-        std::fmt::from_fn(move |f| write!(f, "{}-{}-{}", self.boot_id, key.start, key.pid))
-    }
-}
-
 #[derive(Default)]
 struct Shared {
     waiting: AtomicUsize,
@@ -184,13 +144,13 @@ pub struct Sink {
     shared: Arc<Shared>,
     /// Records that may wait beside the bound, until it is not reached any more.
     beside: usize,
-    journal: Option<Feed>,
+    journal: Option<Box<dyn Consumer>>,
 }
 
 impl Sink {
-    /// Hands what is kept there to a journal too, from now on.
-    pub fn keep_in(&mut self, journal: Feed) {
-        self.journal = Some(journal);
+    /// Passes each later batch to a journal too.
+    pub fn keep_in(&mut self, journal: impl Consumer + 'static) {
+        self.journal = Some(Box::new(journal));
     }
 
     /// Puts a record aside until [`Sink::flush`].

@@ -14,7 +14,7 @@ use super::prune::{self, EVERY};
 use super::rows::{Rows, is_kept};
 use super::store::{Store, is_damage, may_pass};
 use super::{JournalError, Keep, Keeper, Options};
-use crate::export::{Body, Clock, Record};
+use crate::export::{Body, Clock, Consumer, Record};
 use crate::sys;
 
 /// Records that may wait for the database; what comes beyond is dropped.
@@ -166,10 +166,11 @@ pub struct Feed {
     full: bool,
 }
 
-impl Feed {
-    /// Takes those of some records that are kept. Gives what is to be told in the stream: how many were
-    /// dropped, at the first of them and when there is room again, or nothing more comes.
-    pub fn take(&mut self, records: &[Record]) -> Option<Record> {
+impl Consumer for Feed {
+    /// Queues the records that a journal keeps.
+    ///
+    /// Returns the number of dropped records: at the first one, when there is room again, and at the end.
+    fn take(&mut self, records: &[Record]) -> Option<Record> {
         let kept = records.iter().filter(|record| is_kept(record));
         let mut kept: Vec<Record> = kept.cloned().collect();
         let was_full = self.full;

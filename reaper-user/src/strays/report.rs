@@ -3,14 +3,14 @@
 use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
-use crate::export::command_line;
+use crate::export::{command_line, leftover_in_words};
 use crate::reap::{Ending, Failure, Outcome};
 use crate::source::procfs::Procfs;
 use crate::sys;
 use reaper_model::event::Key;
 use reaper_model::stray::{Row, Stray, Table, Verdict};
 
-use super::{Done, why};
+use super::Done;
 
 /// Bytes of a command line.
 const COMMAND_BYTES: usize = 256;
@@ -103,7 +103,7 @@ fn finding(row: &Row, stray: &Stray) -> Finding {
         evidence: Some(stray.evidence.name().into()),
         variable: stray.evidence.variable().map(str::to_owned),
         owner_pid: stray.evidence.owner(),
-        why: why(stray),
+        why: leftover_in_words(stray),
         age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,
         rss: Procfs::default().rss_of(stray.key),
         ..Finding::default()

@@ -6,7 +6,7 @@ use super::*;
 use crate::export::{GivenBack, SessionRef};
 use crate::journal::{self, Journal};
 use reaper_model::agent::SessionKind;
-use reaper_model::event::Ended;
+use reaper_model::event::{Ended, Key};
 
 /// What came out, and a gate that the writer waits at.
 #[derive(Clone, Default)]

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::history::{self, Query, Session};
 use super::*;
-use crate::export::{Body, GivenBack, Names, Record, SessionRef, Who};
+use crate::export::{Body, Consumer, GivenBack, Names, Record, SessionRef, Who};
 use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::agent::SessionKind;

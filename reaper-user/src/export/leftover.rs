@@ -1,10 +1,10 @@
-//! What is said of a stray, in a sentence.
+//! Explanations of leftovers from before the service started.
 
-use crate::export::duration;
+use super::text::duration;
 use reaper_model::stray::{Doubt, Evidence, Spare, Stray, Verdict};
 
-/// Why it is to be reaped, or is not.
-pub fn why(stray: &Stray) -> String {
+/// Explains why a leftover is reaped or not, and by which evidence it was found.
+pub fn leftover_in_words(stray: &Stray) -> String {
     let evidence = match stray.evidence {
         Evidence::DeadOwner { variable, pid } => {
             format!("{variable}={pid}, and that process is gone")
@@ -71,7 +71,7 @@ pub fn why(stray: &Stray) -> String {
     format!("{why} ({evidence})")
 }
 
-/// Says for whose sake that is, where it is another's.
+/// Puts the process that a verdict was taken over from first, if there is one.
 fn with(kin: Option<u32>, why: String) -> String {
     match kin {
         Some(pid) => format!("with {pid}: {why}"),

@@ -1,0 +1,45 @@
+//! Conversion of event times to the time of day.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::sys;
+use reaper_model::event::Key;
+
+/// Converts event times (nanoseconds since boot) to wall-clock times, as of when it was created.
+pub struct Clock {
+    /// Boot time in nanoseconds since the Unix epoch.
+    boot: i128,
+    boot_id: String,
+    zone: TimeZone,
+}
+
+impl Clock {
+    /// `boot_id` is the kernel's random id of this boot.
+    pub fn new(boot_id: String) -> Clock {
+        let boot = i128::from(sys::wall_time()) - i128::from(sys::boot_time());
+        Clock {
+            boot,
+            boot_id,
+            zone: TimeZone::system(),
+        }
+    }
+
+    /// Returns the wall-clock time of an event.
+    pub fn wall(&self, boot_ns: u64) -> Timestamp {
+        Timestamp::from_nanosecond(self.boot + i128::from(boot_ns)).unwrap_or_default()
+    }
+
+    /// Returns the local time of day of an event, in milliseconds.
+    pub fn time_of_day(&self, boot_ns: u64) -> impl std::fmt::Display + use<> {
+        self.wall(boot_ns)
+            .to_zoned(self.zone.clone())
+            .strftime("%H:%M:%S%.3f")
+            .to_string()
+    }
+
+    /// Returns a process name that is never reused: boot id, start time, pid.
+    pub fn entity(&self, key: Key) -> impl std::fmt::Display + use<'_> {
+        std::fmt::from_fn(move |f| write!(f, "{}-{}-{}", self.boot_id, key.start, key.pid))
+    }
+}

@@ -1,0 +1,56 @@
+//! Reasons and evidence in words for people.
+
+use super::record::Grounds;
+use super::text::printable;
+
+/// Describes the evidence by which a process was inferred to be a member.
+pub fn evidence_in_words(
+    evidence: &str,
+    variable: Option<&str>,
+    directory: Option<&str>,
+) -> String {
+    let variable =
+        variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
+    let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
+    let what = match evidence {
+        "group" => "its process group",
+        "session" => "its session in the kernel",
+        "cgroup" => "its cgroup",
+        "cwd" => "its cwd",
+        other => other,
+    };
+    variable
+        .or(directory)
+        .unwrap_or_else(|| printable(what, 64))
+}
+
+/// Describes the evidence that a record carries.
+pub fn grounds_in_words(by: &Grounds) -> String {
+    evidence_in_words(by.evidence, by.variable, by.directory.as_deref())
+}
+
+/// Describes the reason of a decision, given by its name in the stream.
+pub fn in_words(reason: &str) -> &str {
+    match reason {
+        "root_gone" => "its agent is gone",
+        "born_while_due" => "born after its agent was gone",
+        "end_ordered" => "its session is ended",
+        "detached" => "orphaned, and its agent lives",
+        "root_alive" => "its agent lives",
+        "keep_mark" => "REAPER_KEEP=1",
+        "kept_by_user" => "a user keeps it",
+        "waiting" => "a rule gives it time",
+        "successor_awaited" => "its agent exited and may continue in another process",
+        "successor_unknown" => "its agent may continue in another process: that could not be read",
+        "report_rule" => "a rule reports it",
+        "reap_rule" => "a rule says so",
+        "keep_rule" => "a rule keeps it",
+        "other_uid" => "it runs as another user",
+        "below_kept" => "below one that is kept",
+        "above_kept" => "above one that is kept",
+        "unreadable" => "it could not be read",
+        "lineage_unsure" => "it may not be the agent's",
+        "inferred" => "only evidence says that it is the agent's",
+        other => other,
+    }
+}
