@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 
 use super::JournalError;
-use super::store::APPLICATION_ID;
+use super::schema::APPLICATION_ID;
 use crate::sys::remote;
 
 /// What a database begins with.

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
-use super::store::{APPLICATION_ID, SCHEMA};
+use super::schema::{APPLICATION_ID, SCHEMA};
 use crate::export::SessionRef;
 use crate::export::names::SessionId;
 use reaper_model::event::Key;

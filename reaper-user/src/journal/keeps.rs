@@ -1,18 +1,10 @@
 //! What users have asked to be kept, so that a service which takes over from one that was killed knows.
 
-use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
-
 use rusqlite::{Transaction, params};
 
-use super::JournalError;
 use super::store::Store;
-use super::writer::{Asked, Message};
 use crate::sys;
 use reaper_model::event::Key;
-
-/// How long the database may take to say that it has something.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A user's word that a process is to be kept, of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,51 +34,10 @@ pub struct Until {
     pub wall: u64,
 }
 
-/// Writes keeps from any thread. Cheap to clone.
-#[derive(Clone)]
-pub struct Keeper {
-    pub(super) sender: Sender<Message>,
-    pub(super) asking: Sender<Asked>,
-    pub(super) path: std::path::PathBuf,
-}
-
 /// What is to become of keeps.
 pub(super) enum Change {
     Keep(Vec<Keep>),
     Unkeep { by: u32, made: u64 },
-}
-
-impl Keeper {
-    /// Notes keeps, all or none, and forgets what was asked for the same processes before. Returns once it is in the file, so
-    /// that it outlives this program however that ends. Blocks until then, for two seconds at most: not
-    /// for the engine's thread.
-    ///
-    /// # Errors
-    /// It could not be written, or not in time.
-    pub fn keep(&self, keeps: &[Keep]) -> Result<(), JournalError> {
-        self.change(Change::Keep(keeps.to_vec()))
-    }
-
-    /// Forgets all that this user asked for at that time, as [`Keeper::keep`] notes it; there need be none.
-    ///
-    /// # Errors
-    /// As [`Keeper::keep`].
-    pub fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
-        self.change(Change::Unkeep { by, made })
-    }
-
-    fn change(&self, change: Change) -> Result<(), JournalError> {
-        let (reply, answer) = channel();
-        let silent = || JournalError::Silent {
-            path: self.path.clone(),
-        };
-        self.asking.send((change, reply)).map_err(|_| silent())?;
-        self.sender.send(Message::Asked).map_err(|_| silent())?;
-        match answer.recv_timeout(PATIENCE) {
-            Ok(result) => result,
-            Err(_) => Err(silent()),
-        }
-    }
 }
 
 impl Store {

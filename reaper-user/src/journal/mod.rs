@@ -13,10 +13,13 @@
 
 mod files;
 pub mod history;
+mod keeper;
 mod keeps;
+mod message;
 mod prune;
 pub mod recorded;
 mod rows;
+mod schema;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -25,7 +28,8 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use keeps::{Keep, Keeper, Until};
+pub use keeper::Keeper;
+pub use keeps::{Keep, Until};
 pub use writer::{Feed, Journal};
 
 /// Where the journal of the host's service is, unless the config says otherwise.
@@ -131,7 +135,7 @@ pub enum JournalError {
 #[error(
     "journal {} has schema version {found}, and this version of reaper knows none above {}: install the newer \
      version of reaper again, or move the file and its -wal and -shm files away",
-    path.display(), store::SCHEMA
+    path.display(), schema::SCHEMA
 )]
 pub struct NewerSchema {
     pub path: PathBuf,
@@ -142,7 +146,7 @@ impl NewerSchema {
     /// Checks that no newer version of this program wrote the journal at `path`. Changes neither it nor the files beside
     /// it.
     fn check(path: &Path) -> Result<(), NewerSchema> {
-        let newer = |found: &i64| *found > store::SCHEMA;
+        let newer = |found: &i64| *found > schema::SCHEMA;
         match files::schema_version(path).filter(newer) {
             Some(found) => Err(NewerSchema {
                 path: path.to_owned(),

@@ -3,17 +3,19 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::keeps::{Change, PATIENCE};
+use super::keeper::{Keeper, PATIENCE};
+use super::keeps::{Change, Keep};
+use super::message::{Asked, Message, Shared};
 use super::prune::{self, EVERY};
 use super::rows::{Rows, is_kept};
 use super::store::{Store, is_damage, may_pass};
-use super::{JournalError, Keep, Keeper, Options};
+use super::{JournalError, Options};
 use crate::export::{Body, Clock, Consumer, Record};
 use crate::sys;
 
@@ -29,25 +31,6 @@ const BATCH: usize = 2048;
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
 /// Damaged databases that are set aside before it is given up.
 const ASIDE_MAX: u32 = 3;
-
-/// What is said to the thread.
-pub(super) enum Message {
-    Records(Vec<Record>),
-    /// A change of the keeps waits.
-    Asked,
-    Stop,
-}
-
-/// A change of the keeps, and who waits for it. On a way of its own, past the records that wait.
-pub(super) type Asked = (Change, Sender<Result<(), JournalError>>);
-
-#[derive(Default)]
-pub(super) struct Shared {
-    /// Records handed over and not written yet.
-    pub(super) waiting: AtomicUsize,
-    /// Records dropped that the database does not know of yet.
-    pub(super) dropped: AtomicU64,
-}
 
 /// An open journal.
 pub struct Journal {

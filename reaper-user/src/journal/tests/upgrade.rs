@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::history::HistoryError;
 use super::*;
 use crate::journal::recorded::recorded;
-use crate::journal::store::{MIGRATIONS, OLDEST, SCHEMA, migrate};
+use crate::journal::schema::{MIGRATIONS, OLDEST, SCHEMA, migrate};
 
 /// A journal of schema version 3. The code of commit 98e3e72 wrote it through `Journal` in a unit test: three sessions,
 /// and four keeps of boot [`BOOT`]. `PRAGMA wal_checkpoint(TRUNCATE)` made it one file.

@@ -1,0 +1,28 @@
+//! Messages to the journal's thread.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::mpsc::Sender;
+
+use super::JournalError;
+use super::keeps::Change;
+use crate::export::Record;
+
+/// A message to the journal's thread.
+pub(super) enum Message {
+    Records(Vec<Record>),
+    /// A change of the keeps is queued.
+    Asked,
+    Stop,
+}
+
+/// A change of the keeps, and the channel for its result. Has a queue of its own, so that it does not wait for records.
+pub(super) type Asked = (Change, Sender<Result<(), JournalError>>);
+
+/// Counters that the feed and the journal's thread share.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Number of records that are queued and not yet written.
+    pub(super) waiting: AtomicUsize,
+    /// Number of dropped records that the database does not list yet.
+    pub(super) dropped: AtomicU64,
+}
