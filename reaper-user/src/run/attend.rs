@@ -8,10 +8,11 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use nix::unistd::{Pid, getpgid, getpgrp, getpid, getsid};
+use nix::unistd::{Pid, getpgid, getpgrp};
 
 use super::cgroup::Leaf;
 use super::probe::Probe;
+use super::received_signal::ReceivedSignal;
 use super::silence::Silence;
 use super::stand_in::Supervisor;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
@@ -21,8 +22,6 @@ use crate::sys::child::{self, Change, Held};
 use crate::sys::pidfd::Pidfd;
 
 const NO_HANDLE: &str = "no handle on a process is to be had";
-/// What a signal's sender is where the kernel itself has sent it, as for the terminal (`SI_KERNEL`).
-const BY_KERNEL: i32 = 0x80;
 
 /// A command that runs, and what is known of it.
 pub(super) struct Attended<'a> {
@@ -102,7 +101,12 @@ pub(super) fn attend(run: &mut Run, held: &Held, leaf: Option<Leaf>) -> Result<R
     };
     let endings = attended.end_tree();
     if let Some(silence) = attended.silence.take() {
-        silence.finish(|| attended.pending().iter().any(Came::asks_for_an_end));
+        silence.finish(|| {
+            attended
+                .pending()
+                .iter()
+                .any(ReceivedSignal::asks_for_an_end)
+        });
     }
     let report = attended.report(outcome, &endings);
     // Who is left is told of already.
@@ -122,11 +126,11 @@ impl Attended<'_> {
             let (now, over) = (sys::monotonic(), self.end.is_some());
             self.meet_children();
             // Afterwards: what was sent to the command and this process alike is there before the command has ended of it.
-            for came in self.pending() {
-                if came.asks_for_an_end() {
-                    self.note_asked(came, now, over);
+            for received in self.pending() {
+                if received.asks_for_an_end() {
+                    self.note_asked(received, now, over);
                 }
-                self.forward(came, both);
+                self.forward(received, both);
             }
             both = true;
             if let Some(probe) = &mut self.probe {
@@ -162,9 +166,10 @@ impl Attended<'_> {
     }
 
     /// `over`: nothing but the probe is waited for.
-    fn note_asked(&mut self, came: Came, now: u64, over: bool) {
-        self.asked.retain(|(number, _)| *number != came.number);
-        self.asked.push((came.number, now));
+    fn note_asked(&mut self, received: ReceivedSignal, now: u64, over: bool) {
+        self.asked
+            .retain(|(number, _)| *number != received.number());
+        self.asked.push((received.number(), now));
         if over && let Some(probe) = &mut self.probe {
             probe.give_up();
         }
@@ -226,7 +231,7 @@ impl Attended<'_> {
     }
 
     /// The signals that have come, but for those that tell of children, which are asked for in any case.
-    pub(super) fn pending(&self) -> Vec<Came> {
+    pub(super) fn pending(&self) -> Vec<ReceivedSignal> {
         let mut pending = Vec::new();
         while let Ok(Some(info)) = self.held.signals.read_signal() {
             // What it writes where nobody reads is its own affair.
@@ -237,7 +242,7 @@ impl Attended<'_> {
             }
             let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
             if !self.is_stop(info.ssi_signo, told) && !own {
-                pending.push(Came::of(&info));
+                pending.push(ReceivedSignal::of(&info));
             }
         }
         pending
@@ -291,17 +296,17 @@ impl Attended<'_> {
 
     /// Sends the command what this process was sent, unless it has had it as well: with `both` what the terminal sends to one it
     /// sends to the other.
-    fn forward(&self, came: Came, both: bool) {
-        if self.end.is_some() || both && came.sent_to_group() && self.shares_terminal() {
+    fn forward(&self, received: ReceivedSignal, both: bool) {
+        if self.end.is_some() || both && received.sent_to_group() && self.shares_terminal() {
             return;
         }
-        if let Err(error) = reap::forward(&self.pidfd, came.number) {
-            let (pid, number) = (self.pid, came.number);
+        if let Err(error) = reap::forward(&self.pidfd, received.number()) {
+            let (pid, number) = (self.pid, received.number());
             tracing::debug!("pid {pid}: signal {number} cannot be forwarded: {error}");
         }
     }
 
-    /// Asks the command alone to end, and waits for that; whether it came.
+    /// Sends the command alone the signal to end, and waits for at most the grace. Returns whether it exited.
     pub(super) fn end_leader(&mut self) -> bool {
         let until = sys::after(self.run.times.grace);
         if let Err(error) = reap::ask_own(&self.pidfd, self.pid, self.run.signal) {
@@ -314,7 +319,7 @@ impl Attended<'_> {
                 return self.end.is_some();
             }
             self.wait(Some(Duration::from_nanos(left)));
-            if self.pending().iter().any(Came::asks_for_an_end) {
+            if self.pending().iter().any(ReceivedSignal::asks_for_an_end) {
                 return false;
             }
         }
@@ -342,50 +347,5 @@ impl Attended<'_> {
 
     pub(super) fn age(&self) -> Duration {
         Duration::from_nanos(sys::monotonic().saturating_sub(self.began))
-    }
-}
-
-/// A signal that has come.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Came {
-    number: i32,
-    by_kernel: bool,
-}
-
-impl Came {
-    pub(super) fn of(info: &libc::signalfd_siginfo) -> Came {
-        Came {
-            number: info.ssi_signo.cast_signed(),
-            by_kernel: info.ssi_code == BY_KERNEL,
-        }
-    }
-
-    pub(super) fn number(self) -> i32 {
-        self.number
-    }
-
-    /// Returns whether it tells that something has become of a child.
-    pub(super) fn is_of_child(self) -> bool {
-        self.number == Signal::SIGCHLD as i32
-    }
-
-    /// Whether the terminal has sent it to the whole group that this process is of. That it is gone, and what the kernel
-    /// does on its own account, such as an alarm, only this process learns.
-    pub(super) fn sent_to_group(self) -> bool {
-        let to_leader = getsid(None) == Ok(getpid());
-        let by_terminal = match Signal::try_from(self.number) {
-            Ok(Signal::SIGHUP | Signal::SIGCONT) => !to_leader,
-            Ok(Signal::SIGINT | Signal::SIGQUIT | Signal::SIGWINCH) => true,
-            Ok(Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU) => true,
-            _ => false,
-        };
-        self.by_kernel && by_terminal
-    }
-
-    /// Whether somebody who sends it wants an end.
-    pub(super) fn asks_for_an_end(&self) -> bool {
-        child::ENDS
-            .iter()
-            .any(|signal| *signal as i32 == self.number)
     }
 }

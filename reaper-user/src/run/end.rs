@@ -6,8 +6,9 @@ use std::time::Duration;
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
-use super::attend::{Attended, Came};
+use super::attend::Attended;
 use super::cgroup::Leaf;
+use super::received_signal::ReceivedSignal;
 use super::report::children;
 use super::service::Service;
 use super::{Left, Outcome, Report};
@@ -80,7 +81,7 @@ impl Attended<'_> {
             if !again && !at_once {
                 endings.wait(Some(self.signals()));
             }
-            at_once |= self.pending().iter().any(Came::asks_for_an_end);
+            at_once |= self.pending().iter().any(ReceivedSignal::asks_for_an_end);
             if at_once && endings.is_gentle() {
                 endings.hasten();
                 if service.take_if(|service| !service.hasten()).is_some() {

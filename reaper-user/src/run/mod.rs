@@ -43,6 +43,7 @@ mod hearing;
 mod limit;
 mod outcome;
 mod probe;
+mod received_signal;
 mod record;
 mod recording;
 mod report;

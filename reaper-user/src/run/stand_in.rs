@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::unistd::{Pid, getppid};
 
 use super::RunError;
-use super::attend::Came;
+use super::received_signal::ReceivedSignal;
 use crate::reap;
 use crate::sys::child::{self, Change, Held};
 use crate::sys::pidfd::Pidfd;
@@ -79,14 +79,14 @@ fn stand_in(supervisor: Pid, held: Held) -> nix::Result<u8> {
     let pidfd = Pidfd::open(pid)?;
     loop {
         while let Ok(Some(info)) = held.signals.read_signal() {
-            let came = Came::of(&info);
-            if !came.is_of_child()
-                && !came.sent_to_group()
-                && let Err(error) = reap::forward(&pidfd, came.number())
+            let received = ReceivedSignal::of(&info);
+            if !received.is_of_child()
+                && !received.sent_to_group()
+                && let Err(error) = reap::forward(&pidfd, received.number())
             {
                 tracing::debug!(
                     "pid {pid}: signal {} cannot be forwarded: {error}",
-                    came.number()
+                    received.number()
                 );
             }
         }
