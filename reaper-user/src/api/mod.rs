@@ -29,6 +29,7 @@
 
 pub mod ask;
 pub mod client;
+pub mod leftovers;
 pub mod peer;
 pub mod server;
 mod show;

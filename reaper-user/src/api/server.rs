@@ -21,12 +21,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::ask::Ask;
+use super::leftovers::Leftovers;
 use super::peer::Peer;
 use crate::export::Clock;
-use crate::strays::Scanner;
 use lane::Lane;
 
 /// Questions that wait for the engine at most.
@@ -83,6 +84,15 @@ pub struct Socket {
     inode: u64,
 }
 
+/// Where the server gets its answers.
+pub struct Backend {
+    /// Questions to the engine.
+    pub engine: mpsc::Sender<Ask>,
+    /// Path of the journal's database, if the service has a journal.
+    pub journal: Option<PathBuf>,
+    pub leftovers: Arc<dyn Leftovers>,
+}
+
 /// The thread that answers; ends when this is dropped.
 pub struct Server {
     stop: Option<oneshot::Sender<()>>,
@@ -130,17 +140,17 @@ impl Socket {
         })
     }
 
-    /// Answers, in a thread of its own, what the engine has answers for that `scanner` asks, and what that finds.
+    /// Answers requests on a thread of its own.
     ///
     /// # Errors
     /// No thread, or no runtime for it, can be started.
-    pub fn serve(self, scanner: Scanner, clock: Clock) -> Result<Server, ServerError> {
-        self.serve_within(scanner, clock, PATIENCE)
+    pub fn serve(self, backend: Backend, clock: Clock) -> Result<Server, ServerError> {
+        self.serve_within(backend, clock, PATIENCE)
     }
 
     fn serve_within(
         mut self,
-        scanner: Scanner,
+        backend: Backend,
         clock: Clock,
         patience: Patience,
     ) -> Result<Server, ServerError> {
@@ -157,7 +167,7 @@ impl Socket {
             let listen = async {
                 // Registered with the runtime that it is used in.
                 match listener.map(UnixListener::from_std) {
-                    Some(Ok(listener)) => accept(listener, scanner, clock, patience).await,
+                    Some(Ok(listener)) => accept(listener, backend, clock, patience).await,
                     Some(Err(error)) => tracing::error!("the socket is not served: {error}"),
                     None => {}
                 }
@@ -204,10 +214,10 @@ impl Drop for Server {
 
 /// What all connections share.
 struct Shared {
-    scanner: Scanner,
+    backend: Backend,
     /// Looks at all processes.
     scans: Lane,
-    /// Of which the scanner has one at a time, and says at once that there is one.
+    /// Scans that reap. [`Leftovers`] does one at a time and refuses others at once.
     reapings: Lane,
     histories: Lane,
     clock: Arc<Clock>,
@@ -256,9 +266,9 @@ impl Drop for Place {
     }
 }
 
-async fn accept(listener: UnixListener, scanner: Scanner, clock: Clock, patience: Patience) {
+async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience: Patience) {
     let shared = Rc::new(Shared {
-        scanner,
+        backend,
         scans: Lane::new("scan", 1),
         reapings: Lane::new("reaping", 2),
         histories: Lane::new("history", 2),

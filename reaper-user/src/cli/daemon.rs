@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Failure, absolute, load, lock, scope, user};
 use crate::api::ask::{Ask, Question};
 use crate::api::peer::Peer;
-use crate::api::server::{self, Socket};
+use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
@@ -166,8 +166,13 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let kept_in = journal.as_ref().map(|journal| journal.path().into());
     // For a newer schema too: the error of each read says why it cannot be read.
     let kept_in = kept_in.or(newer.map(|newer| newer.path));
-    let scanner = Scanner::new(asks.clone(), kept_in).unsure(unsure);
-    let serve = |socket: Socket| socket.serve(scanner.clone(), clock);
+    let scanner = Scanner::new(asks.clone(), kept_in.clone()).unsure(unsure);
+    let backend = Backend {
+        engine: asks.clone(),
+        journal: kept_in,
+        leftovers: Arc::new(scanner.clone()),
+    };
+    let serve = |socket: Socket| socket.serve(backend, clock);
     let _server = socket.map(serve).transpose()?;
     let begun = scanner.begin(config.reap_strays);
     begun.context("cannot start a thread to look for what agents left behind")?;

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Done, Found, MAX_AGE, Terms, by_pid, end, look};
 use crate::api::ask::{Answer, Ask, Question, Watched};
+use crate::api::leftovers::Leftovers;
 use crate::api::peer::Peer;
 use crate::api::{Refusal, ScanReport};
 use crate::export::{Body, Record, Who};
@@ -85,15 +86,6 @@ impl Scanner {
     /// Why it cannot be told what users want kept, if so: then nothing is ended.
     pub fn unsure(self, unsure: Option<&'static str>) -> Scanner {
         Scanner { unsure, ..self }
-    }
-
-    /// The way to the engine.
-    pub fn asks(&self) -> &mpsc::Sender<Ask> {
-        &self.asks
-    }
-
-    pub fn journal(&self) -> Option<&std::path::Path> {
-        self.journal.as_deref()
     }
 
     /// Looks once for what is older than the service, tells of it in the stream, and where decisions are carried
@@ -185,48 +177,6 @@ impl Scanner {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = |(head, since): (&Key, &u64)| (*head, now.saturating_sub(*since));
         waiting.iter().map(waited).collect()
-    }
-
-    /// Looks on behalf of somebody, and adds what it finds to a report of members.
-    ///
-    /// # Errors
-    /// The process table cannot be read.
-    pub fn report(
-        &self,
-        report: &mut ScanReport,
-        watched: &Watched,
-        peer: Peer,
-        max_age: Option<Duration>,
-    ) -> Result<(), Refusal> {
-        let told = self.told().unwrap_or_else(|error| {
-            tracing::warn!("sessions of before are not looked for: {error}");
-            Told::default()
-        });
-        self.look_for(report, watched, peer, max_age, told)?;
-        Ok(())
-    }
-
-    /// The same, and ends what is to be reaped.
-    ///
-    /// # Errors
-    /// Somebody else is at that, or the process table, or what users want kept, cannot be read.
-    pub fn reap(
-        &self,
-        report: &mut ScanReport,
-        watched: &Watched,
-        peer: Peer,
-        max_age: Option<Duration>,
-    ) -> Result<(), Refusal> {
-        let Some(_busy) = self.claim() else {
-            let what = "what was found is being reaped already: the event stream tells of it";
-            return Err(Refusal::new("busy", what));
-        };
-        let told = self.told()?;
-        let (terms, found) = self.look_for(report, watched, peer, max_age, told)?;
-        if let Some(done) = self.end(watched, &terms, &found)? {
-            report.done(&done);
-        }
-        Ok(())
     }
 
     fn look_for(
@@ -377,6 +327,42 @@ impl Scanner {
         let sent = self.asks.blocking_send(ask);
         sent.map_err(|_| ScanError::Stopping)?;
         answered.blocking_recv().map_err(|_| ScanError::Stopping)
+    }
+}
+
+impl Leftovers for Scanner {
+    fn report(
+        &self,
+        report: &mut ScanReport,
+        watched: &Watched,
+        peer: Peer,
+        max_age: Option<Duration>,
+    ) -> Result<(), Refusal> {
+        let told = self.told().unwrap_or_else(|error| {
+            tracing::warn!("sessions of before are not looked for: {error}");
+            Told::default()
+        });
+        self.look_for(report, watched, peer, max_age, told)?;
+        Ok(())
+    }
+
+    fn reap(
+        &self,
+        report: &mut ScanReport,
+        watched: &Watched,
+        peer: Peer,
+        max_age: Option<Duration>,
+    ) -> Result<(), Refusal> {
+        let Some(_busy) = self.claim() else {
+            let what = "what was found is being reaped already: the event stream tells of it";
+            return Err(Refusal::new("busy", what));
+        };
+        let told = self.told()?;
+        let (terms, found) = self.look_for(report, watched, peer, max_age, told)?;
+        if let Some(done) = self.end(watched, &terms, &found)? {
+            report.done(&done);
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! A scanner beside an engine of which only the answers are made up: on one process of this test's.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -8,6 +9,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::api::ScanReport;
 use crate::api::ask::{Answer, Ask, Question, Watched};
+use crate::api::leftovers::Leftovers;
 use crate::api::peer::Peer;
 use crate::config::Config;
 use crate::export::{Body, Record};
@@ -59,8 +61,12 @@ fn watched(members: Vec<Key>, gap: bool) -> Watched {
     }
 }
 
-/// A scanner, and what it has told of.
+/// A scanner without a journal, and the records that it sent.
 fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
+    scanner_with(answer, None)
+}
+
+fn scanner_with(answer: Watched, journal: Option<PathBuf>) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
     let (asks, mut asked) = mpsc::channel::<Ask>(1);
     let told = Arc::new(Mutex::new(Vec::new()));
     let also = Arc::clone(&told);
@@ -81,7 +87,7 @@ fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
             });
         }
     });
-    (Scanner::new(asks, None), told)
+    (Scanner::new(asks, journal), told)
 }
 
 fn find(report: &ScanReport, key: Key) -> Option<&'static str> {
@@ -155,8 +161,7 @@ fn who_cannot_tell_what_is_kept_ends_nothing() {
     let journal = dir.path().join("journal.db");
     std::fs::write(&journal, "no database at all").unwrap();
     let look = watched(Vec::new(), false);
-    let (of_damaged, _) = scanner(look.clone());
-    let of_damaged = Scanner::new(of_damaged.asks().clone(), Some(journal));
+    let (of_damaged, _) = scanner_with(look.clone(), Some(journal));
     let (of_unsure, _) = scanner(look.clone());
     for scanner in [of_damaged, of_unsure.unsure(Some("no journal"))] {
         let mut report = ScanReport::by("service");

@@ -125,7 +125,7 @@ async fn converse(
     let (path, query) = (head.uri.path(), head.uri.query());
     if segments(path) == ["v1", "history"] && head.method == Method::GET {
         let query = history::query(query, peer)?;
-        let told = history::told(shared.scanner.journal(), query);
+        let told = history::told(shared.backend.journal.as_deref(), query);
         return shared.histories.run(shared.patience.answer, told).await;
     }
     let question = question(&head.method, path, query, &body, (peer, pid))?;
@@ -142,7 +142,7 @@ async fn converse(
     match (answer, scan) {
         (Answer::Scan(rows, watched), Some((max_age, reap))) => {
             let look = Look {
-                scanner: shared.scanner.clone(),
+                leftovers: Arc::clone(&shared.backend.leftovers),
                 watched,
                 peer,
                 max_age,
@@ -175,8 +175,8 @@ async fn ask(question: Question, peer: Peer, shared: &Shared) -> Answered<Answer
             answer,
         };
         shared
-            .scanner
-            .asks()
+            .backend
+            .engine
             .send(ask)
             .await
             .map_err(|_| stopping())?;

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use super::*;
 use nix::sys::signal::Signal;
-use tokio::sync::mpsc;
 
 use crate::api::ask::{Answer, Ask, EndAsked, Question, Watched};
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claimed, Claims, EndRequest, Keeps, Refusal};
 use crate::config::Config;
 use crate::reap::Times;
+use crate::strays::Scanner;
 use reaper_model::Scope;
 use reaper_model::event::Key;
 
@@ -29,6 +29,14 @@ const LONG: Patience = Patience {
     reaping: Duration::from_secs(20),
     whole: Duration::from_secs(60),
 };
+
+fn backend(engine: mpsc::Sender<Ask>, journal: Option<PathBuf>) -> Backend {
+    Backend {
+        engine: engine.clone(),
+        journal: journal.clone(),
+        leftovers: Arc::new(Scanner::new(engine, journal)),
+    }
+}
 
 /// A server, and an engine of which only the questions are looked at.
 struct World {
@@ -56,8 +64,8 @@ impl World {
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
         let (asks, mut questions) = mpsc::channel::<Ask>(QUEUE);
-        let scanner = Scanner::new(asks, journal);
-        let server = socket.serve_within(scanner, Clock::new("boot".into()), patience);
+        let server =
+            socket.serve_within(backend(asks, journal), Clock::new("boot".into()), patience);
         let (tell, asked) = std_mpsc::channel();
         std::thread::spawn(move || {
             // Who gets no answer goes on waiting for one.
@@ -404,7 +412,7 @@ fn an_engine_that_is_gone_is_named() {
     let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
     let (asks, _) = mpsc::channel(1);
     let _server = socket
-        .serve_within(Scanner::new(asks, None), Clock::new("boot".into()), LONG)
+        .serve_within(backend(asks, None), Clock::new("boot".into()), LONG)
         .unwrap();
     let error = Client::new(dir.path().join("s.sock"))
         .get("/v1/status")

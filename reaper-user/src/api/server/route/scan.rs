@@ -1,17 +1,18 @@
 //! `GET` and `POST /v1/scan`: members, and what nobody watched.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Answered, Shared};
 use crate::api::ask::{Row, Watched};
+use crate::api::leftovers::Leftovers;
 use crate::api::peer::Peer;
 use crate::api::show;
 use crate::export::to_json;
-use crate::strays::Scanner;
 
-/// A look at all processes on behalf of somebody.
+/// A scan of all processes for a client.
 pub(super) struct Look {
-    pub(super) scanner: Scanner,
+    pub(super) leftovers: Arc<dyn Leftovers>,
     pub(super) watched: Box<Watched>,
     pub(super) peer: Peer,
     pub(super) max_age: Option<Duration>,
@@ -25,15 +26,15 @@ pub(super) async fn scanned(
     shared: &Shared,
 ) -> Answered<Vec<u8>> {
     let Look {
-        scanner,
+        leftovers,
         watched,
         peer,
         max_age,
     } = look;
-    let (of_reaping, also, listed) = (scanner.clone(), watched.clone(), rows.clone());
+    let (of_reaping, also, listed) = (Arc::clone(&leftovers), watched.clone(), rows.clone());
     let look = move || {
         let mut report = show::scan(rows);
-        scanner.report(&mut report, &watched, peer, max_age)?;
+        leftovers.report(&mut report, &watched, peer, max_age)?;
         Ok(to_json(&report))
     };
     if reap {
