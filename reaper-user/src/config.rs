@@ -319,7 +319,7 @@ impl Config {
         }
     }
 
-    fn read(r: &mut Reader, root: &DeTable<'_>) -> (Config, Vec<rules::read::Written>) {
+    fn read(r: &mut Reader, root: &DeTable<'_>) -> (Config, Vec<rules::read::RuleEntry>) {
         let mut config = Config::without_rules();
         let known: Vec<&str> = KEYS.into_iter().chain(rules::KEYS).collect();
         r.known_keys(root, &known, "");

@@ -56,7 +56,7 @@ use gaps::Gap;
 use handover::Handovers;
 use keeps::Note;
 use mirror::Mirror;
-use reaper_model::event::{Event, Key, Provenance};
+use reaper_model::event::{Event, ProcessKey, Provenance};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{Load, Reloading};
@@ -125,7 +125,7 @@ pub struct Engine {
     follow: Follow,
     settings: Settings,
     /// Claimed processes, for telling of them when they are gone.
-    claimed: HashMap<Key, Who>,
+    claimed: HashMap<ProcessKey, Who>,
     sessions: HashMap<SessionId, Tally>,
     /// Closed sessions whose tallies are still in `sessions`, oldest first.
     tallied: VecDeque<SessionId>,
@@ -164,7 +164,7 @@ pub struct Engine {
     /// Records read since the engine has last asked how long it may rest.
     drained: u64,
     /// Sessions that are over, and where the ring stood when they were.
-    over: VecDeque<(u64, Key)>,
+    over: VecDeque<(u64, ProcessKey)>,
 }
 
 impl Engine {
@@ -176,7 +176,7 @@ impl Engine {
     pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
         let rules = settings.config.rules.clone();
         let mut model = Model::new(rules, settings.scope.clone(), std::process::id());
-        model.set_moves_unseen(!source.tells_moves());
+        model.set_misses_moves(!source.tells_moves());
         let reaper =
             Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
@@ -500,7 +500,7 @@ impl Engine {
             ready,
             ..
         } = self;
-        model.set_infers(source.looks());
+        model.set_infers_membership(source.looks());
         let began = sys::boot_time();
         follow.finds_news = *ready;
         follow.notes_turned_up = !source.filters();
@@ -546,8 +546,9 @@ impl Engine {
     /// Handles what has happened to sessions without an event, at `time` in ns since boot.
     fn follow_sessions(&mut self, time: u64) {
         for output in self.outputs.drain(..) {
-            if let Output::Session(turn) = output {
-                self.follow.turn(&self.model, time, &turn);
+            if let Output::Session(session_event) = output {
+                self.follow
+                    .on_session_event(&self.model, time, &session_event);
             }
         }
     }

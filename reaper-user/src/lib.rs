@@ -21,7 +21,7 @@
 //! Read [`reaper_model::event`] for the words, then [`engine`] for the order in which things happen.
 //!
 //! # Invariants
-//! - A process is a thread group, named by pid and start time ([`reaper_model::event::Key`]), never by pid alone.
+//! - A process is a thread group, named by pid and start time ([`reaper_model::event::ProcessKey`]), never by pid alone.
 //! - The crate [`reaper_model`] cannot fail, block, or look at a clock: the same events give the same decisions.
 //! - Only [`reap`] sends signals, each through a pidfd that was opened before the ring was drained and
 //!   found to be the process that was decided about after that. The probes send two of their own

@@ -20,9 +20,9 @@ use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys::{self, pidfd::Pidfd};
 use reaper_model::Scope;
 use reaper_model::agent::{Rule, Ruleset};
-use reaper_model::event::Key;
-use reaper_model::facts::Known;
-use reaper_model::stray::{self, Question, Recorded, Row, Stray, Table, Verdict};
+use reaper_model::event::ProcessKey;
+use reaper_model::facts::Fact;
+use reaper_model::leftover::{self, Leftover, Question, Recorded, Row, Table, Verdict};
 pub use service::Scanner;
 
 /// How old a tool's shell has to be, unless something else is asked for.
@@ -35,24 +35,24 @@ pub struct Terms {
     pub scope: Scope,
     pub uid: Option<u32>,
     pub max_age: Duration,
-    pub members: HashMap<u32, Key>,
+    pub members: HashMap<u32, ProcessKey>,
     pub watched_since: Option<u64>,
     pub recorded: Vec<Recorded>,
-    pub kept: Vec<Key>,
-    pub waited: HashMap<Key, u64>,
+    pub kept: Vec<ProcessKey>,
+    pub waited: HashMap<ProcessKey, u64>,
     pub by_order: bool,
 }
 
 /// What a look has found.
 pub struct Found {
     pub table: Table,
-    pub strays: Vec<Stray>,
+    pub strays: Vec<Leftover>,
 }
 
 /// What an ending came to.
 pub struct Done {
     /// Those who have come while it went on.
-    pub late: Vec<(Row, Stray)>,
+    pub late: Vec<(Row, Leftover)>,
     pub ended: Vec<Ending>,
 }
 
@@ -61,21 +61,21 @@ pub struct Done {
 ///
 /// # Errors
 /// The process table cannot be read.
-pub fn look(terms: &Terms, held: &HashSet<Key>) -> Result<Found, ProcfsError> {
+pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<Found, ProcfsError> {
     let procfs = Procfs::default();
     let mut table = census(&procfs)?;
     find_hidden(&mut table);
     let strays = terms.find(&table, held);
-    let asks = |rule: &Rule| rule.may_spare() && rule.when.listening.is_some();
+    let asks = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
     if !terms.rules.rules().iter().any(asks) {
         return Ok(Found { table, strays });
     }
     // What is open is asked of those alone of whom it matters.
-    let matters = |stray: &&Stray| !matches!(stray.verdict, Verdict::Report(_));
+    let matters = |stray: &&Leftover| !matches!(stray.verdict, Verdict::Report(_));
     let pids = strays.iter().filter(matters).map(|stray| stray.key.pid);
     for (key, listens) in listening(&procfs, pids.collect())? {
         if let Some(row) = table.rows.get_mut(&key.pid)
-            && row.seen.key.same_tick(key)
+            && row.seen.key.has_same_tick(key)
         {
             row.listening = listens;
         }
@@ -87,8 +87,8 @@ pub fn look(terms: &Terms, held: &HashSet<Key>) -> Result<Found, ProcfsError> {
 /// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
 fn find_hidden(table: &mut Table) {
     let traces = table.rows.values().filter_map(|row| match &row.trace {
-        Known::Is(trace) => Some(trace),
-        Known::Unasked | Known::Unreadable => None,
+        Fact::Known(trace) => Some(trace),
+        Fact::Unread | Fact::Unreadable => None,
     });
     let owners: HashSet<u32> = traces.flat_map(|trace| trace.owners()).collect();
     let is_hidden = |pid: &u32| {
@@ -101,10 +101,10 @@ fn find_hidden(table: &mut Table) {
 }
 
 impl Terms {
-    fn find(&self, table: &Table, held: &HashSet<Key>) -> Vec<Stray> {
+    fn find(&self, table: &Table, held: &HashSet<ProcessKey>) -> Vec<Leftover> {
         let of_held = (!held.is_empty()).then(|| Recorded {
             agent: "agent".into(),
-            root: Key { pid: 0, start: 0 },
+            root: ProcessKey { pid: 0, start: 0 },
             uid: None,
             members: held.clone(),
         });
@@ -127,7 +127,7 @@ impl Terms {
             waited: &waited,
             by_order: self.by_order,
         };
-        stray::find(table, &question)
+        leftover::find(table, &question)
     }
 }
 
@@ -140,18 +140,18 @@ impl Terms {
 pub fn end<E>(
     found: &Found,
     times: Times,
-    mut look: impl FnMut(&HashSet<Key>) -> Result<Found, E>,
+    mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<Found, E>,
 ) -> Result<Done, E> {
-    let is_due = |stray: &&Stray| stray.verdict == Verdict::Reap;
+    let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
     let first = found.strays.iter().filter(is_due);
-    let first: HashSet<Key> = first.map(|stray| stray.key).collect();
-    let was_there = |key: Key| {
+    let first: HashSet<ProcessKey> = first.map(|stray| stray.key).collect();
+    let was_there = |key: ProcessKey| {
         let rows = &found.table.rows;
         let row = rows.get(&key.pid);
         row.is_some_and(|row| row.seen.key == key) || found.table.unread.contains_key(&key.pid)
     };
-    let mut late: HashMap<Key, (Row, Stray)> = HashMap::new();
-    let find = |held: &HashSet<Key>| {
+    let mut late: HashMap<ProcessKey, (Row, Leftover)> = HashMap::new();
+    let find = |held: &HashSet<ProcessKey>| {
         let Found { mut table, strays } = look(held)?;
         let mut due = Due::new();
         for stray in strays.into_iter().filter(|stray| is_due(&stray)) {
@@ -178,6 +178,6 @@ pub fn end<E>(
 }
 
 /// By pid.
-fn by_pid(keys: &[Key]) -> HashMap<u32, Key> {
+fn by_pid(keys: &[ProcessKey]) -> HashMap<u32, ProcessKey> {
     keys.iter().map(|key| (key.pid, *key)).collect()
 }

@@ -10,7 +10,7 @@
 //! Boundaries are asked before servers and servers before agents, because an agent's server runs the agent's program:
 //! `codex app-server` is a server and no agent. Within each kind the first match in the order given
 //! wins (the user's rules come before the built-in ones). Those that keep, reap or report are another
-//! question, asked of members, and in one order among themselves: [`Ruleset::judging`] finds those whose
+//! question, asked of members, and in one order among themselves: [`Ruleset::matching`] finds those whose
 //! program it is, and the policy asks for the rest.
 //!
 //! # What is not known
@@ -30,8 +30,8 @@ mod tests;
 use std::sync::{Arc, LazyLock};
 
 use crate::conversation::ConversationSource;
-use crate::event::{Ended, Image};
-use crate::facts::Needs;
+use crate::event::{ExitStatus, Image};
+use crate::facts::FactSet;
 pub use arguments::Syntax;
 use index::Index;
 use matcher::Subject;
@@ -41,7 +41,7 @@ pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub use script::path as script_path;
 pub use when::{SessionIs, UidIs, When};
 
-/// Most marks, the first of which is [`KEEP_MARK`]: a fact has a bit for each.
+/// Most marks, the first of which is `KEEP_MARK`: a fact has a bit for each.
 pub const MARKS_MAX: usize = 64;
 
 /// What users put in the environment of what is to be kept.
@@ -164,7 +164,7 @@ impl Rule {
     }
 
     /// Whether it can save a member that is due, for a while at least.
-    pub fn may_spare(&self) -> bool {
+    pub fn may_keep(&self) -> bool {
         let spares = match self.action {
             Action::Keep | Action::Report => true,
             Action::Reap => self.after > 0,
@@ -175,8 +175,8 @@ impl Rule {
 
     /// Whether those whom it saves need their kin for as long: whoever has a delay before it is reaped, and whoever
     /// others may be connected to.
-    pub fn holds_kin(&self) -> bool {
-        self.may_spare() && (self.action == Action::Reap || self.when.listening == Some(true))
+    pub fn keeps_relatives(&self) -> bool {
+        self.may_keep() && (self.action == Action::Reap || self.when.listening == Some(true))
     }
 }
 
@@ -200,7 +200,7 @@ pub struct Matched {
     /// The program as the model has it, with the beginning of the command line.
     pub image: Arc<Image>,
     pub class: Class,
-    /// See [`Ruleset::judging`].
+    /// See [`Ruleset::matching`].
     pub judging: Arc<[RuleId]>,
 }
 
@@ -217,7 +217,7 @@ pub struct Ruleset {
     holding: Vec<SessionIs>,
     /// Those of `judging` that look at no program: all that most programs have.
     bare: Arc<[RuleId]>,
-    /// See [`Ruleset::marks`].
+    /// See [`Ruleset::marker_patterns`].
     marks: Vec<Pattern>,
     multiplexer_bits: u64,
     honor_keep: bool,
@@ -237,7 +237,7 @@ impl Ruleset {
         }
         let of = |rank| Index::new(&rules, rank);
         let (boundaries, servers, agents, judging) = (of(0), of(1), of(2), of(JUDGING));
-        let holding = rules.iter().filter(|rule| rule.holds_kin());
+        let holding = rules.iter().filter(|rule| rule.keeps_relatives());
         Ruleset {
             holding: holding.map(|rule| rule.when.session).collect(),
             boundaries,
@@ -264,8 +264,8 @@ impl Ruleset {
     }
 
     /// The marks that rules ask for: patterns over `NAME=value`, one for each bit of
-    /// [`Facts::marks`](super::facts::Facts::marks). The first is `REAPER_KEEP=1`.
-    pub fn marks(&self) -> &[Pattern] {
+    /// [`Facts::markers`](super::facts::Facts::markers). The first is `REAPER_KEEP=1`.
+    pub fn marker_patterns(&self) -> &[Pattern] {
         &self.marks
     }
 
@@ -276,7 +276,7 @@ impl Ruleset {
     }
 
     /// Whether `REAPER_KEEP=1` is all that rules ask of an environment.
-    pub fn asks_for_keep_mark_alone(&self) -> bool {
+    pub fn needs_only_keep_marker(&self) -> bool {
         self.marks.len() <= 1
     }
 
@@ -287,32 +287,32 @@ impl Ruleset {
 
     /// Which facts are worth reading before anything is due, since a rule will ask for them and they change
     /// with the program only.
-    pub fn wants_prefetch(&self) -> Needs {
-        let mut needs = Needs::NONE;
+    pub fn facts_to_prefetch(&self) -> FactSet {
+        let mut needs = FactSet::NONE;
         if self.honor_keep {
-            needs |= Needs::MARKS;
+            needs |= FactSet::MARKERS;
         }
-        for rule in self.rules.iter().filter(|rule| rule.may_spare()) {
+        for rule in self.rules.iter().filter(|rule| rule.may_keep()) {
             let when = &rule.when;
             if when.mark_bits != 0 || when.multiplexed.is_some() {
-                needs |= Needs::MARKS;
+                needs |= FactSet::MARKERS;
             }
             if when.own_unit.is_some() || !when.units.is_empty() {
-                needs |= Needs::UNIT;
+                needs |= FactSet::UNIT;
             }
         }
         needs
     }
 
     /// Whether there is a rule that may hold kin in a session whose root has ended so.
-    pub fn may_hold_kin(&self, ended: Ended) -> bool {
+    pub fn may_keep_relatives(&self, ended: ExitStatus) -> bool {
         let may = |session: &SessionIs| session.holds(Some(ended)) != Some(false);
         self.holding.iter().any(may)
     }
 
     /// Whether there is a rule that may say something of members of a living agent: of its orphans, or of the
     /// others.
-    pub fn judges_living(&self, orphans: bool) -> bool {
+    pub fn has_rules_for_living(&self, orphans: bool) -> bool {
         let said = |rule: &&Rule| rule.action.rank() == JUDGING && rule.action != Action::Keep;
         let mut said = self.rules.iter().filter(said);
         said.any(|rule| {
@@ -350,7 +350,7 @@ impl Ruleset {
 
     /// The rules that keep, reap or report programs like this one, as far as that is a question of the program,
     /// in the order in which they are to be asked.
-    pub fn judging(&self, image: &Image) -> Arc<[RuleId]> {
+    pub fn matching(&self, image: &Image) -> Arc<[RuleId]> {
         let found = self.judging.all(&self.rules, &Subject::new(image));
         if found.is_empty() {
             return Arc::clone(&self.bare);
@@ -363,7 +363,7 @@ impl Ruleset {
 
     /// A boundary, a server, or a rule that may spare, that would match if the part of the command line said so that was
     /// cut off: all else that it asks of the program holds. `judging` are those that match anyway.
-    pub fn might_spare(&self, image: &Image, judging: &[RuleId]) -> Option<RuleId> {
+    pub fn unread_keep(&self, image: &Image, judging: &[RuleId]) -> Option<RuleId> {
         if !image.truncated {
             return None;
         }
@@ -372,7 +372,7 @@ impl Ruleset {
         let leaves = leaves
             .iter()
             .find_map(|kind| kind.first(&self.rules, &subject));
-        let spares = |id: &RuleId| self.rule(*id).may_spare() && !judging.contains(id);
+        let spares = |id: &RuleId| self.rule(*id).may_keep() && !judging.contains(id);
         let all = || self.judging.all(&self.rules, &subject);
         leaves.or_else(|| all().into_iter().filter(spares).min())
     }
@@ -400,7 +400,7 @@ impl Ruleset {
         Matched {
             image: Arc::clone(image),
             class: self.classify(read),
-            judging: self.judging(read),
+            judging: self.matching(read),
         }
     }
 

@@ -10,7 +10,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::event::Key;
+use super::event::ProcessKey;
 
 /// Most ids and adopted processes that are kept of one process.
 const MOST: usize = 64;
@@ -55,14 +55,14 @@ pub struct Conversations {
     /// Ids in the agent's registry, for a process that is an agent.
     pub registered: Ids,
     /// Processes that it takes over by the agent's registry. Their starts are exact to the clock tick.
-    pub adopted: Vec<Key>,
+    pub adopted: Vec<ProcessKey>,
     /// Whether the registry could not be read. What is said of it above may then be incomplete.
     pub registry_unreadable: bool,
 }
 
 impl Conversations {
     /// Adds a process that is taken over. Drops what exceeds the bound.
-    pub fn adopt(&mut self, key: Key) {
+    pub fn adopt(&mut self, key: ProcessKey) {
         if self.adopted.len() < MOST {
             self.adopted.push(key);
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::event::Key;
+use super::event::ProcessKey;
 pub use super::keeps::EndOrder;
 use super::policy::{Decision, Reason};
 use super::session::{Session, SessionId};
@@ -17,7 +17,7 @@ use super::{Model, Node};
 impl Model {
     /// Whom an order of the root of a session would be for, on behalf of `by`: all that descends from it now, by the parents
     /// that they have, who are surely members of that session, or of one in it. `None` where the process is no root.
-    pub fn to_be_ordered(&self, root: Key, by: u32) -> Option<(EndOrder, Vec<Key>)> {
+    pub fn end_order_for(&self, root: ProcessKey, by: u32) -> Option<(EndOrder, Vec<ProcessKey>)> {
         let order = EndOrder {
             session: self.sessions.of_root(root)?.id,
             by,
@@ -42,7 +42,7 @@ impl Model {
     }
 
     /// Has them ended by an order.
-    pub fn order_end(&mut self, order: EndOrder, meant: &[Key]) {
+    pub fn order_end(&mut self, order: EndOrder, meant: &[ProcessKey]) {
         let order = Arc::new(order);
         for key in meant {
             if let Some(node) = self.tree.get_mut(*key) {
@@ -69,7 +69,7 @@ impl Model {
     }
 
     /// On whose ladder a member belongs that is to be ended because a root is gone, or has ordered so.
-    pub fn ladder_of(&self, node: &Node) -> Option<SessionId> {
+    pub fn escalation_of(&self, node: &Node) -> Option<SessionId> {
         let due = self.sessions.due(node.state.member.session?);
         let due = due.map(|(ladder, _)| ladder.id);
         let ordered = node.ordered_by().map(|order| order.session);
@@ -86,14 +86,14 @@ impl Model {
     /// Whether a member was born when its end was decided already: what its maker needs for a clean-up, perhaps.
     pub fn is_born_late(&self, node: &Node, decision: &Decision) -> bool {
         match node.ordered_by() {
-            Some(order) => node.key.start > order.at || self.is_of_one_asked(node),
+            Some(order) => node.key.start > order.at || self.has_signalled_ancestor(node),
             None => decision.reason == Reason::BornWhileDue,
         }
     }
 
     /// Whether one from whom it descends has been signalled, and all between them were born, as it was, when the root of their
     /// session was gone: then that is why, and an order that came later changes nothing.
-    fn is_of_one_asked(&self, node: &Node) -> bool {
+    fn has_signalled_ancestor(&self, node: &Node) -> bool {
         let Some((_, due)) = node
             .state
             .member

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fact::Known;
+use super::fact::Fact;
 
 /// Nanoseconds of a tick of /proc (`USER_HZ` is 100 on every architecture Linux runs on).
 pub const TICK_NS: u64 = 10_000_000;
@@ -11,16 +11,16 @@ pub const TICK_NS: u64 = 10_000_000;
 ///
 /// Pids are tgids, numbered as this program's pid namespace numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct ProcessKey {
     pub pid: u32,
     /// Nanoseconds since boot (`CLOCK_BOOTTIME`). What is known from /proc alone is a whole tick.
     pub start: u64,
 }
 
-impl Key {
+impl ProcessKey {
     /// Whether both can name one process where one of them may be known to the tick only. Good for
     /// merging what two sources say, not for identity.
-    pub fn same_tick(self, other: Key) -> bool {
+    pub fn has_same_tick(self, other: ProcessKey) -> bool {
         self.pid == other.pid && self.start / TICK_NS == other.start / TICK_NS
     }
 
@@ -31,7 +31,7 @@ impl Key {
     }
 }
 
-impl std::fmt::Display for Key {
+impl std::fmt::Display for ProcessKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}@{}", self.pid, self.start)
     }
@@ -78,7 +78,7 @@ pub struct Image {
     /// read later.
     pub script: Vec<u8>,
     /// Whether `REAPER_KEEP=1` is in the environment that it was started with, where its exec told of that.
-    pub keep_mark: Known<bool>,
+    pub keep_marker: Fact<bool>,
     /// Id of the cgroup (v2) at exec, or since a move to another one; 0 if unknown.
     pub cgroup_id: u64,
     pub pgid: u32,
@@ -106,14 +106,14 @@ pub struct Uids {
 /// What the kernel's map of members says of a process: the probes hand it on at each fork, so that it
 /// holds also where events were lost or nobody was there to read them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
+pub struct Membership {
     /// The session it belongs to by descent, named by the process that was its root first.
-    pub session: Option<Key>,
+    pub session: Option<ProcessKey>,
     /// `MEMBER_*` of `reaper-common`.
     pub flags: u32,
 }
 
-impl Mark {
+impl Membership {
     /// Whether it has one of these flags.
     pub fn has(self, flags: u32) -> bool {
         self.flags & flags != 0
@@ -122,14 +122,14 @@ impl Mark {
 
 /// A session as the service before this one left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredSession {
     /// With the start, the session's name for ever.
-    pub first_root: Key,
-    pub root: Key,
+    pub first_root: ProcessKey,
+    pub root: ProcessKey,
     /// First root of the session that it is nested in.
-    pub outer: Option<Key>,
+    pub outer: Option<ProcessKey>,
     /// Parent of the root when it became one.
-    pub parent: Option<Key>,
+    pub parent: Option<ProcessKey>,
     /// Controlling terminal of the root, 0 for none.
     pub tty: u32,
     /// Name of its rule.
@@ -138,18 +138,18 @@ pub struct Restored {
     /// Id of the root's cgroup when it became one, 0 if unknown.
     pub cgroup_id: u64,
     /// Nanoseconds since boot.
-    pub opened: u64,
+    pub opened_at: u64,
     /// When and how the root ended, if it has.
-    pub gone: Option<(u64, Ended)>,
+    pub exited: Option<(u64, ExitStatus)>,
     /// Whether the service before this one had sent the root a signal before it ended.
     pub signalled: bool,
     /// Whether its members were judged after the end of the root.
-    pub decided: bool,
+    pub is_evaluated: bool,
 }
 
 /// How a process ended, as `wait(2)` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ExitStatus {
     Exited(u8),
     Signalled {
         signal: u8,
@@ -159,12 +159,12 @@ pub enum Ended {
     Unknown,
 }
 
-impl Ended {
+impl ExitStatus {
     /// From the 16 bits of a wait status.
-    pub fn from_wait_status(status: u32) -> Ended {
+    pub fn from_wait_status(status: u32) -> ExitStatus {
         match (status & 0x7f) as u8 {
-            0 => Ended::Exited((status >> 8) as u8),
-            signal => Ended::Signalled {
+            0 => ExitStatus::Exited((status >> 8) as u8),
+            signal => ExitStatus::Signalled {
                 signal,
                 core: status & 0x80 != 0,
             },
@@ -174,18 +174,18 @@ impl Ended {
 
 /// A process as /proc has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ProcEntry {
     /// When the look at it began, nanoseconds since boot: what it found is no older.
-    pub at: u64,
+    pub read_at: u64,
     /// Start is a whole number of [`TICK_NS`], unless it is exact.
-    pub key: Key,
+    pub key: ProcessKey,
     /// Whether the start is known to the ns.
     pub exact: bool,
     /// Inode number of its pidfds, 0 if unknown.
     pub pidfd_inode: u64,
     /// `None` where the kernel's map is not to be had or does not hold all members: then what it does
     /// not know proves nothing.
-    pub mark: Option<Mark>,
+    pub mark: Option<Membership>,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub uids: Uids,
@@ -207,68 +207,68 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     Fork {
-        child: Key,
+        child: ProcessKey,
         /// `None` where it is not visible from this pid namespace.
-        parent: Option<Key>,
+        parent: Option<ProcessKey>,
         /// Who called fork; the parent but for `CLONE_PARENT`.
-        creator: Option<Key>,
+        creator: Option<ProcessKey>,
         uids: Uids,
         /// Inode number of the child's pidfds, 0 where the kernel gives none.
         pidfd_inode: u64,
         namespace_init: bool,
         /// Of the child.
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     },
     Exec {
-        key: Key,
-        parent: Option<Key>,
+        key: ProcessKey,
+        parent: Option<ProcessKey>,
         uids: Uids,
         pidfd_inode: u64,
         image: Arc<Image>,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     },
     Exit {
-        key: Key,
-        parent: Option<Key>,
-        ended: Ended,
+        key: ProcessKey,
+        parent: Option<ProcessKey>,
+        ended: ExitStatus,
         /// Bytes, 0 if unknown.
         peak_rss: u64,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     },
     Reparent {
-        child: Key,
-        old_parent: Option<Key>,
-        adopter: Option<Key>,
+        child: ProcessKey,
+        old_parent: Option<ProcessKey>,
+        adopter: Option<ProcessKey>,
         /// Of the child.
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     },
     /// It is in another cgroup.
     Move {
-        key: Key,
+        key: ProcessKey,
         /// Id of that (v2), 0 if unknown.
         cgroup_id: u64,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     },
     /// A probe has sent a signal to it.
     Signalled {
-        key: Key,
+        key: ProcessKey,
         /// Its number.
         signal: u8,
     },
-    Seen(Seen),
-    Restored(Box<Restored>),
+    Discovered(ProcEntry),
+    Restored(Box<RestoredSession>),
 }
 
 impl EventKind {
     /// What the kernel's map had for the process that it tells of.
-    pub fn mark(&self) -> Option<Mark> {
+    pub fn membership(&self) -> Option<Membership> {
         match self {
             EventKind::Fork { mark, .. }
             | EventKind::Exec { mark, .. }
             | EventKind::Exit { mark, .. }
             | EventKind::Reparent { mark, .. }
             | EventKind::Move { mark, .. } => *mark,
-            EventKind::Seen(seen) => seen.mark,
+            EventKind::Discovered(seen) => seen.mark,
             EventKind::Signalled { .. } | EventKind::Restored(_) => None,
         }
     }

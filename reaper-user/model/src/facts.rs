@@ -8,12 +8,12 @@ use std::sync::Arc;
 use super::activity::Activity;
 use super::agent::Matched;
 use super::conversation::Conversations;
-pub use super::fact::{Known, Needs};
-use super::trace::Trace;
+use super::env_marker::EnvMarkers;
+pub use super::fact::{Fact, FactSet};
 
 /// Session id and controlling terminal as of now: an exec's record has them as they were then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionNow {
+pub struct KernelSession {
     pub sid: u32,
     /// Device number, 0 for none.
     pub tty: u32,
@@ -35,44 +35,44 @@ pub enum Stdio {
 pub struct Facts {
     /// Bit n: some variable of the environment that it was started with matches the ruleset's mark n; bit 0 is
     /// `REAPER_KEEP=1`. Inherited at fork, unasked again at exec.
-    pub marks: Known<u64>,
+    pub markers: Fact<u64>,
     /// The innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none.
     /// Inherited at fork.
-    pub unit: Known<Arc<str>>,
+    pub unit: Fact<Arc<str>>,
     /// Whether it has a socket that listens.
-    pub listening: Known<bool>,
+    pub listening: Fact<bool>,
     /// CPU use between two looks a moment apart, in percent of one processor.
-    pub cpu: Known<u32>,
-    pub session: Known<SessionNow>,
+    pub cpu: Fact<u32>,
+    pub kernel_session: Fact<KernelSession>,
     /// Whether its standard input is a terminal: who hands over to another hands that on.
-    pub input: Known<bool>,
+    pub stdin_is_terminal: Fact<bool>,
     /// What it has from its makers and may tell whose it is.
-    pub inherited: Known<Arc<Inherited>>,
+    pub inherited: Fact<Arc<InheritedFacts>>,
     /// Ids of agents' conversations that the process belongs to.
-    pub conversations: Known<Arc<Conversations>>,
+    pub conversations: Fact<Arc<Conversations>>,
     /// What the process has used, and its connections.
-    pub activity: Known<Arc<Activity>>,
+    pub activity: Fact<Arc<Activity>>,
     /// What is at the other ends of its standard input and output.
-    pub stdio: Known<Stdio>,
+    pub stdio: Fact<Stdio>,
     /// What the rules say of the whole command line, where the model has only its beginning. Inherited at fork, unasked
     /// again at exec.
-    pub arguments: Known<Matched>,
+    pub arguments: Fact<Matched>,
     /// What the rules say of an interpreter by the resolved path of its script. Unasked again at exec.
-    pub script: Known<Matched>,
+    pub script: Fact<Matched>,
 }
 
 /// What a process has from its makers, where it has not changed that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inherited {
+pub struct InheritedFacts {
     /// The agents' marks in the environment that it was started with.
-    pub trace: Trace,
-    /// Where it works; `None`: in a place that says nothing of whose it is (see [`says_something`]).
+    pub env_markers: EnvMarkers,
+    /// Where it works; `None`: in a place that says nothing of whose it is (see [`is_distinctive`]).
     pub directory: Option<Arc<Path>>,
 }
 
 /// Whether to work in a directory says anything of whose a process is: not in one where anything may have been started,
 /// such as `/`, `/srv`, a user's home or what is above that, and not below those that are the kernel's or a login's.
-pub fn says_something(directory: &Path, home: Option<&Path>) -> bool {
+pub fn is_distinctive(directory: &Path, home: Option<&Path>) -> bool {
     let parts: Vec<Component<'_>> = directory.components().collect();
     let of = |at: usize| match parts.get(at) {
         Some(Component::Normal(name)) => name.as_bytes(),
@@ -87,95 +87,95 @@ pub fn says_something(directory: &Path, home: Option<&Path>) -> bool {
 impl Facts {
     /// Of whom nobody has asked anything.
     pub const NOTHING: Facts = Facts {
-        marks: Known::Unasked,
-        unit: Known::Unasked,
-        listening: Known::Unasked,
-        cpu: Known::Unasked,
-        session: Known::Unasked,
-        input: Known::Unasked,
-        inherited: Known::Unasked,
-        conversations: Known::Unasked,
-        activity: Known::Unasked,
-        stdio: Known::Unasked,
-        arguments: Known::Unasked,
-        script: Known::Unasked,
+        markers: Fact::Unread,
+        unit: Fact::Unread,
+        listening: Fact::Unread,
+        cpu: Fact::Unread,
+        kernel_session: Fact::Unread,
+        stdin_is_terminal: Fact::Unread,
+        inherited: Fact::Unread,
+        conversations: Fact::Unread,
+        activity: Fact::Unread,
+        stdio: Fact::Unread,
+        arguments: Fact::Unread,
+        script: Fact::Unread,
     };
 
     /// Takes in what has been found out of `asked`; the rest stays as it was.
-    pub fn learn(&mut self, asked: Needs, found: Facts) {
-        if asked.has(Needs::MARKS) {
-            self.marks = found.marks;
+    pub fn update(&mut self, asked: FactSet, found: Facts) {
+        if asked.contains(FactSet::MARKERS) {
+            self.markers = found.markers;
         }
-        if asked.has(Needs::UNIT) {
+        if asked.contains(FactSet::UNIT) {
             self.unit = found.unit;
         }
-        if asked.has(Needs::LISTENING) {
+        if asked.contains(FactSet::LISTENING) {
             self.listening = found.listening;
         }
-        if asked.has(Needs::CPU) {
+        if asked.contains(FactSet::CPU) {
             self.cpu = found.cpu;
         }
-        if asked.has(Needs::SESSION) {
-            self.session = found.session;
+        if asked.contains(FactSet::KERNEL_SESSION) {
+            self.kernel_session = found.kernel_session;
         }
-        if asked.has(Needs::INPUT) {
-            self.input = found.input;
+        if asked.contains(FactSet::STDIN) {
+            self.stdin_is_terminal = found.stdin_is_terminal;
         }
-        if asked.has(Needs::INHERITED) {
+        if asked.contains(FactSet::INHERITED) {
             self.inherited = found.inherited;
         }
-        if asked.has(Needs::CONVERSATIONS) {
+        if asked.contains(FactSet::CONVERSATIONS) {
             self.conversations = found.conversations;
         }
-        if asked.has(Needs::ACTIVITY) {
+        if asked.contains(FactSet::ACTIVITY) {
             self.activity = found.activity;
         }
-        if asked.has(Needs::STDIO) {
+        if asked.contains(FactSet::STDIO) {
             self.stdio = found.stdio;
         }
-        if asked.has(Needs::ARGUMENTS) {
+        if asked.contains(FactSet::ARGUMENTS) {
             self.arguments = found.arguments;
         }
-        if asked.has(Needs::SCRIPT) {
+        if asked.contains(FactSet::SCRIPT) {
             self.script = found.script;
         }
     }
 
     /// Those that somebody has looked for.
-    pub fn known(&self) -> Needs {
+    pub fn read_facts(&self) -> FactSet {
         let looked = [
-            (Needs::MARKS, self.marks != Known::Unasked),
-            (Needs::UNIT, self.unit != Known::Unasked),
-            (Needs::LISTENING, self.listening != Known::Unasked),
-            (Needs::CPU, self.cpu != Known::Unasked),
-            (Needs::SESSION, self.session != Known::Unasked),
-            (Needs::INPUT, self.input != Known::Unasked),
-            (Needs::INHERITED, self.inherited != Known::Unasked),
-            (Needs::CONVERSATIONS, self.conversations != Known::Unasked),
-            (Needs::ACTIVITY, self.activity != Known::Unasked),
-            (Needs::STDIO, self.stdio != Known::Unasked),
-            (Needs::ARGUMENTS, self.arguments != Known::Unasked),
-            (Needs::SCRIPT, self.script != Known::Unasked),
+            (FactSet::MARKERS, self.markers != Fact::Unread),
+            (FactSet::UNIT, self.unit != Fact::Unread),
+            (FactSet::LISTENING, self.listening != Fact::Unread),
+            (FactSet::CPU, self.cpu != Fact::Unread),
+            (FactSet::KERNEL_SESSION, self.kernel_session != Fact::Unread),
+            (FactSet::STDIN, self.stdin_is_terminal != Fact::Unread),
+            (FactSet::INHERITED, self.inherited != Fact::Unread),
+            (FactSet::CONVERSATIONS, self.conversations != Fact::Unread),
+            (FactSet::ACTIVITY, self.activity != Fact::Unread),
+            (FactSet::STDIO, self.stdio != Fact::Unread),
+            (FactSet::ARGUMENTS, self.arguments != Fact::Unread),
+            (FactSet::SCRIPT, self.script != Fact::Unread),
         ];
         let known = looked.into_iter().filter(|(_, looked)| *looked);
-        known.fold(Needs::NONE, |all, (needs, _)| all | needs)
+        known.fold(FactSet::NONE, |all, (needs, _)| all | needs)
     }
 
     /// The same, with what could not be read as if nobody had looked.
     pub fn without_unreadable(&self) -> Facts {
-        fn again<T>(fact: Known<T>) -> Known<T> {
+        fn again<T>(fact: Fact<T>) -> Fact<T> {
             match fact {
-                Known::Unreadable => Known::Unasked,
+                Fact::Unreadable => Fact::Unread,
                 known => known,
             }
         }
         Facts {
-            marks: again(self.marks),
+            markers: again(self.markers),
             unit: again(self.unit.clone()),
             listening: again(self.listening),
             cpu: again(self.cpu),
-            session: again(self.session),
-            input: again(self.input),
+            kernel_session: again(self.kernel_session),
+            stdin_is_terminal: again(self.stdin_is_terminal),
             inherited: again(self.inherited.clone()),
             conversations: again(self.conversations.clone()),
             activity: again(self.activity.clone()),
@@ -188,18 +188,18 @@ impl Facts {
     /// What is said of `asked` when there was no reading it.
     pub fn unreadable() -> Facts {
         Facts {
-            marks: Known::Unreadable,
-            unit: Known::Unreadable,
-            listening: Known::Unreadable,
-            cpu: Known::Unreadable,
-            session: Known::Unreadable,
-            input: Known::Unreadable,
-            inherited: Known::Unreadable,
-            conversations: Known::Unreadable,
-            activity: Known::Unreadable,
-            stdio: Known::Unreadable,
-            arguments: Known::Unreadable,
-            script: Known::Unreadable,
+            markers: Fact::Unreadable,
+            unit: Fact::Unreadable,
+            listening: Fact::Unreadable,
+            cpu: Fact::Unreadable,
+            kernel_session: Fact::Unreadable,
+            stdin_is_terminal: Fact::Unreadable,
+            inherited: Fact::Unreadable,
+            conversations: Fact::Unreadable,
+            activity: Fact::Unreadable,
+            stdio: Fact::Unreadable,
+            arguments: Fact::Unreadable,
+            script: Fact::Unreadable,
         }
     }
 }
@@ -230,15 +230,15 @@ mod tests {
             ("/tmp/x", true),
             ("/var/lib/ci/work", true),
         ] {
-            let says = says_something(Path::new(directory), Some(home));
+            let says = is_distinctive(Path::new(directory), Some(home));
             assert_eq!(says, expected, "{directory}");
         }
-        assert!(says_something(Path::new("/root/app"), None));
-        assert!(!says_something(
+        assert!(is_distinctive(Path::new("/root/app"), None));
+        assert!(!is_distinctive(
             Path::new("/srv/ci"),
             Some(Path::new("/srv/ci"))
         ));
-        assert!(!says_something(
+        assert!(!is_distinctive(
             Path::new("/srv/ci"),
             Some(Path::new("/srv/ci/home"))
         ));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::activity::{Activity, TreeMemory};
 use super::agent::SessionKind;
-use super::event::Key;
-use super::facts::{Known, Needs};
+use super::event::ProcessKey;
+use super::facts::{Fact, FactSet};
 use super::session::{Session, SessionId};
 use super::{Model, Node};
 
@@ -17,7 +17,7 @@ const MEMBERS_MAX: usize = 1024;
 /// Since when a session is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdleSince {
-    /// [`Needs::ACTIVITY`] of its processes must be read first.
+    /// [`FactSet::ACTIVITY`] of its processes must be read first.
     Unread,
     /// A client is connected, an agent runs below it, or something could not be read.
     InUse,
@@ -37,7 +37,7 @@ impl Model {
     pub fn memory_within(&self, id: SessionId) -> Option<TreeMemory> {
         let mut memory = TreeMemory { rss: 0, swap: 0 };
         for node in self.members_within(id) {
-            let Known::Is(read) = activity(node) else {
+            let Fact::Known(read) = activity(node) else {
                 return None;
             };
             memory.rss = memory.rss.saturating_add(read.rss);
@@ -50,7 +50,7 @@ impl Model {
     /// process that has come or has run another program since the last reading counts as working now.
     pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
         let root = self.tree.get(session.root);
-        if root.is_some_and(|root| !root.lacks(Needs::ACTIVITY).is_none()) {
+        if root.is_some_and(|root| !root.missing_facts(FactSet::ACTIVITY).is_empty()) {
             return IdleSince::Unread;
         }
         let members: Vec<&Node> = self.members_within(session.id).collect();
@@ -62,12 +62,12 @@ impl Model {
         let mut read = Vec::with_capacity(members.len());
         for node in members {
             match (activity(node), node.idle()) {
-                (Known::Is(activity), Some(since)) => {
+                (Fact::Known(activity), Some(since)) => {
                     read.push(activity);
                     idle = idle.max(since.since());
                     read_at = read_at.min(since.read_at());
                 }
-                (Known::Unasked, _) => idle = now,
+                (Fact::Unread, _) => idle = now,
                 _ => return IdleSince::InUse,
             }
         }
@@ -76,7 +76,8 @@ impl Model {
         }
         // Also what has ended since then has worked.
         let within = self.sessions.inwards(session.id);
-        let changed = within.map(|one| one.last_birth.max(one.last_end).max(one.last_use));
+        let changed =
+            within.map(|one| one.last_birth_at.max(one.last_exit_at).max(one.last_use_at));
         let changed = changed.max();
         IdleSince::Since {
             idle: idle.max(self.clock.awake(changed.unwrap_or(0))),
@@ -85,7 +86,7 @@ impl Model {
     }
 
     /// Takes note of the use of a root's tree once all of it has been read.
-    pub fn on_tree_read(&mut self, root: Key) {
+    pub fn on_tree_read(&mut self, root: ProcessKey) {
         let now = self.clock.now();
         let Some(session) = self.sessions.of_root(root) else {
             return;
@@ -94,14 +95,14 @@ impl Model {
         let read = self.members_within(id).map(activity);
         let read: Vec<_> = read
             .filter_map(|activity| match activity {
-                Known::Is(activity) => Some(activity),
-                Known::Unasked | Known::Unreadable => None,
+                Fact::Known(activity) => Some(activity),
+                Fact::Unread | Fact::Unreadable => None,
             })
             .collect();
         if (has_client(&read) || self.has_agent_below(session))
             && let Some(session) = self.sessions.get_mut(id)
         {
-            session.last_use = now;
+            session.last_use_at = now;
         }
     }
 
@@ -109,7 +110,7 @@ impl Model {
     fn has_agent_below(&self, server: &Session) -> bool {
         let is_below = |session: &Session| {
             session.kind == SessionKind::Agent
-                && session.root_gone.is_none()
+                && session.root_exit.is_none()
                 && self
                     .tree
                     .ancestors(session.root)
@@ -119,7 +120,7 @@ impl Model {
     }
 
     /// Forgets how busy the processes of a root's session are, so that they are read again.
-    pub fn forget_activity_within(&mut self, root: Key) {
+    pub fn forget_activity_within(&mut self, root: ProcessKey) {
         // Most processes are no roots, and looking for their session is not free.
         let is_root = self
             .tree
@@ -129,16 +130,15 @@ impl Model {
         let Some(id) = session.map(|session| session.id) else {
             return;
         };
-        let members: Vec<Key> = self.members_within(id).map(|node| node.key).collect();
+        let members: Vec<ProcessKey> = self.members_within(id).map(|node| node.key).collect();
         for key in members {
-            self.forget_facts(key, Needs::ACTIVITY);
+            self.forget_facts(key, FactSet::ACTIVITY);
         }
     }
 }
 
-fn activity(node: &Node) -> &Known<Arc<Activity>> {
-    node.facts()
-        .map_or(&Known::Unasked, |facts| &facts.activity)
+fn activity(node: &Node) -> &Fact<Arc<Activity>> {
+    node.facts().map_or(&Fact::Unread, |facts| &facts.activity)
 }
 
 /// Whether one of the processes has accepted a connection that none of them has made.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use crate::event::Key;
+use crate::event::ProcessKey;
 use crate::session::member::SessionId;
 
 /// What somebody has asked for. No two wishes are equal.
@@ -15,28 +15,28 @@ pub struct UserKeep {
     /// Together with what descends from it: what lives now, and what is born later.
     pub tree: bool,
     /// Uid of who has asked for it.
-    pub by: u32,
+    pub by_uid: u32,
     /// When that was, in ns since the epoch.
-    pub made: u64,
+    pub made_at: u64,
 }
 
 impl UserKeep {
-    pub(crate) fn holds(&self, awake_now: u64) -> bool {
+    pub(crate) fn is_in_force(&self, awake_now: u64) -> bool {
         self.until_awake.is_none_or(|until| awake_now < until)
     }
 
     /// Comparable: until when.
-    pub(crate) fn lasts(&self) -> u64 {
+    pub(crate) fn expires_at(&self) -> u64 {
         self.until_awake.unwrap_or(u64::MAX)
     }
 }
 
 /// A process that the service before this one was asked to keep.
 #[derive(Clone, Copy, Debug)]
-pub struct Noted {
-    pub key: Key,
+pub struct StoredKeep {
+    pub key: ProcessKey,
     /// First root of its session.
-    pub session: Key,
+    pub session: ProcessKey,
     /// The wish was for itself, not for one that it descends from.
     pub asked: bool,
     pub keep: UserKeep,
@@ -44,14 +44,14 @@ pub struct Noted {
 
 /// A wish with whom it is about, which holds also where nobody who is known to be kept by it lives any more.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct KeepRequest {
     pub(crate) keep: UserKeep,
     /// The process that it was asked for. Who is older does not descend from it.
-    pub(crate) top: Key,
+    pub(crate) top: ProcessKey,
     /// Whom it is for by name, to the tick: the service before this one may have known more than `top`.
-    pub(crate) names: HashSet<Key>,
+    pub(crate) names: HashSet<ProcessKey>,
     /// First root of the session of `top`; those nested in it belong to it.
-    pub(crate) session: Key,
+    pub(crate) session: ProcessKey,
     /// That session has not been found yet.
     pub(crate) awaited: bool,
     /// It is for all members: they descend from the root, also from one that was relaunched.
@@ -91,7 +91,7 @@ pub struct Keeps {
 impl Keeps {
     /// Returns the request of a user that keeps it for longest, expired ones included.
     pub fn user_keep(&self) -> Option<&UserKeep> {
-        self.user_keeps.iter().max_by_key(|keep| keep.lasts())
+        self.user_keeps.iter().max_by_key(|keep| keep.expires_at())
     }
 
     /// Returns the order by which it is to end, if that reaches a process with this real uid.

@@ -2,17 +2,17 @@
 
 mod case;
 mod kin;
-mod weighed;
+mod matched;
 
 use std::sync::Arc;
 
 use super::Model;
 use super::agent::RuleId;
-use super::event::{Ended, Key};
-use super::facts::{Known, Needs};
-use super::session::{Handover, RootGone, Session};
+use super::event::{ExitStatus, ProcessKey};
+use super::facts::{Fact, FactSet};
+use super::session::{RootExit, Session, Succession};
 use crate::Node;
-pub(super) use crate::matched_rules::Weighed;
+pub(super) use crate::matched_rules::MatchedRules;
 use case::Case;
 use kin::Above;
 
@@ -41,7 +41,7 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Its agent is gone.
-    RootGone,
+    RootExited,
     /// It was born when its agent was gone already.
     BornWhileDue,
     /// The root of its session has ordered that.
@@ -51,7 +51,7 @@ pub enum Reason {
     /// Its agent lives, and so does its parent.
     RootAlive,
     /// It has `REAPER_KEEP=1` in its environment.
-    KeepMark,
+    KeepMarker,
     /// A user has asked to keep it.
     KeptByUser,
     /// A rule holds, and its delay is not over.
@@ -90,12 +90,12 @@ pub enum Reason {
 impl Reason {
     pub fn name(self) -> &'static str {
         match self {
-            Reason::RootGone => "root_gone",
+            Reason::RootExited => "root_gone",
             Reason::BornWhileDue => "born_while_due",
             Reason::EndOrdered => "end_ordered",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
-            Reason::KeepMark => "keep_mark",
+            Reason::KeepMarker => "keep_mark",
             Reason::KeptByUser => "kept_by_user",
             Reason::Waiting => "waiting",
             Reason::SuccessorAwaited => "successor_awaited",
@@ -126,12 +126,12 @@ pub struct Decision {
     /// Name of the rule that decided, if one did.
     pub rule: Option<Arc<str>>,
     /// What made the process due, if it is.
-    pub due: Option<RootGone>,
+    pub due: Option<RootExit>,
     /// Facts that are wanted before it can be said: then, and only then, the verdict is [`Verdict::Wait`] with
     /// [`Reason::Unread`].
-    pub needs: Needs,
+    pub needs: FactSet,
     /// They are wanted of this process, not of itself: of its kin, or of who tells the unit of its root.
-    pub relative: Option<Key>,
+    pub relative: Option<ProcessKey>,
     /// Monotonic nanoseconds at which this may change though nothing happens: the end of a delay, with
     /// [`Verdict::Wait`], or of what keeps it.
     pub until: Option<u64>,
@@ -144,7 +144,7 @@ impl Decision {
             reason,
             rule: None,
             due: None,
-            needs: Needs::NONE,
+            needs: FactSet::NONE,
             relative: None,
             until: None,
         }
@@ -152,15 +152,15 @@ impl Decision {
 }
 
 /// Decides about many by one state of the model: what several decisions rest on is found out once.
-pub struct Round<'a> {
+pub struct Evaluation<'a> {
     model: &'a Model,
     kin: kin::Known,
 }
 
-impl<'a> Round<'a> {
-    pub(super) fn new(model: &'a Model) -> Round<'a> {
+impl<'a> Evaluation<'a> {
+    pub(super) fn new(model: &'a Model) -> Evaluation<'a> {
         let kin = kin::Known::default();
-        Round { model, kin }
+        Evaluation { model, kin }
     }
 
     /// What the model decides.
@@ -169,12 +169,12 @@ impl<'a> Round<'a> {
     }
 
     /// The living process with this key.
-    pub fn node(&self, key: Key) -> Option<&'a Node> {
+    pub fn node(&self, key: ProcessKey) -> Option<&'a Node> {
         self.model.tree.get(key)
     }
 
     /// See [`Model::decide`].
-    pub fn decide(&self, key: Key) -> Decision {
+    pub fn decide(&self, key: ProcessKey) -> Decision {
         decide(self, key)
     }
 
@@ -190,12 +190,12 @@ impl<'a> Round<'a> {
 /// The first that says something wins: what is never signalled, what is no member, what its root has ordered, what a user
 /// keeps, what is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
 /// due, and lives by right of its agent if not. Nothing is read that does not matter.
-fn decide(round: &Round<'_>, key: Key) -> Decision {
+fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     let model = round.model;
     let Some(node) = model.tree.get(key) else {
         return Decision::keep(Reason::NotAMember);
     };
-    if let Some(reason) = never(model, node) {
+    if let Some(reason) = never_list(model, node) {
         return Decision::keep(reason);
     }
     let Some(session) = session_of(model, node) else {
@@ -209,21 +209,25 @@ fn decide(round: &Round<'_>, key: Key) -> Decision {
         };
     }
     let due = model.sessions.due(session.id).map(|(_, due)| due);
-    match due.is_none().then(|| handover(model, session)).flatten() {
+    match due
+        .is_none()
+        .then(|| await_successor(model, session))
+        .flatten()
+    {
         Some(decision) => decision,
-        None => judge(round, node, session, due),
+        None => evaluate(round, node, session, due),
     }
 }
 
 /// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
-fn handover(model: &Model, session: &Session) -> Option<Decision> {
+fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
     let mut outwards = model.sessions.outwards(session.id);
-    let open = outwards.find(|session| session.handover != Handover::Excluded)?;
-    Some(match open.handover {
-        Handover::Unknown => Decision::keep(Reason::SuccessorUnknown),
+    let open = outwards.find(|session| session.succession != Succession::Excluded)?;
+    Some(match open.succession {
+        Succession::Unknown => Decision::keep(Reason::SuccessorUnknown),
         _ => Decision {
             verdict: Verdict::Wait,
-            until: model.handover_deadline(open),
+            until: model.succession_deadline(open),
             ..Decision::keep(Reason::SuccessorAwaited)
         },
     })
@@ -239,19 +243,24 @@ fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {
 }
 
 /// The never-list: no rule and no mode gets past it.
-fn never(model: &Model, node: &Node) -> Option<Reason> {
+fn never_list(model: &Model, node: &Node) -> Option<Reason> {
     if node.key.pid <= 1 {
         Some(Reason::NeverPid1)
     } else if node.kernel_thread {
         Some(Reason::NeverKernelThread)
-    } else if node.key.pid == model.own_pid || model.is_own(node.key) {
+    } else if node.key.pid == model.own_pid || model.is_own_ancestry(node.key) {
         Some(Reason::NeverSelf)
     } else {
         None
     }
 }
 
-fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone>) -> Decision {
+fn evaluate(
+    round: &Evaluation<'_>,
+    node: &Node,
+    session: &Session,
+    due: Option<RootExit>,
+) -> Decision {
     let model = round.model;
     let keep = |reason| Decision {
         due,
@@ -259,19 +268,19 @@ fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone
     };
     if let Some(user) = node
         .user_keep()
-        .filter(|keep| keep.holds(model.awake_now()))
+        .filter(|keep| keep.is_in_force(model.awake_now()))
     {
         return Decision {
             until: user.until_awake,
             ..keep(Reason::KeptByUser)
         };
     }
-    let marked = keep_mark(model, node);
-    let said = Case::new(model, node, session, due).said();
+    let marked = keep_marker(model, node);
+    let said = Case::new(model, node, session, due).decide();
     // It lives by right of its agent first of all.
     let by_right = due.is_none() && said.verdict == Verdict::Keep;
-    if marked == Known::Is(true) && !by_right {
-        return keep(Reason::KeepMark);
+    if marked == Fact::Known(true) && !by_right {
+        return keep(Reason::KeepMarker);
     }
     let mut decision = Decision {
         verdict: said.verdict,
@@ -283,25 +292,25 @@ fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone
         until: said.until,
     };
     let kept = matches!(said.verdict, Verdict::Keep | Verdict::Report);
-    let wants_arguments = !kept && Weighed::wants_arguments(model, node).is_some();
+    let wants_arguments = !kept && MatchedRules::wants_arguments(model, node).is_some();
     if wants_arguments {
-        decision.needs |= Needs::ARGUMENTS;
+        decision.needs |= FactSet::ARGUMENTS;
         (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
         decision.until = None;
-    } else if !kept && let Some(decision) = kept_by_what_it_is(round, node, due) {
+    } else if !kept && let Some(decision) = kept_by_state(round, node, due) {
         return Decision { due, ..decision };
     }
     let matters = said.verdict != Verdict::Keep;
     match marked {
-        Known::Unasked if matters => {
-            decision.needs |= Needs::MARKS;
+        Fact::Unread if matters => {
+            decision.needs |= FactSet::MARKERS;
             (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
             decision.until = None;
         }
-        Known::Unreadable if matters && !kept => return keep(Reason::Unreadable),
+        Fact::Unreadable if matters && !kept => return keep(Reason::Unreadable),
         _ => {}
     }
-    (decision.needs, decision.relative) = of_whom(model, session, decision.needs);
+    (decision.needs, decision.relative) = facts_and_owner(model, session, decision.needs);
     match due.filter(|_| decision.verdict == Verdict::Reap) {
         Some(due) => round.kin.held(model, node, due).unwrap_or(decision),
         None => decision,
@@ -310,77 +319,86 @@ fn judge(round: &Round<'_>, node: &Node, session: &Session, due: Option<RootGone
 
 /// What is to be read for what a member of a session wants, and of whom, if not of itself: that comes first, as it may
 /// settle the rest.
-fn of_whom(model: &Model, session: &Session, needs: Needs) -> (Needs, Option<Key>) {
-    if needs == Needs::ROOT_UNIT {
-        return (Needs::UNIT, model.tells_unit_of_root(session));
+fn facts_and_owner(
+    model: &Model,
+    session: &Session,
+    needs: FactSet,
+) -> (FactSet, Option<ProcessKey>) {
+    if needs == FactSet::ROOT_UNIT {
+        return (FactSet::UNIT, model.unit_source(session));
     }
-    (needs.without(Needs::ROOT_UNIT), None)
+    (needs.without(FactSet::ROOT_UNIT), None)
 }
 
 /// Whether it has `REAPER_KEEP=1` in its environment, where that means something.
-fn keep_mark(model: &Model, node: &Node) -> Known<bool> {
+fn keep_marker(model: &Model, node: &Node) -> Fact<bool> {
     if !model.rules.honors_keep() {
-        return Known::Is(false);
+        return Fact::Known(false);
     }
-    match node.facts().map(|facts| facts.marks) {
-        _ if node.state.cached.keep_mark != Known::Unasked => node.state.cached.keep_mark,
-        None | Some(Known::Unasked) => Known::Unasked,
-        Some(Known::Unreadable) => Known::Unreadable,
-        Some(Known::Is(marks)) => Known::Is(marks & 1 != 0),
+    match node.facts().map(|facts| facts.markers) {
+        _ if node.state.cached.keep_marker != Fact::Unread => node.state.cached.keep_marker,
+        None | Some(Fact::Unread) => Fact::Unread,
+        Some(Fact::Unreadable) => Fact::Unreadable,
+        Some(Fact::Known(marks)) => Fact::Known(marks & 1 != 0),
     }
 }
 
 /// Whether a rule about roots may come to decide about a process while it lives.
-pub(super) fn judges_root(model: &Model, node: &Node) -> bool {
+pub(super) fn has_rules_for_root(model: &Model, node: &Node) -> bool {
     session_of(model, node)
         .is_some_and(|session| Case::new(model, node, session, None).may_be_judged_as_root())
 }
 
 /// Whether a member is kept though it should be due, or is never signalled at all. As long as its root lives,
 /// what is not known yet does not count.
-pub(super) fn is_spared(round: &Round<'_>, node: &Node) -> bool {
+pub(super) fn is_kept(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
     let Some(session) = session_of(model, node) else {
-        return never(model, node).is_some();
+        return never_list(model, node).is_some();
     };
     let due = model.sessions.due(session.id).map(|(_, due)| due);
-    let decision = judge(round, node, session, Some(due.unwrap_or(killed(model))));
-    let unread = !decision.needs.is_none();
-    never(model, node).is_some() || decision.verdict != Verdict::Reap && (due.is_some() || !unread)
+    let decision = evaluate(round, node, session, Some(due.unwrap_or(killed(model))));
+    let unread = !decision.needs.is_empty();
+    never_list(model, node).is_some()
+        || decision.verdict != Verdict::Reap && (due.is_some() || !unread)
 }
 
 /// What would be decided about a member if its root ended now in this way, by what is known. None, if it is
 /// gone already or it is never signalled.
-pub(super) fn foresee(round: &Round<'_>, key: Key, ended: Ended) -> Option<Decision> {
+pub(super) fn decide_if_root_exits(
+    round: &Evaluation<'_>,
+    key: ProcessKey,
+    ended: ExitStatus,
+) -> Option<Decision> {
     let model = round.model;
     let node = model.tree.get(key)?;
     let session = session_of(model, node)?;
-    let open = never(model, node).is_none() && model.sessions.due(session.id).is_none();
-    open.then(|| judge(round, node, session, Some(gone(model, ended))))
+    let open = never_list(model, node).is_none() && model.sessions.due(session.id).is_none();
+    open.then(|| evaluate(round, node, session, Some(gone(model, ended))))
 }
 
 /// Whether nothing that this program could come to know, but for its running another program, would spare a
 /// member if a signal ended its root now.
-pub(super) fn is_clear(round: &Round<'_>, node: &Node) -> bool {
+pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
-    let unmarked = matches!(keep_mark(model, node), Known::Is(false));
+    let unmarked = matches!(keep_marker(model, node), Fact::Known(false));
     let killed = killed(model);
     // Who its kin will be by then, nobody knows.
-    let unheld = !model.rules.may_hold_kin(killed.ended);
-    let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_spared();
-    let is_read = Weighed::wants_arguments(model, node).is_none()
+    let unheld = !model.rules.may_keep_relatives(killed.ended);
+    let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
+    let is_read = MatchedRules::wants_arguments(model, node).is_none()
         && !model.wants_script(node)
         && round.kin.kept_below(model, node, Some(killed)).is_none();
     unmarked
         && unheld
-        && !is_spared(round, node)
+        && !is_kept(round, node)
         && is_read
         && session_of(model, node).is_some_and(clear)
 }
 
 /// The end of a root by a signal, as of now.
-fn killed(model: &Model) -> RootGone {
-    let signalled = Ended::Signalled {
+fn killed(model: &Model) -> RootExit {
+    let signalled = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
@@ -388,8 +406,8 @@ fn killed(model: &Model) -> RootGone {
 }
 
 /// The end of a root, as of now.
-fn gone(model: &Model, ended: Ended) -> RootGone {
-    RootGone {
+fn gone(model: &Model, ended: ExitStatus) -> RootExit {
+    RootExit {
         at: model.clock.now(),
         ended,
         signalled: false,
@@ -397,13 +415,13 @@ fn gone(model: &Model, ended: Ended) -> RootGone {
 }
 
 /// What keeps it that is not a question of rules about it: what is not known of it, and what it is below.
-fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> Option<Decision> {
+fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> Option<Decision> {
     let model = round.model;
     let by = |reason, rule: Option<RuleId>| Decision {
         rule: rule.map(|rule| Arc::clone(model.rules.name(rule))),
         ..Decision::keep(reason)
     };
-    if let Some(might) = Weighed::of(model, node).unreadable {
+    if let Some(might) = MatchedRules::of(model, node).unreadable {
         return Some(by(Reason::Unreadable, might));
     }
     if node.state.member.unsure {
@@ -414,7 +432,7 @@ fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> 
         Above::Keeps(rule) => by(Reason::BelowKept, rule),
         Above::Ask(rule, key) => Decision {
             verdict: Verdict::Wait,
-            needs: Needs::ARGUMENTS,
+            needs: FactSet::ARGUMENTS,
             relative: Some(key),
             ..by(Reason::Unread, Some(rule))
         },
@@ -422,13 +440,13 @@ fn kept_by_what_it_is(round: &Round<'_>, node: &Node, due: Option<RootGone>) -> 
 }
 
 /// Returns what a process does for those below it: a rule that rests on what lasts keeps them with it.
-fn keeps_below(model: &Model, node: &Node, due: Option<RootGone>) -> Option<Above> {
+fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Option<Above> {
     let session = model.sessions.get(node.state.member.session?)?;
     let case = Case::new(model, node, session, due);
-    if let Some(rule) = case.kept_for_good() {
+    if let Some(rule) = case.permanent_keep() {
         return Some(Above::Keeps(Some(rule)));
     }
-    if let Some(rule) = Weighed::wants_arguments(model, node) {
+    if let Some(rule) = MatchedRules::wants_arguments(model, node) {
         return Some(Above::Ask(rule, node.key));
     }
     let unreadable = case.weighed().unreadable;

@@ -13,7 +13,7 @@ mod when;
 use toml::de::DeTable;
 
 use crate::agent::Ruleset;
-use read::Written;
+use read::RuleEntry;
 use reader::Reader;
 
 /// Top-level keys of a config file that are about rules.
@@ -54,7 +54,7 @@ pub struct Rules {
     /// `[defaults]`
     pub defaults: Defaults,
     /// Rules of the file itself, in its order.
-    pub own: Vec<Written>,
+    pub own: Vec<RuleEntry>,
     /// All rules in force: those of the file, then those of the catalogue that `defaults` leaves on, or `enable`
     /// switches on, and that no rule of the file replaces by its name.
     pub in_force: Ruleset,
@@ -74,8 +74,8 @@ impl Rules {
         }
         let own = read::read(r, root);
         let enable = enabled(r, root);
-        let all = catalogue::added_to(&own, defaults, &enable);
-        when::few_marks(r, &all);
+        let all = catalogue::merge_user_rules(&own, defaults, &enable);
+        when::check_marker_count(r, &all);
         Rules {
             honor_keep,
             defaults,
@@ -95,7 +95,7 @@ fn enabled(r: &mut Reader, root: &DeTable<'_>) -> Vec<String> {
     let names = root
         .get("enable")
         .map_or(Vec::new(), |value| r.strings("enable", value));
-    let known = catalogue::written();
+    let known = catalogue::entries();
     let known: Vec<&str> = known.iter().map(|written| &*written.rule.name).collect();
     for (at, name) in &names {
         r.known_name(*at, name, &known, "`enable` names no built-in rule");

@@ -10,15 +10,15 @@
 //! Invariant: a server's session is nested in no other, and no other is nested in it. An agent below a server is found
 //! again by a restarted server, so it lives until its own end.
 
-mod descent;
+mod attribution;
 mod inferred;
-mod learned;
 mod lineage;
 pub mod member;
+mod membership;
 mod open;
 mod restore;
-mod successor;
-mod traces;
+mod root_facts;
+mod succession;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::agent::{RuleId, Ruleset, SessionKind};
-use super::event::{Ended, Image, Key, TICK_NS, Uids};
-use super::facts::{Inherited, Known};
+use super::event::{ExitStatus, Image, ProcessKey, TICK_NS, Uids};
+use super::facts::{Fact, InheritedFacts};
 use crate::{Node, Tree};
-pub(super) use descent::Origin;
 pub use member::{Evidence, SessionId};
-pub use successor::{Handover, Search};
+pub(super) use membership::Origin;
+pub use succession::{Succession, SuccessorSearch};
 
 /// Number of the signal that a root is sent first.
 const SIGTERM: u8 = 15;
@@ -41,20 +41,20 @@ pub const CLOSED_MAX: usize = 64;
 
 /// The end of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RootGone {
+pub struct RootExit {
     /// Nanoseconds since boot.
     pub at: u64,
-    pub ended: Ended,
+    pub ended: ExitStatus,
     /// Whether it was sent a signal before by this program.
     pub signalled: bool,
 }
 
-impl RootGone {
+impl RootExit {
     /// Returns the end that decides about the members. A root that exits because it was told to has not finished its
     /// work, whatever its status.
-    pub fn cause(&self) -> Ended {
+    pub fn cause(&self) -> ExitStatus {
         match self.ended {
-            Ended::Exited(_) if self.signalled => Ended::Signalled {
+            ExitStatus::Exited(_) if self.signalled => ExitStatus::Signalled {
                 signal: SIGTERM,
                 core: false,
             },
@@ -65,20 +65,20 @@ impl RootGone {
 
 /// Who had a root when it became one: a stranger, of whom nothing else is remembered once it has exited.
 #[derive(Clone, Debug)]
-pub struct Parent {
-    pub key: Key,
+pub struct RootParent {
+    pub key: ProcessKey,
     /// As it was then; nothing is in it where that is not known.
     pub image: Arc<Image>,
     pub uids: Uids,
 }
 
-impl Parent {
-    fn of(tree: &Tree, key: Key) -> Parent {
+impl RootParent {
+    fn of(tree: &Tree, key: ProcessKey) -> RootParent {
         let known = tree.get(key);
         let (image, uids) = known
             .map(|node| (Arc::clone(&node.image), node.uids))
             .unwrap_or_default();
-        Parent { key, image, uids }
+        RootParent { key, image, uids }
     }
 }
 
@@ -90,15 +90,15 @@ pub struct Session {
     pub kind: SessionKind,
     /// `None` for a session from before this program whose rule there is no more.
     pub rule: Option<RuleId>,
-    pub root: Key,
+    pub root: ProcessKey,
     /// Uids of the root when it became one.
     pub uids: Uids,
     /// Nanoseconds since boot.
-    pub opened: u64,
+    pub opened_at: u64,
     /// The process that was the root first: with the start, this session's name for ever.
-    pub first_root: Key,
+    pub first_root: ProcessKey,
     /// Who had the root when it became one.
-    pub parent: Option<Parent>,
+    pub parent: Option<RootParent>,
     /// The session that this one is nested in.
     pub outer: Option<SessionId>,
     /// Id of the root's cgroup (v2) when it became one, 0 if unknown.
@@ -106,22 +106,22 @@ pub struct Session {
     /// Session id of the root as the kernel has it, 0 if unknown.
     pub sid: u32,
     /// The innermost systemd unit of the root's cgroup.
-    pub unit: Known<Arc<str>>,
+    pub unit: Fact<Arc<str>>,
     /// What its root has from its makers, as far as anybody has asked.
-    pub inherited: Known<Arc<Inherited>>,
+    pub inherited: Fact<Arc<InheritedFacts>>,
     /// The root was found below tmux, screen or zellij.
     pub multiplexed: bool,
-    pub root_gone: Option<RootGone>,
+    pub root_exit: Option<RootExit>,
     /// Whether another agent may continue the session after the exit of its root.
-    pub handover: Handover,
+    pub succession: Succession,
     /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
-    pub last_end: u64,
+    pub last_exit_at: u64,
     /// Start of its youngest member, in nanoseconds since boot.
-    pub(super) last_birth: u64,
+    pub(super) last_birth_at: u64,
     /// When it was last read that a client was connected to it or an agent ran below it, in nanoseconds since boot.
-    pub(super) last_use: u64,
+    pub(super) last_use_at: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
-    found: bool,
+    is_found: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
@@ -136,38 +136,38 @@ impl Session {
     }
 
     /// Whether this is its name, which may be known better than it was when it opened.
-    fn is_named(&self, name: Key) -> bool {
+    fn has_name(&self, name: ProcessKey) -> bool {
         let coarse = self.first_root.start.is_multiple_of(TICK_NS);
-        self.first_root == name || coarse && self.first_root.same_tick(name)
+        self.first_root == name || coarse && self.first_root.has_same_tick(name)
     }
 
     /// Takes over what its members are compared with from its root, as far as that is known.
-    fn is_of_root(&mut self, root: Option<&Node>) {
+    fn copy_from_root(&mut self, root: Option<&Node>) {
         let Some(root) = root else { return };
         if root.image.cgroup_id != 0 && root.image.cgroup_id != self.cgroup_id {
-            (self.cgroup_id, self.unit) = (root.image.cgroup_id, Known::Unasked);
+            (self.cgroup_id, self.unit) = (root.image.cgroup_id, Fact::Unread);
         }
         if root.image.sid != 0 {
             self.sid = root.image.sid;
         }
         if let Some(facts) = root.facts() {
-            self.learn_unit(&facts.unit);
-            self.learn_inherited(&facts.inherited);
+            self.set_unit(&facts.unit);
+            self.set_inherited(&facts.inherited);
         }
     }
 
     /// Returns the session with the end that makes its members due. There is none while another agent may continue it.
-    fn with_end(&self) -> Option<(&Session, RootGone)> {
-        let end = self.root_gone?;
-        (self.handover == Handover::Excluded).then_some((self, end))
+    fn with_end(&self) -> Option<(&Session, RootExit)> {
+        let end = self.root_exit?;
+        (self.succession == Succession::Excluded).then_some((self, end))
     }
 }
 
 /// How a process came to run its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ran {
+pub(super) enum ImageSource {
     /// Its exec was told.
-    Told,
+    Reported,
     /// It was found running it.
     Found,
     /// It was found running what its maker does: it has not run a program of its own yet.
@@ -176,7 +176,7 @@ pub(super) enum Ran {
 
 /// What became of sessions by a change in the tree.
 #[derive(Clone, Debug)]
-pub enum Turn {
+pub enum SessionEvent {
     Opened {
         session: SessionId,
         /// The session of the process that started the root, where the new one is not nested in it: one of them is a
@@ -189,18 +189,18 @@ pub enum Turn {
     },
     /// A member became a boundary, by the rule of this name.
     Boundary {
-        key: Key,
+        key: ProcessKey,
         session: SessionId,
         rule: Arc<str>,
     },
     /// The root left of its own accord and handed over to its child. Where that was found out only after
-    /// [`Turn::RootGone`], it takes that back.
+    /// [`SessionEvent::RootExited`], it takes that back.
     Relaunched {
         session: SessionId,
-        old_root: Key,
-        root: Key,
+        old_root: ProcessKey,
+        root: ProcessKey,
     },
-    RootGone {
+    RootExited {
         session: SessionId,
     },
     /// Nothing of it lives, nested sessions included; it is forgotten.
@@ -217,25 +217,25 @@ pub struct Sessions {
     /// Real uid of all roots; `None`: any.
     uid: Option<u32>,
     /// Sessions that something has left.
-    left: Vec<SessionId>,
+    to_check: Vec<SessionId>,
     /// Sessions are being taken up again, and not all that is known of them has been told.
-    pub(super) restoring: bool,
+    pub(super) is_restoring: bool,
     /// Sessions whose root has left of its own accord since then, with no heir among its children: one
     /// that was found with its adopter already is still to be told of.
-    left_by_root: Vec<(SessionId, Node)>,
+    exited_roots: Vec<(SessionId, Node)>,
     last: u32,
 }
 
 impl Sessions {
     /// Of this user alone, if one is named.
-    pub(super) fn of(uid: Option<u32>) -> Sessions {
+    pub(super) fn for_uid(uid: Option<u32>) -> Sessions {
         Sessions {
             uid,
             ..Sessions::default()
         }
     }
 
-    pub(super) fn may_be_of(&self, uid: u32) -> bool {
+    pub(super) fn allows_uid(&self, uid: u32) -> bool {
         self.uid.is_none_or(|only| only == uid)
     }
 
@@ -258,8 +258,8 @@ impl Sessions {
     }
 
     /// The session of this name: of the process that was its root first.
-    pub fn by_first_root(&self, name: Key) -> Option<&Session> {
-        self.iter().find(|session| session.is_named(name))
+    pub fn by_first_root(&self, name: ProcessKey) -> Option<&Session> {
+        self.iter().find(|session| session.has_name(name))
     }
 
     /// The session and those it is nested in, innermost first.
@@ -277,7 +277,7 @@ impl Sessions {
 
     /// Whether the members of a session are due: the outermost session whose root is gone, on whose
     /// ladder they belong, and the first end of a root, which made them so.
-    pub fn due(&self, id: SessionId) -> Option<(&Session, RootGone)> {
+    pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
         let gone = || self.outwards(id).filter_map(Session::with_end);
         let (outermost, _) = gone().last()?;
         let first = gone().map(|(_, end)| end).min_by_key(|end| end.at)?;
@@ -285,21 +285,21 @@ impl Sessions {
     }
 
     /// The session that has this process for its root.
-    pub fn of_root(&self, key: Key) -> Option<&Session> {
+    pub fn of_root(&self, key: ProcessKey) -> Option<&Session> {
         self.by_id
             .values()
-            .find(|session| session.root == key && session.root_gone.is_none())
+            .find(|session| session.root == key && session.root_exit.is_none())
     }
 
     /// A process has exited.
-    pub(super) fn exited(
+    pub(super) fn on_exit(
         &mut self,
         tree: &mut Tree,
         rules: &Ruleset,
         node: &Node,
-        (ended, orphans): (Ended, &[Key]),
+        (ended, orphans): (ExitStatus, &[ProcessKey]),
         now: u64,
-        turns: &mut Vec<Turn>,
+        session_events: &mut Vec<SessionEvent>,
     ) {
         if let Some(session) = node
             .state
@@ -308,55 +308,61 @@ impl Sessions {
             .and_then(|id| self.by_id.get_mut(&id))
         {
             session.members.remove(&node.key.pid);
-            session.last_end = now;
+            session.last_exit_at = now;
         }
-        self.left.extend(node.state.member.session);
+        self.to_check.extend(node.state.member.session);
         // Two, if it had become the root of another's session: of its own and of that.
         while node.state.member.root
             && let Some(id) = self.of_root(node.key).map(|session| session.id)
         {
-            let gone = RootGone {
+            let gone = RootExit {
                 at: now,
                 ended,
                 signalled: node.state.member.signalled != 0,
             };
-            let left = matches!(gone.cause(), Ended::Exited(_));
+            let left = matches!(gone.cause(), ExitStatus::Exited(_));
             let heir = || {
-                self.heir(tree, node, id, orphans)
-                    .or_else(|| self.heir_elsewhere(tree, node, id))
+                self.successor_root(tree, node, id, orphans)
+                    .or_else(|| self.reparented_successor(tree, node, id))
             };
             if left && let Some(heir) = heir() {
-                self.hand_over(tree, id, heir, turns);
+                self.hand_over(tree, id, heir, session_events);
                 continue;
             }
             let Some(session) = self.by_id.get_mut(&id) else {
                 break;
             };
-            session.root_gone = Some(gone);
-            session.handover = Handover::after(rules, session.rule, gone.cause());
-            turns.push(Turn::RootGone { session: id });
+            session.root_exit = Some(gone);
+            session.succession = Succession::after(rules, session.rule, gone.cause());
+            session_events.push(SessionEvent::RootExited { session: id });
             // It need not have been a member of it still: it may be a boundary.
-            self.left.push(id);
-            if left && self.restoring {
-                self.left_by_root.push((id, node.clone()));
+            self.to_check.push(id);
+            if left && self.is_restoring {
+                self.exited_roots.push((id, node.clone()));
             }
         }
     }
 
     /// Makes `root` the root of a session whose root has exited.
-    fn hand_over(&mut self, tree: &mut Tree, id: SessionId, root: Key, turns: &mut Vec<Turn>) {
+    fn hand_over(
+        &mut self,
+        tree: &mut Tree,
+        id: SessionId,
+        root: ProcessKey,
+        session_events: &mut Vec<SessionEvent>,
+    ) {
         let Some(session) = self.by_id.get_mut(&id) else {
             return;
         };
         let old_root = std::mem::replace(&mut session.root, root);
-        (session.root_gone, session.handover) = (None, Handover::Excluded);
+        (session.root_exit, session.succession) = (None, Succession::Excluded);
         if let Some(root) = tree.get_mut(root) {
             root.state.member.root = true;
         }
         if let Some(session) = self.by_id.get_mut(&id) {
-            session.is_of_root(tree.get(root));
+            session.copy_from_root(tree.get(root));
         }
-        turns.push(Turn::Relaunched {
+        session_events.push(SessionEvent::Relaunched {
             session: id,
             old_root,
             root,
@@ -366,18 +372,27 @@ impl Sessions {
     /// The child to which a root that left of its own accord has handed over: one that has become an
     /// agent by the same rule, in the same terminal, and in the foreground there: what reads from elsewhere while
     /// the root reads from the terminal was started by that for its own ends.
-    fn heir(&self, tree: &Tree, root: &Node, id: SessionId, orphans: &[Key]) -> Option<Key> {
+    fn successor_root(
+        &self,
+        tree: &Tree,
+        root: &Node,
+        id: SessionId,
+        orphans: &[ProcessKey],
+    ) -> Option<ProcessKey> {
         let session = self.get(id)?;
         // Of a rule that there is no more the name is left.
         let by_same_rule =
             |other: &Session| (other.rule, &other.agent) == (session.rule, &session.agent);
-        let reads = |node: &Node| node.facts().map_or(Known::Unasked, |facts| facts.input);
-        let is_heir = |key: &&Key| {
+        let reads = |node: &Node| {
+            node.facts()
+                .map_or(Fact::Unread, |facts| facts.stdin_is_terminal)
+        };
+        let is_heir = |key: &&ProcessKey| {
             tree.get(**key).is_some_and(|child| {
                 let nested = child.state.member.session.and_then(|id| self.get(id));
                 root.image.tty != 0
                     && child.image.tty == root.image.tty
-                    && (reads(root), reads(child)) != (Known::Is(true), Known::Is(false))
+                    && (reads(root), reads(child)) != (Fact::Known(true), Fact::Known(false))
                     && nested.is_some_and(|nested| nested.root == child.key && by_same_rule(nested))
             })
         };
@@ -385,7 +400,7 @@ impl Sessions {
     }
 
     /// There are other rules now.
-    pub(super) fn rename(&mut self, rules: &Ruleset) {
+    pub(super) fn resolve_rules(&mut self, rules: &Ruleset) {
         for session in self.by_id.values_mut().chain(&mut self.closed) {
             session.rule = rules.session_rule(&session.agent);
         }
@@ -393,20 +408,20 @@ impl Sessions {
 
     /// Closes what is over since the last call. Apart from the rest, so that whoever follows the turns
     /// still finds the session that the ones before this were about.
-    pub(super) fn close_finished(&mut self, turns: &mut Vec<Turn>) {
-        if self.restoring {
+    pub(super) fn close_finished(&mut self, session_events: &mut Vec<SessionEvent>) {
+        if self.is_restoring {
             return;
         }
-        while let Some(id) = self.left.pop() {
-            self.close_if_empty(id, turns);
+        while let Some(id) = self.to_check.pop() {
+            self.close_if_empty(id, session_events);
         }
     }
 
-    fn close_if_empty(&mut self, id: SessionId, turns: &mut Vec<Turn>) {
+    fn close_if_empty(&mut self, id: SessionId, session_events: &mut Vec<SessionEvent>) {
         let mut next = Some(id);
         while let Some(id) = next {
             let nested = self.by_id.values().any(|session| session.outer == Some(id));
-            let finished = |session: &Session| session.is_empty() && session.root_gone.is_some();
+            let finished = |session: &Session| session.is_empty() && session.root_exit.is_some();
             if nested || !self.by_id.get(&id).is_some_and(finished) {
                 return;
             }
@@ -418,7 +433,7 @@ impl Sessions {
                 self.closed.pop_front();
             }
             self.closed.push_back(session.clone());
-            turns.push(Turn::Closed {
+            session_events.push(SessionEvent::Closed {
                 session: Box::new(session),
             });
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::activity::Idle;
 use super::cached_facts::CachedFacts;
 use super::event::{Image, Uids};
-use super::fact::{Known, Needs};
+use super::fact::{Fact, FactSet};
 use super::facts::Facts;
 use super::keeps::{EndOrder, Keeps, UserKeep};
 use super::session::member::{Lineage, Member};
@@ -68,8 +68,8 @@ impl tree::State for ProcessState {
     fn on_fork(&mut self, inherited: Option<ProcessState>, is_new: bool) {
         let ProcessState { cached, keeps, .. } = inherited.unwrap_or_default();
         if is_new {
-            self.cached.read = cached.read;
-            self.cached.keep_mark = cached.keep_mark;
+            self.cached.readings = cached.readings;
+            self.cached.keep_marker = cached.keep_marker;
         }
         self.keeps.end_order = self.keeps.end_order.take().or(keeps.end_order);
     }
@@ -83,7 +83,7 @@ impl tree::State for ProcessState {
     }
 
     fn on_uids(&mut self) {
-        self.cached.weighed = None;
+        self.cached.matched_rules = None;
     }
 
     fn on_move(&mut self, time: u64) {
@@ -117,13 +117,13 @@ impl Node {
     }
 
     /// Returns which of these facts have not been read yet.
-    pub fn lacks(&self, wanted: Needs) -> Needs {
-        self.state.cached.lacks(wanted)
+    pub fn missing_facts(&self, wanted: FactSet) -> FactSet {
+        self.state.cached.missing(wanted)
     }
 
     /// Returns whether `REAPER_KEEP=1` is in its environment, if its exec has reported that.
-    pub fn told_mark(&self) -> Known<bool> {
-        self.state.cached.keep_mark
+    pub fn keep_marker(&self) -> Fact<bool> {
+        self.state.cached.keep_marker
     }
 
     /// Returns since when it has not worked; `None` if that was not read.

@@ -4,10 +4,10 @@
 //! rest. A process that was found in /proc keeps the start time that was found there as part of its
 //! key, and takes on its exact one beside it when a probe tells of it.
 
-mod found;
-mod look;
+mod discovered;
+mod exited;
 mod node;
-mod past;
+mod queries;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
-use super::event::{Ended, Event, EventKind, Image, Key, Provenance, Uids};
-use node::{Birth, Gone, Links, Sightings};
+use super::event::{Event, EventKind, ExitStatus, Image, ProcessKey, Provenance, Uids};
+use exited::RecentMap;
+pub(super) use exited::tick;
+use node::{Birth, Links, RecentExit, Reported};
 pub use node::{Change, Exited, Node, Orphaned, State};
-use past::Lately;
-pub(super) use past::tick;
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -32,14 +32,14 @@ const RECENT_MAX: usize = 1024;
 /// See the module.
 pub struct Tree<S: State> {
     live: Map<u32, Node<S>>,
-    exited: Map<Key, Exited<S::Remains>>,
+    exited: Map<ProcessKey, Exited<S::Remains>>,
     /// Keys of `exited`, oldest first; some may be gone from there.
-    order: VecDeque<Key>,
+    order: VecDeque<ProcessKey>,
     /// By pid and tick of the start.
-    recent: Lately<Gone<S::Remains>>,
+    recent: RecentMap<RecentExit<S::Remains>>,
     /// Processes out of whose mark a session has been taken, by exact key: whoever descends from them is
     /// nobody's, though the kernel may have handed that mark on before.
-    disowned: Lately<()>,
+    disowned: RecentMap<()>,
 }
 
 impl<S: State> Default for Tree<S> {
@@ -48,8 +48,8 @@ impl<S: State> Default for Tree<S> {
             live: Map::default(),
             exited: Map::default(),
             order: VecDeque::new(),
-            recent: Lately::default(),
-            disowned: Lately::default(),
+            recent: RecentMap::default(),
+            disowned: RecentMap::default(),
         }
     }
 }
@@ -77,7 +77,7 @@ impl<S: State> Tree<S> {
                 let image = image.unwrap_or_default();
                 let maker = makers.filter_map(|key| self.get(key)).next();
                 let inherited = maker.map(|node| {
-                    let is_current = node.is_news(time);
+                    let is_current = node.is_current_at(time);
                     node.state.at_birth(node.uids, time, is_current)
                 });
                 let birth = Birth {
@@ -85,14 +85,15 @@ impl<S: State> Tree<S> {
                     birth_parent: parent,
                     creator,
                 };
-                let known = self.get(child).map(|node| node.seen.told);
-                let Some(node) = self.meet(child, time, birth, provenance, image, changes) else {
+                let known = self.get(child).map(|node| node.reported.by_probe);
+                let Some(node) = self.get_or_insert(child, time, birth, provenance, image, changes)
+                else {
                     return;
                 };
-                node.note(mark, time, 0);
+                node.set_membership(mark, time, 0);
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
-                node.seen.forked |= creator.is_some() || parent.is_some();
+                node.reported.forked |= creator.is_some() || parent.is_some();
                 node.state.on_fork(inherited, known.is_none());
                 match known {
                     None => node.uids = uids,
@@ -104,7 +105,7 @@ impl<S: State> Tree<S> {
                             creator,
                             provenance,
                         });
-                        self.begot(child, parent);
+                        self.set_birth_parent(child, parent);
                     }
                 }
             }
@@ -116,19 +117,20 @@ impl<S: State> Tree<S> {
                 ref image,
                 mark,
             } => {
-                let birth = self.found(parent);
+                let birth = self.birth_of_discovered(parent);
                 let own = Arc::clone(image);
-                let key = self.known_as(key, provenance);
-                let Some(node) = self.meet(key, time, birth, provenance, own, changes) else {
+                let key = self.resolve_key(key, provenance);
+                let Some(node) = self.get_or_insert(key, time, birth, provenance, own, changes)
+                else {
                     return;
                 };
-                node.note(mark, time, 1);
-                node.seen.execed = true;
+                node.set_membership(mark, time, 1);
+                node.reported.execed = true;
                 if pidfd_inode != 0 {
                     node.pidfd_inode = pidfd_inode;
                 }
                 // It may have run another since, of which all that is known is what was found.
-                if node.is_news(time) {
+                if node.is_current_at(time) {
                     let is_later = time > node.image_at;
                     node.state.on_exec(&node.image, image, is_later);
                     (node.image, node.image_at) = (Arc::clone(image), time);
@@ -143,9 +145,9 @@ impl<S: State> Tree<S> {
                 mark,
                 ..
             } => {
-                let key = self.known_as(key, provenance);
+                let key = self.resolve_key(key, provenance);
                 if let Some(node) = self.get_mut(key) {
-                    node.note(mark, time, 0);
+                    node.set_membership(mark, time, 0);
                     if provenance == Provenance::Kernel {
                         node.exact_start = node.exact_start.or(key.exact_start());
                     }
@@ -158,11 +160,11 @@ impl<S: State> Tree<S> {
                 adopter,
                 mark,
             } => {
-                let child = self.known_as(child, provenance);
-                let of = |key: Option<Key>| key.map(|key| self.known_as(key, provenance));
+                let child = self.resolve_key(child, provenance);
+                let of = |key: Option<ProcessKey>| key.map(|key| self.resolve_key(key, provenance));
                 let (old_parent, adopter) = (of(old_parent), of(adopter));
                 // If it is unknown, its fork was lost.
-                self.turn_up(child, old_parent, mark, time, provenance, changes);
+                self.add_unknown(child, old_parent, mark, time, provenance, changes);
                 self.reparent(child, old_parent, adopter, time, changes);
             }
             EventKind::Move {
@@ -171,7 +173,7 @@ impl<S: State> Tree<S> {
                 mark,
             } => {
                 if let Some(node) = self.get_mut(key) {
-                    node.note(mark, time, 1);
+                    node.set_membership(mark, time, 1);
                     node.moved(cgroup_id, time);
                     changes.push(Change::Moved { key: node.key });
                 }
@@ -189,17 +191,17 @@ impl<S: State> Tree<S> {
                     });
                 }
             }
-            // Whose root it is only the sessions can tell: see `Tree::place`.
+            // Whose root it is only the sessions can tell: see `Tree::add_restored_root`.
             EventKind::Restored(_) => {}
-            EventKind::Seen(ref seen) => self.seen(seen, time, provenance, changes),
+            EventKind::Discovered(ref seen) => self.on_proc_entry(seen, time, provenance, changes),
         }
     }
 
     /// The node of a process that an event tells of: known, known less exactly, or new. `None` if the
     /// event is about one that has exited already.
-    fn meet(
+    fn get_or_insert(
         &mut self,
-        key: Key,
+        key: ProcessKey,
         time: u64,
         birth: Birth,
         provenance: Provenance,
@@ -217,28 +219,33 @@ impl<S: State> Tree<S> {
         let node = self.live.get_mut(&key.pid)?;
         if provenance == Provenance::Kernel {
             node.exact_start = node.exact_start.or(key.exact_start());
-            (node.seen.told, node.seen.placeholder) = (true, false);
+            (node.reported.by_probe, node.reported.placeholder) = (true, false);
         }
         Some(node)
     }
 
     /// Whether a process is in the tree; `None` for one that has exited already. Whoever had its pid
     /// before it has exited too.
-    fn is_known(&mut self, key: Key, time: u64, changes: &mut Vec<Change<S>>) -> Option<bool> {
+    fn is_known(
+        &mut self,
+        key: ProcessKey,
+        time: u64,
+        changes: &mut Vec<Change<S>>,
+    ) -> Option<bool> {
         match self.live.get(&key.pid) {
-            Some(known) if known.is(key) => return Some(true),
+            Some(known) if known.has_key(key) => return Some(true),
             Some(known) if known.start() > key.start => return None,
             _ if self.gone(key).is_some() => return None,
             None => {}
             Some(_) => {
                 let inferred = Provenance::Inferred;
-                self.exit(key.pid, time, Ended::Unknown, 0, inferred, changes);
+                self.exit(key.pid, time, ExitStatus::Unknown, 0, inferred, changes);
             }
         }
         Some(false)
     }
 
-    fn insert(&mut self, key: Key, birth: Birth, provenance: Provenance, image: Arc<Image>) {
+    fn insert(&mut self, key: ProcessKey, birth: Birth, provenance: Provenance, image: Arc<Image>) {
         let holder = birth.parent.and_then(|parent| self.get(parent));
         let parent = holder.map(|node| node.key);
         let state = S::below(holder.map(|node| &node.state));
@@ -256,12 +263,12 @@ impl<S: State> Tree<S> {
                 image,
                 image_at: 0,
                 pidfd_inode: 0,
-                mark: None,
+                membership: None,
                 orphaned: None,
                 provenance,
                 kernel_thread: false,
                 namespace_init: false,
-                seen: Sightings::default(),
+                reported: Reported::default(),
                 links: Links::default(),
                 state,
             },
@@ -273,12 +280,12 @@ impl<S: State> Tree<S> {
     }
 
     /// The key under which a process is known here, if it lives.
-    fn own_key(&self, key: Key) -> Key {
+    fn own_key(&self, key: ProcessKey) -> ProcessKey {
         self.get(key).map_or(key, |node| node.key)
     }
 
     /// The fork of a process has come to light that was found with a parent, perhaps an adopter.
-    fn begot(&mut self, child: Key, parent: Option<Key>) {
+    fn set_birth_parent(&mut self, child: ProcessKey, parent: Option<ProcessKey>) {
         let parent = parent.map(|key| self.own_key(key));
         let Some(node) = self.get_mut(child) else {
             return;
@@ -299,7 +306,7 @@ impl<S: State> Tree<S> {
     }
 
     /// Gives a process a parent; takes it from the one it had.
-    fn attach(&mut self, pid: u32, parent: Option<Key>) {
+    fn attach(&mut self, pid: u32, parent: Option<ProcessKey>) {
         let Some(node) = self.live.get(&pid) else {
             return;
         };
@@ -328,7 +335,7 @@ impl<S: State> Tree<S> {
         &mut self,
         pid: u32,
         time: u64,
-        ended: Ended,
+        ended: ExitStatus,
         peak_rss: u64,
         provenance: Provenance,
         changes: &mut Vec<Change<S>>,
@@ -352,7 +359,7 @@ impl<S: State> Tree<S> {
             });
             orphans.push(child.key);
         }
-        self.keep(&node, ended);
+        self.remember_exited(&node, ended);
         changes.push(Change::Exited {
             node: Box::new(node),
             ended,
@@ -379,9 +386,9 @@ impl<S: State> Tree<S> {
 
     fn reparent(
         &mut self,
-        child: Key,
-        old_parent: Option<Key>,
-        adopter: Option<Key>,
+        child: ProcessKey,
+        old_parent: Option<ProcessKey>,
+        adopter: Option<ProcessKey>,
         time: u64,
         changes: &mut Vec<Change<S>>,
     ) {

@@ -10,9 +10,9 @@
 
 use reaper_common::MEMBER_SPARED;
 
-use super::event::{Key, Mark, TICK_NS};
-use super::keeps::Wish;
-pub use super::keeps::{Noted, UserKeep};
+use super::event::{Membership, ProcessKey, TICK_NS};
+use super::keeps::KeepRequest;
+pub use super::keeps::{StoredKeep, UserKeep};
 use super::session::SessionId;
 use super::tree::tick;
 use super::{Model, Node, Tree};
@@ -20,28 +20,28 @@ use super::{Model, Node, Tree};
 /// Of whom it is asked whether they descend from a kept process.
 #[derive(Clone, Copy)]
 struct Descendant {
-    key: Key,
+    key: ProcessKey,
     session: Option<SessionId>,
     /// Who may have made it, the likeliest first.
-    makers: [Option<Key>; 3],
+    possible_parents: [Option<ProcessKey>; 3],
     /// The first of these has, if it is known at all.
     forked: bool,
-    mark: Option<Mark>,
+    mark: Option<Membership>,
 }
 
 impl Descendant {
-    fn living(node: &Node, creator: Option<Key>) -> Descendant {
+    fn living(node: &Node, creator: Option<ProcessKey>) -> Descendant {
         Descendant {
             key: node.key,
             session: node.state.member.session,
-            makers: [creator, node.birth_parent, node.parent],
-            forked: creator.is_some() || node.seen.forked,
-            mark: node.mark,
+            possible_parents: [creator, node.birth_parent, node.parent],
+            forked: creator.is_some() || node.reported.forked,
+            mark: node.membership,
         }
     }
 
-    fn makers(&self) -> impl Iterator<Item = Key> {
-        self.makers.into_iter().flatten()
+    fn possible_parents(&self) -> impl Iterator<Item = ProcessKey> {
+        self.possible_parents.into_iter().flatten()
     }
 }
 
@@ -51,7 +51,7 @@ impl Model {
     ///
     /// What was asked for it before is replaced, but what was kept with it stays so: to keep something has nothing
     /// reaped.
-    pub fn keep(&mut self, key: Key, mut keep: UserKeep) -> usize {
+    pub fn keep(&mut self, key: ProcessKey, mut keep: UserKeep) -> usize {
         let own = |node: &Node| {
             Some((
                 node.key,
@@ -61,36 +61,36 @@ impl Model {
         let Some((key, session)) = self.tree.get(key).and_then(own) else {
             return 0;
         };
-        keep.tree |= self.asked_for(key).is_some_and(|before| before.tree);
-        let noted = Noted {
+        keep.tree |= self.own_keep(key).is_some_and(|before| before.tree);
+        let noted = StoredKeep {
             key,
             session,
             asked: true,
             keep,
         };
-        self.wish(&[noted], self.clock.now());
+        self.add_keep_request(&[noted], self.clock.now());
         self.inherit_keeps(|wish| wish.keep == keep);
         self.kept_by(&keep).count()
     }
 
     /// Keeps what the service before this one was asked to keep. Whom a wish names need not be known yet, and of those
     /// who are gone descendants may live.
-    pub fn keep_again(&mut self, mut all: Vec<Noted>) {
-        let order = |noted: &Noted| {
-            let Noted { key, keep, .. } = noted;
-            (keep.made, keep.by, !noted.asked, key.start, key.pid)
+    pub fn restore_keeps(&mut self, mut all: Vec<StoredKeep>) {
+        let order = |noted: &StoredKeep| {
+            let StoredKeep { key, keep, .. } = noted;
+            (keep.made_at, keep.by_uid, !noted.asked, key.start, key.pid)
         };
         all.sort_unstable_by_key(order);
         for named in all.chunk_by(|one, other| one.keep == other.keep) {
-            self.wish(named, 0);
+            self.add_keep_request(named, 0);
         }
         self.inherit_keeps(|_| true);
     }
 
     /// Takes note of a wish, in place of what was asked for the same process. It is for all `named`, who were kept by
     /// it at `at`; for the first of them it was asked.
-    fn wish(&mut self, named: &[Noted], at: u64) {
-        let Some(&Noted {
+    fn add_keep_request(&mut self, named: &[StoredKeep], at: u64) {
+        let Some(&StoredKeep {
             key: top,
             session,
             asked,
@@ -99,8 +99,8 @@ impl Model {
         else {
             return;
         };
-        let same = |wish: &&Wish| asked && wish.top.same_tick(top);
-        let replaced = self.wishes.iter().filter(same).map(|wish| wish.keep);
+        let same = |wish: &&KeepRequest| asked && wish.top.has_same_tick(top);
+        let replaced = self.keep_requests.iter().filter(same).map(|wish| wish.keep);
         self.forget_keeps(&replaced.collect::<Vec<_>>());
         self.forget_finished_keeps();
         // It may be known by another name by now: what had relaunched it is not.
@@ -111,21 +111,21 @@ impl Model {
         let own = own.and_then(|id| self.sessions.get(id));
         let known = own.or_else(|| self.sessions.by_first_root(session));
         let session = known.map_or(session, |known| known.first_root);
-        let is_root = known.is_some_and(|known| known.root.same_tick(top));
-        self.wishes.push(Wish {
+        let is_root = known.is_some_and(|known| known.root.has_same_tick(top));
+        self.keep_requests.push(KeepRequest {
             keep,
             top,
             names: named.iter().map(|noted| tick(noted.key)).collect(),
             session,
             awaited: known.is_none(),
-            whole: is_root || session.same_tick(top),
+            whole: is_root || session.has_same_tick(top),
             at,
         });
     }
 
-    /// Takes back what a user has asked for, for all that was kept by it; says how many. See [`Model::wish_for`].
-    pub fn unkeep(&mut self, key: Key) -> usize {
-        let Some(keep) = self.wish_for(key) else {
+    /// Takes back what a user has asked for, for all that was kept by it; says how many. See [`Model::keep_to_revoke`].
+    pub fn unkeep(&mut self, key: ProcessKey) -> usize {
+        let Some(keep) = self.keep_to_revoke(key) else {
             return 0;
         };
         let count = self.kept_by(&keep).count();
@@ -135,26 +135,26 @@ impl Model {
 
     /// The wish that is to be taken back next of those by which a process is kept: what was asked for itself first,
     /// then what keeps it for longest.
-    pub fn wish_for(&self, key: Key) -> Option<UserKeep> {
+    pub fn keep_to_revoke(&self, key: ProcessKey) -> Option<UserKeep> {
         let now = self.awake_now();
         let kept = || self.tree.get(key)?.user_keep().copied();
-        let kept = || kept().filter(|keep| keep.holds(now));
-        self.asked_for(key).or_else(kept)
+        let kept = || kept().filter(|keep| keep.is_in_force(now));
+        self.own_keep(key).or_else(kept)
     }
 
     /// The living process with which another is kept for which nothing was asked itself.
-    pub fn kept_with(&self, key: Key) -> Option<Key> {
-        let wish = self.wish_for(key)?;
-        let wish = self.wishes.iter().find(|known| known.keep == wish)?;
+    pub fn kept_with(&self, key: ProcessKey) -> Option<ProcessKey> {
+        let wish = self.keep_to_revoke(key)?;
+        let wish = self.keep_requests.iter().find(|known| known.keep == wish)?;
         let top = self.tree.get(wish.top)?.key;
-        (!top.same_tick(key)).then_some(top)
+        (!top.has_same_tick(key)).then_some(top)
     }
 
     /// What was asked for this very process, and is not over.
-    fn asked_for(&self, key: Key) -> Option<UserKeep> {
+    fn own_keep(&self, key: ProcessKey) -> Option<UserKeep> {
         let now = self.awake_now();
-        let own = |wish: &&Wish| wish.top.same_tick(key) && wish.keep.holds(now);
-        self.wishes.iter().find(own).map(|wish| wish.keep)
+        let own = |wish: &&KeepRequest| wish.top.has_same_tick(key) && wish.keep.is_in_force(now);
+        self.keep_requests.iter().find(own).map(|wish| wish.keep)
     }
 
     /// Living processes that a wish is for.
@@ -165,38 +165,43 @@ impl Model {
 
     #[cfg(test)]
     pub(super) fn wishes(&self) -> usize {
-        self.wishes.len()
+        self.keep_requests.len()
     }
 
     /// Who is kept by a user's wish now, in no order.
     pub fn kept_by_users(&self) -> impl Iterator<Item = (&Node, &UserKeep)> {
         let now = self.awake_now();
         let all = self.tree.iter();
-        all.filter_map(move |node| Some((node, node.user_keep().filter(|keep| keep.holds(now))?)))
+        all.filter_map(move |node| {
+            Some((node, node.user_keep().filter(|keep| keep.is_in_force(now))?))
+        })
     }
 
     /// Forgets wishes that are over, or whose session is: nobody can turn up in it any more.
     pub(super) fn forget_finished_keeps(&mut self) {
         let now = self.awake_now();
-        let over = |wish: &&Wish| {
+        let over = |wish: &&KeepRequest| {
             let may_be = wish.awaited || self.sessions.named(wish.session).is_some();
-            !wish.keep.holds(now) || !may_be
+            !wish.keep.is_in_force(now) || !may_be
         };
-        let over = self.wishes.iter().filter(over).map(|wish| wish.keep);
+        let over = self.keep_requests.iter().filter(over).map(|wish| wish.keep);
         self.forget_keeps(&over.collect::<Vec<_>>());
     }
 
     fn forget_keeps(&mut self, over: &[UserKeep]) {
         if !over.is_empty() {
-            self.wishes.retain(|wish| !over.contains(&wish.keep));
+            self.keep_requests.retain(|wish| !over.contains(&wish.keep));
             self.tree.forget_keeps(over);
         }
     }
 
     /// Has a process kept that has come to be known or to be a member, where a wish is for it. `creator`: who has
     /// made it, if its fork has told so.
-    pub(super) fn inherit_keep(&mut self, key: Key, creator: Option<Key>) {
-        let node = self.tree.get(key).filter(|_| !self.wishes.is_empty());
+    pub(super) fn inherit_keep(&mut self, key: ProcessKey, creator: Option<ProcessKey>) {
+        let node = self
+            .tree
+            .get(key)
+            .filter(|_| !self.keep_requests.is_empty());
         if let Some(of) = node.map(|node| Descendant::living(node, creator)) {
             self.put_keeps(&of, |_| true);
         }
@@ -205,7 +210,7 @@ impl Model {
     /// A session has opened: what was asked for before it was known is for those who are its members.
     pub(super) fn inherit_awaited_keeps(&mut self, session: SessionId) {
         let mut found = Vec::new();
-        for wish in self.wishes.iter_mut().filter(|wish| wish.awaited) {
+        for wish in self.keep_requests.iter_mut().filter(|wish| wish.awaited) {
             if self.sessions.named(wish.session) == Some(session) {
                 wish.awaited = false;
                 found.push(wish.keep);
@@ -218,13 +223,13 @@ impl Model {
 
     /// Goes through all whom some wishes may be for, the oldest first, the dead of whom something is remembered among
     /// them.
-    fn inherit_keeps(&mut self, of_these: impl Fn(&Wish) -> bool) {
+    fn inherit_keeps(&mut self, of_these: impl Fn(&KeepRequest) -> bool) {
         let living = self.tree.iter();
         let living = living.map(|node| Descendant::living(node, None));
         let dead = self.tree.all_exited().map(|exited| Descendant {
             key: exited.key,
             session: exited.remains.lineage.session,
-            makers: [exited.birth_parent, None, None],
+            possible_parents: [exited.birth_parent, None, None],
             forked: true,
             mark: None,
         });
@@ -235,9 +240,9 @@ impl Model {
         }
     }
 
-    fn put_keeps(&mut self, of: &Descendant, of_these: impl Fn(&Wish) -> bool) {
-        let wishes = self.wishes.iter().filter(|wish| of_these(wish));
-        let keeps = wishes.filter(|wish| self.is_for(wish, of));
+    fn put_keeps(&mut self, of: &Descendant, of_these: impl Fn(&KeepRequest) -> bool) {
+        let wishes = self.keep_requests.iter().filter(|wish| of_these(wish));
+        let keeps = wishes.filter(|wish| self.keep_applies_to(wish, of));
         let keeps: Vec<UserKeep> = keeps.map(|wish| wish.keep).collect();
         if let Some(known) = self.tree.keeps_mut(of.key).filter(|_| !keeps.is_empty()) {
             known.retain(|keep| !keeps.contains(keep));
@@ -246,11 +251,11 @@ impl Model {
     }
 
     /// Whether a wish is for a process: it names it, or one from which this descends.
-    fn is_for(&self, wish: &Wish, of: &Descendant) -> bool {
+    fn keep_applies_to(&self, wish: &KeepRequest, of: &Descendant) -> bool {
         if wish.names.contains(&tick(of.key)) {
             return true;
         }
-        let holds = wish.keep.tree && wish.keep.holds(self.awake_now());
+        let holds = wish.keep.tree && wish.keep.is_in_force(self.awake_now());
         let Some(session) = of.session.filter(|_| holds) else {
             return false;
         };
@@ -261,13 +266,14 @@ impl Model {
         let named = self.sessions.named(wish.session);
         let mut outwards = self.sessions.outwards(session);
         let within = outwards.any(|session| Some(session.id) == named);
-        of.makers().any(descends) || within && (wish.whole || self.may_descend(of, wish))
+        of.possible_parents().any(descends) || within && (wish.whole || self.may_descend(of, wish))
     }
 
     /// Whether a process may descend from the one that a wish was asked for, though nobody who may have made it does
     /// for all that is known.
-    fn may_descend(&self, of: &Descendant, wish: &Wish) -> bool {
-        let older = |one: Key, other: Key| one.start / TICK_NS < other.start / TICK_NS;
+    fn may_descend(&self, of: &Descendant, wish: &KeepRequest) -> bool {
+        let older =
+            |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
         let spared = of.mark.map(|mark| mark.has(MEMBER_SPARED));
         let root = self.sessions.by_first_root(wish.session);
         if older(of.key, wish.top)
@@ -276,11 +282,11 @@ impl Model {
         {
             return false;
         }
-        let known = |maker: &Key| self.tree.keeps_of(*maker).is_some();
-        let Some(maker) = of.makers().find(known) else {
+        let known = |maker: &ProcessKey| self.tree.keeps_of(*maker).is_some();
+        let Some(maker) = of.possible_parents().find(known) else {
             return true;
         };
-        if of.forked && of.makers().next() == Some(maker) {
+        if of.forked && of.possible_parents().next() == Some(maker) {
             return false;
         }
         let lineage = self.tree.lineage_of(maker);
@@ -290,7 +296,7 @@ impl Model {
         // A member may be an adopter too: it is an ancestor of those whose children it adopts, so that it is kept by
         // the same wish itself, or an ancestor of who that was asked for.
         let node = self.tree.get(maker);
-        let is_marked = |node: &Node| node.mark.is_some_and(|mark| mark.has(MEMBER_SPARED));
+        let is_marked = |node: &Node| node.membership.is_some_and(|mark| mark.has(MEMBER_SPARED));
         let above = || self.tree.ancestors(wish.top);
         let apart =
             above().any(|above| above.key.pid == 1) && above().all(|above| above.key != maker);
@@ -302,7 +308,7 @@ impl Model {
 
 impl Tree {
     /// Returns the requests of users for a process which lives or is remembered; `None` if nothing is known of it.
-    fn keeps_of(&self, key: Key) -> Option<&[UserKeep]> {
+    fn keeps_of(&self, key: ProcessKey) -> Option<&[UserKeep]> {
         if let Some(node) = self.get(key) {
             return Some(&node.state.keeps.user_keeps);
         }
@@ -312,7 +318,7 @@ impl Tree {
     }
 
     /// Returns the same of a process that lives or has living descendants.
-    fn keeps_mut(&mut self, key: Key) -> Option<&mut Vec<UserKeep>> {
+    fn keeps_mut(&mut self, key: ProcessKey) -> Option<&mut Vec<UserKeep>> {
         if self.get(key).is_some() {
             return self
                 .get_mut(key)

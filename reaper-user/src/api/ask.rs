@@ -14,8 +14,8 @@ use crate::export::{Grounds, Record, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
 use reaper_model::agent::{Action, Ruleset, SessionKind};
-use reaper_model::event::{Ended, Image, Key, Uids};
-use reaper_model::facts::{Facts, Needs};
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
+use reaper_model::facts::{FactSet, Facts};
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub enum Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndAsked {
     /// The one who asks; its start is a whole tick.
-    pub root: Key,
+    pub root: ProcessKey,
     /// In nanoseconds since boot: after that it is not wanted any more.
     pub until: u64,
     /// Sent first.
@@ -106,7 +106,7 @@ pub enum Answer {
 #[derive(Clone)]
 pub struct Watched {
     /// All members of all sessions, whoever asks.
-    pub members: Vec<Key>,
+    pub members: Vec<ProcessKey>,
     pub rules: Ruleset,
     pub scope: Scope,
     /// Since when it watches, in ns since boot.
@@ -130,8 +130,8 @@ impl std::fmt::Debug for Watched {
 /// A process.
 #[derive(Clone, Debug)]
 pub struct Row {
-    pub key: Key,
-    pub parent: Option<Key>,
+    pub key: ProcessKey,
+    pub parent: Option<ProcessKey>,
     pub image: Arc<Image>,
     pub uids: Uids,
     pub session: Option<SessionRef>,
@@ -158,7 +158,7 @@ pub struct Judged {
     /// What the rule does.
     pub action: Option<Action>,
     /// What has to be read before it can be said.
-    pub needs: Needs,
+    pub needs: FactSet,
 }
 
 /// A session.
@@ -166,7 +166,7 @@ pub struct Judged {
 pub struct Group {
     pub name: SessionRef,
     pub kind: SessionKind,
-    pub root: Key,
+    pub root: ProcessKey,
     /// Nanoseconds since boot.
     pub opened: u64,
     pub members: usize,
@@ -174,7 +174,7 @@ pub struct Group {
     pub kept: usize,
     pub outer: Option<SessionRef>,
     /// When and how its root ended, if it has.
-    pub gone: Option<(u64, Ended)>,
+    pub gone: Option<(u64, ExitStatus)>,
 }
 
 /// A rule by which an agent or an agent's server is recognised.
@@ -214,7 +214,7 @@ pub struct Story {
     pub adopter: Option<Name>,
     pub session: Option<Group>,
     /// Of the sessions that it is in, the outermost whose root is gone, and the first such end.
-    pub due: Option<(Group, u64, Ended)>,
+    pub due: Option<(Group, u64, ExitStatus)>,
     /// What would be decided if its agent, which lives, were ended by a signal.
     pub if_killed: Option<Judged>,
     /// The same, if its agent ended of its own accord with status 0.
@@ -245,13 +245,13 @@ pub struct Name {
 /// One of those from whom a process descends.
 #[derive(Clone, Debug)]
 pub struct Ancestor {
-    pub key: Key,
+    pub key: ProcessKey,
     /// `None` if it is not remembered.
     pub image: Option<Arc<Image>>,
     /// Who asks may see it.
     pub visible: bool,
     pub alive: bool,
-    pub ended: Option<Ended>,
+    pub ended: Option<ExitStatus>,
     pub agent: Option<Arc<str>>,
     pub boundary: Option<Arc<str>>,
     pub adopter: Option<Name>,

@@ -8,7 +8,7 @@ use std::io;
 use tokio::net::UnixStream;
 use tokio::net::unix::UCred;
 
-use reaper_model::event::{Key, Uids};
+use reaper_model::event::{ProcessKey, Uids};
 
 /// Who is at the other end of a connection, as the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +21,7 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The start is a whole tick.
-    pub key: Key,
+    pub key: ProcessKey,
     pub real: u32,
     pub saved: u32,
     /// The kernel's short name for it.
@@ -68,7 +68,7 @@ impl Peer {
 mod tests {
     use super::*;
 
-    const KEY: Key = Key { pid: 5, start: 0 };
+    const KEY: ProcessKey = ProcessKey { pid: 5, start: 0 };
 
     fn uids(real: u32, effective: u32) -> Uids {
         Uids { real, effective }

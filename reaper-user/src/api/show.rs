@@ -19,7 +19,7 @@ use crate::source::procfs::{Procfs, Zombie};
 use crate::sys;
 use reaper_model::activity::Activity;
 use reaper_model::conversation::Conversations;
-use reaper_model::facts::{Facts, Inherited, Known, Stdio};
+use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
 
 /// Bytes of a command line among others, and of one that is asked for.
 const SHORT: usize = 256;
@@ -143,12 +143,12 @@ fn named(name: &Name) -> Named {
 
 fn facts(story: &Story) -> BTreeMap<String, Value> {
     let Facts {
-        marks,
+        markers: marks,
         unit,
         listening,
         cpu,
-        session,
-        input,
+        kernel_session: session,
+        stdin_is_terminal: input,
         inherited,
         conversations,
         activity,
@@ -158,11 +158,11 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
         script: _,
     } = &story.facts;
     let mut facts = BTreeMap::new();
-    let mut put = |name: &str, known: Known<Value>| {
+    let mut put = |name: &str, known: Fact<Value>| {
         let value = match known {
-            Known::Unasked => return,
-            Known::Unreadable => "unreadable".into(),
-            Known::Is(value) => value,
+            Fact::Unread => return,
+            Fact::Unreadable => "unreadable".into(),
+            Fact::Known(value) => value,
         };
         facts.insert(name.to_owned(), value);
     };
@@ -172,18 +172,18 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
     put("cpu_percent", map(cpu, |cpu| (*cpu).into()));
     put("sid", map(session, |now| now.sid.into()));
     let tty = match session {
-        Known::Is(now) => now.tty,
+        Fact::Known(now) => now.tty,
         _ => story.row.image.tty,
     };
-    put("terminal", Known::Is((tty != 0).into()));
+    put("terminal", Fact::Known((tty != 0).into()));
     put("terminal_input", map(input, |is| (*is).into()));
-    let place = |all: &Arc<Inherited>| match &all.directory {
+    let place = |all: &Arc<InheritedFacts>| match &all.directory {
         Some(directory) => directory.to_string_lossy().into(),
         None => Value::Null,
     };
     put("cwd", map(inherited, place));
-    let variables = |all: &Arc<Inherited>| {
-        let marks = all.trace.marks.iter();
+    let variables = |all: &Arc<InheritedFacts>| {
+        let marks = all.env_markers.markers.iter();
         marks.map(|mark| Value::from(mark.variable)).collect()
     };
     put("agent_marks", map(inherited, variables));
@@ -203,11 +203,11 @@ fn facts(story: &Story) -> BTreeMap<String, Value> {
     facts
 }
 
-fn map<T>(known: &Known<T>, value: impl FnOnce(&T) -> Value) -> Known<Value> {
+fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
     match known {
-        Known::Unasked => Known::Unasked,
-        Known::Unreadable => Known::Unreadable,
-        Known::Is(known) => Known::Is(value(known)),
+        Fact::Unread => Fact::Unread,
+        Fact::Unreadable => Fact::Unreadable,
+        Fact::Known(known) => Fact::Known(value(known)),
     }
 }
 

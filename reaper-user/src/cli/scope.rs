@@ -10,7 +10,7 @@ use crate::source::procfs::Procfs;
 use crate::sys::places::SOCKET_MAX;
 use crate::sys::{cgroup, thread_group};
 use reaper_model::Scope;
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// Longest name of a scope, in bytes: room is left for what a file's name has beside it.
 const NAME_MAX: usize = 200;
@@ -27,7 +27,7 @@ pub(super) fn parse(words: &[String]) -> Result<Scope, Failure> {
                 let what = "this is a thread; name the process that it belongs to";
                 return Err(Failure::Usage(format!("--scope {word}: {what}")));
             }
-            scope.roots.push(Key {
+            scope.roots.push(ProcessKey {
                 pid,
                 start: ticks * TICK_NS,
             });
@@ -61,7 +61,7 @@ pub(super) fn name(words: &[String], scope: &Scope) -> Option<String> {
     if words.is_empty() {
         return None;
     }
-    let root = |root: &Key| format!("{}-{}", root.pid, root.start / TICK_NS);
+    let root = |root: &ProcessKey| format!("{}-{}", root.pid, root.start / TICK_NS);
     let cgroups = words.iter().filter(|word| word.starts_with('/'));
     let cgroups = cgroups.map(|word| escaped(Path::new(word)));
     let mut parts: Vec<_> = scope.roots.iter().map(root).chain(cgroups).collect();
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn name_of(pids: &[u32], words: &[&str]) -> Option<String> {
-        let roots = pids.iter().map(|&pid| Key {
+        let roots = pids.iter().map(|&pid| ProcessKey {
             pid,
             start: 7 * TICK_NS + 5,
         });

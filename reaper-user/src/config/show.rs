@@ -43,7 +43,7 @@ pub fn json(config: &Config) -> Value {
 
 /// The settings of an empty file, and the built-in rules, those that are off with `"enabled": false`.
 pub fn json_defaults() -> Value {
-    let rules = catalogue::written();
+    let rules = catalogue::entries();
     let rules = rules
         .iter()
         .map(|written| json_rule(&written.rule, written.enabled));

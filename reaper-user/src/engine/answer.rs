@@ -19,10 +19,10 @@ use crate::config::Mode;
 use crate::export::{Body, KeptFor, Record, Who};
 use crate::reap::Outcome;
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
+use reaper_model::leftover::Verdict as Left;
 use reaper_model::policy::Verdict;
 use reaper_model::session::SessionId;
-use reaper_model::stray::Verdict as Left;
 use reaper_model::user_keep::UserKeep;
 use view::View;
 
@@ -67,7 +67,7 @@ impl Engine {
             Question::Explain { pid } => {
                 let story = view.story(pid)?;
                 let node = self.model.tree.get(story.row.key);
-                let ladder = node.and_then(|node| self.model.ladder_of(node));
+                let ladder = node.and_then(|node| self.model.escalation_of(node));
                 let (signal, grace) = self.follow.reaper.begins_with(ladder, self.settings.times);
                 Answer::Explain(Box::new(crate::api::ask::Story {
                     enforce: self.settings.mode == Mode::Enforce,
@@ -199,15 +199,15 @@ impl Engine {
         let keep = UserKeep {
             until_awake: lasts.map(sys::after),
             tree,
-            by: peer.uid,
-            made: keeps::wall_now(),
+            by_uid: peer.uid,
+            made_at: keeps::wall_now(),
         };
         let processes = self.model.keep(key, keep);
         if processes == 0 {
             return Err(self.of_no_session(&target));
         }
         // What was kept with all below it stays so.
-        let keep = self.model.wish_for(key).unwrap_or(keep);
+        let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
         let until = lasts.map(|lasts| sys::boot_time().saturating_add(sys::nanoseconds(lasts)));
         self.tell_keep(
             key,
@@ -232,19 +232,25 @@ impl Engine {
             );
             return Err(Refusal::new("conflict", what));
         }
-        let wish = self.model.wish_for(key);
+        let wish = self.model.keep_to_revoke(key);
         let processes = self.model.unkeep(key);
         if processes == 0 {
             let what = format!("nobody has asked to keep process {}", key.pid);
             return Err(Refusal::new("not_found", what));
         }
         self.tell_keep(key, peer, None, processes);
-        self.note = wish.map(|UserKeep { by, made, .. }| Note::Unkeep { by, made });
+        self.note = wish.map(
+            |UserKeep {
+                 by_uid: by,
+                 made_at: made,
+                 ..
+             }| Note::Unkeep { by, made },
+        );
         self.kept_or_not(key);
         Ok(done(key, processes))
     }
 
-    fn tell_keep(&mut self, key: Key, peer: Peer, kept: Option<KeptFor>, processes: usize) {
+    fn tell_keep(&mut self, key: ProcessKey, peer: Peer, kept: Option<KeptFor>, processes: usize) {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
@@ -258,21 +264,21 @@ impl Engine {
 
     /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
     /// take back.
-    fn ordered(&self, peer: Peer, target: &Target) -> Result<Key, Refusal> {
+    fn ordered(&self, peer: Peer, target: &Target) -> Result<ProcessKey, Refusal> {
         let pid = target.key.pid;
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
-            Some(key) if key.same_tick(target.key) => key,
+            Some(key) if key.has_same_tick(target.key) => key,
             Some(key) if key.start > target.key.start => {
                 let what = format!("there is no process {pid} any more");
                 return Err(Refusal::new("not_found", what));
             }
             _ => return Err(self.of_no_session(target)),
         };
-        match self.model.wish_for(key) {
-            Some(keep) if keep.by != peer.uid && !peer.is_root() => {
+        match self.model.keep_to_revoke(key) {
+            Some(keep) if keep.by_uid != peer.uid && !peer.is_root() => {
                 let what = format!(
                     "process {pid} is kept because user {} has asked for it: only they or root may change that",
-                    keep.by
+                    keep.by_uid
                 );
                 Err(Refusal::new("eperm", what))
             }
@@ -301,7 +307,7 @@ impl Engine {
     }
 
     /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
-    fn kept_or_not(&mut self, key: Key) {
+    fn kept_or_not(&mut self, key: ProcessKey) {
         let Some(session) = self
             .model
             .tree
@@ -313,9 +319,9 @@ impl Engine {
         // The wish may be for one that this session is nested in.
         let outermost = self.model.sessions.outwards(session).last();
         let session = outermost.map_or(session, |outermost| outermost.id);
-        let members: Vec<Key> = self.members_within(session).collect();
+        let members: Vec<ProcessKey> = self.members_within(session).collect();
         // What was never decided about is nobody's concern yet.
-        let known = |key: &&Key| self.follow.decided.contains_key(*key);
+        let known = |key: &&ProcessKey| self.follow.decided.contains_key(*key);
         let known = members.iter().filter(known).copied();
         let known: Vec<_> = known.map(Pending::Process).collect();
         self.follow.pending.extend(known);
@@ -323,7 +329,7 @@ impl Engine {
     }
 
     /// Members of a session and of those nested in it.
-    fn members_within(&self, session: SessionId) -> impl Iterator<Item = Key> {
+    fn members_within(&self, session: SessionId) -> impl Iterator<Item = ProcessKey> {
         let sessions = self.model.sessions.inwards(session);
         let members = sessions.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
@@ -344,16 +350,16 @@ impl Engine {
             .iter()
             .flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        let keys: Vec<Key> = members.map(|node| node.key).collect();
-        let round = self.model.round();
-        let due = |key: &Key| round.decide(*key).verdict == Verdict::Reap;
+        let keys: Vec<ProcessKey> = members.map(|node| node.key).collect();
+        let round = self.model.evaluation();
+        let due = |key: &ProcessKey| round.decide(*key).verdict == Verdict::Reap;
         let due: Vec<_> = keys.into_iter().filter(due).map(Pending::Process).collect();
         self.follow.pending.extend(due);
         Ok(())
     }
 }
 
-fn done(key: Key, processes: usize) -> KeepDone {
+fn done(key: ProcessKey, processes: usize) -> KeepDone {
     KeepDone {
         durable: false,
         pid: key.pid,

@@ -32,7 +32,7 @@ impl Cgroups {
         }
         let image = match &event.kind {
             EventKind::Exec { image, .. } => image,
-            EventKind::Seen(row) => &row.image,
+            EventKind::Discovered(row) => &row.image,
             _ => return,
         };
         if !self.settled.insert(image.cgroup_id) {

@@ -9,7 +9,7 @@ use crate::config::Mode;
 use crate::export::{Body, Names, NestedRest, SessionRef, Who};
 use crate::reap::{Outcome, Released, Report};
 use crate::source::procfs::Memory;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Reason, Verdict};
 use reaper_model::session::{CLOSED_MAX, Session, SessionId};
 
@@ -33,7 +33,7 @@ impl Engine {
                         .inwards(id)
                         .flat_map(|session| session.members());
                     let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-                    let members: Vec<Key> = members.map(|node| node.key).collect();
+                    let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
                     let tally = self.sessions.entry(id).or_default();
                     if !std::mem::replace(&mut tally.judged, true) {
                         // What was read of them while their agent lived may not be so any more.
@@ -41,7 +41,7 @@ impl Engine {
                             .iter()
                             .for_each(|key| self.model.forget_volatile(*key));
                         let session = self.model.sessions.get(id);
-                        if session.is_some_and(|s| s.root_gone.is_some_and(|gone| gone.signalled)) {
+                        if session.is_some_and(|s| s.root_exit.is_some_and(|gone| gone.signalled)) {
                             self.follow.reaper.renew(id);
                         }
                     }
@@ -52,9 +52,9 @@ impl Engine {
         // The oldest first: parents before the children they may still beget.
         keys.sort_unstable_by_key(|key| (key.start, key.pid));
         keys.dedup();
-        let round = self.model.round();
+        let round = self.model.evaluation();
         let decided = keys.into_iter().map(|key| (key, round.decide(key)));
-        let decided: Vec<(Key, Decision)> = decided.collect();
+        let decided: Vec<(ProcessKey, Decision)> = decided.collect();
         for (key, decision) in decided {
             self.carry_out(key, decision);
         }
@@ -82,7 +82,7 @@ impl Engine {
     pub(super) fn close_decided(&mut self, id: SessionId) {
         // One whose root lives may always have a look before it, and is not over.
         let session = self.model.sessions.get(id);
-        if session.is_some_and(|session| session.root_gone.is_none()) {
+        if session.is_some_and(|session| session.root_exit.is_none()) {
             self.close(id);
             return;
         }
@@ -141,7 +141,7 @@ impl Engine {
         let ladder = match *pending {
             Pending::Process(key) => {
                 let node = self.model.tree.get(key);
-                node.and_then(|node| self.model.ladder_of(node))
+                node.and_then(|node| self.model.escalation_of(node))
             }
             Pending::Session(id) => {
                 let due = self.model.sessions.due(id);
@@ -151,12 +151,12 @@ impl Engine {
         ladder.is_some_and(|id| self.follow.reaper.is_open(id))
     }
 
-    fn carry_out(&mut self, key: Key, decision: Decision) {
+    fn carry_out(&mut self, key: ProcessKey, decision: Decision) {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
         if let Some(session) = node.state.member.session {
-            if !decision.needs.is_none() {
+            if !decision.needs.is_empty() {
                 // Nothing is said of it before that is known, or known to be beyond knowing.
                 return self.ask(key, session, &decision);
             }
@@ -246,7 +246,7 @@ impl Engine {
                 }
                 Report::Signal(sent) => {
                     self.count.signals += 1;
-                    self.model.signalled(sent.key, mark_of(sent.signal));
+                    self.model.on_signalled(sent.key, mark_of(sent.signal));
                     self.follow.touched.push(sent.key);
                     if let Some(node) = self.model.tree.get(sent.key) {
                         // As it is now: it may run another program than when it was claimed.
@@ -278,7 +278,7 @@ impl Engine {
                 // What is left of it and of those in it, if anything, is kept.
                 Report::Done { session } => {
                     self.model.end_orders_of(session);
-                    let gone = |session: &&Session| session.root_gone.is_some();
+                    let gone = |session: &&Session| session.root_exit.is_some();
                     over.extend(
                         self.model
                             .sessions
@@ -312,7 +312,7 @@ impl Engine {
 
     pub(super) fn outcome(
         &mut self,
-        key: Key,
+        key: ProcessKey,
         session: SessionId,
         outcome: Outcome,
         signal: Option<&'static str>,

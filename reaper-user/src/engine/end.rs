@@ -10,7 +10,7 @@ use crate::api::{Claimed, Refusal};
 use crate::config::Mode;
 use crate::reap::Times;
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 impl Engine {
     /// Answers as soon as those who are there have been sent the first signal, as far as they can be by now. Gives how many records were read for that.
@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Those of them who are being ended, on whichever ladder they are.
-    fn claimed(&self, members: Vec<Key>) -> Vec<Claimed> {
+    fn claimed(&self, members: Vec<ProcessKey>) -> Vec<Claimed> {
         let claimed = members.into_iter().filter_map(|key| {
             let memory = self.follow.reaper.claimed(key)?;
             Some(Claimed {
@@ -51,7 +51,7 @@ impl Engine {
     }
 
     /// Gives whom it is for.
-    fn order_end(&mut self, peer: Peer, asked: &EndAsked) -> Result<Vec<Key>, Refusal> {
+    fn order_end(&mut self, peer: Peer, asked: &EndAsked) -> Result<Vec<ProcessKey>, Refusal> {
         if self.settings.mode == Mode::Observe {
             let what = "this service only observes";
             return Err(Refusal::new("conflict", what));
@@ -66,8 +66,8 @@ impl Engine {
         }
         let pid = asked.root.pid;
         let root = self.model.tree.by_pid(pid).map(|node| node.key);
-        let root = root.filter(|root| root.same_tick(asked.root));
-        let ordered = root.and_then(|root| self.model.to_be_ordered(root, peer.uid));
+        let root = root.filter(|root| root.has_same_tick(asked.root));
+        let ordered = root.and_then(|root| self.model.end_order_for(root, peer.uid));
         let Some((order, meant)) = ordered else {
             let what = format!("process {pid} is the root of no session");
             return Err(Refusal::new("not_found", what));

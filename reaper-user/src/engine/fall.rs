@@ -82,9 +82,9 @@ impl Engine {
                     ..Fall::default()
                 };
                 // The one before had told of everybody.
-                self.model.set_told_until(self.whole_until);
+                self.model.set_complete_until(self.whole_until);
                 self.ladders_told = false;
-                self.model.set_moves_unseen(!self.source.tells_moves());
+                self.model.set_misses_moves(!self.source.tells_moves());
                 (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
                 self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
             }

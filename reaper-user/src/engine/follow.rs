@@ -8,14 +8,14 @@ use reaper_common::MEMBER_KILL;
 use crate::config::EventScope;
 use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
 use crate::reap::{Reaper, Sent, Signaller};
-use reaper_model::event::{Ended, Event, EventKind, Key, Provenance};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
-use reaper_model::session::{Handover, Session, SessionId, Turn};
+use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
 use reaper_model::{Change, Model, Node, Output};
 
 /// What has to be decided about once the ring is drained.
 pub enum Pending {
-    Process(Key),
+    Process(ProcessKey),
     /// All members of a session and of those nested in it.
     Session(SessionId),
 }
@@ -58,21 +58,21 @@ pub struct Follow {
     pub finds_news: bool,
     pub pending: Vec<Pending>,
     /// What was decided last about a living member.
-    pub decided: HashMap<Key, (Verdict, Reason)>,
+    pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Sessions whose root has exited and that another agent may continue.
     pub handovers: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
-    pub parentless: Vec<Key>,
+    pub parentless: Vec<ProcessKey>,
     /// Members that run another program, or have only now been found to be members.
-    pub fresh: Vec<Key>,
+    pub fresh: Vec<ProcessKey>,
     /// Of whom what they have from their makers may tell whose they are.
-    pub suspects: Vec<Key>,
+    pub suspects: Vec<ProcessKey>,
     /// Who lives and has come to be known by something else than a fork or a look: of whom the fork was lost.
-    pub turned_up: HashSet<Key>,
+    pub turned_up: HashSet<ProcessKey>,
     /// These are taken note of: the source tells of the forks of all.
     pub notes_turned_up: bool,
     /// Of whom the kernel's map may have to say something else than it does.
-    pub touched: Vec<Key>,
+    pub touched: Vec<ProcessKey>,
     /// Sessions that are not any more what was left of them in the kernel.
     pub changed: Vec<SessionId>,
     /// Sessions of which nothing lives, and when the last of each had ended.
@@ -82,9 +82,9 @@ pub struct Follow {
     /// Signals that probes have sent.
     pub signals: u64,
     /// To whom: that they are to be reaped has been told with the signal.
-    pub foretold: HashSet<Key>,
+    pub foretold: HashSet<ProcessKey>,
     /// Ends of processes that somebody else has signalled, and that nobody had claimed yet.
-    pub ends: Vec<(Who, SessionId, Ended, Signal)>,
+    pub ends: Vec<(Who, SessionId, ExitStatus, Signal)>,
 }
 
 impl Follow {
@@ -117,7 +117,9 @@ impl Follow {
     pub fn on_output(&mut self, model: &Model, event: &Event, output: &Output) {
         match output {
             Output::Tree(change) => self.on_change(model, event, change),
-            Output::Session(turn) => self.turn(model, event.time, turn),
+            Output::Session(session_event) => {
+                self.on_session_event(model, event.time, session_event)
+            }
         }
     }
 
@@ -141,8 +143,10 @@ impl Follow {
                     self.fresh.push(key);
                 }
                 match event.kind {
-                    EventKind::Seen(_) if model.is_suspect(key) => self.suspects.push(key),
-                    EventKind::Seen(_) | EventKind::Fork { .. } => {}
+                    EventKind::Discovered(_) if model.is_unattributed(key) => {
+                        self.suspects.push(key)
+                    }
+                    EventKind::Discovered(_) | EventKind::Fork { .. } => {}
                     _ if self.notes_turned_up => drop(self.turned_up.insert(key)),
                     _ => {}
                 }
@@ -161,7 +165,7 @@ impl Follow {
                 };
                 let member = node.state.member.session.is_some();
                 if self.decided.contains_key(&key)
-                    || member && model.rules.judges_living(node.orphaned.is_some())
+                    || member && model.rules.has_rules_for_living(node.orphaned.is_some())
                 {
                     self.pending.push(Pending::Process(key));
                 }
@@ -169,7 +173,7 @@ impl Follow {
                     self.fresh.push(key);
                 }
                 // It may have become a server.
-                if node.state.member.root && model.judges_root(key) {
+                if node.state.member.root && model.has_rules_for_root(key) {
                     self.pending.push(Pending::Process(key));
                 }
                 // As the program of its root says whether the probes may end a session.
@@ -252,7 +256,7 @@ impl Follow {
                 }
                 // By the key that the tree knows it by.
                 let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
-                let name = |key: Option<Key>| match key {
+                let name = |key: Option<ProcessKey>| match key {
                     Some(key) => model.tree.comm(key).to_vec(),
                     None => Vec::new(),
                 };
@@ -273,19 +277,16 @@ impl Follow {
 
     /// It may be a member from now on.
     fn joined(&mut self, model: &Model, node: &Node) {
-        if node
-            .state
-            .member
-            .session
-            .is_some_and(|_| model.rules.judges_living(false) || model.ladder_of(node).is_some())
-        {
+        if node.state.member.session.is_some_and(|_| {
+            model.rules.has_rules_for_living(false) || model.escalation_of(node).is_some()
+        }) {
             self.pending.push(Pending::Process(node.key));
         }
         self.touch(node);
     }
 
     /// Handles a process that is found to be a member later than it began.
-    pub fn joined_late(&mut self, model: &Model, key: Key, time: u64) {
+    pub fn joined_late(&mut self, model: &Model, key: ProcessKey, time: u64) {
         let Some(node) = model.tree.get(key) else {
             return;
         };
@@ -298,14 +299,14 @@ impl Follow {
         self.lifecycle(model, node, time, Lifecycle::Fork, how);
     }
 
-    fn orphaned(&mut self, model: &Model, parent: &Node, orphan: Key, time: u64) {
+    fn orphaned(&mut self, model: &Model, parent: &Node, orphan: ProcessKey, time: u64) {
         self.parentless.push(orphan);
         if self.tell_orphan(model, parent.key, &parent.image.comm, orphan, time) {
             self.pending.push(Pending::Process(orphan));
         }
     }
 
-    fn is_orphan(&mut self, model: &Model, old_parent: Key, orphan: Key, time: u64) {
+    fn is_orphan(&mut self, model: &Model, old_parent: ProcessKey, orphan: ProcessKey, time: u64) {
         let command = model.tree.comm(old_parent);
         // The exit of a root is reported after its children, which the probe may have signalled. Until then a member of
         // its session would pass for detached; its exit re-evaluates all of them.
@@ -332,9 +333,9 @@ impl Follow {
     fn tell_orphan(
         &mut self,
         model: &Model,
-        parent: Key,
+        parent: ProcessKey,
         command: &[u8],
-        orphan: Key,
+        orphan: ProcessKey,
         time: u64,
     ) -> bool {
         let Some(node) = model
@@ -355,7 +356,7 @@ impl Follow {
 
     /// Notes whose mark in the kernel may have to change: of strangers there is none.
     fn touch(&mut self, node: &Node) {
-        let marked = node.mark.is_some_and(|mark| mark.flags != 0);
+        let marked = node.membership.is_some_and(|mark| mark.flags != 0);
         let followed =
             node.state.member.session.is_some() || self.scoped && node.state.member.in_scope;
         if marked || followed || node.state.member.boundary.is_some() || node.state.member.watched {
@@ -373,7 +374,7 @@ impl Follow {
     }
 
     /// A probe has sent a signal.
-    fn signalled(&mut self, model: &Model, key: Key, signal: u8, time: u64) {
+    fn signalled(&mut self, model: &Model, key: ProcessKey, signal: u8, time: u64) {
         let node = model.tree.get(key);
         let signal = Signal::try_from(i32::from(signal));
         if let (Some(node), Ok(signal)) = (node, signal) {
@@ -382,7 +383,7 @@ impl Follow {
             if !self.reaper.has_told(key) && self.foretold.insert(key) {
                 // On what the service has left word of: at the root's exit, or when nothing else helped.
                 let reason = match signal {
-                    Signal::SIGTERM => Reason::RootGone,
+                    Signal::SIGTERM => Reason::RootExited,
                     _ => Reason::BornWhileDue,
                 };
                 let names = Names {
@@ -406,9 +407,9 @@ impl Follow {
     }
 
     /// Takes in what became of a session.
-    pub fn turn(&mut self, model: &Model, time: u64, turn: &Turn) {
-        match turn {
-            Turn::Opened { session, starter } => {
+    pub fn on_session_event(&mut self, model: &Model, time: u64, session_event: &SessionEvent) {
+        match session_event {
+            SessionEvent::Opened { session, starter } => {
                 let Some(session) = model.sessions.get(*session) else {
                     return;
                 };
@@ -417,7 +418,7 @@ impl Follow {
                 };
                 self.opened += 1;
                 self.changed.push(session.id);
-                if model.judges_root(session.root) {
+                if model.has_rules_for_root(session.root) {
                     self.pending.push(Pending::Process(session.root));
                 }
                 self.touched.extend(root.parent);
@@ -436,7 +437,7 @@ impl Follow {
                 };
                 self.tell(time, body);
             }
-            Turn::Boundary { key, session, rule } => {
+            SessionEvent::Boundary { key, session, rule } => {
                 self.touched.push(*key);
                 let Some(node) = model.tree.get(*key) else {
                     return;
@@ -451,7 +452,7 @@ impl Follow {
                     },
                 );
             }
-            Turn::Relaunched {
+            SessionEvent::Relaunched {
                 session,
                 old_root,
                 root,
@@ -461,7 +462,7 @@ impl Follow {
                     .retain(|pending| !matches!(pending, Pending::Session(id) if id == session));
                 self.changed.push(*session);
                 self.touched.push(*root);
-                if model.judges_root(*root) {
+                if model.has_rules_for_root(*root) {
                     self.pending.push(Pending::Process(*root));
                 }
                 let Some(session) = model.sessions.find(*session).map(SessionRef::from) else {
@@ -479,13 +480,13 @@ impl Follow {
                     },
                 );
             }
-            Turn::RootGone { session } => {
+            SessionEvent::RootExited { session } => {
                 self.pending.push(Pending::Session(*session));
                 let Some(session) = model.sessions.find(*session) else {
                     return;
                 };
                 self.changed.push(session.id);
-                if session.handover == Handover::Awaited {
+                if session.succession == Succession::Awaited {
                     self.handovers.push(session.id);
                 }
                 let members = model
@@ -493,7 +494,7 @@ impl Follow {
                     .inwards(session.id)
                     .map(|s| s.members().count())
                     .sum();
-                let Some(gone) = session.root_gone else {
+                let Some(gone) = session.root_exit else {
                     return;
                 };
                 let (root, ended, kind) = (session.root, gone.ended, session.kind);
@@ -510,10 +511,10 @@ impl Follow {
                 );
             }
             // Told, and decided about, when all is taken in.
-            Turn::Restored { .. } => {}
-            Turn::Closed { session } => {
+            SessionEvent::Restored { .. } => {}
+            SessionEvent::Closed { session } => {
                 let name = SessionRef::from(&**session);
-                self.closed.push((session.id, name, session.last_end))
+                self.closed.push((session.id, name, session.last_exit_at))
             }
         }
     }

@@ -186,14 +186,15 @@ impl Engine {
                 return;
             }
         };
-        self.model.doubt_what_was_read();
+        self.model.forget_program_facts();
         // Where nothing else knows whose they are, what they have from their makers has to say it.
-        self.model.set_infers(self.source.probes().is_none());
+        self.model
+            .set_infers_membership(self.source.probes().is_none());
         self.suspect_those_who_turned_up();
         let unreadable = survey.unreadable;
         let Reconciled { found, gone, .. } = self.reconcile(survey, |_| ());
         if self.source.filters() {
-            self.model.forget_foreign();
+            self.model.forget_untracked();
         }
         let Some(gap) = self.gap.take() else { return };
         self.tell(Body::GapClosed {

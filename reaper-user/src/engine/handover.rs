@@ -7,7 +7,7 @@ use super::Engine;
 use super::follow::Pending;
 use crate::facts::Urgency;
 use crate::sys;
-use reaper_model::session::{Handover, Search, Session, SessionId};
+use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
 
 /// Number of searches after the deadline for a session about which something could not be read.
 const TRIES: u32 = 3;
@@ -68,7 +68,7 @@ impl Engine {
     /// run in each round. Returns what is left to do.
     fn search_successor(&mut self, mut open: Open, now: u64, has_facts: bool) -> Option<Open> {
         let id = open.session;
-        if self.model.handover(id)? == Handover::Excluded {
+        if self.model.succession(id)? == Succession::Excluded {
             return None;
         }
         if open.next.map_or(!has_facts, |next| next > now) {
@@ -78,31 +78,32 @@ impl Engine {
             self.model.forget_conversations(id);
         }
         let found = self.model.find_successor(id);
-        if let Search::Needs(needs) = found {
+        if let SuccessorSearch::Needs(needs) = found {
             for (key, needs) in needs {
                 self.undecided.facts.ask(key, needs, Urgency::Urgent);
             }
             return Some(open);
         }
-        if let Search::Found(root) = found {
-            for turn in self.model.hand_over(id, root) {
-                self.follow.turn(&self.model, sys::boot_time(), &turn);
+        if let SuccessorSearch::Found(root) = found {
+            for session_event in self.model.hand_over(id, root) {
+                self.follow
+                    .on_session_event(&self.model, sys::boot_time(), &session_event);
             }
             self.reevaluate(id);
             return None;
         }
         let session = self.model.sessions.get(id)?;
-        let deadline = self.model.handover_deadline(session).unwrap_or(0);
+        let deadline = self.model.succession_deadline(session).unwrap_or(0);
         if now < deadline {
             open.next = Some(deadline);
             return Some(open);
         }
-        let unreadable = found == Search::Unreadable;
+        let unreadable = found == SuccessorSearch::Unreadable;
         let state = match unreadable {
-            true => Handover::Unknown,
-            false => Handover::Excluded,
+            true => Succession::Unknown,
+            false => Succession::Excluded,
         };
-        self.model.set_handover(id, state);
+        self.model.set_succession(id, state);
         self.follow.pending.push(Pending::Session(id));
         open.next = Some(now + (TRY_AFTER_NS << (2 * open.tries)));
         open.tries += 1;

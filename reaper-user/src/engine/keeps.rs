@@ -12,8 +12,8 @@ use crate::api::ask::Answer;
 use crate::journal::{Keep, Keeper, Until};
 use crate::source::procfs::Glance;
 use crate::sys;
-use reaper_model::event::Key;
-use reaper_model::user_keep::{Noted, UserKeep};
+use reaper_model::event::ProcessKey;
+use reaper_model::user_keep::{StoredKeep, UserKeep};
 
 /// What is to be written down.
 pub enum Note {
@@ -52,11 +52,11 @@ impl Engine {
     }
 
     /// Has it written down, with the answer, for whom a wish holds that was asked for this process.
-    pub(super) fn note_keep(&mut self, asked: Key, wish: UserKeep) {
+    pub(super) fn note_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
         let until = wish.until_awake.map(|awake| Until {
             awake,
             wall: wish
-                .made
+                .made_at
                 .saturating_add(awake.saturating_sub(sys::monotonic())),
         });
         let kept = self.model.kept_by(&wish);
@@ -67,8 +67,8 @@ impl Engine {
                 session: session.first_root,
                 asked: node.key == asked,
                 tree: wish.tree,
-                by: wish.by,
-                made: wish.made,
+                by: wish.by_uid,
+                made: wish.made_at,
                 until,
             })
         });
@@ -87,18 +87,18 @@ impl Engine {
         let name = |keep: &Keep| (keep.by, keep.made);
         let matter: HashSet<_> = keeps.iter().filter(matters).map(name).collect();
         let keeps = keeps.iter().filter(|keep| matter.contains(&name(keep)));
-        let keeps = keeps.map(|keep| Noted {
+        let keeps = keeps.map(|keep| StoredKeep {
             key: keep.key,
             session: keep.session,
             asked: keep.asked,
             keep: UserKeep {
                 until_awake: keep.until.map(|until| until.awake),
                 tree: keep.tree,
-                by: keep.by,
-                made: keep.made,
+                by_uid: keep.by,
+                made_at: keep.made,
             },
         });
-        self.model.keep_again(keeps.collect());
+        self.model.restore_keeps(keeps.collect());
     }
 }
 

@@ -14,7 +14,7 @@ use crate::config::Mode;
 use crate::reap::Stage;
 use crate::source::ebpf::raw_key;
 use crate::source::procfs::Glance;
-use reaper_model::event::{Ended, Key, Mark};
+use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
 
 /// What has been left there, and what has to be.
@@ -23,7 +23,7 @@ pub struct Mirror {
     /// Sessions that have changed since they were written.
     pub dirty: HashSet<SessionId>,
     /// Processes that have a mark now and may have exited before.
-    unchecked: Vec<Key>,
+    unchecked: Vec<ProcessKey>,
     condemned: HashSet<SessionId>,
     /// How many of those the probes have been told of.
     told: usize,
@@ -69,9 +69,9 @@ impl Engine {
     /// Writes the marks of those that something has happened to; gives how many are followed from now on.
     pub(super) fn mirror_marks(&mut self) -> Result<usize, EngineError> {
         let mut new = Vec::new();
-        let round = self.model.round();
+        let round = self.model.evaluation();
         let touched = mem::take(&mut self.follow.touched).into_iter();
-        let wanted = touched.map(|key| (key, round.wanted_mark(key)));
+        let wanted = touched.map(|key| (key, round.wanted_membership(key)));
         let wanted: Vec<_> = wanted.collect();
         for (key, wanted) in wanted {
             let Some(node) = self.model.tree.get(key) else {
@@ -79,8 +79,8 @@ impl Engine {
             };
             let key = node.key;
             self.source.follow(key, wanted.is_some());
-            let known = node.mark.filter(|mark| mark.flags != 0);
-            let as_told = known.map(|mark| Mark {
+            let known = node.membership.filter(|mark| mark.flags != 0);
+            let as_told = known.map(|mark| Membership {
                 flags: mark.flags & !MEMBER_EXECS,
                 ..mark
             });
@@ -92,11 +92,11 @@ impl Engine {
                 };
                 let room = maps.set_mark(exact, wanted, known)?;
                 let execs = known.map_or(0, |mark| mark.flags & MEMBER_EXECS);
-                let written = wanted.filter(|_| room).map(|mark| Mark {
+                let written = wanted.filter(|_| room).map(|mark| Membership {
                     flags: mark.flags | execs,
                     ..mark
                 });
-                self.model.set_mark(key, written);
+                self.model.set_membership(key, written);
                 if known.is_none() && wanted.is_some() && room {
                     new.push(key);
                 }
@@ -115,7 +115,7 @@ impl Engine {
     ///
     /// # Errors
     /// The map cannot be written.
-    pub(super) fn gone_before_marked(&mut self) -> Result<Vec<Key>, EngineError> {
+    pub(super) fn gone_before_marked(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
         let mut gone = mem::take(&mut self.mirror.unchecked);
         gone.retain(|key| {
             let glance = self.procfs.glance(*key);
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// Takes away what was left of a session that is over.
-    pub(super) fn forget_session(&mut self, first_root: Key) {
+    pub(super) fn forget_session(&mut self, first_root: ProcessKey) {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
             tracing::error!("{error}");
@@ -196,7 +196,7 @@ impl Engine {
 
     fn state_of(&self, session: &Session) -> SessionState {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
-        let key = |key: Key| {
+        let key = |key: ProcessKey| {
             raw_key(
                 self.model
                     .tree
@@ -231,7 +231,7 @@ impl Engine {
         {
             flags |= SESSION_TOLD;
         }
-        if session.root_gone.is_some_and(|gone| gone.signalled) {
+        if session.root_exit.is_some_and(|gone| gone.signalled) {
             flags |= SESSION_SIGNALLED;
         }
         let mut rule = [0; RULE_MAX];
@@ -244,11 +244,11 @@ impl Engine {
             root: key(session.root),
             outer: outer.map_or(Default::default(), |outer| raw_key(outer.first_root)),
             parent: parent.map_or(Default::default(), key),
-            opened_ns: session.opened,
-            gone_ns: session.root_gone.map_or(0, |gone| gone.at),
+            opened_ns: session.opened_at,
+            gone_ns: session.root_exit.map_or(0, |gone| gone.at),
             kill_at_ns,
             lost: tally.lost,
-            ended: session.root_gone.map_or(0, |gone| wait_status(gone.ended)),
+            ended: session.root_exit.map_or(0, |gone| wait_status(gone.ended)),
             uid: session.uids.real,
             euid: session.uids.effective,
             flags,
@@ -269,26 +269,26 @@ impl Engine {
         self.settings.kernel_reap
             && self.source.kills()
             && self.settings.mode == Mode::Enforce
-            && session.root_gone.is_none()
+            && session.root_exit.is_none()
             && self.model.tree.get(session.root).is_some_and(|root| {
-                root.state.member.session == Some(session.id) && !self.model.is_spared(root)
+                root.state.member.session == Some(session.id) && !self.model.is_kept(root)
             })
     }
 }
 
 /// As `wait(2)` tells it.
-fn wait_status(ended: Ended) -> u32 {
+fn wait_status(ended: ExitStatus) -> u32 {
     match ended {
-        Ended::Exited(code) => u32::from(code) << 8,
-        Ended::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
-        Ended::Unknown => ENDED_UNKNOWN,
+        ExitStatus::Exited(code) => u32::from(code) << 8,
+        ExitStatus::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
+        ExitStatus::Unknown => ENDED_UNKNOWN,
     }
 }
 
 /// From what `wait(2)` tells.
-pub(super) fn ended(status: u32) -> Ended {
+pub(super) fn ended(status: u32) -> ExitStatus {
     match status {
-        ENDED_UNKNOWN => Ended::Unknown,
-        status => Ended::from_wait_status(status),
+        ENDED_UNKNOWN => ExitStatus::Unknown,
+        status => ExitStatus::from_wait_status(status),
     }
 }

@@ -11,7 +11,9 @@ use super::Engine;
 use super::survey::Survey;
 use crate::source::procfs::Glance;
 use crate::sys;
-use reaper_model::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen};
+use reaper_model::event::{
+    Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance,
+};
 
 /// What a look at the table was good for.
 pub struct Reconciled {
@@ -20,7 +22,7 @@ pub struct Reconciled {
     /// How many had gone without being told of.
     pub gone: u64,
     /// See [`Survey::marks`].
-    pub marks: HashMap<Key, Mark>,
+    pub marks: HashMap<ProcessKey, Membership>,
 }
 
 impl Engine {
@@ -44,7 +46,7 @@ impl Engine {
 
     /// Takes in rows of the process table, parents before their children, so that membership finds its
     /// way down. Gives how many processes were not known.
-    fn take_in(&mut self, rows: Vec<Seen>) -> u64 {
+    fn take_in(&mut self, rows: Vec<ProcEntry>) -> u64 {
         let mut found = 0;
         for row in rows {
             let key = row.key;
@@ -56,7 +58,7 @@ impl Engine {
             self.apply(&Event {
                 time: sys::boot_time(),
                 provenance: Provenance::Procfs,
-                kind: EventKind::Seen(row),
+                kind: EventKind::Discovered(row),
             });
             found += u64::from(!known && self.model.tree.get(key).is_some());
         }
@@ -64,7 +66,7 @@ impl Engine {
     }
 
     /// Whether a process that is not known has gone by now.
-    fn is_late(&self, key: Key) -> bool {
+    fn is_late(&self, key: ProcessKey) -> bool {
         self.ready
             && self
                 .procfs
@@ -74,7 +76,7 @@ impl Engine {
 
     /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
     fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
-        let gone: Vec<Key> = self
+        let gone: Vec<ProcessKey> = self
             .model
             .tree
             .iter()
@@ -97,7 +99,7 @@ impl Engine {
     }
 
     /// The end of a process that nobody told of, and how that came to be known. Of a root's the probe may have left word.
-    pub(super) fn exited_unseen(&mut self, key: Key, provenance: Provenance) {
+    pub(super) fn exited_unseen(&mut self, key: ProcessKey, provenance: Provenance) {
         let first_root = self
             .model
             .sessions
@@ -107,7 +109,7 @@ impl Engine {
         // One that was before the root began was of the one before it.
         let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
             Some(exit) => (exit.time_ns, super::mirror::ended(exit.status)),
-            None => (sys::boot_time(), Ended::Unknown),
+            None => (sys::boot_time(), ExitStatus::Unknown),
         };
         self.apply(&Event {
             time,

@@ -94,7 +94,7 @@ impl Engine {
         self.follow.reaper.set_times(Times { grace, stuck_after });
         // The reader that was asked before answers no more.
         self.follow.fresh.extend(self.model.awaited());
-        let living = self.model.rules.judges_living(false);
+        let living = self.model.rules.has_rules_for_living(false);
         for node in self.model.tree.iter() {
             let Some(session) = node.state.member.session else {
                 continue;
@@ -103,7 +103,7 @@ impl Engine {
             self.follow.fresh.push(node.key);
             let due = || self.model.sessions.due(session).is_some();
             if living
-                || self.model.judges_root(node.key)
+                || self.model.has_rules_for_root(node.key)
                 || node.orphaned.is_some()
                 || self.follow.decided.contains_key(&node.key)
                 || due()

@@ -17,8 +17,8 @@ use crate::export::{Body, Resumed, SessionRef, Who};
 use crate::source::ebpf::{Ring, model_key};
 use crate::source::procfs::Glance;
 use crate::sys;
-use reaper_model::event::{Event, EventKind, Key, Provenance, Restored, Uids};
-use reaper_model::session::Handover;
+use reaper_model::event::{Event, EventKind, ProcessKey, Provenance, RestoredSession, Uids};
+use reaper_model::session::Succession;
 
 /// Times that marks are written for processes that have appeared while others were.
 const MARK_ROUNDS_MAX: usize = 100;
@@ -114,7 +114,7 @@ impl Engine {
         self.finish_restore();
         self.followed();
         if self.source.filters() {
-            self.model.forget_foreign();
+            self.model.forget_untracked();
         }
         self.mirror_all()?;
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
@@ -164,7 +164,7 @@ impl Engine {
             let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
             self.reconcile(survey, |_| ());
             if self.source.filters() {
-                self.model.forget_foreign();
+                self.model.forget_untracked();
             }
         }
         self.set_seeded(true)?;
@@ -178,7 +178,7 @@ impl Engine {
     }
 
     /// Opens the sessions again that were open.
-    fn restore_sessions(&mut self) -> Vec<(Key, SessionState)> {
+    fn restore_sessions(&mut self) -> Vec<(ProcessKey, SessionState)> {
         let maps = self.source.maps();
         let mut states = maps.map_or_else(Vec::new, |maps| maps.sessions());
         // Outer ones first: whoever is nested has begun later.
@@ -186,7 +186,7 @@ impl Engine {
         for (first_root, state) in &states {
             let end = state.rule.iter().position(|byte| *byte == 0);
             let rule = &state.rule[..end.unwrap_or(state.rule.len())];
-            let restored = Restored {
+            let restored = RestoredSession {
                 first_root: *first_root,
                 root: model_key(state.root).unwrap_or(*first_root),
                 outer: model_key(state.outer),
@@ -198,10 +198,10 @@ impl Engine {
                     effective: state.euid,
                 },
                 cgroup_id: state.cgroup_id,
-                opened: state.opened_ns,
-                gone: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
+                opened_at: state.opened_ns,
+                exited: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
                 signalled: state.flags & SESSION_SIGNALLED != 0,
-                decided: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
+                is_evaluated: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
             };
             self.apply(&Event {
                 time: state.opened_ns,
@@ -229,14 +229,14 @@ impl Engine {
     }
 
     /// Tells what was taken up, and goes on with the ladders that were open.
-    fn resume(&mut self, states: &[(Key, SessionState)]) {
+    fn resume(&mut self, states: &[(ProcessKey, SessionState)]) {
         for (first_root, state) in states {
             let Some(session) = self.model.sessions.by_first_root(*first_root) else {
                 continue;
             };
             let root = self.model.tree.get(session.root);
-            let (id, due) = (session.id, session.root_gone.is_some());
-            let handover = session.handover;
+            let (id, due) = (session.id, session.root_exit.is_some());
+            let handover = session.succession;
             let body = Body::SessionResume {
                 session: SessionRef::from(session),
                 root: session.root,
@@ -244,7 +244,7 @@ impl Engine {
                 members: session.members().count(),
                 root_gone: due,
             };
-            if !due && self.model.judges_root(session.root) {
+            if !due && self.model.has_rules_for_root(session.root) {
                 let root = Pending::Process(session.root);
                 self.follow.pending.push(root);
             }
@@ -253,7 +253,7 @@ impl Engine {
                 if state.kill_at_ns != 0 {
                     self.follow.reaper.resume(id, state.kill_at_ns);
                 }
-                if handover == Handover::Awaited {
+                if handover == Succession::Awaited {
                     self.follow.handovers.push(id);
                 }
                 self.follow.pending.push(Pending::Session(id));

@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 use super::Engine;
 use crate::source::procfs::Glance;
 use crate::sys;
-use reaper_model::event::{Event, EventKind, Key, Provenance};
+use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
 /// How long a look at a process may take that is about to be signalled.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Leaves one alone of which it cannot be told what it is by now, and decides anew a few times.
-    fn spare_for_now(&mut self, key: Key) {
+    fn spare_for_now(&mut self, key: ProcessKey) {
         let session = self
             .model
             .tree
@@ -106,7 +106,7 @@ impl Engine {
             self.apply(&Event {
                 time: sys::boot_time(),
                 provenance: Provenance::Procfs,
-                kind: EventKind::Seen(row),
+                kind: EventKind::Discovered(row),
             });
         }
         for key in keys {

@@ -10,7 +10,7 @@ use crate::source::ebpf::SourceError;
 use crate::source::ebpf::{Roster, Table};
 use crate::source::procfs::Procfs;
 use crate::sys;
-use reaper_model::event::{Key, Mark, Seen, TICK_NS};
+use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
 
 /// Takes surveys, from any thread.
 pub struct Surveyor {
@@ -26,11 +26,11 @@ pub struct Surveyor {
 /// See the module.
 pub struct Survey {
     /// Parents before their children.
-    pub rows: Vec<Seen>,
+    pub rows: Vec<ProcEntry>,
     /// Who was there, also where it could not be read.
     pub pids: HashSet<u32>,
     /// All who are followed.
-    pub marks: HashMap<Key, Mark>,
+    pub marks: HashMap<ProcessKey, Membership>,
     /// How many of them could not be read.
     pub unreadable: u32,
     /// When it began, in ns since boot: who has come since may be missing.
@@ -93,7 +93,7 @@ impl Surveyor {
         for row in &mut rows {
             let listed = table.get(&row.key.pid);
             // Known to the tick only, it cannot be told from a successor in the kernel's map.
-            let Some(listed) = listed.filter(|listed| listed.key.same_tick(row.key)) else {
+            let Some(listed) = listed.filter(|listed| listed.key.has_same_tick(row.key)) else {
                 continue;
             };
             row.key = listed.key;
@@ -101,7 +101,7 @@ impl Surveyor {
             row.pidfd_inode = listed.pidfd_inode;
             // Who has exited since is not in it any more, and was before; unless it came after that.
             let mark = marks.get(&row.key).or_else(|| before.get(&row.key));
-            let unmarked = (self.complete && row.key.start < began).then(Mark::default);
+            let unmarked = (self.complete && row.key.start < began).then(Membership::default);
             row.mark = mark.copied().or(unmarked);
         }
         Ok(Survey {
@@ -116,10 +116,10 @@ impl Surveyor {
 
 /// Before the tick of a birth is over another may get the same name; the next look finds it. So it does those whom such a
 /// one has made: without it nobody would know whose they are. Parents stand before their children.
-fn drop_fresh(rows: &mut Vec<Seen>) {
+fn drop_fresh(rows: &mut Vec<ProcEntry>) {
     let mut dropped = HashSet::new();
     rows.retain(|row| {
-        let fresh = !row.exact && row.key.start + TICK_NS > row.at;
+        let fresh = !row.exact && row.key.start + TICK_NS > row.read_at;
         let drop = fresh || dropped.contains(&row.parent);
         if drop {
             dropped.insert(row.key.pid);
@@ -135,10 +135,10 @@ mod tests {
     use super::*;
     use reaper_model::event::{Image, Uids};
 
-    fn row(pid: u32, parent: u32, tick: u64, at: u64) -> Seen {
-        Seen {
-            at,
-            key: Key {
+    fn row(pid: u32, parent: u32, tick: u64, at: u64) -> ProcEntry {
+        ProcEntry {
+            read_at: at,
+            key: ProcessKey {
                 pid,
                 start: tick * TICK_NS,
             },

@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::facts::Urgency;
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
 impl Engine {
@@ -18,7 +18,7 @@ impl Engine {
         suspects.dedup();
         let mut told = true;
         for key in suspects {
-            let wanted = self.model.wanted_of(key);
+            let wanted = self.model.facts_to_attribute(key);
             let facts = &mut self.undecided.facts;
             wanted
                 .iter()
@@ -48,7 +48,11 @@ impl Engine {
         if self.stopping {
             return false;
         }
-        let known = self.model.sessions.get(id).map(|session| session.last_end);
+        let known = self
+            .model
+            .sessions
+            .get(id)
+            .map(|session| session.last_exit_at);
         let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
         let last_end = known.or_else(closed).unwrap_or(0);
         let mut suspects = self.follow.suspects.iter();
@@ -59,15 +63,15 @@ impl Engine {
         unseen || suspects.any(|key| key.start <= last_end)
     }
 
-    fn concluded(&mut self, key: Key) {
+    fn concluded(&mut self, key: ProcessKey) {
         let now = sys::boot_time();
-        for key in self.model.conclude(key) {
+        for key in self.model.attribute(key) {
             self.follow.joined_late(&self.model, key, now);
         }
     }
 
     /// One is gone before it was known whose it was: those whom it has left are asked instead.
-    fn suspect_orphans_of(&mut self, key: Key) {
+    fn suspect_orphans_of(&mut self, key: ProcessKey) {
         let nodes = self.model.tree.iter();
         let orphans = nodes.filter(|node| node.birth_parent == Some(key));
         let orphans = orphans.map(|node| node.key);

@@ -11,8 +11,8 @@ use crate::facts::{Answer, Reader, Urgency};
 use crate::sys;
 use reaper_model::Model;
 use reaper_model::agent::Ruleset;
-use reaper_model::event::Key;
-use reaper_model::facts::{Known, Needs};
+use reaper_model::event::ProcessKey;
+use reaper_model::facts::{Fact, FactSet};
 use reaper_model::policy::Decision;
 use reaper_model::session::SessionId;
 
@@ -31,22 +31,22 @@ pub struct Undecided {
     /// Reads what is asked for, in threads that nobody waits for.
     pub facts: Reader,
     /// Whose facts a decision waits for.
-    asked: HashMap<Key, Asked>,
+    asked: HashMap<ProcessKey, Asked>,
     /// Number of the last that was asked.
     last: u64,
     /// Who waits for the facts of its kin.
-    kin: HashMap<Key, Asked>,
+    kin: HashMap<ProcessKey, Asked>,
     /// Processes that are being read for how busy they are, with the roots that wait for it: a member of a nested session
     /// belongs to the tree of the outer root too. No ladder waits for these roots: they live.
-    unread: HashMap<Key, Vec<Key>>,
+    unread: HashMap<ProcessKey, Vec<ProcessKey>>,
     /// Number of processes that each of these roots waits for.
-    looks: HashMap<Key, usize>,
+    looks: HashMap<ProcessKey, usize>,
     /// Sessions that are over but for those about whom something is still to be said.
     pub ending: HashSet<SessionId>,
     /// Who is to be decided about anew at which time, in ns of the monotonic clock.
-    waiting: HashMap<Key, (u64, SessionId)>,
+    waiting: HashMap<ProcessKey, (u64, SessionId)>,
     /// How often what could not be read has been tried again.
-    tries: HashMap<Key, u32>,
+    tries: HashMap<ProcessKey, u32>,
 }
 
 struct Asked {
@@ -95,7 +95,7 @@ impl Undecided {
 
     /// When to look again at one that could not be read, in ns of the monotonic clock; `None`: that was tried
     /// often enough.
-    pub fn again(&mut self, key: Key) -> Option<u64> {
+    pub fn again(&mut self, key: ProcessKey) -> Option<u64> {
         if self.tries.len() >= TRIED_MAX {
             self.tries.clear();
         }
@@ -111,7 +111,7 @@ impl Undecided {
     }
 
     /// Returns the living members of a session that are re-evaluated at a time of their own.
-    pub fn waiting_of(&self, id: SessionId, model: &Model) -> impl Iterator<Item = Key> {
+    pub fn waiting_of(&self, id: SessionId, model: &Model) -> impl Iterator<Item = ProcessKey> {
         let waiting = self.waiting.iter();
         waiting
             .filter(move |(key, (_, session))| *session == id && model.tree.get(**key).is_some())
@@ -129,12 +129,12 @@ pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
 
 impl Engine {
     /// Has facts read that a decision about a member rests on: its own, those of its kin, or those of its whole tree.
-    pub(super) fn ask(&mut self, key: Key, session: SessionId, decision: &Decision) {
-        if decision.needs.has(Needs::ACTIVITY) {
+    pub(super) fn ask(&mut self, key: ProcessKey, session: SessionId, decision: &Decision) {
+        if decision.needs.contains(FactSet::ACTIVITY) {
             self.ask_activity(key, session);
         }
-        let needs = decision.needs.without(Needs::ACTIVITY);
-        if needs.is_none() {
+        let needs = decision.needs.without(FactSet::ACTIVITY);
+        if needs.is_empty() {
             return;
         }
         let of = decision.relative.unwrap_or(key);
@@ -155,11 +155,11 @@ impl Engine {
     }
 
     /// Has it read how busy the tree of a root is. The root is evaluated again when all of its processes are read.
-    fn ask_activity(&mut self, root: Key, session: SessionId) {
+    fn ask_activity(&mut self, root: ProcessKey, session: SessionId) {
         // What was read before is older than what the decision asks for, where all was.
         self.model.forget_activity_within(root);
         let members = self.model.members_within(session);
-        let members: Vec<Key> = members.map(|node| node.key).collect();
+        let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
         for key in members {
             let undecided = &mut self.undecided;
             let roots = undecided.unread.entry(key).or_default();
@@ -168,12 +168,12 @@ impl Engine {
                 *undecided.looks.entry(root).or_default() += 1;
             }
             let facts = &mut undecided.facts;
-            facts.ask(key, Needs::ACTIVITY, Urgency::Waited);
+            facts.ask(key, FactSet::ACTIVITY, Urgency::Waited);
         }
     }
 
     /// Takes note of an answer about how busy a process is, and has each root evaluated again that waited for no other.
-    fn on_activity(&mut self, key: Key) {
+    fn on_activity(&mut self, key: ProcessKey) {
         for root in self.undecided.unread.remove(&key).unwrap_or_default() {
             let Some(left) = self.undecided.looks.get_mut(&root) else {
                 continue;
@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
-    pub(super) fn wait(&mut self, key: Key, session: SessionId, until: Option<u64>) {
+    pub(super) fn wait(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
         match until {
             Some(until) => drop(self.undecided.waiting.insert(key, (until, session))),
             None => drop(self.undecided.waiting.remove(&key)),
@@ -196,7 +196,7 @@ impl Engine {
     }
 
     /// What could not be read is tried again a few times, since that may pass; gives when, in ns of the monotonic clock.
-    pub(super) fn try_again(&mut self, key: Key) -> Option<u64> {
+    pub(super) fn try_again(&mut self, key: ProcessKey) -> Option<u64> {
         if !self.model.is_unread(key) {
             return None;
         }
@@ -206,7 +206,7 @@ impl Engine {
     /// Has what rules may ask for, and what changes with the program only, read before anything is due.
     pub(super) fn look_ahead(&mut self) {
         let mut fresh = std::mem::take(&mut self.follow.fresh);
-        let wanted = self.model.rules.wants_prefetch();
+        let wanted = self.model.rules.facts_to_prefetch();
         self.follow.touched.extend(self.model.take_released());
         fresh.sort_unstable_by_key(|key| (key.start, key.pid));
         fresh.dedup();
@@ -230,27 +230,27 @@ impl Engine {
             let at_home = session.is_some_and(|session| {
                 session.root != node.key && session.cgroup_id == node.image.cgroup_id
             });
-            let mut needs = node.lacks(wanted);
+            let mut needs = node.missing_facts(wanted);
             if at_home {
-                needs = needs.without(Needs::UNIT);
+                needs = needs.without(FactSet::UNIT);
             }
-            let told = node.told_mark() != Known::Unasked;
-            if told && self.model.rules.asks_for_keep_mark_alone() {
-                needs = needs.without(Needs::MARKS);
+            let told = node.keep_marker() != Fact::Unread;
+            if told && self.model.rules.needs_only_keep_marker() {
+                needs = needs.without(FactSet::MARKERS);
             }
             // Whether one hands over to the other when it leaves.
             let is_root = session.is_some_and(|session| session.root == node.key);
             if is_root && node.image.tty != 0 {
-                needs |= node.lacks(Needs::INPUT);
+                needs |= node.missing_facts(FactSet::STDIN);
             }
             // When it has ended, nobody can ask it any more.
             if is_root && self.source.looks() {
-                needs |= node.lacks(Needs::INHERITED | Needs::UNIT);
+                needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
             }
             if self.model.wants_arguments(node) {
-                needs |= Needs::ARGUMENTS;
+                needs |= FactSet::ARGUMENTS;
             }
-            if !needs.is_none() {
+            if !needs.is_empty() {
                 let image = Some(&node.image);
                 self.undecided
                     .facts
@@ -273,10 +273,10 @@ impl Engine {
         } in self.undecided.facts.take()
         {
             self.model.set_facts(key, asked, found, at);
-            if asked.has(Needs::CONVERSATIONS) {
+            if asked.contains(FactSet::CONVERSATIONS) {
                 self.handovers.on_facts();
             }
-            if asked.has_any(Needs::ARGUMENTS | Needs::SCRIPT) {
+            if asked.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT) {
                 let all = self.model.reclassify(key, at, &mut self.outputs);
                 self.follow_sessions(at);
                 self.follow.touched.extend(all.left);
@@ -289,7 +289,7 @@ impl Engine {
                     self.follow.fresh.push(key);
                 }
             }
-            if asked.has(Needs::ACTIVITY) {
+            if asked.contains(FactSet::ACTIVITY) {
                 self.on_activity(key);
                 continue;
             }

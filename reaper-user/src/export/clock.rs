@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// Converts event times (nanoseconds since boot) to wall-clock times, as of when it was created.
 pub struct Clock {
@@ -39,7 +39,7 @@ impl Clock {
     }
 
     /// Returns a process name that is never reused: boot id, start time, pid.
-    pub fn entity(&self, key: Key) -> impl std::fmt::Display + use<'_> {
+    pub fn entity(&self, key: ProcessKey) -> impl std::fmt::Display + use<'_> {
         std::fmt::from_fn(move |f| write!(f, "{}-{}-{}", self.boot_id, key.start, key.pid))
     }
 }

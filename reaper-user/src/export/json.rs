@@ -19,7 +19,7 @@ use super::text::is_unprintable;
 use crate::reap::Outcome;
 use crate::source::procfs::Memory;
 use reaper_model::activity::TreeMemory;
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// Version of the stream: raised when a key changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
@@ -328,8 +328,8 @@ impl<W: Write> Line<'_, '_, W> {
                 if let Some(owner) = stray.evidence.owner() {
                     self.put("owner_pid", owner)?;
                 }
-                self.text("head_id", self.clock.entity(stray.head))?;
-                self.put("head_pid", stray.head.pid)
+                self.text("head_id", self.clock.entity(stray.subtree_root))?;
+                self.put("head_pid", stray.subtree_root.pid)
             }
             Body::Keep {
                 who,
@@ -530,20 +530,20 @@ impl<W: Write> Line<'_, '_, W> {
         self.put("memory.unread", unread)
     }
 
-    fn old_parent(&mut self, parent: Option<Key>) -> Result {
+    fn old_parent(&mut self, parent: Option<ProcessKey>) -> Result {
         let Some(parent) = parent else { return Ok(()) };
         self.text("old_parent_id", self.clock.entity(parent))?;
         self.put("old_parent_pid", parent.pid)
     }
 
-    fn ended(&mut self, ended: Ended) -> Result {
+    fn ended(&mut self, ended: ExitStatus) -> Result {
         match ended {
-            Ended::Exited(code) => self.put("process.exit.code", code),
-            Ended::Signalled { signal, core } => {
+            ExitStatus::Exited(code) => self.put("process.exit.code", code),
+            ExitStatus::Signalled { signal, core } => {
                 self.text("process.exit.signal", SignalName(signal))?;
                 self.put("core_dumped", core)
             }
-            Ended::Unknown => Ok(()),
+            ExitStatus::Unknown => Ok(()),
         }
     }
 }

@@ -14,8 +14,8 @@ use super::text::{by, command, duration, ended, given_back, held, more, printabl
 use super::words::{grounds_in_words, in_words};
 use crate::reap::{Outcome, Released, Signaller};
 use reaper_model::agent::SessionKind;
-use reaper_model::event::Key;
-use reaper_model::stray::Verdict;
+use reaper_model::event::ProcessKey;
+use reaper_model::leftover::Verdict;
 
 /// Characters of a directory that are shown.
 const PATH_MAX: usize = 128;
@@ -71,7 +71,7 @@ pub fn write(out: &mut impl Write, record: &Record, clock: &Clock) -> io::Result
 /// Whom a line is about.
 enum Subject<'a> {
     None,
-    Root(&'a str, Key),
+    Root(&'a str, ProcessKey),
     Process(&'a Who),
 }
 

@@ -9,9 +9,9 @@ use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::activity::TreeMemory;
 use reaper_model::agent::SessionKind;
-use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
+use reaper_model::leftover::Leftover;
 use reaper_model::session::Session;
-use reaper_model::stray::Stray;
 
 /// Something to tell, and when it happened (ns since boot).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Record {
 pub struct SessionRef {
     pub agent: Arc<str>,
     /// The process that was its root first; the session's name is made of it.
-    pub first_root: Key,
+    pub first_root: ProcessKey,
 }
 
 impl From<&Session> for SessionRef {
@@ -55,9 +55,9 @@ impl From<&Session> for SessionRef {
 /// A process as it was when something happened to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
-    pub key: Key,
-    pub parent: Option<Key>,
-    pub birth_parent: Option<Key>,
+    pub key: ProcessKey,
+    pub parent: Option<ProcessKey>,
+    pub birth_parent: Option<ProcessKey>,
     pub image: Arc<Image>,
     pub uids: Uids,
     pub session: Option<SessionRef>,
@@ -100,7 +100,7 @@ pub struct Grounds {
 
 impl Grounds {
     pub fn of(model: &Model, node: &Node) -> Option<Grounds> {
-        let (evidence, directory) = model.sessions.grounds(node)?;
+        let (evidence, directory) = model.sessions.evidence(node)?;
         Some(Grounds {
             evidence: evidence.name(),
             variable: evidence.variable(),
@@ -117,7 +117,7 @@ pub enum Lifecycle {
     /// It is in another cgroup.
     Move,
     Exit {
-        ended: Ended,
+        ended: ExitStatus,
         peak_rss: u64,
     },
 }
@@ -241,15 +241,15 @@ pub enum Body {
     },
     Orphan {
         who: Who,
-        old_parent: Option<Key>,
+        old_parent: Option<ProcessKey>,
         parent_command: Vec<u8>,
     },
     Reparent {
         who: Who,
-        old_parent: Option<Key>,
+        old_parent: Option<ProcessKey>,
         /// Empty if it is not known any more.
         old_parent_command: Vec<u8>,
-        adopter: Option<Key>,
+        adopter: Option<ProcessKey>,
         adopter_command: Vec<u8>,
         /// Whether it has no adopter because the init of its PID namespace has exited.
         namespace_ending: bool,
@@ -273,7 +273,7 @@ pub enum Body {
     /// Taken up from the service before.
     SessionResume {
         session: SessionRef,
-        root: Key,
+        root: ProcessKey,
         /// The root, if it lives.
         who: Option<Who>,
         members: usize,
@@ -282,14 +282,14 @@ pub enum Body {
     SessionRootGone {
         session: SessionRef,
         kind: SessionKind,
-        root: Key,
-        ended: Ended,
+        root: ProcessKey,
+        ended: ExitStatus,
         members: usize,
     },
     SessionRelaunch {
         session: SessionRef,
         who: Who,
-        old_root: Key,
+        old_root: ProcessKey,
     },
     SessionClose {
         session: SessionRef,
@@ -319,7 +319,7 @@ pub enum Body {
     /// A leftover of an agent that nobody watched, which is to be reaped or reported.
     Stray {
         who: Who,
-        stray: Stray,
+        stray: Leftover,
     },
     /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
     Reload {

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::reap::{Outcome, Sent, Signaller};
 use crate::source::procfs::Memory;
-use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 
-const ROOT: Key = Key { pid: 42, start: 7 };
+const ROOT: ProcessKey = ProcessKey { pid: 42, start: 7 };
 
 fn session() -> SessionRef {
     SessionRef {
@@ -64,7 +64,7 @@ fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> Body {
 fn outcome(memory: Option<Memory>) -> Body {
     Body::Outcome {
         who: who(),
-        outcome: Outcome::Ended(Ended::Signalled {
+        outcome: Outcome::Ended(ExitStatus::Signalled {
             signal: 15,
             core: false,
         }),
@@ -89,7 +89,7 @@ fn closed(memory: GivenBack) -> Body {
 }
 
 fn nested(pid: u32, kept: u32, waiting: u32) -> NestedRest {
-    let first_root = Key { pid, ..ROOT };
+    let first_root = ProcessKey { pid, ..ROOT };
     NestedRest {
         session: SessionRef {
             first_root,
@@ -100,10 +100,10 @@ fn nested(pid: u32, kept: u32, waiting: u32) -> NestedRest {
     }
 }
 
-fn reparented(adopter: Option<Key>, namespace_ending: bool) -> Body {
+fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> Body {
     Body::Reparent {
         who: who(),
-        old_parent: Some(Key { pid: 41, start: 5 }),
+        old_parent: Some(ProcessKey { pid: 41, start: 5 }),
         old_parent_command: b"sh".into(),
         adopter,
         adopter_command: adopter.map_or_else(Vec::new, |_| b"systemd".into()),
@@ -233,7 +233,7 @@ fn lines() {
             json!({"sent_by": "service"}),
         ),
         (
-            reparented(Some(Key { pid: 1, start: 0 }), false),
+            reparented(Some(ProcessKey { pid: 1, start: 0 }), false),
             "claude         orphan          42  claude --token [redacted]  sh (41) exited, systemd (1) adopted it",
             json!({"event": "reparent", "adopter_pid": 1, "adopter_command": "systemd", "adopter_reason": null}),
         ),

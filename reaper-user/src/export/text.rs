@@ -8,7 +8,7 @@ use super::names::SignalName;
 use super::record::{GivenBack, NestedRest, Who};
 use super::redact;
 use reaper_model::activity::TreeMemory;
-use reaper_model::event::{Ended, Image, Key};
+use reaper_model::event::{ExitStatus, Image, ProcessKey};
 
 /// Characters of a command line that are shown.
 const COMMAND_MAX: usize = 48;
@@ -66,7 +66,7 @@ pub(super) fn rest(nested: &[NestedRest]) -> String {
 }
 
 /// A process where there is little room.
-pub(super) fn process(key: Option<Key>, command: &[u8]) -> String {
+pub(super) fn process(key: Option<ProcessKey>, command: &[u8]) -> String {
     let command = printable(&String::from_utf8_lossy(command), 16);
     match key {
         Some(key) if command.is_empty() => key.pid.to_string(),
@@ -75,22 +75,24 @@ pub(super) fn process(key: Option<Key>, command: &[u8]) -> String {
     }
 }
 
-pub(super) fn by(parent: Option<Key>) -> String {
+pub(super) fn by(parent: Option<ProcessKey>) -> String {
     parent
         .map(|key| format!("by {}", key.pid))
         .unwrap_or_default()
 }
 
 /// How a process ended.
-pub fn ended(ended: Ended) -> String {
+pub fn ended(ended: ExitStatus) -> String {
     match ended {
-        Ended::Exited(code) => format!("exit {code}"),
-        Ended::Signalled {
+        ExitStatus::Exited(code) => format!("exit {code}"),
+        ExitStatus::Signalled {
             signal,
             core: false,
         } => SignalName(signal).to_string(),
-        Ended::Signalled { signal, core: true } => format!("{} (core dumped)", SignalName(signal)),
-        Ended::Unknown => "nobody saw how".into(),
+        ExitStatus::Signalled { signal, core: true } => {
+            format!("{} (core dumped)", SignalName(signal))
+        }
+        ExitStatus::Unknown => "nobody saw how".into(),
     }
 }
 

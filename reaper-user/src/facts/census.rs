@@ -9,9 +9,9 @@ use hashbrown::{HashMap, HashSet};
 use super::look::{Subject, look};
 use crate::source::procfs::{Look, Procfs, ProcfsError, Readers};
 use reaper_model::agent::{Ruleset, script_path};
-use reaper_model::event::{Image, Key, Seen};
-use reaper_model::facts::{Known, Needs};
-use reaper_model::stray::{Row, Table, Trace};
+use reaper_model::event::{Image, ProcEntry, ProcessKey};
+use reaper_model::facts::{Fact, FactSet};
+use reaper_model::leftover::{EnvMarkers, Row, Table};
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ fn resolve_scripts(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError
 }
 
 /// Returns the image of a row to complete it. `None` if the process runs another program by now.
-fn image_of<'t>(table: &'t mut Table, pid: u32, now: &Seen) -> Option<&'t mut Image> {
+fn image_of<'t>(table: &'t mut Table, pid: u32, now: &ProcEntry) -> Option<&'t mut Image> {
     let row = table.rows.get_mut(&pid)?;
     let begins = |whole: &Image, part: &Image| whole.argv.starts_with(&part.argv);
     let (known, image) = (&row.seen.image, &now.image);
@@ -119,7 +119,10 @@ fn image_of<'t>(table: &'t mut Table, pid: u32, now: &Seen) -> Option<&'t mut Im
 }
 
 /// Returns a process with its whole command line.
-fn whole_arguments(procfs: &Procfs, look: Result<Look, ProcfsError>) -> Option<(Seen, Vec<u8>)> {
+fn whole_arguments(
+    procfs: &Procfs,
+    look: Result<Look, ProcfsError>,
+) -> Option<(ProcEntry, Vec<u8>)> {
     let Ok(Look::Alive(seen)) = look else {
         return None;
     };
@@ -135,7 +138,7 @@ fn whole_arguments(procfs: &Procfs, look: Result<Look, ProcfsError>) -> Option<(
 pub fn listening(
     procfs: &Procfs,
     pids: Vec<u32>,
-) -> Result<HashMap<Key, Known<bool>>, ProcfsError> {
+) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
     let mut all = HashMap::new();
     let ask = |procfs: &Procfs, _, seen: Result<Look, ProcfsError>| {
         let Ok(Look::Alive(seen)) = seen else {
@@ -144,7 +147,7 @@ pub fn listening(
         let found = look(
             procfs.root(),
             seen.key,
-            Needs::LISTENING,
+            FactSet::LISTENING,
             None,
             &Ruleset::default(),
         );
@@ -161,10 +164,10 @@ fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
         Err(_) => return Met::Unread,
     };
     let mut row = Row {
-        listening: Known::Unasked,
+        listening: Fact::Unread,
         login_uid: None,
-        unit: Known::Unreadable,
-        trace: Known::Unreadable,
+        unit: Fact::Unreadable,
+        trace: Fact::Unreadable,
         // Where it cannot be told, no pid is taken at its word.
         nested: true,
         inner_pid: None,
@@ -177,12 +180,12 @@ fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
         let unit = subject.unit();
         let login_uid = subject.login_uid();
         let environ = subject.environ();
-        let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
+        let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
         if subject.lives() {
             (row.nested, row.inner_pid) = (nested, inner_pid);
             row.unit = unit;
             row.login_uid = login_uid;
-            row.trace = trace.map_or(Known::Unreadable, Known::Is);
+            row.trace = trace.map_or(Fact::Unreadable, Fact::Known);
         }
     }
     Met::Row(Box::new(row))

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reaper_model::agent::{Pattern, Ruleset};
-use reaper_model::event::{Image, Key};
-use reaper_model::facts::{Facts, Known, Needs};
+use reaper_model::event::{Image, ProcessKey};
+use reaper_model::facts::{Fact, FactSet, Facts};
 pub(super) use subject::Subject;
 #[cfg(test)]
 pub(super) use subject::{ARGUMENTS_MAX, ENVIRON_MAX};
@@ -48,8 +48,8 @@ impl Found {
 /// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run.
 pub(super) fn look(
     root: &Path,
-    key: Key,
-    needs: Needs,
+    key: ProcessKey,
+    needs: FactSet,
     image: Option<&Arc<Image>>,
     rules: &Ruleset,
 ) -> Found {
@@ -58,52 +58,52 @@ pub(super) fn look(
     };
     let mut found = Found::nothing();
     let facts = &mut found.facts;
-    if needs.has(Needs::MARKS) {
-        facts.marks = subject.marks(rules.marks());
+    if needs.contains(FactSet::MARKERS) {
+        facts.markers = subject.marks(rules.marker_patterns());
     }
-    if needs.has(Needs::UNIT) {
+    if needs.contains(FactSet::UNIT) {
         facts.unit = subject.unit();
     }
-    if needs.has(Needs::SESSION) {
-        facts.session = subject.session();
+    if needs.contains(FactSet::KERNEL_SESSION) {
+        facts.kernel_session = subject.session();
     }
-    if needs.has(Needs::INPUT) {
-        facts.input = subject.input();
+    if needs.contains(FactSet::STDIN) {
+        facts.stdin_is_terminal = subject.input();
     }
-    if needs.has(Needs::INHERITED) {
+    if needs.contains(FactSet::INHERITED) {
         facts.inherited = subject
             .inherited()
-            .map_or(Known::Unreadable, |all| Known::Is(all.into()));
+            .map_or(Fact::Unreadable, |all| Fact::Known(all.into()));
     }
-    if needs.has(Needs::CONVERSATIONS) {
+    if needs.contains(FactSet::CONVERSATIONS) {
         facts.conversations = subject
             .conversations(key, &rules.conversations())
-            .map_or(Known::Unreadable, |all| Known::Is(all.into()));
+            .map_or(Fact::Unreadable, |all| Fact::Known(all.into()));
     }
-    if needs.has(Needs::ACTIVITY) {
+    if needs.contains(FactSet::ACTIVITY) {
         let activity = subject.activity().ok().flatten();
-        facts.activity = activity.map_or(Known::Unreadable, |all| Known::Is(all.into()));
+        facts.activity = activity.map_or(Fact::Unreadable, |all| Fact::Known(all.into()));
     }
-    if needs.has(Needs::STDIO) {
-        facts.stdio = subject.stdio(key).map_or(Known::Unreadable, Known::Is);
+    if needs.contains(FactSet::STDIO) {
+        facts.stdio = subject.stdio(key).map_or(Fact::Unreadable, Fact::Known);
     }
-    if needs.has(Needs::LISTENING) {
+    if needs.contains(FactSet::LISTENING) {
         let listening = subject.listening().ok().flatten();
-        facts.listening = listening.map_or(Known::Unreadable, Known::Is);
+        facts.listening = listening.map_or(Fact::Unreadable, Fact::Known);
     }
-    if needs.has(Needs::ARGUMENTS)
+    if needs.contains(FactSet::ARGUMENTS)
         && let Some(image) = image
         && let Some(argv) = subject.arguments(image)
     {
-        facts.arguments = Known::Is(rules.matched(image, argv));
+        facts.arguments = Fact::Known(rules.matched(image, argv));
     }
-    if needs.has(Needs::SCRIPT)
+    if needs.contains(FactSet::SCRIPT)
         && let Some(image) = image
         && let Some(path) = subject.script(image)
     {
-        facts.script = Known::Is(rules.matched_script(image, path));
+        facts.script = Fact::Known(rules.matched_script(image, path));
     }
-    if needs.has(Needs::CPU) {
+    if needs.contains(FactSet::CPU) {
         found.used = subject.used();
     }
     if subject.lives() {
@@ -115,7 +115,7 @@ pub(super) fn look(
 
 /// Which patterns some variable of an environment matches. Of one that was cut, what has not been found is
 /// not known; but that a process is to be kept, which is what the first pattern says, is enough to know.
-fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Known<u64> {
+fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64> {
     let mut found = 0_u64;
     let patterns = &patterns[..patterns.len().min(64)];
     for variable in environ.split(|b| *b == 0).filter(|v| !v.is_empty()) {
@@ -127,9 +127,9 @@ fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Known<u64> {
     }
     let complete = found.count_ones() as usize == patterns.len();
     if whole || complete || found & 1 != 0 {
-        Known::Is(found)
+        Fact::Known(found)
     } else {
-        Known::Unreadable
+        Fact::Unreadable
     }
 }
 
@@ -148,14 +148,14 @@ mod tests {
     fn marks_are_found_by_whole_variables() {
         let patterns = ["REAPER_KEEP=1", "CI=*"].map(|glob| Pattern::argv(glob).unwrap());
         for (environ, whole, expected) in [
-            ("A=1\0REAPER_KEEP=1\0", true, Known::Is(1)),
-            ("REAPER_KEEP=12\0XREAPER_KEEP=1\0", true, Known::Is(0)),
-            ("CI=a\nb\0", true, Known::Is(2)),
-            ("", true, Known::Is(0)),
+            ("A=1\0REAPER_KEEP=1\0", true, Fact::Known(1)),
+            ("REAPER_KEEP=12\0XREAPER_KEEP=1\0", true, Fact::Known(0)),
+            ("CI=a\nb\0", true, Fact::Known(2)),
+            ("", true, Fact::Known(0)),
             // What was cut off might say anything.
-            ("CI=1\0", false, Known::Unreadable),
-            ("A=1\0REAPER_KEEP=1\0", false, Known::Is(1)),
-            ("CI=1\0REAPER_KEEP=1\0", false, Known::Is(3)),
+            ("CI=1\0", false, Fact::Unreadable),
+            ("A=1\0REAPER_KEEP=1\0", false, Fact::Known(1)),
+            ("CI=1\0REAPER_KEEP=1\0", false, Fact::Known(3)),
         ] {
             let found = marks(environ.as_bytes(), whole, &patterns);
             assert_eq!(found, expected, "{environ:?} {whole}");

@@ -11,7 +11,7 @@
 //!
 //! To read another process's memory can take for ever: a process that holds its memory map's lock in
 //! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
-//! answered with [`Known::Unreadable`](reaper_model::facts::Known::Unreadable) in time, and another takes its
+//! answered with [`Fact::Unreadable`](reaper_model::facts::Fact::Unreadable) in time, and another takes its
 //! place, up to a bound. With nothing asked for no thread wakes up.
 
 #[cfg_attr(target_os = "macos", path = "census/darwin.rs")]
@@ -37,8 +37,8 @@ pub use census::{census, listening};
 use look::Used;
 use pool::{Common, Done, Job, Pool, Size};
 use reaper_model::agent::Ruleset;
-use reaper_model::event::{Image, Key, TICK_NS};
-use reaper_model::facts::{Facts, Known, Needs};
+use reaper_model::event::{Image, ProcessKey, TICK_NS};
+use reaper_model::facts::{Fact, FactSet, Facts};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
 #[cfg(not(test))]
@@ -92,9 +92,9 @@ pub enum Urgency {
 /// What was found out about a process.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    pub key: Key,
+    pub key: ProcessKey,
     /// Which facts this is about; all others in `found` mean nothing.
-    pub asked: Needs,
+    pub asked: FactSet,
     pub found: Facts,
     /// When the look began, in ns since boot. Marks of a process that has run another program since are
     /// those of the program before it.
@@ -112,7 +112,7 @@ pub struct Reader {
     last_id: u64,
     open: HashMap<u64, Ask>,
     /// Ids of the open ones about each process.
-    about: HashMap<Key, Vec<u64>>,
+    about: HashMap<ProcessKey, Vec<u64>>,
     /// When to see to what, in ns of the monotonic clock. Some of it may be closed by then.
     timers: BinaryHeap<Reverse<(u64, u64)>>,
     answers: Vec<Answer>,
@@ -122,11 +122,11 @@ pub struct Reader {
 
 /// An ask that is open. That for the CPU use is one by itself, and so is that for the path of a script.
 struct Ask {
-    key: Key,
-    needs: Needs,
-    /// What it runs, if [`Needs::ARGUMENTS`] or [`Needs::SCRIPT`] are asked for.
+    key: ProcessKey,
+    needs: FactSet,
+    /// What it runs, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] are asked for.
     image: Option<Arc<Image>>,
-    /// Real uid of the process, if [`Needs::SCRIPT`] is asked for.
+    /// Real uid of the process, if [`FactSet::SCRIPT`] is asked for.
     uid: u32,
     /// In ns of the monotonic clock.
     asked: u64,
@@ -139,7 +139,7 @@ struct Ask {
 }
 
 impl Reader {
-    /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::marks`], [`Facts::conversations`] and
+    /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::markers`], [`Facts::conversations`] and
     /// [`Facts::arguments`] are about.
     ///
     /// # Errors
@@ -168,15 +168,21 @@ impl Reader {
     }
 
     /// Asks for facts about a process. What is asked for already is not asked again, but becomes urgent if
-    /// this is. What is not urgent is answered with [`Known::Unasked`] where there is too much of it, or it
+    /// this is. What is not urgent is answered with [`Fact::Unread`] where there is too much of it, or it
     /// takes too long: nobody has looked, and whoever needs it asks again. Without knowing what the process runs,
-    /// [`Needs::ARGUMENTS`] cannot be read.
-    pub fn ask(&mut self, key: Key, needs: Needs, urgency: Urgency) {
+    /// [`FactSet::ARGUMENTS`] cannot be read.
+    pub fn ask(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
         self.ask_of(key, None, needs, urgency);
     }
 
     /// Does the same as [`Reader::ask`] for a process that is known to run `image`.
-    pub fn ask_of(&mut self, key: Key, image: Option<&Arc<Image>>, needs: Needs, urgency: Urgency) {
+    pub fn ask_of(
+        &mut self,
+        key: ProcessKey,
+        image: Option<&Arc<Image>>,
+        needs: FactSet,
+        urgency: Urgency,
+    ) {
         let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Waited);
         let now = sys::monotonic();
         let mut fresh = needs;
@@ -210,12 +216,12 @@ impl Reader {
                 });
             }
         }
-        let cpu = fresh.has(Needs::CPU);
+        let cpu = fresh.contains(FactSet::CPU);
         for needs in [
-            fresh.without(Needs::CPU),
-            if cpu { Needs::CPU } else { Needs::NONE },
+            fresh.without(FactSet::CPU),
+            if cpu { FactSet::CPU } else { FactSet::NONE },
         ] {
-            if needs.is_none() {
+            if needs.is_empty() {
                 continue;
             }
             self.last_id += 1;
@@ -223,7 +229,9 @@ impl Reader {
             let ask = Ask {
                 key,
                 needs,
-                image: image.filter(|_| needs.has(Needs::ARGUMENTS)).cloned(),
+                image: image
+                    .filter(|_| needs.contains(FactSet::ARGUMENTS))
+                    .cloned(),
                 uid: 0,
                 asked: now,
                 urgent: urgent.then_some(now),
@@ -238,20 +246,20 @@ impl Reader {
         }
     }
 
-    /// Asks for [`Needs::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
-    /// It is [`Known::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
+    /// Asks for [`FactSet::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
+    /// It is [`Fact::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
     /// hangs.
-    pub fn ask_script(&mut self, key: Key, image: &Arc<Image>, uid: u32) {
+    pub fn ask_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
         let about = self.about.get(&key).into_iter().flatten();
         let mut about = about.filter_map(|id| self.open.get(id));
-        if about.any(|ask| ask.needs == Needs::SCRIPT) {
+        if about.any(|ask| ask.needs == FactSet::SCRIPT) {
             return;
         }
         let now = sys::monotonic();
         if self.open.len() >= OPEN_MAX {
             self.answers.push(Answer {
                 key,
-                asked: Needs::SCRIPT,
+                asked: FactSet::SCRIPT,
                 found: Facts::unreadable(),
                 at: sys::boot_time(),
             });
@@ -261,7 +269,7 @@ impl Reader {
         self.last_id += 1;
         let ask = Ask {
             key,
-            needs: Needs::SCRIPT,
+            needs: FactSet::SCRIPT,
             image: Some(Arc::clone(image)),
             uid,
             asked: now,
@@ -307,7 +315,7 @@ impl Reader {
         let cpu = self
             .open
             .get(&id)
-            .is_some_and(|ask| ask.needs == Needs::CPU);
+            .is_some_and(|ask| ask.needs == FactSet::CPU);
         if cpu { LIMIT_IN_ALL } else { LIMIT }
     }
 
@@ -316,7 +324,7 @@ impl Reader {
         let Some(ask) = self.open.get(&id) else {
             return;
         };
-        let pool = if ask.needs == Needs::SCRIPT {
+        let pool = if ask.needs == FactSet::SCRIPT {
             &self.scripts
         } else if ask.urgent.is_some() {
             &self.urgent
@@ -348,7 +356,7 @@ impl Reader {
                 continue;
             };
             let mut facts = found.facts;
-            if let (Needs::CPU, Some(used)) = (ask.needs, found.used) {
+            if let (FactSet::CPU, Some(used)) = (ask.needs, found.used) {
                 let Some(first) = ask.used else {
                     ask.used = Some(used);
                     self.timers.push(Reverse((used.at + CPU_SPAN, id)));
@@ -358,7 +366,7 @@ impl Reader {
                 if used.at < first.at + CPU_SPAN {
                     continue;
                 }
-                facts.cpu = Known::Is(percent(first, used));
+                facts.cpu = Fact::Known(percent(first, used));
             }
             self.close(id, at, facts);
         }
@@ -402,11 +410,11 @@ impl Reader {
     /// Its time has come; gives when to see to it again.
     fn see_to(&mut self, id: u64, now: u64) -> Option<u64> {
         let ask = self.open.get(&id)?;
-        let cpu = ask.needs == Needs::CPU;
+        let cpu = ask.needs == FactSet::CPU;
         if ask.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
             self.send(id);
         }
-        if ask.needs == Needs::SCRIPT {
+        if ask.needs == FactSet::SCRIPT {
             if now < ask.asked + LIMIT_SCRIPT {
                 self.scripts.mend(now, LIMIT);
                 return Some(now + LIMIT);

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use super::look::{Found, look};
 use crate::sys;
 use reaper_model::agent::Ruleset;
-use reaper_model::event::{Image, Key};
-use reaper_model::facts::Needs;
+use reaper_model::event::{Image, ProcessKey};
+use reaper_model::facts::FactSet;
 
 /// Bytes of a thread's stack: nothing large lives there.
 const STACK: usize = 256 << 10;
@@ -23,8 +23,8 @@ const STACK: usize = 256 << 10;
 pub(super) struct Job {
     /// Never 0.
     pub(super) id: u64,
-    pub(super) key: Key,
-    pub(super) needs: Needs,
+    pub(super) key: ProcessKey,
+    pub(super) needs: FactSet,
     /// Whether its answer wakes the reader also where those of the pool do not.
     pub(super) wakes: bool,
     pub(super) image: Option<Arc<Image>>,

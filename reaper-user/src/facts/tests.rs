@@ -16,18 +16,18 @@ use super::*;
 use crate::source::procfs::Procfs;
 use reaper_model::activity::Activity;
 use reaper_model::agent::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
-use reaper_model::facts::{self, Inherited, SessionNow};
-use reaper_model::stray::Trace;
+use reaper_model::facts::{self, InheritedFacts, KernelSession};
+use reaper_model::leftover::EnvMarkers;
 
 mod scripts;
 
-const ALL_BUT_CPU: [Needs; 6] = [
-    Needs::INHERITED,
-    Needs::INPUT,
-    Needs::MARKS,
-    Needs::UNIT,
-    Needs::LISTENING,
-    Needs::SESSION,
+const ALL_BUT_CPU: [FactSet; 6] = [
+    FactSet::INHERITED,
+    FactSet::STDIN,
+    FactSet::MARKERS,
+    FactSet::UNIT,
+    FactSet::LISTENING,
+    FactSet::KERNEL_SESSION,
 ];
 
 struct Fake(tempfile::TempDir);
@@ -46,7 +46,7 @@ impl Fake {
         path
     }
     /// A process with a socket that listens, a mark and a unit; its start is its pid in ticks.
-    fn process(&self, pid: u32) -> Key {
+    fn process(&self, pid: u32) -> ProcessKey {
         let stat = format!("{pid} (x) S 1 9 8 34816 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 {pid} 0\n");
         self.file(format!("{pid}/stat"), &stat);
         self.file(format!("{pid}/environ"), "A=1\0REAPER_KEEP=1\0");
@@ -60,7 +60,7 @@ impl Fake {
         symlink(self.work(), self.root().join(format!("{pid}/cwd"))).unwrap();
         self.file_of(pid, 0, "/dev/pts/3");
         self.file_of(pid, 4, "socket:[777]");
-        Key {
+        ProcessKey {
             pid,
             start: u64::from(pid) * TICK_NS + 17,
         }
@@ -73,7 +73,7 @@ impl Fake {
         symlink(link, self.root().join(format!("{pid}/fd/{fd}"))).unwrap();
     }
     /// One whose environment nobody gets to the end of; the pipe.
-    fn stuck(&self, pid: u32) -> (Key, PathBuf) {
+    fn stuck(&self, pid: u32) -> (ProcessKey, PathBuf) {
         let key = self.process(pid);
         let environ = self.root().join(format!("{pid}/environ"));
         fs::remove_file(&environ).unwrap();
@@ -96,8 +96,8 @@ fn rules() -> Ruleset {
     Ruleset::new(vec![Rule::new("daemon", Action::Keep, vec![daemon])])
 }
 
-fn needs(all: &[Needs]) -> Needs {
-    all.iter().fold(Needs::NONE, |sum, one| sum | *one)
+fn needs(all: &[FactSet]) -> FactSet {
+    all.iter().fold(FactSet::NONE, |sum, one| sum | *one)
 }
 
 /// Waits for what is urgent.
@@ -113,13 +113,13 @@ fn wait(reader: &mut Reader) -> Vec<Answer> {
 }
 
 /// Asks and waits.
-fn ask(reader: &mut Reader, key: Key, needs: Needs) -> Facts {
+fn ask(reader: &mut Reader, key: ProcessKey, needs: FactSet) -> Facts {
     reader.ask(key, needs, Urgency::Urgent);
     let mut facts = Facts::default();
     while !reader.open.is_empty() {
         for answer in wait(reader) {
             assert_eq!(answer.key, key);
-            facts.learn(answer.asked, answer.found);
+            facts.update(answer.asked, answer.found);
         }
     }
     facts
@@ -130,18 +130,18 @@ fn all_facts_of_a_process() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let expected = Facts {
-        marks: Known::Is(1),
-        unit: Known::Is("x.service".into()),
-        listening: Known::Is(true),
-        cpu: Known::Unasked,
-        session: Known::Is(SessionNow { sid: 8, tty: 34816 }),
-        input: Known::Is(true),
+        markers: Fact::Known(1),
+        unit: Fact::Known("x.service".into()),
+        listening: Fact::Known(true),
+        cpu: Fact::Unread,
+        kernel_session: Fact::Known(KernelSession { sid: 8, tty: 34816 }),
+        stdin_is_terminal: Fact::Known(true),
         inherited: inherited("REAPER_KEEP=1\0", Some(&fake.work())),
-        conversations: Known::Unasked,
-        activity: Known::Unasked,
-        stdio: Known::Unasked,
-        arguments: Known::Unasked,
-        script: Known::Unasked,
+        conversations: Fact::Unread,
+        activity: Fact::Unread,
+        stdio: Fact::Unread,
+        arguments: Fact::Unread,
+        script: Fact::Unread,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -151,26 +151,32 @@ fn all_facts_of_a_process() {
     fs::remove_file(fake.root().join("40/fd/4")).unwrap();
     fake.file_of(40, 4, "socket:[778]");
     fake.file_of(40, 5, "socket:[999]");
-    let facts = ask(&mut reader, key, Needs::LISTENING);
-    assert_eq!(facts.listening, Known::Is(false));
+    let facts = ask(&mut reader, key, FactSet::LISTENING);
+    assert_eq!(facts.listening, Fact::Known(false));
     // What it reads from: something else, and nothing.
     for file in ["pipe:[12]", "/dev/null"] {
         fs::remove_file(fake.root().join("40/fd/0")).unwrap();
         fake.file_of(40, 0, file);
         assert_eq!(
-            ask(&mut reader, key, Needs::INPUT).input,
-            Known::Is(false),
+            ask(&mut reader, key, FactSet::STDIN).stdin_is_terminal,
+            Fact::Known(false),
             "{file}"
         );
     }
     fs::remove_file(fake.root().join("40/fd/0")).unwrap();
-    assert_eq!(ask(&mut reader, key, Needs::INPUT).input, Known::Is(false));
+    assert_eq!(
+        ask(&mut reader, key, FactSet::STDIN).stdin_is_terminal,
+        Fact::Known(false)
+    );
 }
 
-fn inherited(environ: &str, directory: Option<&Path>) -> Known<Arc<Inherited>> {
-    let trace = Trace::of(environ.as_bytes(), true);
+fn inherited(environ: &str, directory: Option<&Path>) -> Fact<Arc<InheritedFacts>> {
+    let trace = EnvMarkers::of(environ.as_bytes(), true);
     let directory = directory.map(Arc::from);
-    Known::Is(Arc::new(Inherited { trace, directory }))
+    Fact::Known(Arc::new(InheritedFacts {
+        env_markers: trace,
+        directory,
+    }))
 }
 
 #[test]
@@ -181,7 +187,7 @@ fn what_a_process_has_from_its_makers() {
     let key = fake.process(45);
     let mut has = |environ: &str| {
         fake.file("45/environ".into(), environ);
-        ask(&mut reader, key, Needs::INHERITED).inherited
+        ask(&mut reader, key, FactSet::INHERITED).inherited
     };
     let marks = "CLAUDECODE=1\0CLAUDE_PID=12\0TMUX=/tmp/t,7,0\0";
     assert_eq!(has(marks), inherited(marks, Some(&work)));
@@ -209,9 +215,9 @@ fn what_a_process_has_from_its_makers() {
     assert_eq!(has("A=1\0"), inherited("", None));
     // Not known is neither here nor there.
     fs::remove_file(&place).unwrap();
-    assert_eq!(has("A=1\0"), Known::Unreadable);
+    assert_eq!(has("A=1\0"), Fact::Unreadable);
     symlink("/nowhere/at/all", &place).unwrap();
-    assert_eq!(has("A=1\0"), Known::Unreadable);
+    assert_eq!(has("A=1\0"), Fact::Unreadable);
 }
 
 #[test]
@@ -219,17 +225,17 @@ fn what_cannot_be_read_is_unreadable() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let all = needs(&ALL_BUT_CPU)
-        | Needs::CPU
-        | Needs::CONVERSATIONS
-        | Needs::ACTIVITY
-        | Needs::STDIO
-        | Needs::ARGUMENTS
-        | Needs::SCRIPT;
+        | FactSet::CPU
+        | FactSet::CONVERSATIONS
+        | FactSet::ACTIVITY
+        | FactSet::STDIO
+        | FactSet::ARGUMENTS
+        | FactSet::SCRIPT;
     let key = fake.process(41);
     // Whoever has the pid now.
-    let before = Key { start: 1, ..key };
+    let before = ProcessKey { start: 1, ..key };
     assert_eq!(ask(&mut reader, before, all), Facts::unreadable());
-    let absent = Key { pid: 9, start: 0 };
+    let absent = ProcessKey { pid: 9, start: 0 };
     assert_eq!(ask(&mut reader, absent, all), Facts::unreadable());
     let zombie = "41 (x) Z 1 9 8 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 41 0\n";
     fake.file("41/stat".into(), zombie);
@@ -239,16 +245,16 @@ fn what_cannot_be_read_is_unreadable() {
         fs::remove_file(fake.root().join(file)).unwrap();
     }
     let facts = ask(&mut reader, key, needs(&ALL_BUT_CPU));
-    assert_eq!(facts.marks, Known::Unreadable);
-    assert_eq!(facts.unit, Known::Unreadable);
-    assert_eq!(facts.listening, Known::Unreadable);
-    assert!(matches!(facts.session, Known::Is(_)), "{facts:?}");
+    assert_eq!(facts.markers, Fact::Unreadable);
+    assert_eq!(facts.unit, Fact::Unreadable);
+    assert_eq!(facts.listening, Fact::Unreadable);
+    assert!(matches!(facts.kernel_session, Fact::Known(_)), "{facts:?}");
     // The mark may stand behind the bound.
     let key = fake.process(43);
     let long = format!("A={}\0REAPER_KEEP=1\0", "x".repeat(look::ENVIRON_MAX));
     fake.file("43/environ".into(), &long);
-    let facts = ask(&mut reader, key, Needs::MARKS);
-    assert_eq!(facts.marks, Known::Unreadable);
+    let facts = ask(&mut reader, key, FactSet::MARKERS);
+    assert_eq!(facts.markers, Fact::Unreadable);
 }
 
 /// A program of which an exec has told the first 8 KiB of this command line.
@@ -265,21 +271,21 @@ fn cut(argv: &str) -> Arc<Image> {
 }
 
 /// Asks what the rules say of the whole command line; the names of those that judge it.
-fn judged(reader: &mut Reader, key: Key, image: &Arc<Image>) -> Known<Vec<String>> {
-    reader.ask_of(key, Some(image), Needs::ARGUMENTS, Urgency::Urgent);
+fn judged(reader: &mut Reader, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
+    reader.ask_of(key, Some(image), FactSet::ARGUMENTS, Urgency::Urgent);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
     };
-    assert_eq!((answer.key, answer.asked), (key, Needs::ARGUMENTS));
+    assert_eq!((answer.key, answer.asked), (key, FactSet::ARGUMENTS));
     let rules = rules();
     match &answer.found.arguments {
-        Known::Unasked => panic!("it was asked for"),
-        Known::Unreadable => Known::Unreadable,
-        Known::Is(whole) => {
+        Fact::Unread => panic!("it was asked for"),
+        Fact::Unreadable => Fact::Unreadable,
+        Fact::Known(whole) => {
             assert!(Arc::ptr_eq(&whole.image, image));
             assert_eq!(whole.class, Class::Plain);
             let names = whole.judging.iter().map(|id| rules.name(*id).to_string());
-            Known::Is(names.collect())
+            Fact::Known(names.collect())
         }
     }
 }
@@ -290,42 +296,38 @@ fn rules_are_asked_about_the_whole_command_line() {
     let mut reader = fake.reader();
     let key = fake.process(44);
     let argv = |len: usize, last: &str| format!("x\0{}\0{last}\0", "y".repeat(len));
-    let daemon = || Known::Is(vec!["daemon".to_owned()]);
+    let daemon = || Fact::Known(vec!["daemon".to_owned()]);
     let most = look::ARGUMENTS_MAX - argv(0, "Daemon").len();
     for (told, found, expected) in [
         (argv(100_000, "Daemon"), None, daemon()),
-        (argv(100_000, "Main"), None, Known::Is(vec![])),
+        (argv(100_000, "Main"), None, Fact::Known(vec![])),
         (argv(most, "Daemon"), None, daemon()),
-        (argv(most + 1, "Daemon"), None, Known::Unreadable),
+        (argv(most + 1, "Daemon"), None, Fact::Unreadable),
         // Another one, what a process has written over it, and a part of it.
         (
             argv(9_000, "Main"),
             Some(argv(9_001, "Main")),
-            Known::Unreadable,
+            Fact::Unreadable,
         ),
         (
             argv(9_000, "Main"),
             Some("x: idle\0".into()),
-            Known::Unreadable,
+            Fact::Unreadable,
         ),
-        (
-            argv(9_000, "Main"),
-            Some(argv(9_000, "")),
-            Known::Unreadable,
-        ),
+        (argv(9_000, "Main"), Some(argv(9_000, "")), Fact::Unreadable),
     ] {
         fake.file("44/cmdline".into(), &found.unwrap_or_else(|| told.clone()));
         assert_eq!(judged(&mut reader, key, &cut(&told)), expected);
     }
     // Nothing is known of what it runs, or nothing can be read.
-    let facts = ask(&mut reader, key, Needs::ARGUMENTS);
-    assert_eq!(facts.arguments, Known::Unreadable);
+    let facts = ask(&mut reader, key, FactSet::ARGUMENTS);
+    assert_eq!(facts.arguments, Fact::Unreadable);
     let cmdline = fake.root().join("44/cmdline");
     fs::remove_file(&cmdline).unwrap();
     let image = cut(&argv(9_000, "Main"));
-    assert_eq!(judged(&mut reader, key, &image), Known::Unreadable);
+    assert_eq!(judged(&mut reader, key, &image), Fact::Unreadable);
     nix::unistd::mkfifo(&cmdline, Mode::S_IRWXU).unwrap();
-    assert_eq!(judged(&mut reader, key, &image), Known::Unreadable);
+    assert_eq!(judged(&mut reader, key, &image), Fact::Unreadable);
 }
 
 #[test]
@@ -338,7 +340,7 @@ fn whole_command_line_of_a_real_process_is_read() {
             .args([&long, "Daemon"]),
     );
     let argv = format!("sh\0-c\0echo up; read x\0{long}\0Daemon\0");
-    let daemon = Known::Is(vec!["daemon".to_owned()]);
+    let daemon = Fact::Known(vec!["daemon".to_owned()]);
     assert_eq!(judged(&mut reader, key, &cut(&argv)), daemon);
     let table = census(&Procfs::default()).unwrap();
     let image = &table.rows[&key.pid].seen.image;
@@ -354,9 +356,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     // As many as there are threads at first, and one more behind them.
     let fine = fake.process(70);
     for (key, _) in &stuck[..2] {
-        reader.ask(*key, Needs::MARKS, Urgency::Urgent);
+        reader.ask(*key, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.ask(fine, Needs::MARKS, Urgency::Urgent);
+    reader.ask(fine, FactSet::MARKERS, Urgency::Urgent);
     let mut answers = Vec::new();
     while answers.len() < 3 {
         answers.extend(wait(&mut reader));
@@ -364,22 +366,22 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     for answer in &answers {
         let read = answer.key == fine;
         let expected = if read {
-            Known::Is(1)
+            Fact::Known(1)
         } else {
-            Known::Unreadable
+            Fact::Unreadable
         };
-        assert_eq!(answer.found.marks, expected, "{:?}", answer.key);
+        assert_eq!(answer.found.markers, expected, "{:?}", answer.key);
     }
     // More than there can be threads: even then there is an answer.
     for (key, _) in &stuck[2..] {
-        reader.ask(*key, Needs::MARKS, Urgency::Urgent);
+        reader.ask(*key, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.ask(fine, Needs::MARKS, Urgency::Urgent);
+    reader.ask(fine, FactSet::MARKERS, Urgency::Urgent);
     answers.clear();
     while answers.len() < stuck.len() - 1 {
         answers.extend(wait(&mut reader));
     }
-    assert!(answers.iter().all(|a| a.found.marks == Known::Unreadable));
+    assert!(answers.iter().all(|a| a.found.markers == Fact::Unreadable));
     // They come loose, and what they have read by then is nobody's any more.
     let held: Vec<_> = stuck
         .iter()
@@ -393,7 +395,7 @@ fn a_thread_that_is_stuck_costs_only_itself() {
         .collect();
     drop(held);
     let loose = Instant::now();
-    while ask(&mut reader, fine, Needs::MARKS).marks != Known::Is(1) {
+    while ask(&mut reader, fine, FactSet::MARKERS).markers != Fact::Known(1) {
         assert!(
             loose.elapsed() < Duration::from_secs(60),
             "nobody reads any more"
@@ -410,21 +412,25 @@ fn what_nobody_waits_for_wakes_nobody() {
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
-        reader.ask(first, Needs::UNIT, Urgency::Ahead);
+        reader.ask(first, FactSet::UNIT, Urgency::Ahead);
     }
     assert_eq!(reader.open.len(), 1, "asked twice");
     let mut answers = Vec::new();
     while answers.is_empty() {
         answers = reader.take();
     }
-    assert!(!reader.ready && answers.len() == 1 && answers[0].asked == Needs::UNIT);
+    assert!(!reader.ready && answers.len() == 1 && answers[0].asked == FactSet::UNIT);
     // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
     let (stuck, _pipe) = fake.stuck(82);
-    reader.ask(stuck, Needs::MARKS, Urgency::Ahead);
-    reader.ask(second, Needs::MARKS | Needs::UNIT, Urgency::Ahead);
-    reader.ask(second, Needs::MARKS | Needs::SESSION, Urgency::Urgent);
-    let mut known = Needs::NONE;
-    while !known.has(Needs::MARKS | Needs::UNIT | Needs::SESSION) {
+    reader.ask(stuck, FactSet::MARKERS, Urgency::Ahead);
+    reader.ask(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Ahead);
+    reader.ask(
+        second,
+        FactSet::MARKERS | FactSet::KERNEL_SESSION,
+        Urgency::Urgent,
+    );
+    let mut known = FactSet::NONE;
+    while !known.contains(FactSet::MARKERS | FactSet::UNIT | FactSet::KERNEL_SESSION) {
         for answer in wait(&mut reader) {
             assert_eq!(answer.key, second);
             known |= answer.asked;
@@ -432,7 +438,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     }
     // The thread ahead is given up for the next who asks.
     std::thread::sleep(Duration::from_nanos(2 * LIMIT));
-    reader.ask(first, Needs::SESSION, Urgency::Ahead);
+    reader.ask(first, FactSet::KERNEL_SESSION, Urgency::Ahead);
     let began = Instant::now();
     while reader.take().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -443,7 +449,7 @@ fn what_nobody_waits_for_wakes_nobody() {
 struct Own(Child);
 
 impl Own {
-    fn start(command: &mut Command) -> (Own, Key) {
+    fn start(command: &mut Command) -> (Own, ProcessKey) {
         let child = command.stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
@@ -453,7 +459,7 @@ impl Own {
         let out = own.0.stdout.take().unwrap();
         BufReader::new(out).read_line(&mut line).unwrap();
         assert_eq!(line, "up\n");
-        (own, Key { pid, start })
+        (own, ProcessKey { pid, start })
     }
 }
 
@@ -479,15 +485,15 @@ fn real_processes() {
             .env("REAPER_KEEP", "1"),
     );
     let facts = ask(&mut reader, key, needs(&ALL_BUT_CPU));
-    assert_eq!(facts.marks, Known::Is(1));
-    assert_eq!(facts.listening, Known::Is(false));
+    assert_eq!(facts.markers, Fact::Known(1));
+    assert_eq!(facts.listening, Fact::Known(false));
     let sid = nix::unistd::getsid(None).unwrap().as_raw();
     assert!(
-        matches!(facts.session, Known::Is(now) if now.sid as i32 == sid),
+        matches!(facts.kernel_session, Fact::Known(now) if now.sid as i32 == sid),
         "{facts:?}"
     );
     let expected = fs::read_to_string("/proc/self/cgroup").unwrap();
-    if let Known::Is(unit) = facts.unit {
+    if let Fact::Known(unit) = facts.unit {
         assert!(expected.contains(&*unit), "{unit} {expected}");
     } else {
         panic!("no unit of a living process");
@@ -497,14 +503,14 @@ fn real_processes() {
     let mut command = shell("exec sleep 60");
     command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
     let (_server, key) = Own::start(&mut command);
-    let facts = ask(&mut reader, key, Needs::LISTENING);
-    assert_eq!(facts.listening, Known::Is(true));
+    let facts = ask(&mut reader, key, FactSet::LISTENING);
+    assert_eq!(facts.listening, Fact::Known(true));
     let dir = tempfile::tempdir().unwrap();
     let unix = UnixListener::bind(dir.path().join("s")).unwrap();
     let (_local, key) =
         Own::start(shell("exec sleep 60").stdin(Stdio::from(std::os::fd::OwnedFd::from(unix))));
-    let facts = ask(&mut reader, key, Needs::LISTENING);
-    assert_eq!(facts.listening, Known::Is(false));
+    let facts = ask(&mut reader, key, FactSet::LISTENING);
+    assert_eq!(facts.listening, Fact::Known(false));
 }
 
 #[test]
@@ -513,9 +519,9 @@ fn cpu_use_takes_two_looks() {
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
-    reader.ask(busy, Needs::CPU, Urgency::Urgent);
-    reader.ask(idle, Needs::CPU, Urgency::Ahead);
-    reader.ask(idle, Needs::CPU, Urgency::Urgent);
+    reader.ask(busy, FactSet::CPU, Urgency::Urgent);
+    reader.ask(idle, FactSet::CPU, Urgency::Ahead);
+    reader.ask(idle, FactSet::CPU, Urgency::Urgent);
     let mut found = HashMap::new();
     while found.len() < 2 {
         for answer in wait(&mut reader) {
@@ -523,9 +529,9 @@ fn cpu_use_takes_two_looks() {
         }
     }
     assert!(began.elapsed() >= Duration::from_secs(1));
-    assert_eq!(found[&idle], Known::Is(0));
+    assert_eq!(found[&idle], Fact::Known(0));
     // How much it gets depends on who else runs.
-    assert!(matches!(found[&busy], Known::Is(5..=120)), "{found:?}");
+    assert!(matches!(found[&busy], Fact::Known(5..=120)), "{found:?}");
 }
 
 #[test]
@@ -557,8 +563,8 @@ fn activity_has_use_memory_and_connections() {
         clients: [0, 0].into(),
         sockets: [803].into(),
     };
-    let activity = ask(&mut reader, key, Needs::ACTIVITY).activity;
-    assert_eq!(activity, Known::Is(expected.into()));
+    let activity = ask(&mut reader, key, FactSet::ACTIVITY).activity;
+    assert_eq!(activity, Fact::Known(expected.into()));
 }
 
 #[test]
@@ -574,7 +580,7 @@ fn client_on_this_host_is_known_by_its_socket() {
     let row = "  0: 0000000000000000FFFF00000100007F:9C40 0000000000000000FFFF00000100007F:1F90 01 \
                00000000:00000000 00:00000000 00000000 0 0 779 1 0 20 0 0 10 -1\n";
     fake.file("47/net/tcp6".into(), &format!("  sl\n{row}"));
-    let Known::Is(activity) = ask(&mut reader, key, Needs::ACTIVITY).activity else {
+    let Fact::Known(activity) = ask(&mut reader, key, FactSet::ACTIVITY).activity else {
         panic!("activity was not read");
     };
     assert_eq!(
@@ -588,9 +594,9 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(48);
-    reader.ask(key, Needs::UNIT, Urgency::Waited);
+    reader.ask(key, FactSet::UNIT, Urgency::Waited);
     let answers = wait(&mut reader);
-    assert_eq!(answers[0].found.unit, Known::Is("x.service".into()));
+    assert_eq!(answers[0].found.unit, Fact::Known("x.service".into()));
     assert!(reader.open.is_empty() && reader.timers.is_empty());
 }
 
@@ -605,29 +611,29 @@ fn stdio_is_hung_up_once_both_other_ends_are_closed() {
         let own = Own(child.unwrap());
         let pid = own.0.id();
         let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-        (own, Key { pid, start })
+        (own, ProcessKey { pid, start })
     };
-    let mut stdio = |key| ask(&mut reader, key, Needs::STDIO).stdio;
+    let mut stdio = |key| ask(&mut reader, key, FactSet::STDIO).stdio;
 
     let (mut piped, key) = sleep(Stdio::piped(), Stdio::piped());
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::Connected));
     let input = piped.0.stdin.take();
     drop(piped.0.stdout.take());
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::Connected));
     drop(input);
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::HungUp));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::HungUp));
 
     let (client, theirs) = UnixStream::pair().unwrap();
     let both = || Stdio::from(OwnedFd::from(theirs.try_clone().unwrap()));
     let (_socket, key) = sleep(both(), both());
     drop(theirs);
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::Connected));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::Connected));
     drop(client);
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::HungUp));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::HungUp));
 
     let (mut echo, key) = sleep(Stdio::piped(), Stdio::null());
     drop(echo.0.stdin.take());
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::Other));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::Other));
     let (_null, key) = sleep(Stdio::null(), Stdio::null());
-    assert_eq!(stdio(key), Known::Is(facts::Stdio::Other));
+    assert_eq!(stdio(key), Fact::Known(facts::Stdio::Other));
 }

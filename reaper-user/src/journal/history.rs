@@ -12,7 +12,7 @@ use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
 use crate::export::SessionRef;
 use crate::export::names::SessionId;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
 #[derive(Clone, Debug, Default)]
@@ -280,7 +280,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
         let Some(agent) = row.get::<_, Option<String>>(at)? else {
             return Ok(None);
         };
-        let first_root = Key {
+        let first_root = ProcessKey {
             pid: row.get(at + 1)?,
             start: unsigned(row, at + 2)?,
         };

@@ -4,14 +4,14 @@ use rusqlite::{Transaction, params};
 
 use super::store::Store;
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// A user's word that a process is to be kept, of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
-    pub key: Key,
+    pub key: ProcessKey,
     /// First root of the session that it is a member of.
-    pub session: Key,
+    pub session: ProcessKey,
     /// It was asked for, and is not kept for one that it descends from.
     pub asked: bool,
     /// All that descends from it too.
@@ -57,11 +57,11 @@ impl Store {
             let awake: Option<i64> = row.get(5)?;
             let wall: Option<i64> = row.get(6)?;
             Ok(Keep {
-                key: Key {
+                key: ProcessKey {
                     pid: row.get(0)?,
                     start: number(1)?,
                 },
-                session: Key {
+                session: ProcessKey {
                     pid: row.get(7)?,
                     start: number(8)?,
                 },

@@ -7,8 +7,8 @@ use rusqlite::{Connection, params};
 use super::history::{HistoryError, opened};
 use super::keeps::int;
 use crate::sys;
-use reaper_model::event::Key;
-use reaper_model::stray::Recorded;
+use reaper_model::event::ProcessKey;
+use reaper_model::leftover::Recorded;
 
 /// The sessions of a boot, which is to be this one, with the members about whom something was decided and whose end was not confirmed,
 /// and the processes that users want kept. Of sessions whose root nobody told of, nothing, nor of those in which a
@@ -17,7 +17,10 @@ use reaper_model::stray::Recorded;
 ///
 /// # Errors
 /// As [`history::read`](super::history::read).
-pub fn recorded(path: &Path, boot_id: &str) -> Result<(Vec<Recorded>, Vec<Key>), HistoryError> {
+pub fn recorded(
+    path: &Path,
+    boot_id: &str,
+) -> Result<(Vec<Recorded>, Vec<ProcessKey>), HistoryError> {
     opened(path, |connection| {
         let kept = keeps(connection, boot_id)?;
         let dropped: bool =
@@ -35,7 +38,7 @@ pub fn recorded(path: &Path, boot_id: &str) -> Result<(Vec<Recorded>, Vec<Key>),
 ///
 /// # Errors
 /// As [`history::read`](super::history::read).
-pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<Key>, HistoryError> {
+pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<ProcessKey>, HistoryError> {
     opened(path, |connection| keeps(connection, boot_id))
 }
 
@@ -53,9 +56,9 @@ fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Reco
                      AND (until_awake IS NULL OR until_awake > ?2))
          ORDER BY s.id",
     )?;
-    let key = |row: &rusqlite::Row<'_>, at: usize| -> rusqlite::Result<Option<Key>> {
+    let key = |row: &rusqlite::Row<'_>, at: usize| -> rusqlite::Result<Option<ProcessKey>> {
         let (pid, start): (Option<u32>, Option<i64>) = (row.get(at)?, row.get(at + 1)?);
-        Ok(pid.zip(start).map(|(pid, start)| Key {
+        Ok(pid.zip(start).map(|(pid, start)| ProcessKey {
             pid,
             start: start.cast_unsigned(),
         }))
@@ -80,13 +83,13 @@ fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Reco
     Ok(recorded)
 }
 
-fn keeps(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Key>> {
+fn keeps(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<ProcessKey>> {
     let mut statement = connection.prepare(
         "SELECT DISTINCT pid, start FROM keep JOIN boot ON boot.id = keep.boot
          WHERE boot.uuid = ?1 AND (until_awake IS NULL OR until_awake > ?2)",
     )?;
     let rows = statement.query_map(params![boot_id, int(sys::monotonic())], |row| {
-        Ok(Key {
+        Ok(ProcessKey {
             pid: row.get(0)?,
             start: row.get::<_, i64>(1)?.cast_unsigned(),
         })

@@ -5,7 +5,7 @@ use rusqlite::{Transaction, params};
 use super::keeps::int;
 use crate::export::names::{SignalName, outcome_name, outcome_reason};
 use crate::export::{Body, Clock, GivenBack, Record, SessionRef, Who, redact};
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// Whether a record is kept: what sessions come to, what is decided, and what came of that.
 pub(super) fn is_kept(record: &Record) -> bool {
@@ -126,7 +126,7 @@ impl Rows<'_> {
             } => {
                 let ended = match outcome {
                     crate::reap::Outcome::Ended(ended) => *ended,
-                    _ => Ended::Unknown,
+                    _ => ExitStatus::Unknown,
                 };
                 let (code, exit_signal) = exit(ended);
                 self.execute(
@@ -166,7 +166,7 @@ impl Rows<'_> {
 
     /// The row of a session.
     fn session(&self, session: &SessionRef, time: i64) -> Result<i64> {
-        let Key { pid, start } = session.first_root;
+        let ProcessKey { pid, start } = session.first_root;
         self.id(
             "INSERT INTO session (boot, pid, start, agent, opened, seen) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
              ON CONFLICT DO UPDATE SET agent = excluded.agent, seen = max(seen, excluded.seen)
@@ -233,10 +233,10 @@ impl Rows<'_> {
 }
 
 /// Exit code, and the name of the signal that ended it.
-fn exit(ended: Ended) -> (Option<u8>, Option<String>) {
+fn exit(ended: ExitStatus) -> (Option<u8>, Option<String>) {
     match ended {
-        Ended::Exited(code) => (Some(code), None),
-        Ended::Signalled { signal, .. } => (None, Some(SignalName(signal).to_string())),
-        Ended::Unknown => (None, None),
+        ExitStatus::Exited(code) => (Some(code), None),
+        ExitStatus::Signalled { signal, .. } => (None, Some(SignalName(signal).to_string())),
+        ExitStatus::Unknown => (None, None),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ impl Confirm {
     }
 
     /// Waits for one more. It may be in the set already.
-    pub(super) fn add(&self, pidfd: &Pidfd, key: Key, token: u64) {
+    pub(super) fn add(&self, pidfd: &Pidfd, key: ProcessKey, token: u64) {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
         match self.0.add(pidfd.as_fd(), event) {
             Ok(()) | Err(nix::Error::EEXIST) => {}

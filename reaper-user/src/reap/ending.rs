@@ -18,7 +18,7 @@ use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::{self, Pidfd};
-use reaper_model::event::{Ended, Key, Uids};
+use reaper_model::event::{ExitStatus, ProcessKey, Uids};
 use target::Target;
 
 /// How long all of it may take beyond grace and patience: who goes on forking for longer is told of.
@@ -27,12 +27,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Who is to be ended, each with the uids under which it is to run, if that matters.
-pub type Due = HashMap<Key, Option<Uids>>;
+pub type Due = HashMap<ProcessKey, Option<Uids>>;
 
 /// What became of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    pub key: Key,
+    pub key: ProcessKey,
     pub outcome: Outcome,
     /// The strongest signal it was sent.
     pub signal: Option<Signal>,
@@ -45,7 +45,7 @@ pub struct Ending {
 /// One that another has begun to end.
 #[derive(Clone, Copy, Debug)]
 pub struct Handed {
-    pub key: Key,
+    pub key: ProcessKey,
     /// What it was sent.
     pub signal: Signal,
     /// As in [`Ending`].
@@ -58,7 +58,7 @@ pub struct Handed {
 /// # Errors
 /// Those of `find`; what has been signalled by then stays so.
 pub fn end_all<E>(
-    mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+    mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     times: Times,
 ) -> Result<Vec<Ending>, E> {
     let mut endings = Endings::new(times, Signal::SIGTERM);
@@ -73,7 +73,7 @@ pub fn end_all<E>(
 
 /// Processes on their way to their end.
 pub struct Endings {
-    targets: HashMap<Key, Target>,
+    targets: HashMap<ProcessKey, Target>,
     ladder: Ladder,
     /// Those who were handed over to another, by pid.
     handed: HashMap<u32, Handed>,
@@ -200,7 +200,7 @@ impl Endings {
     /// Those of `find`.
     pub fn round<E>(
         &mut self,
-        find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+        find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     ) -> Result<usize, E> {
         let came = self.signal_found(find);
         if !self.is_gentle() {
@@ -211,7 +211,7 @@ impl Endings {
 
     fn signal_found<E>(
         &mut self,
-        mut find: impl FnMut(&HashSet<Key>) -> Result<Due, E>,
+        mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     ) -> Result<usize, E> {
         let held = self.held();
         let mut due = find(&held)?;
@@ -239,7 +239,7 @@ impl Endings {
                 self.ladder.claimed();
             }
             if self.by_another && self.ladder.is_gentle() {
-                let handed = |key: &&Key| is_among(&self.handed, **key);
+                let handed = |key: &&ProcessKey| is_among(&self.handed, **key);
                 fresh.extend(opened.keys().filter(|key| !handed(key)).copied());
             }
             self.targets.extend(opened);
@@ -329,7 +329,7 @@ impl Endings {
     }
 
     /// Whoever is on it.
-    pub fn held(&self) -> HashSet<Key> {
+    pub fn held(&self) -> HashSet<ProcessKey> {
         self.targets.keys().copied().collect()
     }
 
@@ -348,7 +348,7 @@ impl Endings {
         {
             if target.has_exited() {
                 target.pidfd = None;
-                target.done = Some((Outcome::Ended(Ended::Unknown), sys::boot_time()));
+                target.done = Some((Outcome::Ended(ExitStatus::Unknown), sys::boot_time()));
                 self.ladder.finished(sys::monotonic());
             } else {
                 left += 1;
@@ -397,16 +397,16 @@ impl Endings {
     }
 }
 
-fn is_among(handed: &HashMap<u32, Handed>, key: Key) -> bool {
+fn is_among(handed: &HashMap<u32, Handed>, key: ProcessKey) -> bool {
     let one = handed.get(&key.pid);
-    one.is_some_and(|one| one.key.same_tick(key))
+    one.is_some_and(|one| one.key.has_same_tick(key))
 }
 
 impl Handed {
     fn told(self) -> Ending {
         Ending {
             key: self.key,
-            outcome: Outcome::Ended(Ended::Unknown),
+            outcome: Outcome::Ended(ExitStatus::Unknown),
             signal: Some(self.signal),
             duration: None,
             memory: self.memory,

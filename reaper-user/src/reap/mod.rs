@@ -30,7 +30,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
 use crate::source::procfs::Memory;
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
@@ -63,7 +63,7 @@ pub enum Signaller {
 /// What came of trying to signal a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    pub key: Key,
+    pub key: ProcessKey,
     pub signal: Signal,
     pub by: Signaller,
     /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
@@ -74,7 +74,7 @@ pub struct Sent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It has exited, as its pidfd says, or as was read before there was one for what others signalled.
-    Ended(Ended),
+    Ended(ExitStatus),
     /// It lives on.
     Failed(Failure),
     /// It was let go without a signal: it had exited before, or is not due any more.
@@ -112,12 +112,12 @@ pub enum Report {
     /// It has been verified, or needs no verifying, that a process is the one that was decided about,
     /// and that it is still to be reaped.
     Decided {
-        key: Key,
+        key: ProcessKey,
         decision: Decision,
     },
     Signal(Sent),
     Outcome {
-        key: Key,
+        key: ProcessKey,
         /// The session it was a member of.
         session: SessionId,
         outcome: Outcome,

@@ -16,7 +16,7 @@ use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::Model;
 use reaper_model::Node;
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::Decision;
 use reaper_model::session::SessionId;
 
@@ -26,7 +26,7 @@ pub struct Reaper {
     times: Times,
     /// Nothing is signalled.
     observe: bool,
-    targets: HashMap<Key, Target>,
+    targets: HashMap<ProcessKey, Target>,
     ladders: BTreeMap<SessionId, Ladder>,
     /// How many of the targets are members of each session.
     members: HashMap<SessionId, usize>,
@@ -35,14 +35,14 @@ pub struct Reaper {
     /// While there are such, no file with this number or a higher one is kept open: to look at processes takes some too.
     files_max: u64,
     /// To be signalled next: opened, if need be, and then drained past, before it is.
-    queue: Vec<Key>,
+    queue: Vec<ProcessKey>,
     /// To be opened once there is room for more open files.
-    starved: Vec<Key>,
+    starved: Vec<ProcessKey>,
     /// Sent their first signal since they were last weighed.
-    unweighed: Vec<Key>,
+    unweighed: Vec<ProcessKey>,
     scales: Scales,
     confirm: Confirm,
-    tokens: HashMap<u64, Key>,
+    tokens: HashMap<u64, ProcessKey>,
     last_token: u64,
     reports: Vec<Report>,
 }
@@ -146,7 +146,7 @@ impl Reaper {
 
     /// What a claimed process had right after its first signal, as far as it has been read; `None` where it is not claimed,
     /// has exited, or may not be signalled.
-    pub fn claimed(&self, key: Key) -> Option<Option<Memory>> {
+    pub fn claimed(&self, key: ProcessKey) -> Option<Option<Memory>> {
         let target = self.targets.get(&key);
         let target = target.filter(|one| one.ended.is_none() && one.refused.is_none());
         target.map(Target::memory)
@@ -158,7 +158,7 @@ impl Reaper {
     }
 
     /// Who does.
-    pub fn queued(&self) -> &[Key] {
+    pub fn queued(&self) -> &[ProcessKey] {
         &self.queue
     }
 
@@ -172,17 +172,17 @@ impl Reaper {
         self.confirm.clone()
     }
 
-    pub fn is_claimed(&self, key: Key) -> bool {
+    pub fn is_claimed(&self, key: ProcessKey) -> bool {
         self.targets.contains_key(&key)
     }
 
     /// Whether it has been reported of a process that it is to be reaped.
-    pub fn has_told(&self, key: Key) -> bool {
+    pub fn has_told(&self, key: ProcessKey) -> bool {
         self.targets.get(&key).is_some_and(|target| target.told)
     }
 
     /// Takes on a process that is to be reaped; false if somebody has already.
-    pub fn claim(&mut self, model: &Model, key: Key, decision: &Decision) -> bool {
+    pub fn claim(&mut self, model: &Model, key: ProcessKey, decision: &Decision) -> bool {
         let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
             return false;
         };
@@ -190,7 +190,7 @@ impl Reaper {
             return false;
         };
         // A rule may want it reaped though its agent lives.
-        let ladder = model.ladder_of(node).unwrap_or(session);
+        let ladder = model.escalation_of(node).unwrap_or(session);
         let late = model.is_born_late(node, decision);
         let had = node.state.member.signalled;
         let held =
@@ -245,7 +245,7 @@ impl Reaper {
     }
 
     /// The exit record of a process and the orphans it left.
-    pub fn exited(&mut self, node: &Node, ended: Ended, orphans: &[Key]) {
+    pub fn exited(&mut self, node: &Node, ended: ExitStatus, orphans: &[ProcessKey]) {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
             target.ended = Some(ended);

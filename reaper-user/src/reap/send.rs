@@ -10,12 +10,12 @@ use crate::source::procfs::Procfs;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::Pidfd;
 use reaper_model::Model;
-use reaper_model::event::Key;
-use reaper_model::policy::{Decision, Round, Verdict};
+use reaper_model::event::ProcessKey;
+use reaper_model::policy::{Decision, Evaluation, Verdict};
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
 /// The ring has been drained past the opening.
-pub(super) fn identify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<(), Released> {
+pub(super) fn identify(model: &mut Model, key: ProcessKey, pidfd: &Pidfd) -> Result<(), Released> {
     let node = model.tree.get(key).ok_or(Released::Gone)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
     if inode != 0 && pidfd.inode() != Some(inode) {
@@ -32,7 +32,7 @@ pub(super) fn identify(model: &mut Model, key: Key, pidfd: &Pidfd) -> Result<(),
 }
 
 /// Whether it is still due.
-pub(super) fn still_due(round: &Round<'_>, key: Key) -> Result<Decision, Released> {
+pub(super) fn still_due(round: &Evaluation<'_>, key: ProcessKey) -> Result<Decision, Released> {
     let decision = round.decide(key);
     match decision.verdict {
         Verdict::Reap => Ok(decision),

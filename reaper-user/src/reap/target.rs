@@ -7,7 +7,7 @@ use super::weigh::Share;
 use super::{Failure, Outcome, Released};
 use crate::source::procfs::Memory;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::Ended;
+use reaper_model::event::ExitStatus;
 use reaper_model::session::SessionId;
 
 /// See the module.
@@ -30,7 +30,7 @@ pub(super) struct Target {
     /// What it has been sent by others, and maybe by this program: `MEMBER_TERM` and `MEMBER_KILL`.
     pub(super) had: u32,
     /// Its exit record, which comes before the end is confirmed.
-    pub(super) ended: Option<Ended>,
+    pub(super) ended: Option<ExitStatus>,
     pub(super) refused: Option<Failure>,
     /// Memory at the last look, to tell progress from none.
     pub(super) rss: u64,
@@ -61,7 +61,7 @@ impl Target {
     pub(super) fn outcome(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Released(Released::Gone) if self.signal().is_some() => {
-                Outcome::Ended(self.ended.unwrap_or(Ended::Unknown))
+                Outcome::Ended(self.ended.unwrap_or(ExitStatus::Unknown))
             }
             outcome => outcome,
         }

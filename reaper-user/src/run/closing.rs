@@ -20,7 +20,7 @@ use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::host::boot_id;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// How long it may take until all of a tree stand still.
 const HOLD_MAX: Duration = Duration::from_secs(1);
@@ -210,11 +210,11 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
 /// Waits until an owner that lets go of its record because it ends has ended: its files are closed before it leaves its
 /// process group. If that is orphaned by it, whoever stands still in there by then is sent SIGHUP (`exit_notify` in
 /// kernel/exit.c).
-fn await_exit(owner: Key, procfs: &Procfs) {
+fn await_exit(owner: ProcessKey, procfs: &Procfs) {
     let pidfd = Pidfd::open(owner.pid);
     // One that is about to end counts as gone wherever else it is asked.
     let is_it = |ticks: u64| {
-        owner.same_tick(Key {
+        owner.has_same_tick(ProcessKey {
             pid: owner.pid,
             start: ticks.saturating_mul(TICK_NS),
         })
@@ -228,7 +228,7 @@ fn await_exit(owner: Key, procfs: &Procfs) {
 
 /// Those that a run has started, and all that were found to descend from them, or to be in its cgroup.
 struct Family<'a> {
-    known: HashSet<Key>,
+    known: HashSet<ProcessKey>,
     leaf: Option<Leaf>,
     procfs: &'a Procfs,
 }
@@ -264,7 +264,7 @@ impl Family<'_> {
                 self.hold()?;
                 endings.hasten();
             }
-            endings.round(|_: &HashSet<Key>| self.look())?;
+            endings.round(|_: &HashSet<ProcessKey>| self.look())?;
             if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
                 if self.inside()?.is_empty() {
                     break;
@@ -280,7 +280,7 @@ impl Family<'_> {
     /// Stops all of it, so that none ends and leaves a child that was born after the last look: nobody could tell whose
     /// that is. Each goes on as it is asked to end.
     fn hold(&mut self) -> Result<(), ProcfsError> {
-        let mut held: HashMap<Key, Pidfd> = HashMap::new();
+        let mut held: HashMap<ProcessKey, Pidfd> = HashMap::new();
         let most = files_max();
         let until = sys::after(HOLD_MAX);
         while sys::monotonic() < until {
@@ -310,7 +310,7 @@ impl Family<'_> {
     }
 
     /// Whether it could still start something.
-    fn moves(&self, key: Key, pidfd: &Pidfd) -> bool {
+    fn moves(&self, key: ProcessKey, pidfd: &Pidfd) -> bool {
         !pidfd.has_exited() && matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'))
     }
 
@@ -325,9 +325,9 @@ impl Family<'_> {
         let mut endings = patient(grace, signal);
         let until = sys::after(grace);
         while sys::monotonic() < until {
-            endings.round(|_: &HashSet<Key>| {
+            endings.round(|_: &HashSet<ProcessKey>| {
                 let mut found = self.look()?;
-                found.retain(|key, _| leader.is_some_and(|leader| leader.same_tick(*key)));
+                found.retain(|key, _| leader.is_some_and(|leader| leader.has_same_tick(*key)));
                 Ok::<Due, ProcfsError>(found)
             })?;
             if endings.wait(None) == 0 {

@@ -15,7 +15,7 @@ use super::{Left, Outcome, Report};
 use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
 use crate::source::procfs::{Descendant, Procfs, ProcfsError};
 use crate::sys;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// More than so many who are started amid the end are no clean-up.
 const BIRTHS_MAX: usize = 256;
@@ -41,7 +41,7 @@ impl Attended<'_> {
                 endings.take_over();
             }
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
-            let find = |held: &HashSet<Key>| -> Result<Due, ProcfsError> {
+            let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
                 let with_leaf = self.leaf.as_ref().map(|leaf| {
                     let all = procfs.descendants_and(own, || leaf.pids());
                     all.inspect_err(|error| tracing::debug!("{error}"))
@@ -159,7 +159,7 @@ impl Attended<'_> {
 
 /// Takes out whoever was started by one who has been asked to end, as what that needs for a clean-up: it has the same
 /// time. Gives how many these are.
-fn leave_to_makers(all: &mut Vec<Descendant>, held: &HashSet<Key>) -> usize {
+fn leave_to_makers(all: &mut Vec<Descendant>, held: &HashSet<ProcessKey>) -> usize {
     let mut makers: HashSet<u32> = held.iter().map(|key| key.pid).collect();
     let before = all.len();
     all.retain(|one| {

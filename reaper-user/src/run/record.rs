@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{End, Left, Outcome, Report, STOPPED};
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// Raised with every change that older versions would misread.
 pub(super) const SCHEMA: u32 = 1;
@@ -39,8 +39,8 @@ pub struct Who {
 }
 
 impl Who {
-    pub(super) fn key(self) -> Key {
-        Key {
+    pub(super) fn key(self) -> ProcessKey {
+        ProcessKey {
             pid: self.pid,
             start: self.start_ns,
         }

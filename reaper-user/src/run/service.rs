@@ -16,7 +16,7 @@ use crate::source::procfs::Memory;
 use crate::sys;
 use crate::sys::child;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// How long it may say nothing when it is asked.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ impl Service {
             asked.join().map_err(failed)?
         })?;
         let handed = claims.processes.into_iter().map(|one| Handed {
-            key: Key {
+            key: ProcessKey {
                 pid: one.pid,
                 start: one.start_ns,
             },

@@ -32,7 +32,7 @@ use ladder::Rung;
 #[cfg(target_os = "linux")]
 use proc_connector::{ConnectorError, ProcConnector};
 use reaper_model::agent::NameTable;
-use reaper_model::event::{Event, Key};
+use reaper_model::event::{Event, ProcessKey};
 #[cfg(target_os = "linux")]
 use scan::{Scan, ScanError};
 
@@ -225,7 +225,7 @@ impl Source {
 
     /// It takes the place of another, which has told of these: it is to call them the same. What a scan calls them is
     /// understood by the tick.
-    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+    pub fn take_over(&mut self, keys: impl Iterator<Item = ProcessKey>) {
         match self {
             #[cfg(target_os = "linux")]
             Source::ProcConnector(connector) => connector.take_over(keys),
@@ -283,7 +283,7 @@ impl Source {
     }
 
     /// The end of a process matters, or does not any more. The kernel tells of all of them but to a scan.
-    pub fn follow(&mut self, key: Key, wanted: bool) {
+    pub fn follow(&mut self, key: ProcessKey, wanted: bool) {
         if let Source::Scan(scan) = self {
             scan.follow(key, wanted);
         }
@@ -324,7 +324,7 @@ impl Source {
     /// anybody else can have the pid; a scan of /proc knows it only of whom it has a hold on, and one on macOS as of its
     /// last pass; and the proc connector tells of an exit a moment after the parent may have waited, so that /proc is asked
     /// as well.
-    pub fn vouches(&mut self, key: Key) -> bool {
+    pub fn vouches(&mut self, key: ProcessKey) -> bool {
         match self {
             Source::Ebpf(_) => true,
             Source::Scan(scan) => scan.vouches(key),
@@ -368,7 +368,7 @@ impl Source {
     ///
     /// # Errors
     /// A map cannot be written.
-    pub fn forget(&mut self, key: Key) -> Result<(), SourceError> {
+    pub fn forget(&mut self, key: ProcessKey) -> Result<(), SourceError> {
         self.with_probes(|probes| probes.state.remove(key))
     }
 

@@ -24,7 +24,7 @@ use crate::sys::{self, cgroup};
 pub use descendants::Descendant;
 use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
 pub(crate) use readers::Readers;
-use reaper_model::event::{Image, Key, Seen, TICK_NS};
+use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 mod descendants;
 mod memory;
@@ -144,13 +144,13 @@ impl Procfs {
     ///
     /// # Errors
     /// If it is there and cannot be read; names the file.
-    pub fn glance(&self, key: Key) -> Result<Glance, ProcfsError> {
+    pub fn glance(&self, key: ProcessKey) -> Result<Glance, ProcfsError> {
         let path = self.root.join(key.pid.to_string()).join("stat");
         match std::fs::read(&path) {
             Ok(bytes) => {
                 let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
                 let start = stat.start.saturating_mul(TICK_NS);
-                let alive = key.same_tick(Key {
+                let alive = key.has_same_tick(ProcessKey {
                     pid: key.pid,
                     start,
                 }) && (!stat.dead() || stat.threads > 1);
@@ -192,11 +192,11 @@ impl Procfs {
     }
 
     /// Memory that this very process has resident, in bytes; `None` if it is gone.
-    pub fn rss_of(&self, key: Key) -> Option<u64> {
+    pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
         // Still it, so that was its too.
         let start = self.start_ticks(key.pid)?.saturating_mul(TICK_NS);
-        let is = key.same_tick(Key { start, ..key });
+        let is = key.has_same_tick(ProcessKey { start, ..key });
         is.then_some(rss)
     }
 
@@ -209,7 +209,7 @@ impl Procfs {
             let (key, parent, comm) = self.stat(pid, |stat| {
                 let start = stat.start.saturating_mul(TICK_NS);
                 let dead = stat.dead() && stat.threads < 2;
-                dead.then(|| (Key { pid, start }, stat.parent, stat.comm.to_vec()))
+                dead.then(|| (ProcessKey { pid, start }, stat.parent, stat.comm.to_vec()))
             })??;
             let uid = std::fs::metadata(self.root.join(pid.to_string()))
                 .ok()?
@@ -303,12 +303,12 @@ impl<'a> Reader<'a> {
         if runner.read("cgroup", &mut self.buffer).is_ok() {
             image.cgroup_id = self.cgroups.id(&self.buffer);
         }
-        Ok(Look::Alive(Seen {
-            at,
+        Ok(Look::Alive(ProcEntry {
+            read_at: at,
             exact: false,
             pidfd_inode: 0,
             mark: None,
-            key: Key {
+            key: ProcessKey {
                 pid,
                 start: stat.start.saturating_mul(TICK_NS),
             },

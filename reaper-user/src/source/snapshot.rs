@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use reaper_model::event::{Key, Seen};
+use reaper_model::event::{ProcEntry, ProcessKey};
 
 /// What a look at one pid found.
 #[derive(Debug)]
 pub enum Look {
-    Alive(Seen),
+    Alive(ProcEntry),
     /// Nothing of it runs any more; only its parent has not waited for it yet.
     Zombie,
     /// There is no such process, or no more.
@@ -18,7 +18,7 @@ pub enum Look {
 #[derive(Debug, Default)]
 pub struct Snapshot {
     /// All living processes, by pid as the directory lists them.
-    pub rows: Vec<Seen>,
+    pub rows: Vec<ProcEntry>,
     /// Left out because nothing of them runs any more.
     pub zombies: u32,
     /// Gone between the listing and the look.
@@ -42,7 +42,7 @@ pub enum Glance {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zombie {
     /// Start is a whole number of [`TICK_NS`](reaper_model::event::TICK_NS).
-    pub key: Key,
+    pub key: ProcessKey,
     pub parent: u32,
     pub comm: Vec<u8>,
     /// Effective.
@@ -62,7 +62,7 @@ pub struct Memory {
 
 impl Snapshot {
     /// The rows, parents before their children.
-    pub fn parents_first(mut self) -> Vec<Seen> {
+    pub fn parents_first(mut self) -> Vec<ProcEntry> {
         let parents: HashMap<u32, u32> = self
             .rows
             .iter()

@@ -7,8 +7,8 @@ use crate::export::{command_line, leftover_in_words};
 use crate::reap::{Ending, Failure, Outcome};
 use crate::source::procfs::Procfs;
 use crate::sys;
-use reaper_model::event::Key;
-use reaper_model::stray::{Row, Stray, Table, Verdict};
+use reaper_model::event::ProcessKey;
+use reaper_model::leftover::{Leftover, Row, Table, Verdict};
 
 use super::Done;
 
@@ -25,7 +25,7 @@ impl ScanReport {
     }
 
     /// Takes in what a look has found.
-    pub fn add(&mut self, table: &Table, strays: &[Stray]) {
+    pub fn add(&mut self, table: &Table, strays: &[Leftover]) {
         self.unreadable = table.unread.len() as u64;
         for stray in strays {
             if let Some(row) = table.rows.get(&stray.key.pid) {
@@ -34,7 +34,7 @@ impl ScanReport {
         }
     }
 
-    fn add_one(&mut self, row: &Row, stray: &Stray) {
+    fn add_one(&mut self, row: &Row, stray: &Leftover) {
         let finding = finding(row, stray);
         if stray.verdict == Verdict::Reap {
             self.found.push(finding);
@@ -50,7 +50,7 @@ impl ScanReport {
         }
         let ends: HashMap<_, _> = done.ended.iter().map(|end| (end.key, end)).collect();
         for finding in &mut self.found {
-            let key = Key {
+            let key = ProcessKey {
                 pid: finding.pid,
                 start: finding.start_ns,
             };
@@ -87,13 +87,13 @@ fn ended(finding: &mut Finding, end: &Ending) {
     }
 }
 
-fn finding(row: &Row, stray: &Stray) -> Finding {
+fn finding(row: &Row, stray: &Leftover) -> Finding {
     let seen = &row.seen;
     Finding {
         pid: stray.key.pid,
         start_ns: stray.key.start,
         parent_pid: Some(seen.parent),
-        head_pid: stray.head.pid,
+        head_pid: stray.subtree_root.pid,
         uid: seen.uids.effective,
         command: command_line(&seen.image, COMMAND_BYTES),
         agent: stray.agent.to_string(),

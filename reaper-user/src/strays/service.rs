@@ -19,8 +19,8 @@ use crate::journal::recorded::recorded;
 use crate::reap::{Ending, Outcome};
 use crate::source::procfs::ProcfsError;
 use crate::sys;
-use reaper_model::event::{Key, Provenance, TICK_NS};
-use reaper_model::stray::{Doubt, Recorded, Row, Stray, Table, Verdict};
+use reaper_model::event::{ProcessKey, Provenance, TICK_NS};
+use reaper_model::leftover::{Doubt, Leftover, Recorded, Row, Table, Verdict};
 
 /// How often it is looked whether events are still missing, and how often that is done.
 const GAP: (Duration, u32) = (Duration::from_millis(500), 240);
@@ -35,11 +35,11 @@ pub struct Scanner {
     /// Somebody ends what was found.
     busy: Arc<AtomicBool>,
     /// By their heads, trees that a rule gives time, and since when they are known, monotonic.
-    waiting: Arc<Mutex<HashMap<Key, u64>>>,
+    waiting: Arc<Mutex<HashMap<ProcessKey, u64>>>,
 }
 
 /// What the journal tells: recorded sessions, and who is kept.
-type Told = (Vec<Recorded>, Vec<Key>);
+type Told = (Vec<Recorded>, Vec<ProcessKey>);
 
 /// Held by who ends what was found.
 struct Busy(Arc<AtomicBool>);
@@ -158,24 +158,24 @@ impl Scanner {
         let found = look(terms, &HashSet::new())?;
         let now = sys::monotonic();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let lives = |key: &Key| {
+        let lives = |key: &ProcessKey| {
             let row = found.table.rows.get(&key.pid);
             row.is_some_and(|row| row.seen.key == *key)
         };
         waiting.retain(|head, _| lives(head));
         for stray in &found.strays {
             if matches!(stray.verdict, Verdict::Wait { .. }) {
-                waiting.entry(stray.head).or_insert(now);
+                waiting.entry(stray.subtree_root).or_insert(now);
             }
         }
         drop(waiting);
         Ok(found)
     }
 
-    fn waited(&self) -> HashMap<Key, u64> {
+    fn waited(&self) -> HashMap<ProcessKey, u64> {
         let now = sys::monotonic();
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = |(head, since): (&Key, &u64)| (*head, now.saturating_sub(*since));
+        let waited = |(head, since): (&ProcessKey, &u64)| (*head, now.saturating_sub(*since));
         waiting.iter().map(waited).collect()
     }
 
@@ -241,11 +241,11 @@ impl Scanner {
         found: &Found,
     ) -> Result<Option<Done>, ScanError> {
         let (uid, max_age, by_order) = (terms.uid, terms.max_age, terms.by_order);
-        let is_due = |stray: &&Stray| stray.verdict == Verdict::Reap;
+        let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
         // Of the others one word a tree is enough.
-        let is_told = |stray: &&Stray| match stray.verdict {
+        let is_told = |stray: &&Leftover| match stray.verdict {
             Verdict::Reap => true,
-            Verdict::Report(_) | Verdict::Wait { .. } => stray.key == stray.head,
+            Verdict::Report(_) | Verdict::Wait { .. } => stray.key == stray.subtree_root,
             Verdict::Keep { .. } => false,
         };
         let Found { table, strays } = found;
@@ -256,7 +256,7 @@ impl Scanner {
         if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
             return Ok(None);
         }
-        let look = |held: &HashSet<Key>| -> Result<Found, ScanError> {
+        let look = |held: &HashSet<ProcessKey>| -> Result<Found, ScanError> {
             // Who has become a member meanwhile is the engine's.
             let watched = self.watched()?;
             let told = self.told();
@@ -265,7 +265,7 @@ impl Scanner {
             let terms = self.terms(&watched, uid, max_age, by_order, told);
             let mut found = look(&terms, held)?;
             if watched.gap || unsure || !watched.enforce {
-                let stays = |stray: &Stray| watched.enforce && held.contains(&stray.key);
+                let stays = |stray: &Leftover| watched.enforce && held.contains(&stray.key);
                 found.strays.retain(stays);
             }
             Ok(found)
@@ -370,7 +370,7 @@ impl Leftovers for Scanner {
 struct Names<'a> {
     table: &'a Table,
     /// Those recorded, by pid and tick.
-    recorded: HashMap<(u32, u64), Key>,
+    recorded: HashMap<(u32, u64), ProcessKey>,
 }
 
 impl<'a> Names<'a> {
@@ -383,7 +383,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn who(&self, key: Key) -> Option<Who> {
+    fn who(&self, key: ProcessKey) -> Option<Who> {
         let row = self.table.rows.get(&key.pid)?;
         (row.seen.key == key).then(|| self.who_of(row))
     }

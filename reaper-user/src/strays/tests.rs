@@ -30,10 +30,10 @@ impl Sleeper {
         Sleeper(command.spawn().unwrap())
     }
 
-    fn key(&self) -> Key {
+    fn key(&self) -> ProcessKey {
         let pid = self.0.id();
         let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-        Key { pid, start }
+        ProcessKey { pid, start }
     }
 }
 
@@ -44,14 +44,14 @@ impl Drop for Sleeper {
     }
 }
 
-fn watched(members: Vec<Key>, gap: bool) -> Watched {
+fn watched(members: Vec<ProcessKey>, gap: bool) -> Watched {
     let own = std::process::id();
     let start = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
     Watched {
         members,
         rules: Config::default().rules,
         scope: Scope {
-            roots: vec![Key { pid: own, start }],
+            roots: vec![ProcessKey { pid: own, start }],
             ..Scope::default()
         },
         began: sys::boot_time(),
@@ -90,7 +90,7 @@ fn scanner_with(answer: Watched, journal: Option<PathBuf>) -> (Scanner, Arc<Mute
     (Scanner::new(asks, journal), told)
 }
 
-fn find(report: &ScanReport, key: Key) -> Option<&'static str> {
+fn find(report: &ScanReport, key: ProcessKey) -> Option<&'static str> {
     let at = |list: &[crate::api::Finding]| list.iter().any(|found| found.pid == key.pid);
     if at(&report.found) {
         return Some("found");
@@ -146,7 +146,7 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
         _ => None,
     };
     let verdict = told.iter().find_map(of);
-    assert_eq!(verdict, Some(Verdict::Report(stray::Doubt::NoOwner)));
+    assert_eq!(verdict, Some(Verdict::Report(leftover::Doubt::NoOwner)));
     assert!(
         !told
             .iter()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use reaper_model::event::{Ended, Uids};
+use reaper_model::event::{ExitStatus, Uids};
 
 /// A handle on one process, for ever the same one.
 #[derive(Debug)]
@@ -128,9 +128,9 @@ impl Pidfd {
     }
 
     /// How the process ended, once it has been waited for and where the kernel still knows (6.15).
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<ExitStatus> {
         let info = self.info(INFO_EXIT)?;
-        Some(Ended::from_wait_status(info.exit_code.cast_unsigned()))
+        Some(ExitStatus::from_wait_status(info.exit_code.cast_unsigned()))
     }
 
     /// Whether the process has exited, its last thread included.

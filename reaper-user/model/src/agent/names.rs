@@ -50,7 +50,7 @@ impl Ruleset {
         let mut table = NameTable {
             names: BTreeMap::new(),
             first: [0; FIRST_SLOTS],
-            keep_mark_alone: self.asks_for_keep_mark_alone(),
+            keep_mark_alone: self.needs_only_keep_marker(),
         };
         for rule in &self.rules {
             let bit = match rule.action {
@@ -58,7 +58,7 @@ impl Ruleset {
                 // Begins a session outside of any, and leaves the one that it is in.
                 Action::Server => NAME_AGENT | NAME_BOUNDARY,
                 Action::Boundary => NAME_BOUNDARY,
-                _ if rule.may_spare() => NAME_KEEP,
+                _ if rule.may_keep() => NAME_KEEP,
                 _ => continue,
             };
             for matcher in &rule.matchers {

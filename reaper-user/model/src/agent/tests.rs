@@ -343,7 +343,7 @@ fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
         rule("last", Action::Keep, x()),
     ]);
     let asked = |comm| {
-        let ids = rules.judging(&image(comm, b"/bin/x", &[b"x"]));
+        let ids = rules.matching(&image(comm, b"/bin/x", &[b"x"]));
         ids.iter()
             .map(|id| rules.name(*id).to_string())
             .collect::<Vec<_>>()
@@ -368,7 +368,7 @@ fn marks_of_several_rules_are_asked_for_once() {
         rule
     };
     let rules = Ruleset::new(vec![with(&["A=*", "B=1"]), with(&["B=1"])]);
-    let texts: Vec<_> = rules.marks().iter().map(Pattern::text).collect();
+    let texts: Vec<_> = rules.marker_patterns().iter().map(Pattern::text).collect();
     assert_eq!(texts, ["REAPER_KEEP=1", "A=*", "B=1"]);
     let bits: Vec<_> = rules
         .rules()
@@ -376,6 +376,6 @@ fn marks_of_several_rules_are_asked_for_once() {
         .map(|rule| rule.when.mark_bits)
         .collect();
     assert_eq!(bits, [0b110, 0b100]);
-    assert_eq!(rules.wants_prefetch(), Needs::MARKS);
-    assert_eq!(Ruleset::new(vec![]).wants_prefetch(), Needs::NONE);
+    assert_eq!(rules.facts_to_prefetch(), FactSet::MARKERS);
+    assert_eq!(Ruleset::new(vec![]).facts_to_prefetch(), FactSet::NONE);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Pattern;
-use crate::event::{Ended, Uids};
+use crate::event::{ExitStatus, Uids};
 
 /// What has become of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,23 +81,23 @@ pub struct When {
     pub server: bool,
     /// Over `NAME=value` of its environment: one of them is there.
     pub marks: Vec<Pattern>,
-    /// Bits of `marks` in [`Facts::marks`](crate::facts::Facts::marks); a ruleset says which.
+    /// Bits of `marks` in [`Facts::markers`](crate::facts::Facts::markers); a ruleset says which.
     pub mark_bits: u64,
 }
 
 impl SessionIs {
     /// Whether it holds of a session whose root has ended so; `None`: it lives. The answer is `None` where nobody
     /// saw how it ended.
-    pub fn holds(self, ended: Option<Ended>) -> Option<bool> {
+    pub fn holds(self, ended: Option<ExitStatus>) -> Option<bool> {
         Some(match (self, ended) {
             (SessionIs::Any, _) => true,
             (SessionIs::Alive, _) => ended.is_none(),
             (SessionIs::Gone, _) => ended.is_some(),
-            (_, Some(Ended::Unknown)) => return None,
-            (SessionIs::Ended, _) => matches!(ended, Some(Ended::Exited(_))),
-            (SessionIs::Ok, _) => ended == Some(Ended::Exited(0)),
-            (SessionIs::Failed, _) => matches!(ended, Some(Ended::Exited(1..))),
-            (SessionIs::Signalled, _) => matches!(ended, Some(Ended::Signalled { .. })),
+            (_, Some(ExitStatus::Unknown)) => return None,
+            (SessionIs::Ended, _) => matches!(ended, Some(ExitStatus::Exited(_))),
+            (SessionIs::Ok, _) => ended == Some(ExitStatus::Exited(0)),
+            (SessionIs::Failed, _) => matches!(ended, Some(ExitStatus::Exited(1..))),
+            (SessionIs::Signalled, _) => matches!(ended, Some(ExitStatus::Signalled { .. })),
         })
     }
 

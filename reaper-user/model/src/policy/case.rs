@@ -4,12 +4,12 @@ mod idle;
 
 use std::borrow::Cow;
 
-use super::{Reason, Verdict, Weighed};
+use super::{MatchedRules, Reason, Verdict};
 use crate::Model;
 use crate::Node;
 use crate::agent::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
-use crate::facts::{Facts, Known, Needs};
-use crate::session::{RootGone, Session};
+use crate::facts::{Fact, FactSet, Facts};
+use crate::session::{RootExit, Session};
 
 /// A member, and what a judgement rests on.
 pub(super) struct Case<'a> {
@@ -17,16 +17,16 @@ pub(super) struct Case<'a> {
     node: &'a Node,
     session: &'a Session,
     /// `None`: its root lives.
-    due: Option<RootGone>,
-    weighed: Cow<'a, Weighed>,
+    due: Option<RootExit>,
+    weighed: Cow<'a, MatchedRules>,
 }
 
 /// What the rules come to, with that of the default.
-pub(super) struct Said {
+pub(super) struct RuleDecision {
     pub verdict: Verdict,
     pub reason: Reason,
     pub rule: Option<RuleId>,
-    pub needs: Needs,
+    pub needs: FactSet,
     pub until: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Said {
 pub(super) enum Hold {
     Nobody,
     /// That depends on these, by a rule that may hold them.
-    Ask(RuleId, Needs),
+    Ask(RuleId, FactSet),
     /// They wait with it, until this monotonic time.
     Until(RuleId, u64),
     /// They are kept with it, and that may change at this monotonic time though nothing happens.
@@ -42,10 +42,10 @@ pub(super) enum Hold {
 }
 
 /// What one rule says.
-enum Says {
+enum RuleResult {
     Nothing,
     /// That depends on these.
-    Ask(Needs),
+    Ask(FactSet),
     /// What it depends on cannot be read.
     Unreadable,
     /// It will, at this monotonic time.
@@ -55,9 +55,9 @@ enum Says {
 
 /// Whether something holds that may have to be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
+enum ConditionResult {
     No,
-    Ask(Needs),
+    Ask(FactSet),
     Unreadable,
     Yes,
 }
@@ -67,25 +67,25 @@ impl<'a> Case<'a> {
         model: &'a Model,
         node: &'a Node,
         session: &'a Session,
-        due: Option<RootGone>,
+        due: Option<RootExit>,
     ) -> Case<'a> {
         Case {
             model,
             node,
             session,
             due,
-            weighed: Weighed::of(model, node),
+            weighed: MatchedRules::of(model, node),
         }
     }
 
-    pub fn weighed(&self) -> &Weighed {
+    pub fn weighed(&self) -> &MatchedRules {
         &self.weighed
     }
 
     /// What the first rule says that says something, or else the default. As long as something has to be read
     /// for it, all that the rules after it want is asked for too.
-    pub fn said(&self) -> Said {
-        let (mut needs, mut asking, mut matters) = (Needs::NONE, None, self.due.is_some());
+    pub fn decide(&self) -> RuleDecision {
+        let (mut needs, mut asking, mut matters) = (FactSet::NONE, None, self.due.is_some());
         let mut until = None;
         let mut said = self.default();
         for id in self.weighed.rules.iter().copied() {
@@ -94,30 +94,32 @@ impl<'a> Case<'a> {
             if rule.action == Action::Reap && self.is_living_root() && !rule.when.is_of_root() {
                 continue;
             }
-            match self.says(rule, &mut until) {
-                Says::Nothing => continue,
-                Says::Ask(wanted) => {
+            match self.evaluate(rule, &mut until) {
+                RuleResult::Nothing => continue,
+                RuleResult::Ask(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id));
                     matters |= rule.action != Action::Keep;
                     continue;
                 }
-                Says::Unreadable => said = Said::new(Verdict::Keep, Reason::Unreadable),
-                Says::Wait(over) => {
-                    said = Said::new(Verdict::Wait, Reason::Waiting);
+                RuleResult::Unreadable => {
+                    said = RuleDecision::new(Verdict::Keep, Reason::Unreadable)
+                }
+                RuleResult::Wait(over) => {
+                    said = RuleDecision::new(Verdict::Wait, Reason::Waiting);
                     until = Some(until.map_or(over, |until| over.min(until)));
                 }
                 // It lives by right of its agent first of all.
-                Says::Act if rule.action == Action::Keep && self.due.is_none() => break,
-                Says::Act => said = self.acted(rule),
+                RuleResult::Act if rule.action == Action::Keep && self.due.is_none() => break,
+                RuleResult::Act => said = self.act(rule),
             }
             said.rule = Some(id);
             break;
         }
         // Whether it is kept by this or by that is not worth reading anything.
         matters |= said.verdict != Verdict::Keep;
-        if !needs.is_none() && matters {
-            said = Said::new(Verdict::Wait, Reason::Unread);
+        if !needs.is_empty() && matters {
+            said = RuleDecision::new(Verdict::Wait, Reason::Unread);
             (said.rule, said.needs) = (asking, needs);
         } else if said.verdict != Verdict::Reap {
             said.until = until;
@@ -125,34 +127,36 @@ impl<'a> Case<'a> {
         said
     }
 
-    fn default(&self) -> Said {
+    fn default(&self) -> RuleDecision {
         match self.due {
             Some(_) if self.node.state.member.inferred.is_some() => {
-                Said::new(Verdict::Report, Reason::Inferred)
+                RuleDecision::new(Verdict::Report, Reason::Inferred)
             }
-            Some(_) => self.reaped(),
+            Some(_) => self.reap(),
             None if self.node.orphaned.is_some() && !self.is_living_root() => {
-                Said::new(Verdict::Keep, Reason::Detached)
+                RuleDecision::new(Verdict::Keep, Reason::Detached)
             }
-            None => Said::new(Verdict::Keep, Reason::RootAlive),
+            None => RuleDecision::new(Verdict::Keep, Reason::RootAlive),
         }
     }
 
-    fn reaped(&self) -> Said {
+    fn reap(&self) -> RuleDecision {
         let reason = match self.due {
             None => Reason::ReapRule,
             Some(due) if self.model.born_after(self.node, due) => Reason::BornWhileDue,
-            Some(_) => Reason::RootGone,
+            Some(_) => Reason::RootExited,
         };
-        Said::new(Verdict::Reap, reason)
+        RuleDecision::new(Verdict::Reap, reason)
     }
 
-    fn acted(&self, rule: &Rule) -> Said {
+    fn act(&self, rule: &Rule) -> RuleDecision {
         match rule.action {
-            Action::Reap => self.reaped(),
-            Action::Report => Said::new(Verdict::Report, Reason::ReportRule),
-            _ if rule.when.uid == Some(UidIs::Other) => Said::new(Verdict::Keep, Reason::OtherUid),
-            _ => Said::new(Verdict::Keep, Reason::KeepRule),
+            Action::Reap => self.reap(),
+            Action::Report => RuleDecision::new(Verdict::Report, Reason::ReportRule),
+            _ if rule.when.uid == Some(UidIs::Other) => {
+                RuleDecision::new(Verdict::Keep, Reason::OtherUid)
+            }
+            _ => RuleDecision::new(Verdict::Keep, Reason::KeepRule),
         }
     }
 
@@ -162,60 +166,60 @@ impl<'a> Case<'a> {
 
     /// What costs nothing is asked first, and what has to be read only if all else holds. `until` is when the
     /// answer may be another though nothing happens.
-    fn says(&self, rule: &Rule, until: &mut Option<u64>) -> Says {
-        if !self.is_enough_for(rule) {
-            return Says::Nothing;
+    fn evaluate(&self, rule: &Rule, until: &mut Option<u64>) -> RuleResult {
+        if !self.evidence_suffices(rule) {
+            return RuleResult::Nothing;
         }
         let when = &rule.when;
         let sure = self.is_session(when.session) == Some(true);
-        if !self.is_as_asked(when) || !self.is_of_age(when, until) {
-            return Says::Nothing;
+        if !self.state_matches(when) || !self.is_of_age(when, until) {
+            return RuleResult::Nothing;
         }
         let over = self.since().saturating_add(rule.after);
         let waits = rule.after > 0 && self.model.awake_now() < over;
         // Under a living agent nothing is to be saved meanwhile.
         if waits && self.due.is_none() {
-            return Says::Wait(over);
+            return RuleResult::Wait(over);
         }
         match self.facts(when) {
-            Holds::No => {
-                self.look_again(when, until);
-                return Says::Nothing;
+            ConditionResult::No => {
+                self.recheck(when, until);
+                return RuleResult::Nothing;
             }
-            Holds::Ask(needs) => return Says::Ask(needs),
-            Holds::Unreadable => return Says::Unreadable,
-            Holds::Yes if waits => return Says::Wait(over),
-            Holds::Yes => {}
+            ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
+            ConditionResult::Unreadable => return RuleResult::Unreadable,
+            ConditionResult::Yes if waits => return RuleResult::Wait(over),
+            ConditionResult::Yes => {}
         }
         match self.is_idle(rule, until) {
-            Holds::No => return Says::Nothing,
-            Holds::Ask(needs) => return Says::Ask(needs),
-            Holds::Unreadable => return Says::Unreadable,
-            Holds::Yes => {}
+            ConditionResult::No => return RuleResult::Nothing,
+            ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
+            ConditionResult::Unreadable => return RuleResult::Unreadable,
+            ConditionResult::Yes => {}
         }
         // Nobody saw how its root ended: that may delay, and reaps nobody whom a later rule keeps.
         if !sure && rule.action == Action::Reap {
-            return Says::Nothing;
+            return RuleResult::Nothing;
         }
-        let cpu = when.min_cpu.map_or(Holds::Yes, |least| {
-            Holds::of(Needs::CPU, &self.read().cpu, |cpu| *cpu >= least)
+        let cpu = when.min_cpu.map_or(ConditionResult::Yes, |least| {
+            ConditionResult::of(FactSet::CPU, &self.read().cpu, |cpu| *cpu >= least)
         });
         match cpu {
-            Holds::No => Says::Nothing,
-            Holds::Ask(needs) => Says::Ask(needs),
-            Holds::Unreadable => Says::Unreadable,
-            Holds::Yes => Says::Act,
+            ConditionResult::No => RuleResult::Nothing,
+            ConditionResult::Ask(needs) => RuleResult::Ask(needs),
+            ConditionResult::Unreadable => RuleResult::Unreadable,
+            ConditionResult::Yes => RuleResult::Act,
         }
     }
 
     /// The keep that holds for it whatever happens but for an exec: what is below it is kept with it.
-    pub fn kept_for_good(&self) -> Option<RuleId> {
+    pub fn permanent_keep(&self) -> Option<RuleId> {
         for id in self.weighed.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            if !rule.when.is_lasting() || rule.after > 0 || !self.is_as_asked(&rule.when) {
+            if !rule.when.is_lasting() || rule.after > 0 || !self.state_matches(&rule.when) {
                 continue;
             }
-            if !self.is_enough_for(rule) {
+            if !self.evidence_suffices(rule) {
                 continue;
             }
             match rule.action {
@@ -230,7 +234,7 @@ impl<'a> Case<'a> {
     /// What it does for its kin: the first rule that holds kin and speaks of it does that, whatever else keeps it,
     /// unless a rule before that has it reaped.
     pub fn holds(&self) -> Hold {
-        let (mut needs, mut asking) = (Needs::NONE, None);
+        let (mut needs, mut asking) = (FactSet::NONE, None);
         let mut hold = Hold::Nobody;
         for id in self.weighed.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
@@ -238,25 +242,25 @@ impl<'a> Case<'a> {
             let over = self.due.map_or(0, |due| self.model.clock.awake(due.at));
             let over = over.saturating_add(rule.after);
             let reaps = rule.action == Action::Reap;
-            let holds = rule.holds_kin() && (!reaps || self.model.awake_now() < over);
+            let holds = rule.keeps_relatives() && (!reaps || self.model.awake_now() < over);
             if !holds && !reaps {
                 continue;
             }
             let mut until = None;
-            match self.says(rule, &mut until) {
-                Says::Nothing => continue,
-                Says::Ask(wanted) => {
+            match self.evaluate(rule, &mut until) {
+                RuleResult::Nothing => continue,
+                RuleResult::Ask(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id).filter(|_| holds));
                     continue;
                 }
                 // It is kept, and the rule after this may hold.
-                Says::Unreadable if !holds => continue,
+                RuleResult::Unreadable if !holds => continue,
                 _ if holds && reaps => hold = Hold::Until(id, over),
                 _ if holds => hold = Hold::Keep(id, until),
-                Says::Act | Says::Wait(_) | Says::Unreadable => {}
+                RuleResult::Act | RuleResult::Wait(_) | RuleResult::Unreadable => {}
             }
-            asking = asking.or(Some(id).filter(|_| holds && !needs.is_none()));
+            asking = asking.or(Some(id).filter(|_| holds && !needs.is_empty()));
             break;
         }
         asking.map_or(hold, |id| Hold::Ask(id, needs))
@@ -267,12 +271,12 @@ impl<'a> Case<'a> {
         let mut rules = self.weighed.rules.iter();
         rules.any(|id| {
             let when = &self.model.rules.rule(*id).when;
-            when.is_of_root() && self.is_as_asked(when)
+            when.is_of_root() && self.state_matches(when)
         })
     }
 
     /// Whether some rule may come to spare it, now or when something becomes known or changes.
-    pub fn may_be_spared(&self) -> bool {
+    pub fn may_be_kept(&self) -> bool {
         // Where no rule reaps it, that does.
         if self.node.state.member.inferred.is_some() {
             return true;
@@ -285,25 +289,25 @@ impl<'a> Case<'a> {
         rules.any(|rule| {
             let when = &rule.when;
             let read = self.read();
-            rule.may_spare()
+            rule.may_keep()
                 && self.is_session(when.session) != Some(false)
                 && self.is_agent(when)
                 && self.has_uids(when.uid)
-                && self.units(when, read) != Holds::No
-                && self.marks(when, read) != Holds::No
+                && self.units(when, read) != ConditionResult::No
+                && self.marks(when, read) != ConditionResult::No
         })
     }
 
     /// Whether what makes it a member suffices for what a rule does: where that is evidence, only one that says so
     /// reaps.
-    fn is_enough_for(&self, rule: &Rule) -> bool {
+    fn evidence_suffices(&self, rule: &Rule) -> bool {
         self.node.state.member.inferred.is_none()
             || rule.action != Action::Reap
             || rule.when.inferred == Some(true)
     }
 
     /// What can be told from what is known anyway.
-    fn is_as_asked(&self, when: &When) -> bool {
+    fn state_matches(&self, when: &When) -> bool {
         let is = |wanted: Option<bool>, is: bool| wanted.is_none_or(|wanted| wanted == is);
         self.is_session(when.session) != Some(false)
             && self.is_agent(when)
@@ -353,49 +357,55 @@ impl<'a> Case<'a> {
     }
 
     /// What has to be read, but for the use of the processor.
-    fn facts(&self, when: &When) -> Holds {
+    fn facts(&self, when: &When) -> ConditionResult {
         let read = self.read();
-        let listening = when.listening.map_or(Holds::Yes, |wanted| {
-            Holds::of(Needs::LISTENING, &read.listening, |is| *is == wanted)
+        let listening = when.listening.map_or(ConditionResult::Yes, |wanted| {
+            ConditionResult::of(FactSet::LISTENING, &read.listening, |is| *is == wanted)
         });
-        let tty = when.tty.map_or(Holds::Yes, |wanted| {
-            Holds::of(Needs::SESSION, &read.session, |now| {
+        let tty = when.tty.map_or(ConditionResult::Yes, |wanted| {
+            ConditionResult::of(FactSet::KERNEL_SESSION, &read.kernel_session, |now| {
                 (now.tty != 0) == wanted
             })
         });
-        let new_session = when.new_session.map_or(Holds::Yes, |wanted| {
+        let new_session = when.new_session.map_or(ConditionResult::Yes, |wanted| {
             let root = self.session.sid;
-            let own = Holds::of(Needs::SESSION, &read.session, |now| {
+            let own = ConditionResult::of(FactSet::KERNEL_SESSION, &read.kernel_session, |now| {
                 (now.sid != root) == wanted
             });
-            if root == 0 { Holds::Unreadable } else { own }
+            if root == 0 {
+                ConditionResult::Unreadable
+            } else {
+                own
+            }
         });
         let (units, marks) = (self.units(when, read), self.marks(when, read));
         [units, marks, listening, tty, new_session]
             .into_iter()
-            .fold(Holds::Yes, Holds::and)
+            .fold(ConditionResult::Yes, ConditionResult::and)
     }
 
-    fn units(&self, when: &When, read: &Facts) -> Holds {
+    fn units(&self, when: &When, read: &Facts) -> ConditionResult {
         if when.own_unit.is_none() && when.units.is_empty() {
-            return Holds::Yes;
+            return ConditionResult::Yes;
         }
-        let own = when.own_unit.map_or(Holds::Yes, |wanted| {
+        let own = when.own_unit.map_or(ConditionResult::Yes, |wanted| {
             let root = self.session.cgroup_id;
             if root != 0 && root == self.node.image.cgroup_id {
-                return Holds::from(!wanted);
+                return ConditionResult::from(!wanted);
             }
             match (&read.unit, &self.session.unit) {
-                (Known::Is(own), _) if own.is_empty() => Holds::from(!wanted),
-                (Known::Is(own), Known::Is(root)) => Holds::from((own != root) == wanted),
-                (Known::Is(_), _) => match self.model.tells_unit_of_root(self.session) {
-                    Some(_) => Holds::Ask(Needs::ROOT_UNIT),
-                    None => Holds::Unreadable,
+                (Fact::Known(own), _) if own.is_empty() => ConditionResult::from(!wanted),
+                (Fact::Known(own), Fact::Known(root)) => {
+                    ConditionResult::from((own != root) == wanted)
+                }
+                (Fact::Known(_), _) => match self.model.unit_source(self.session) {
+                    Some(_) => ConditionResult::Ask(FactSet::ROOT_UNIT),
+                    None => ConditionResult::Unreadable,
                 },
-                _ => Holds::of(Needs::UNIT, &read.unit, |_| false),
+                _ => ConditionResult::of(FactSet::UNIT, &read.unit, |_| false),
             }
         });
-        let named = Holds::of(Needs::UNIT, &read.unit, |unit| {
+        let named = ConditionResult::of(FactSet::UNIT, &read.unit, |unit| {
             when.units.is_empty() || when.units.iter().any(|glob| glob.is_match(unit.as_bytes()))
         });
         if when.units.is_empty() {
@@ -405,20 +415,22 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn marks(&self, when: &When, read: &Facts) -> Holds {
-        let has = |bits: u64| Holds::of(Needs::MARKS, &read.marks, |marks| marks & bits != 0);
+    fn marks(&self, when: &When, read: &Facts) -> ConditionResult {
+        let has = |bits: u64| {
+            ConditionResult::of(FactSet::MARKERS, &read.markers, |marks| marks & bits != 0)
+        };
         let marked = if when.marks.is_empty() {
-            Holds::Yes
+            ConditionResult::Yes
         } else {
             has(when.mark_bits)
         };
-        let multiplexed = when.multiplexed.map_or(Holds::Yes, |wanted| {
+        let multiplexed = when.multiplexed.map_or(ConditionResult::Yes, |wanted| {
             let mut above = self.model.tree.ancestors(self.node.key);
             if self.session.multiplexed || above.any(Node::is_multiplexer) {
-                return Holds::from(wanted);
+                return ConditionResult::from(wanted);
             }
             let bits = self.model.rules.multiplexer_bits();
-            Holds::of(Needs::MARKS, &read.marks, |marks| {
+            ConditionResult::of(FactSet::MARKERS, &read.markers, |marks| {
                 (marks & bits != 0) == wanted
             })
         });
@@ -426,41 +438,51 @@ impl<'a> Case<'a> {
     }
 }
 
-impl Said {
-    fn new(verdict: Verdict, reason: Reason) -> Said {
-        Said {
+impl RuleDecision {
+    fn new(verdict: Verdict, reason: Reason) -> RuleDecision {
+        RuleDecision {
             verdict,
             reason,
             rule: None,
-            needs: Needs::NONE,
+            needs: FactSet::NONE,
             until: None,
         }
     }
 }
 
-impl Holds {
-    fn of<T>(needs: Needs, fact: &Known<T>, is: impl FnOnce(&T) -> bool) -> Holds {
+impl ConditionResult {
+    fn of<T>(needs: FactSet, fact: &Fact<T>, is: impl FnOnce(&T) -> bool) -> ConditionResult {
         match fact {
-            Known::Unasked => Holds::Ask(needs),
-            Known::Unreadable => Holds::Unreadable,
-            Known::Is(fact) => Holds::from(is(fact)),
+            Fact::Unread => ConditionResult::Ask(needs),
+            Fact::Unreadable => ConditionResult::Unreadable,
+            Fact::Known(fact) => ConditionResult::from(is(fact)),
         }
     }
 
     /// What does not hold settles it, whatever else is not known; and it is worth reading what may not hold.
-    fn and(self, other: Holds) -> Holds {
+    fn and(self, other: ConditionResult) -> ConditionResult {
         match (self, other) {
-            (Holds::No, _) | (_, Holds::No) => Holds::No,
-            (Holds::Ask(one), Holds::Ask(two)) => Holds::Ask(one | two),
-            (Holds::Ask(needs), _) | (_, Holds::Ask(needs)) => Holds::Ask(needs),
-            (Holds::Unreadable, _) | (_, Holds::Unreadable) => Holds::Unreadable,
-            (Holds::Yes, Holds::Yes) => Holds::Yes,
+            (ConditionResult::No, _) | (_, ConditionResult::No) => ConditionResult::No,
+            (ConditionResult::Ask(one), ConditionResult::Ask(two)) => {
+                ConditionResult::Ask(one | two)
+            }
+            (ConditionResult::Ask(needs), _) | (_, ConditionResult::Ask(needs)) => {
+                ConditionResult::Ask(needs)
+            }
+            (ConditionResult::Unreadable, _) | (_, ConditionResult::Unreadable) => {
+                ConditionResult::Unreadable
+            }
+            (ConditionResult::Yes, ConditionResult::Yes) => ConditionResult::Yes,
         }
     }
 }
 
-impl From<bool> for Holds {
-    fn from(holds: bool) -> Holds {
-        if holds { Holds::Yes } else { Holds::No }
+impl From<bool> for ConditionResult {
+    fn from(holds: bool) -> ConditionResult {
+        if holds {
+            ConditionResult::Yes
+        } else {
+            ConditionResult::No
+        }
     }
 }

@@ -13,17 +13,17 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use super::case::{Case, Hold};
-use super::{Decision, Reason, Verdict, Weighed, keeps_below, of_whom, session_of};
+use super::{Decision, MatchedRules, Reason, Verdict, facts_and_owner, keeps_below, session_of};
 use crate::Model;
 use crate::Node;
 use crate::agent::RuleId;
-use crate::event::Key;
-use crate::facts::Needs;
-use crate::session::RootGone;
+use crate::event::ProcessKey;
+use crate::facts::FactSet;
+use crate::session::RootExit;
 
 /// What has been found out in a round about kin, for each end of a root that was asked about.
 #[derive(Default)]
-pub(super) struct Known(RefCell<Vec<(Option<RootGone>, Kin)>>);
+pub(super) struct Known(RefCell<Vec<(Option<RootExit>, Kin)>>);
 
 /// What one above a process does for it.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub(super) enum Above {
     /// Keeps it, by this rule if there is one.
     Keeps(Option<RuleId>),
     /// The whole command line of this process decides, by a rule that might hold then.
-    Ask(RuleId, Key),
+    Ask(RuleId, ProcessKey),
 }
 
 /// By pid, which stands for one process as long as the model stands still.
@@ -51,7 +51,7 @@ struct Kin {
 struct Holders {
     longest: Option<Holder>,
     /// The first of whom it is not known yet.
-    ask: Option<(RuleId, Needs, Key)>,
+    ask: Option<(RuleId, FactSet, ProcessKey)>,
 }
 
 #[derive(Clone, Copy)]
@@ -68,15 +68,15 @@ impl Known {
         &self,
         model: &Model,
         node: &Node,
-        due: Option<RootGone>,
+        due: Option<RootExit>,
     ) -> Option<Above> {
         self.with(due, |kin| kin.kept_below(model, node, due))
     }
 
     /// What is decided about a member that is due, and would be reaped, because of those above and below it that are
     /// due with it; `None` if they do not hold it.
-    pub(super) fn held(&self, model: &Model, node: &Node, due: RootGone) -> Option<Decision> {
-        if !model.rules.may_hold_kin(due.cause()) {
+    pub(super) fn held(&self, model: &Model, node: &Node, due: RootExit) -> Option<Decision> {
+        if !model.rules.may_keep_relatives(due.cause()) {
             return None;
         }
         let [above, below] = self.with(Some(due), |kin| kin.held(model, node, due));
@@ -85,7 +85,7 @@ impl Known {
             reason,
             rule: Some(model.rules.name(rule).clone()),
             due: Some(due),
-            needs: Needs::NONE,
+            needs: FactSet::NONE,
             relative: None,
             until,
         };
@@ -106,7 +106,7 @@ impl Known {
         })
     }
 
-    fn with<T>(&self, due: Option<RootGone>, ask: impl FnOnce(&mut Kin) -> T) -> T {
+    fn with<T>(&self, due: Option<RootExit>, ask: impl FnOnce(&mut Kin) -> T) -> T {
         let mut all = self.0.borrow_mut();
         let at = all.iter().position(|(known, _)| *known == due);
         let at = at.unwrap_or_else(|| {
@@ -123,7 +123,7 @@ impl Known {
 }
 
 impl Kin {
-    fn kept_below(&mut self, model: &Model, node: &Node, due: Option<RootGone>) -> Option<Above> {
+    fn kept_below(&mut self, model: &Model, node: &Node, due: Option<RootExit>) -> Option<Above> {
         let mut path = Vec::new();
         let mut next = node;
         // The nearest of which it is not known yet, and how many are below it.
@@ -158,7 +158,7 @@ impl Kin {
         ask.map(|(asked, _)| asked).or(kept)
     }
 
-    fn held(&mut self, model: &Model, node: &Node, due: RootGone) -> [Holders; 2] {
+    fn held(&mut self, model: &Model, node: &Node, due: RootExit) -> [Holders; 2] {
         if !self.held.contains_key(&node.key.pid) {
             self.walk(model, topmost(model, node, due), due);
         }
@@ -166,7 +166,7 @@ impl Kin {
     }
 
     /// Finds out what all those below one, and that itself, do for each other.
-    fn walk(&mut self, model: &Model, top: &Node, due: RootGone) {
+    fn walk(&mut self, model: &Model, top: &Node, due: RootExit) {
         let descendants = model.tree.descendants(top.key);
         let all: Vec<&Node> = std::iter::once(top).chain(descendants).collect();
         let at = all.iter().enumerate().map(|(at, node)| (node.key.pid, at));
@@ -208,7 +208,7 @@ impl Kin {
 
 impl Holders {
     /// What one does by itself for those below it, and for those above it.
-    fn of(model: &Model, node: &Node, due: RootGone) -> [Holders; 2] {
+    fn of(model: &Model, node: &Node, due: RootExit) -> [Holders; 2] {
         let mut own = Holders::default();
         let session = session_of(model, node).filter(|_| is_due(model, node, due));
         let Some(session) = session else {
@@ -218,15 +218,15 @@ impl Holders {
         match Case::new(model, node, session, Some(due)).holds() {
             Hold::Nobody => {}
             Hold::Ask(rule, needs) => {
-                let (needs, other) = of_whom(model, session, needs);
+                let (needs, other) = facts_and_owner(model, session, needs);
                 own.ask = Some((rule, needs, other.unwrap_or(node.key)));
             }
             Hold::Until(rule, until) => own.longest = holder(rule, false, Some(until)),
             Hold::Keep(rule, until) => own.longest = holder(rule, true, until),
         }
         // By the end of its command line, another rule may hold.
-        if let Some(rule) = Weighed::wants_arguments(model, node) {
-            own.ask = Some((rule, Needs::ARGUMENTS, node.key));
+        if let Some(rule) = MatchedRules::wants_arguments(model, node) {
+            own.ask = Some((rule, FactSet::ARGUMENTS, node.key));
         }
         // What is born below it again and again would hold it for good.
         let ask = own.ask.filter(|_| !model.born_after(node, due));
@@ -252,13 +252,13 @@ impl Holder {
     }
 }
 
-fn is_due(model: &Model, node: &Node, due: RootGone) -> bool {
+fn is_due(model: &Model, node: &Node, due: RootExit) -> bool {
     let session = session_of(model, node).and_then(|session| model.sessions.due(session.id));
     session.is_some_and(|(_, other)| other == due)
 }
 
 /// The farthest above one whom all between are due with.
-fn topmost<'a>(model: &'a Model, node: &'a Node, due: RootGone) -> &'a Node {
+fn topmost<'a>(model: &'a Model, node: &'a Node, due: RootExit) -> &'a Node {
     let above = model.tree.ancestors(node.key);
     let due = above.take_while(|above| is_due(model, above, due));
     due.last().unwrap_or(node)

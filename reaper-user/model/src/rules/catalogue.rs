@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use toml::de::DeTable;
 
 use super::Defaults;
-use super::read::{self, Written};
+use super::read::{self, RuleEntry};
 use super::reader::Reader;
 use crate::agent::{Action, Rule};
 
@@ -16,7 +16,7 @@ mod tests;
 pub const TEXT: &str = include_str!("catalogue.toml");
 
 /// All built-in rules, those among them that are off unless they are switched on.
-pub fn written() -> Vec<Written> {
+pub fn entries() -> Vec<RuleEntry> {
     let root = DeTable::parse(TEXT).expect("the built-in catalogue is TOML");
     let mut reader = Reader::default();
     let rules = read::read(&mut reader, root.get_ref());
@@ -27,18 +27,18 @@ pub fn written() -> Vec<Written> {
 
 /// The built-in rules that are on.
 pub fn rules() -> Vec<Rule> {
-    let on = written().into_iter().filter(|written| written.enabled);
+    let on = entries().into_iter().filter(|written| written.enabled);
     on.map(|written| written.rule).collect()
 }
 
 /// The user's rules that are on, and after them those built-in ones that are, and are not replaced by name.
 /// `enable` are names of built-in rules.
-pub(super) fn added_to(own: &[Written], on: Defaults, enable: &[String]) -> Vec<Rule> {
+pub(super) fn merge_user_rules(own: &[RuleEntry], on: Defaults, enable: &[String]) -> Vec<Rule> {
     let names: HashSet<_> = own
         .iter()
         .map(|written| written.rule.name.clone())
         .collect();
-    let wanted = |Written { rule, enabled, .. }: &Written| {
+    let wanted = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
         let on = match rule.action {
             Action::Agent | Action::Server => on.agents,
             Action::Boundary => on.boundaries,
@@ -48,6 +48,6 @@ pub(super) fn added_to(own: &[Written], on: Defaults, enable: &[String]) -> Vec<
         enabled && !names.contains(&rule.name)
     };
     let own = own.iter().filter(|written| written.enabled).cloned();
-    let built_in = written().into_iter().filter(wanted);
+    let built_in = entries().into_iter().filter(wanted);
     own.chain(built_in).map(|written| written.rule).collect()
 }

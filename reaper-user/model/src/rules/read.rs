@@ -116,7 +116,7 @@ const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 
 /// A rule as it stands in a file.
 #[derive(Clone, Debug)]
-pub struct Written {
+pub struct RuleEntry {
     pub rule: Rule,
     /// Where, in bytes from the beginning.
     pub at: usize,
@@ -125,7 +125,7 @@ pub struct Written {
 }
 
 /// All rules of a file, in its order. Problems are noted in `r`.
-pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Written> {
+pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<RuleEntry> {
     let mut rules = Vec::new();
     let mut names = HashSet::new();
     for key in ["agent", "server", "boundary", "keep", "rule"] {
@@ -147,12 +147,12 @@ pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<Written> {
             rules.push(written);
         }
     }
-    rules.sort_by_key(|written: &Written| written.at);
+    rules.sort_by_key(|written: &RuleEntry| written.at);
     rules
 }
 
 /// One rule; `None` only where it has no usable name.
-fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Written> {
+fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<RuleEntry> {
     let program = CONDITIONS.into_iter().chain(SYNTAX);
     let mut known: Vec<&str> = ["name", "any"].into_iter().chain(program).collect();
     let before = r.count();
@@ -197,7 +197,7 @@ fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Wri
         enough(r, key, at, table, &rule);
     }
     name?;
-    Some(Written { rule, at, enabled })
+    Some(RuleEntry { rule, at, enabled })
 }
 
 /// The joined arguments do not tell a prompt that names a sub-command from the sub-command.

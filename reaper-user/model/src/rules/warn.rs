@@ -1,15 +1,15 @@
 //! Rules that are hardly meant as they are written: that can never hold, or that another keeps from being asked.
 
 use super::catalogue;
-use super::read::Written;
+use super::read::RuleEntry;
 use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 
 /// Offsets into the file, each with what is to be said. `all` are the rules in force, in the order in which
 /// they are asked.
-pub fn of(own: &[Written], all: &[Rule]) -> Vec<(usize, String)> {
-    let built_in = catalogue::written();
+pub fn of(own: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
+    let built_in = catalogue::entries();
     let mut found = Vec::new();
-    for Written { rule, at, .. } in own.iter().filter(|written| written.enabled) {
+    for RuleEntry { rule, at, .. } in own.iter().filter(|written| written.enabled) {
         let name = &rule.name;
         let mut say = |what: String| found.push((*at, what));
         if let Some(other) = built_in.iter().find(|other| other.rule.name == *name)

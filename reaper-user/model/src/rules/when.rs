@@ -205,7 +205,7 @@ fn patterns(
 }
 
 /// Notes it where all rules together ask for more marks than there are bits. `rules` are all that are in force.
-pub(super) fn few_marks(r: &mut Reader, rules: &[Rule]) {
+pub(super) fn check_marker_count(r: &mut Reader, rules: &[Rule]) {
     let mut texts: Vec<&str> = rules
         .iter()
         .flat_map(|rule| rule.when.marks.iter().map(Pattern::text))

@@ -2,26 +2,26 @@
 //!
 //! Where the process table is only looked at now and then, a process can be born to a member, and that be gone again,
 //! between two looks. What is left of its makers then is what it has from them: ids, which every row of the table shows,
-//! and what has to be read (see [`super::traces`]).
+//! and what has to be read (see [`super::attribution`]).
 
 use std::path::Path;
 
-use super::descent::Descent;
 use super::member::{Evidence, Lineage};
+use super::membership::Descent;
 use super::{Session, Sessions};
-use crate::event::{Key, TICK_NS};
-use crate::facts::Known;
+use crate::event::{ProcessKey, TICK_NS};
+use crate::facts::Fact;
 use crate::{Node, Tree};
 
 impl Sessions {
     /// What says that a process is a member whose birth nobody saw, and of one that works where its agent does the directory
     /// of that; `None` if it is known by its descent.
-    pub fn grounds(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
+    pub fn evidence(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
         let evidence = node.state.member.inferred?;
         let session = node.state.member.session.and_then(|id| self.find(id));
         let directory = session.and_then(|session| match &session.inherited {
-            Known::Is(root) => root.directory.as_deref(),
-            Known::Unasked | Known::Unreadable => None,
+            Fact::Known(root) => root.directory.as_deref(),
+            Fact::Unread | Fact::Unreadable => None,
         });
         Some((
             evidence,
@@ -32,7 +32,7 @@ impl Sessions {
     /// A process was found that no known maker makes a member: it is one of the session that its ids point to, if they
     /// do, and marked so, since they can be had otherwise too. The ids are those of a member, wherever it is; its cgroup
     /// may be that of an agent outside of the scope too, of which nothing is known.
-    pub(crate) fn infer(&mut self, tree: &mut Tree, key: Key, in_scope: bool) {
+    pub(crate) fn infer(&mut self, tree: &mut Tree, key: ProcessKey, in_scope: bool) {
         let Some(node) = tree.get(key) else { return };
         if node.state.member.session.is_some() || !may_be_adopted(tree, node) {
             return;
@@ -40,13 +40,18 @@ impl Sessions {
         let by_cgroup = || self.by_cgroup(tree, node).filter(|_| in_scope);
         let found = by_ids(tree, node).or_else(by_cgroup);
         if let Some((lineage, evidence)) = found {
-            self.belong_by(tree, key, lineage, evidence);
+            self.set_membership_by(tree, key, lineage, evidence);
         }
     }
 
     /// What has been read of a suspect that is nobody's yet, and what was found since, says whose it is, or nothing does. Gives who has become
     /// a member: it, and what it has begotten meanwhile, parents before their children.
-    pub(crate) fn conclude(&mut self, tree: &mut Tree, key: Key, in_scope: bool) -> Vec<Key> {
+    pub(crate) fn attribute(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        in_scope: bool,
+    ) -> Vec<ProcessKey> {
         if tree
             .get(key)
             .is_none_or(|node| node.state.member.session.is_some())
@@ -57,13 +62,13 @@ impl Sessions {
         if let Some(node) = tree.get(key)
             && in_scope
             && node.state.member.session.is_none()
-            && let Some((id, evidence)) = self.by_traces(tree, node)
+            && let Some((id, evidence)) = self.attribution_by_markers(tree, node)
         {
             let lineage = Lineage {
                 session: Some(id),
                 ..Lineage::default()
             };
-            self.belong_by(tree, key, lineage, evidence);
+            self.set_membership_by(tree, key, lineage, evidence);
         }
         let Some(lineage) = tree.get(key).map(Node::lineage) else {
             return Vec::new();
@@ -72,7 +77,7 @@ impl Sessions {
             return Vec::new();
         }
         let mut joined = vec![key];
-        let below: Vec<Key> = tree.descendants(key).map(|node| node.key).collect();
+        let below: Vec<ProcessKey> = tree.descendants(key).map(|node| node.key).collect();
         for key in below {
             let Some(node) = tree.get(key) else { continue };
             // A boundary stops it, and an agent has a session of its own.
@@ -81,20 +86,26 @@ impl Sessions {
                 && node.state.member.session.is_none()
                 && node.state.member.boundary.is_none()
             {
-                self.belong(tree, key, Descent::doubtful(lineage));
+                self.set_membership(tree, key, Descent::doubtful(lineage));
                 joined.push(key);
             }
         }
         joined
     }
 
-    fn belong_by(&mut self, tree: &mut Tree, key: Key, lineage: Lineage, evidence: Evidence) {
+    fn set_membership_by(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        lineage: Lineage,
+        evidence: Evidence,
+    ) {
         let lineage = Lineage {
             // By what its leader is one, if that is concluded too.
             inferred: lineage.inferred.or(Some(evidence)),
             ..lineage
         };
-        self.belong(tree, key, Descent::doubtful(lineage));
+        self.set_membership(tree, key, Descent::doubtful(lineage));
     }
 
     /// Whose it is by running in the cgroup of a session that began one for itself.
@@ -157,6 +168,6 @@ pub(super) fn may_be_adopted(tree: &Tree, node: &Node) -> bool {
     })
 }
 
-pub(super) fn is_later(one: Key, other: Key) -> bool {
+pub(super) fn is_later(one: ProcessKey, other: ProcessKey) -> bool {
     one.start / TICK_NS > other.start / TICK_NS
 }

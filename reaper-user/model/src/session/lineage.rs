@@ -2,11 +2,11 @@
 
 use super::member::Lineage;
 use crate::Tree;
-use crate::event::Key;
+use crate::event::ProcessKey;
 
 impl Tree {
     /// Returns the session that a process belongs to which lives or has lived lately; `None` if nothing is known of it.
-    pub(crate) fn lineage_of(&self, key: Key) -> Option<Lineage> {
+    pub(crate) fn lineage_of(&self, key: ProcessKey) -> Option<Lineage> {
         if let Some(node) = self.get(key) {
             return Some(node.lineage());
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use reaper_common::{MEMBER_KILL, MEMBER_SCOPE, MEMBER_TERM, MEMBER_WATCHED};
 
-use crate::event::Key;
+use crate::event::ProcessKey;
 
 /// Number of a session, never given twice by one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub enum Evidence {
     /// It runs in the cgroup that the session has for itself.
     Cgroup,
     /// This variable of its environment names the agent.
-    Mark(&'static str),
+    Marker(&'static str),
     /// It works in the directory of the agent, or below.
     Directory,
 }
@@ -32,7 +32,7 @@ impl Evidence {
             Evidence::Group => "group",
             Evidence::Session => "session",
             Evidence::Cgroup => "cgroup",
-            Evidence::Mark(_) => "mark",
+            Evidence::Marker(_) => "mark",
             Evidence::Directory => "cwd",
         }
     }
@@ -40,7 +40,7 @@ impl Evidence {
     /// The variable of the environment that says so.
     pub fn variable(self) -> Option<&'static str> {
         match self {
-            Evidence::Mark(variable) => Some(variable),
+            Evidence::Marker(variable) => Some(variable),
             _ => None,
         }
     }
@@ -74,7 +74,7 @@ pub struct Member {
     /// Whether its membership is certain: its creator was known here, or is known to the kernel.
     pub(crate) settled: bool,
     /// For an untracked process: the awaited process that it is or comes from by births. See `Model::awaited`.
-    pub(crate) awaited: Option<Key>,
+    pub(crate) awaited: Option<ProcessKey>,
     /// Whether its exit matters to sessions, though it is a member of none.
     pub watched: bool,
     /// Whether it is within the scope of this service.

@@ -4,38 +4,45 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{Handover, Parent, Ran, Session, SessionId, Sessions, Turn};
+use super::{ImageSource, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
 use crate::agent::{Class, Rule, RuleId, Ruleset, SessionKind};
-use crate::event::Key;
-use crate::facts::Known;
+use crate::event::ProcessKey;
+use crate::facts::Fact;
 use crate::{Node, Tree};
 
 impl Sessions {
     /// A process runs another program, which may make it an agent or a boundary; or has run it, where it
     /// is known to run yet another by now.
-    pub(crate) fn execed(
+    pub(crate) fn on_class(
         &mut self,
         tree: &mut Tree,
         rules: &Ruleset,
-        key: Key,
-        (class, ran): (Class, Ran),
+        key: ProcessKey,
+        (class, ran): (Class, ImageSource),
         now: u64,
-        turns: &mut Vec<Turn>,
+        session_events: &mut Vec<SessionEvent>,
     ) {
         let Some(node) = tree.get(key) else { return };
         match class {
             Class::Plain => {}
-            Class::Boundary(rule) => self.stop_at(tree, key, rules.name(rule), turns),
+            Class::Boundary(rule) => self.on_boundary(tree, key, rules.name(rule), session_events),
             Class::Agent(rule) | Class::Server(rule)
                 if node.state.member.in_scope
-                    && ran != Ran::Copied
-                    && self.may_be_of(node.uids.real) =>
+                    && ran != ImageSource::Copied
+                    && self.allows_uid(node.uids.real) =>
             {
-                self.open(tree, key, (rule, rules.rule(rule)), ran, now, turns)
+                self.open(
+                    tree,
+                    key,
+                    (rule, rules.rule(rule)),
+                    ran,
+                    now,
+                    session_events,
+                )
             }
             // The service of one user opens no session for a server of another one, which still leaves the session above.
-            Class::Server(rule) if ran != Ran::Copied => {
-                self.stop_at(tree, key, rules.name(rule), turns)
+            Class::Server(rule) if ran != ImageSource::Copied => {
+                self.on_boundary(tree, key, rules.name(rule), session_events)
             }
             Class::Agent(_) | Class::Server(_) => {}
         }
@@ -56,7 +63,13 @@ impl Sessions {
             .filter(is_agents)
     }
 
-    fn stop_at(&mut self, tree: &mut Tree, key: Key, rule: &Arc<str>, turns: &mut Vec<Turn>) {
+    fn on_boundary(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        rule: &Arc<str>,
+        session_events: &mut Vec<SessionEvent>,
+    ) {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
@@ -69,41 +82,41 @@ impl Sessions {
         };
         if let Some(session) = self.by_id.get_mut(&id) {
             session.members.remove(&key.pid);
-            if session.found && session.root == key {
+            if session.is_found && session.root == key {
                 // What it was found to be it has become below this boundary.
-                self.left.extend(session.outer.take());
+                self.to_check.extend(session.outer.take());
             }
         }
-        turns.push(Turn::Boundary {
+        session_events.push(SessionEvent::Boundary {
             key,
             session: id,
             rule: Arc::clone(rule),
         });
-        self.left.push(id);
+        self.to_check.push(id);
     }
 
     fn open(
         &mut self,
         tree: &mut Tree,
-        key: Key,
+        key: ProcessKey,
         (id, rule): (RuleId, &Rule),
-        ran: Ran,
+        ran: ImageSource,
         now: u64,
-        turns: &mut Vec<Turn>,
+        session_events: &mut Vec<SessionEvent>,
     ) {
         let (rule_id, agent, kind) = (id, Arc::clone(&rule.name), SessionKind::of(rule.action));
         let mut own = None;
         for session in self.by_id.values_mut() {
             // One that is told of when its end is known already has lost nothing of its name.
-            if session.root == key && session.root_gone.is_none() || session.first_root == key {
+            if session.root == key && session.root_exit.is_none() || session.first_root == key {
                 // A shim that has turned into the agent itself.
                 (session.agent, session.rule) = (Arc::clone(&agent), Some(rule_id));
                 session.kind = kind;
                 if kind == SessionKind::Server {
-                    self.left.extend(session.outer.take());
+                    self.to_check.extend(session.outer.take());
                 }
-                session.is_of_root(tree.get(key));
-                session.found &= ran == Ran::Found;
+                session.copy_from_root(tree.get(key));
+                session.is_found &= ran == ImageSource::Found;
                 own = Some(session.id);
             }
         }
@@ -148,21 +161,21 @@ impl Sessions {
                 rule: Some(rule_id),
                 root: key,
                 uids,
-                opened: now,
+                opened_at: now,
                 first_root: key,
-                parent: begetter.map(|key| Parent::of(tree, key)),
+                parent: begetter.map(|key| RootParent::of(tree, key)),
                 outer,
                 cgroup_id,
                 sid,
                 unit,
-                inherited: Known::Unasked,
+                inherited: Fact::Unread,
                 multiplexed,
-                root_gone: None,
-                handover: Handover::Excluded,
-                last_end: 0,
-                last_birth: 0,
-                last_use: 0,
-                found: ran == Ran::Found,
+                root_exit: None,
+                succession: Succession::Excluded,
+                last_exit_at: 0,
+                last_birth_at: 0,
+                last_use_at: 0,
+                is_found: ran == ImageSource::Found,
                 members: HashSet::default(),
             },
         );
@@ -170,8 +183,8 @@ impl Sessions {
         if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
             parent.state.member.watched |= parent.state.member.session.is_none();
         }
-        self.gather(tree, key, id);
-        turns.push(Turn::Opened {
+        self.adopt_marked(tree, key, id);
+        session_events.push(SessionEvent::Opened {
             session: id,
             starter: starter.filter(|_| outer.is_none()),
         });
@@ -181,7 +194,7 @@ impl Sessions {
     fn unnest(&mut self, server: SessionId) {
         for session in self.by_id.values_mut() {
             if session.outer == Some(server) {
-                self.left.extend(session.outer.take());
+                self.to_check.extend(session.outer.take());
             }
         }
     }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{Handover, Parent, RootGone, Session, SessionId, Sessions, Turn};
+use super::{RootExit, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
 use crate::agent::{Ruleset, SessionKind};
-use crate::event::{Ended, Key, Restored};
-use crate::facts::Known;
+use crate::event::{ExitStatus, ProcessKey, RestoredSession};
+use crate::facts::Fact;
 use crate::{Node, Tree};
 
 impl Sessions {
     /// From here on what is told is what has happened while nobody listened, after what came of it has
     /// been found. Nothing closes until [`Sessions::finish_restore`].
     pub(crate) fn begin_restore(&mut self) {
-        self.restoring = true;
+        self.is_restoring = true;
     }
 
     /// Opens a session again. Its root is in the tree if it can still live.
@@ -22,9 +22,9 @@ impl Sessions {
         &mut self,
         tree: &mut Tree,
         rules: &Ruleset,
-        restored: &Restored,
+        restored: &RestoredSession,
         now: u64,
-        turns: &mut Vec<Turn>,
+        session_events: &mut Vec<SessionEvent>,
     ) {
         self.begin_restore();
         self.last += 1;
@@ -32,23 +32,23 @@ impl Sessions {
         let outer = restored.outer.and_then(|outer| self.by_first_root(outer));
         let outer = outer.map(|outer| outer.id);
         let root = tree.get(restored.root).map(|node| node.key);
-        let gone = restored.gone.map(|(at, ended)| RootGone {
+        let gone = restored.exited.map(|(at, ended)| RootExit {
             at,
             ended,
             signalled: restored.signalled,
         });
-        let unseen = RootGone {
+        let unseen = RootExit {
             at: now,
-            ended: Ended::Unknown,
+            ended: ExitStatus::Unknown,
             signalled: false,
         };
         let rule = rules.session_rule(&restored.rule);
         let root_gone = gone.or(root.is_none().then_some(unseen));
         let handover = match root_gone {
             // The service before this one has found no successor.
-            Some(_) if restored.decided => Handover::Excluded,
-            Some(gone) => Handover::after(rules, rule, gone.cause()),
-            None => Handover::Excluded,
+            Some(_) if restored.is_evaluated => Succession::Excluded,
+            Some(gone) => Succession::after(rules, rule, gone.cause()),
+            None => Succession::Excluded,
         };
         let session = Session {
             id,
@@ -59,30 +59,30 @@ impl Sessions {
             rule,
             root: root.unwrap_or(restored.root),
             uids: restored.uids,
-            opened: restored.opened,
+            opened_at: restored.opened_at,
             first_root: restored.first_root,
-            parent: restored.parent.map(|key| Parent::of(tree, key)),
+            parent: restored.parent.map(|key| RootParent::of(tree, key)),
             outer,
             cgroup_id: restored.cgroup_id,
             sid: 0,
-            unit: Known::Unasked,
-            inherited: Known::Unasked,
+            unit: Fact::Unread,
+            inherited: Fact::Unread,
             multiplexed: false,
-            root_gone,
-            handover,
-            last_end: 0,
-            last_birth: 0,
-            last_use: 0,
-            found: false,
+            root_exit: root_gone,
+            succession: handover,
+            last_exit_at: 0,
+            last_birth_at: 0,
+            last_use_at: 0,
+            is_found: false,
             members: HashSet::default(),
         };
         self.by_id.insert(id, session);
-        turns.push(Turn::Restored { session: id });
+        session_events.push(SessionEvent::Restored { session: id });
         if gone.is_some() {
             return;
         }
         let Some(root) = tree.get_mut(restored.root) else {
-            turns.push(Turn::RootGone { session: id });
+            session_events.push(SessionEvent::RootExited { session: id });
             return;
         };
         root.state.member.root = true;
@@ -97,51 +97,57 @@ impl Sessions {
         }
     }
 
-    /// See [`Sessions::heir`]: among those of whom it has been told before that they are its children no more.
-    pub(super) fn heir_elsewhere(&self, tree: &Tree, root: &Node, id: SessionId) -> Option<Key> {
-        if !self.restoring {
+    /// See [`Sessions::successor_root`]: among those of whom it has been told before that they are its children no more.
+    pub(super) fn reparented_successor(
+        &self,
+        tree: &Tree,
+        root: &Node,
+        id: SessionId,
+    ) -> Option<ProcessKey> {
+        if !self.is_restoring {
             return None;
         }
         let was_child =
             |node: &&Node| (node.orphaned).is_some_and(|from| from.old_parent == root.key);
-        let children: Vec<Key> = tree.iter().filter(was_child).map(|node| node.key).collect();
-        self.heir(tree, root, id, &children)
+        let children: Vec<ProcessKey> =
+            tree.iter().filter(was_child).map(|node| node.key).collect();
+        self.successor_root(tree, root, id, &children)
     }
 
     /// A child of a process that has exited has gone to another parent. If that process was a root, and
     /// the child was found with its adopter before the exit was told, it may be the heir all the same.
-    pub(crate) fn left_to(
+    pub(crate) fn on_reparent(
         &mut self,
         tree: &mut Tree,
-        old_parent: Key,
-        child: Key,
-        turns: &mut Vec<Turn>,
+        old_parent: ProcessKey,
+        child: ProcessKey,
+        session_events: &mut Vec<SessionEvent>,
     ) {
         let Some(child) = tree.get(child).map(|child| child.key) else {
             return;
         };
-        let (to_it, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.left_by_root)
+        let (to_it, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.exited_roots)
             .into_iter()
             .partition(|(id, root)| {
-                root.is(old_parent) && self.heir(tree, root, *id, &[child]).is_some()
+                root.has_key(old_parent) && self.successor_root(tree, root, *id, &[child]).is_some()
             });
-        self.left_by_root = others;
+        self.exited_roots = others;
         for (id, _) in to_it {
-            self.hand_over(tree, id, child, turns);
+            self.hand_over(tree, id, child, session_events);
         }
     }
 
     /// All that there is has been told: closes what is over.
-    pub(crate) fn finish_restore(&mut self, tree: &Tree, turns: &mut Vec<Turn>) {
-        self.restoring = false;
+    pub(crate) fn finish_restore(&mut self, tree: &Tree, session_events: &mut Vec<SessionEvent>) {
+        self.is_restoring = false;
         for parent in self.by_id.values_mut().filter_map(|s| s.parent.as_mut()) {
             // Sessions were taken up before all that runs was.
             if parent.image.comm.is_empty() {
-                *parent = Parent::of(tree, parent.key);
+                *parent = RootParent::of(tree, parent.key);
             }
         }
-        self.left_by_root.clear();
-        self.left = self.by_id.keys().copied().collect();
-        self.close_finished(turns);
+        self.exited_roots.clear();
+        self.to_check = self.by_id.keys().copied().collect();
+        self.close_finished(session_events);
     }
 }

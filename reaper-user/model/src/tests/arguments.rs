@@ -3,8 +3,8 @@
 use super::rules::{ruled, tell, world};
 use super::world::{self, INIT, World, named};
 use crate::agent::Matched;
-use crate::event::{Image, Key};
-use crate::facts::{Facts, Known, Needs};
+use crate::event::{Image, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts};
 
 /// Bytes of a command line that an exec tells.
 const TOLD: usize = 8192;
@@ -30,40 +30,40 @@ fn long(program: &str, last: &str) -> (Image, Vec<u8>) {
 }
 
 /// Starts such a program; its whole command line is to be read later.
-fn spawn(w: &mut World, parent: Key, program: &str, last: &str) -> (Key, Vec<u8>) {
+fn spawn(w: &mut World, parent: ProcessKey, program: &str, last: &str) -> (ProcessKey, Vec<u8>) {
     let key = w.fork(parent);
     let (image, argv) = long(program, last);
     w.runs(key, image);
     (key, argv)
 }
 
-fn matched(w: &World, key: Key, argv: &[u8]) -> Matched {
+fn matched(w: &World, key: ProcessKey, argv: &[u8]) -> Matched {
     let node = w.model.tree.get(key).unwrap();
     w.model.rules.matched(&node.image, argv.to_vec())
 }
 
-fn learn(w: &mut World, key: Key, arguments: Known<Matched>) -> Vec<Key> {
+fn learn(w: &mut World, key: ProcessKey, arguments: Fact<Matched>) -> Vec<ProcessKey> {
     let found = Facts {
         arguments,
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::ARGUMENTS, found);
+    tell(w, key, FactSet::ARGUMENTS, found);
     let now = w.now;
     let mut out = Vec::new();
     let all = w.model.reclassify(key, now, &mut out);
-    w.turns.extend(named(&w.model, &out));
+    w.session_events.extend(named(&w.model, &out));
     world::assert_consistent(&w.model);
     assert_eq!(all.joined, []);
     all.left
 }
 
 /// The whole command line has been read.
-fn reads(w: &mut World, key: Key, argv: &[u8]) -> Vec<Key> {
+fn reads(w: &mut World, key: ProcessKey, argv: &[u8]) -> Vec<ProcessKey> {
     let matched = matched(w, key, argv);
-    learn(w, key, Known::Is(matched))
+    learn(w, key, Fact::Known(matched))
 }
 
-fn start() -> (World, Key) {
+fn start() -> (World, ProcessKey) {
     let mut w = world(ruled(RULES));
     let agent = w.spawn(INIT, "claude");
     (w, agent)
@@ -92,7 +92,7 @@ fn cut_command_line_is_decided_by_the_whole_one() {
             assert_eq!(w.why(key), "wait unread", "{program} {last}");
             assert_eq!(
                 (decision.needs, decision.relative),
-                (Needs::ARGUMENTS, None)
+                (FactSet::ARGUMENTS, None)
             );
         } else {
             assert_eq!(w.why(key), expected, "{program} {last}");
@@ -108,7 +108,7 @@ fn command_line_that_cannot_be_read_keeps_until_it_can() {
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Main");
     let child = w.spawn(java, "sh");
     w.dies_by_signal(agent);
-    learn(&mut w, java, Known::Unreadable);
+    learn(&mut w, java, Fact::Unreadable);
     assert_eq!(w.why(java), "keep unreadable editor");
     assert_eq!(w.why(child), "keep below_kept editor");
     assert!(w.model.is_unread(java));
@@ -139,7 +139,7 @@ fn process_below_a_cut_command_line_waits_for_that() {
         reads(&mut w, inner, &inner_argv);
         for key in [shell, inner, child] {
             assert_eq!(asked(&w, key), (wait(), Some(java)));
-            assert_eq!(w.decide(key).needs, Needs::ARGUMENTS);
+            assert_eq!(w.decide(key).needs, FactSet::ARGUMENTS);
         }
         reads(&mut w, java, &argv);
         for key in [shell, inner, child] {
@@ -165,15 +165,15 @@ fn kernel_may_signal_a_member_only_when_its_command_line_is_read() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Main");
     let child = w.spawn(java, "sleep");
-    let clear = |w: &World, key| w.model.is_clear(w.model.tree.get(key).unwrap());
+    let clear = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
     for key in [java, child] {
         let found = Facts {
-            marks: Known::Is(0),
+            markers: Fact::Known(0),
             ..Facts::NOTHING
         };
-        tell(&mut w, key, Needs::MARKS, found);
+        tell(&mut w, key, FactSet::MARKERS, found);
         assert!(!clear(&w, key));
-        assert!(!w.model.is_spared(w.model.tree.get(key).unwrap()));
+        assert!(!w.model.is_kept(w.model.tree.get(key).unwrap()));
     }
     reads(&mut w, java, &argv);
     assert!(clear(&w, java) && clear(&w, child));
@@ -187,7 +187,7 @@ fn answer_about_an_earlier_program_says_nothing() {
     // The same arguments, and another program.
     let (image, argv) = long("java -cp", "Daemon");
     w.runs(java, image);
-    learn(&mut w, java, Known::Is(before));
+    learn(&mut w, java, Fact::Known(before));
     w.dies_by_signal(agent);
     assert_eq!(w.why(java), "wait unread");
     reads(&mut w, java, &argv);
@@ -234,9 +234,9 @@ fn boundary_that_shows_late_takes_its_descendants_along() {
     w.exit(between);
     let inner = w.spawn(child, "codex");
     let tool = w.spawn(inner, "sh");
-    w.turns();
+    w.session_events();
     let released = reads(&mut w, java, &argv);
-    assert_eq!(w.turns(), ["boundary editor in claude"]);
+    assert_eq!(w.session_events(), ["boundary editor in claude"]);
     let mut expected = [child, orphan];
     expected.sort_unstable();
     let mut released = released;
@@ -259,9 +259,12 @@ fn boundary_that_shows_when_nothing_else_is_left_closes_the_session() {
     let (java, argv) = spawn(&mut w, agent, "java -cp", "--window");
     w.spawn(java, "sh");
     w.dies_by_signal(agent);
-    w.turns();
+    w.session_events();
     reads(&mut w, java, &argv);
-    assert_eq!(w.turns(), ["boundary editor in claude", "closed claude"]);
+    assert_eq!(
+        w.session_events(),
+        ["boundary editor in claude", "closed claude"]
+    );
 }
 
 #[test]
@@ -269,13 +272,13 @@ fn agent_that_shows_late_opens_a_session() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "run");
     let copy = w.fork(java);
-    w.turns();
+    w.session_events();
     reads(&mut w, java, &argv);
-    assert_eq!(w.turns(), ["opened wrapper"]);
+    assert_eq!(w.session_events(), ["opened wrapper"]);
     assert_eq!(w.root_of(java), Some(java));
     // It has not run the program itself.
     reads(&mut w, copy, &argv);
-    assert_eq!((w.turns(), w.root_of(copy)), (vec![], Some(agent)));
+    assert_eq!((w.session_events(), w.root_of(copy)), (vec![], Some(agent)));
     let tool = w.spawn(java, "sh");
     w.dies_by_signal(java);
     assert_eq!(w.why(tool), "reap root_gone");

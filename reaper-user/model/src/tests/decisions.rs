@@ -2,9 +2,9 @@
 
 use super::world::{INIT, OWN_PID, USER, World};
 use crate::Scope;
-use crate::event::{Ended, Key, TICK_NS, Uids};
+use crate::event::{ExitStatus, ProcessKey, TICK_NS, Uids};
 
-const OWN: Key = Key {
+const OWN: ProcessKey = ProcessKey {
     pid: OWN_PID,
     start: 5,
 };
@@ -42,13 +42,13 @@ fn an_ancestor_of_this_program_that_is_known_from_its_fork_only_is_not_reaped_ei
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
         // Found in /proc with an adopter, before the fork was read.
-        let parent = Key {
+        let parent = ProcessKey {
             pid: 70,
             start: 99 * TICK_NS,
         };
         w.row(parent, 1, program);
         w.row(
-            Key {
+            ProcessKey {
                 start: 99 * TICK_NS,
                 ..OWN
             },
@@ -74,7 +74,7 @@ fn pid_1_is_not_reaped_though_it_should_be_an_agent() {
 fn a_kernel_thread_is_not_reaped_though_its_parent_should_be_a_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    let thread = Key {
+    let thread = ProcessKey {
         pid: 50,
         start: 9 * TICK_NS,
     };
@@ -177,7 +177,7 @@ fn what_exited_and_what_never_was_is_no_member() {
     let tool = w.spawn(agent, "npm");
     w.dies_by_signal(agent);
     w.dies_by_signal(tool);
-    let never = Key { pid: 9, start: 9 };
+    let never = ProcessKey { pid: 9, start: 9 };
     assert_eq!(
         [tool, never].map(|key| w.why(key)),
         ["keep not_a_member"; 2]
@@ -210,7 +210,7 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
         cgroups: vec![77],
         ..Scope::default()
     });
-    let agent = Key {
+    let agent = ProcessKey {
         pid: 60,
         start: TICK_NS,
     };
@@ -260,6 +260,6 @@ fn a_root_of_which_only_the_vanishing_is_known_is_gone() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.end(agent, Ended::Unknown, None);
+    w.end(agent, ExitStatus::Unknown, None);
     assert_eq!(w.why(tool), "reap root_gone");
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::rules::{pass, ruled, tell, world};
 use super::world::{INIT, World};
 use crate::activity::Activity;
-use crate::event::Key;
-use crate::facts::{Facts, Known, Needs, SessionNow, Stdio};
+use crate::event::ProcessKey;
+use crate::facts::{Fact, FactSet, Facts, KernelSession, Stdio};
 
 const MINUTE: u64 = 60_000_000_000;
 const RULES: &str = "[[server]]\nname = 'server'\ncomm = 'server'\n\
@@ -15,7 +15,7 @@ const RULES: &str = "[[server]]\nname = 'server'\ncomm = 'server'\n\
      options = '--acp'\ncomm = 'claude'\n";
 
 /// A server with a tool that has run for an hour.
-fn start() -> (World, Key, Key) {
+fn start() -> (World, ProcessKey, ProcessKey) {
     let mut w = world(ruled(RULES));
     let server = w.spawn(INIT, "server");
     let tool = w.spawn(server, "npm");
@@ -24,24 +24,24 @@ fn start() -> (World, Key, Key) {
     (w, server, tool)
 }
 
-fn stdio(w: &mut World, key: Key, stdio: Stdio) {
+fn stdio(w: &mut World, key: ProcessKey, stdio: Stdio) {
     let found = Facts {
-        stdio: Known::Is(stdio),
+        stdio: Fact::Known(stdio),
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::STDIO, found);
+    tell(w, key, FactSet::STDIO, found);
 }
 
-fn reads(w: &mut World, key: Key, activity: Activity) {
+fn reads(w: &mut World, key: ProcessKey, activity: Activity) {
     let found = Facts {
-        activity: Known::Is(Arc::new(activity)),
+        activity: Fact::Known(Arc::new(activity)),
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::ACTIVITY, found);
+    tell(w, key, FactSet::ACTIVITY, found);
 }
 
 /// Reads all of a tree, of which nothing has worked and none has a client.
-fn reads_idle(w: &mut World, keys: &[Key]) {
+fn reads_idle(w: &mut World, keys: &[ProcessKey]) {
     w.model.forget_activity_within(keys[0]);
     keys.iter()
         .for_each(|key| reads(w, *key, Activity::default()));
@@ -51,7 +51,7 @@ fn reads_idle(w: &mut World, keys: &[Key]) {
 #[test]
 fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     let (mut w, server, tool) = start();
-    assert_eq!(w.decide(server).needs, Needs::ACTIVITY);
+    assert_eq!(w.decide(server).needs, FactSet::ACTIVITY);
     reads_idle(&mut w, &[server, tool]);
     assert_eq!(w.why(server), "keep root_alive");
     assert_eq!(w.decide(server).until, Some(w.now + 5 * MINUTE));
@@ -64,7 +64,7 @@ fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     assert_eq!(w.why(server), "reap reap_rule unused");
     assert_eq!(w.why(tool), "keep root_alive");
     // It was told to end: status 0 does not say that its work was done.
-    w.model.signalled(server, reaper_common::MEMBER_TERM);
+    w.model.on_signalled(server, reaper_common::MEMBER_TERM);
     w.exit(server);
     assert_eq!(w.why(tool), "reap root_gone");
 }
@@ -74,7 +74,7 @@ fn nothing_is_reaped_by_an_old_reading() {
     let (mut w, server, tool) = start();
     reads_idle(&mut w, &[server, tool]);
     pass(&mut w, 30 * MINUTE);
-    assert_eq!(w.decide(server).needs, Needs::ACTIVITY);
+    assert_eq!(w.decide(server).needs, FactSet::ACTIVITY);
     reads_idle(&mut w, &[server, tool]);
     assert_eq!(w.why(server), "reap reap_rule unused");
 }
@@ -187,15 +187,15 @@ fn server_with_a_terminal_is_looked_at_again() {
     let server = w.spawn(INIT, "server");
     pass(&mut w, 60 * MINUTE);
     let terminal = |tty| Facts {
-        session: Known::Is(SessionNow { sid: 7, tty }),
+        kernel_session: Fact::Known(KernelSession { sid: 7, tty }),
         ..Facts::NOTHING
     };
-    tell(&mut w, server, Needs::SESSION, terminal(5));
+    tell(&mut w, server, FactSet::KERNEL_SESSION, terminal(5));
     assert_eq!(w.why(server), "keep root_alive");
     let until = w.decide(server).until.unwrap();
     assert!(until <= w.now + 30 * MINUTE, "{until}");
-    tell(&mut w, server, Needs::SESSION, terminal(0));
-    assert_eq!(w.decide(server).needs, Needs::STDIO);
+    tell(&mut w, server, FactSet::KERNEL_SESSION, terminal(0));
+    assert_eq!(w.decide(server).needs, FactSet::STDIO);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn server_that_cannot_be_read_or_is_connected_lives() {
     stdio(&mut w, server, Stdio::Connected);
     assert_eq!(w.why(server), "keep root_alive");
     stdio(&mut w, server, Stdio::Other);
-    tell(&mut w, tool, Needs::ACTIVITY, Facts::unreadable());
+    tell(&mut w, tool, FactSet::ACTIVITY, Facts::unreadable());
     assert_eq!(w.why(server), "keep root_alive");
 }
 
@@ -236,9 +236,9 @@ fn agent_is_due_once_it_was_an_orphan_and_hung_up_and_idle_for_its_time() {
     let agent = w.spawn(editor, "claude --acp");
     pass(&mut w, 60 * MINUTE);
     // Its parent lives.
-    assert_eq!(w.decide(agent).needs, Needs::NONE);
+    assert_eq!(w.decide(agent).needs, FactSet::NONE);
     w.exit(editor);
-    assert_eq!(w.decide(agent).needs, Needs::STDIO);
+    assert_eq!(w.decide(agent).needs, FactSet::STDIO);
     stdio(&mut w, agent, Stdio::Connected);
     assert_eq!(w.why(agent), "keep root_alive");
     // The files of its client may be closed a moment later.

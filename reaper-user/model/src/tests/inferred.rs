@@ -5,17 +5,17 @@ use std::sync::Arc;
 use super::rules::{read, world};
 use super::world::{INIT, World};
 use crate::Scope;
-use crate::event::{Ended, Image, Key, Provenance, Seen, TICK_NS};
+use crate::event::{ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS};
 use crate::policy::Reason;
 
 /// Looks, and finds `agent` below a shell, with a tool; all began in ticks of their own.
-fn looked() -> (World, Key, Key) {
+fn looked() -> (World, ProcessKey, ProcessKey) {
     with_rules("")
 }
 
-fn with_rules(rules: &str) -> (World, Key, Key) {
+fn with_rules(rules: &str) -> (World, ProcessKey, ProcessKey) {
     let mut w = world(read(&format!("honor_keep = false\n{rules}")));
-    w.model.set_infers(true);
+    w.model.set_infers_membership(true);
     let shell = found(&mut w, 1, "bash", |_| {});
     let agent = found(&mut w, shell.pid, "claude", |_| {});
     let tool = found(&mut w, agent.pid, "npm", |_| {});
@@ -39,10 +39,10 @@ pub(super) fn found(
     parent: u32,
     program: &str,
     change: impl FnOnce(&mut Image),
-) -> Key {
+) -> ProcessKey {
     w.now += TICK_NS;
     let key = w.new_key();
-    w.row_with(key, parent, program, |seen: &mut Seen| {
+    w.row_with(key, parent, program, |seen: &mut ProcEntry| {
         let mut image = Image::clone(&seen.image);
         (image.sid, image.pgid) = (key.pid, key.pid);
         change(&mut image);
@@ -50,7 +50,7 @@ pub(super) fn found(
     })
 }
 
-fn is_inferred(w: &World, key: Key) -> bool {
+fn is_inferred(w: &World, key: ProcessKey) -> bool {
     w.model
         .tree
         .get(key)
@@ -96,7 +96,7 @@ fn what_proves_nothing_makes_nobody_a_member() {
     let nobody = found(&mut w, 1, "x", |image| (image.sid, image.pgid) = (0, 0));
     let unknown = found(&mut w, 1, "x", |image| image.pgid = 9999);
     // It was there before whoever has that pid now.
-    let old = Key {
+    let old = ProcessKey {
         start: tool.start - TICK_NS,
         ..w.new_key()
     };
@@ -114,7 +114,7 @@ fn what_proves_nothing_makes_nobody_a_member() {
 #[test]
 fn where_the_kernel_tells_nothing_is_concluded() {
     let (mut w, _, tool) = looked();
-    w.model.set_infers(false);
+    w.model.set_infers_membership(false);
     let orphan = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
     assert!(!w.is_member(orphan));
 }
@@ -122,7 +122,7 @@ fn where_the_kernel_tells_nothing_is_concluded() {
 #[test]
 fn a_cgroup_that_is_the_sessions_own_tells_too() {
     let mut w = world(read(""));
-    w.model.set_infers(true);
+    w.model.set_infers_membership(true);
     let shell = found(&mut w, 1, "bash", |image| image.cgroup_id = 10);
     let agent = found(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
     let own = found(&mut w, 1, "server", |image| image.cgroup_id = 20);
@@ -137,7 +137,7 @@ fn a_cgroup_that_is_the_sessions_own_tells_too() {
 #[test]
 fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_outside() {
     let orphan = |scoped: bool, pgid: bool| {
-        let shell = Key {
+        let shell = ProcessKey {
             pid: 50,
             start: 1_000_000_000 + 2 * TICK_NS,
         };
@@ -146,7 +146,7 @@ fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_o
             ..Scope::default()
         };
         let mut w = World::scoped(scope);
-        w.model.set_infers(true);
+        w.model.set_infers_membership(true);
         let shell = w.row_with(shell, 1, "bash", |seen| set_cgroup(seen, 10));
         let agent = found(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
         let orphan = found(&mut w, 1, "server", |image| {
@@ -162,7 +162,7 @@ fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_o
     assert!(orphan(true, true));
 }
 
-fn set_cgroup(seen: &mut Seen, id: u64) {
+fn set_cgroup(seen: &mut ProcEntry, id: u64) {
     let mut image = Image::clone(&seen.image);
     (image.cgroup_id, image.sid, image.pgid) = (id, seen.key.pid, seen.key.pid);
     seen.image = Arc::new(image);
@@ -191,7 +191,7 @@ fn only_a_rule_that_says_so_reaps_on_evidence() {
         let (mut w, agent, tool) = with_rules(rules);
         let orphan = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
         let below = found(&mut w, orphan.pid, "worker", |_| {});
-        w.end(agent, Ended::Exited(0), Some(INIT));
+        w.end(agent, ExitStatus::Exited(0), Some(INIT));
         assert_eq!(w.why(below), w.why(orphan));
         assert_ne!(
             w.decide(tool).reason,

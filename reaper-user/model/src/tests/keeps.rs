@@ -4,9 +4,9 @@ use reaper_common::{MEMBER_FOLLOWED, MEMBER_SPARED};
 
 use super::rules::{MINUTE, marked, pass, read, world};
 use super::world::{INIT, World};
-use crate::event::{Key, Mark};
-use crate::facts::{Facts, Known, Needs};
-use crate::user_keep::{Noted, UserKeep};
+use crate::event::{Membership, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts};
+use crate::user_keep::{StoredKeep, UserKeep};
 
 const KEPT: &str = "keep kept_by_user";
 const REAPED: &str = "reap root_gone";
@@ -15,13 +15,13 @@ fn wish(made: u64) -> UserKeep {
     UserKeep {
         until_awake: None,
         tree: true,
-        by: 1000,
-        made,
+        by_uid: 1000,
+        made_at: made,
     }
 }
 
 /// An agent with a shell that runs a server, and another shell.
-fn tree() -> (World, [Key; 4]) {
+fn tree() -> (World, [ProcessKey; 4]) {
     let mut w = World::new();
     pass(&mut w, 0);
     let agent = w.spawn(INIT, "claude");
@@ -31,14 +31,14 @@ fn tree() -> (World, [Key; 4]) {
     (w, [agent, shell, server, other])
 }
 
-fn whys(w: &World, all: &[Key]) -> Vec<String> {
+fn whys(w: &World, all: &[ProcessKey]) -> Vec<String> {
     all.iter().map(|key| w.why(*key)).collect()
 }
 
 /// What the service before this one has written down of a member of the session of `root`.
-fn noted(key: Key, root: Key, asked: bool, keep: UserKeep) -> Noted {
+fn noted(key: ProcessKey, root: ProcessKey, asked: bool, keep: UserKeep) -> StoredKeep {
     let session = root;
-    Noted {
+    StoredKeep {
         key,
         session,
         asked,
@@ -47,19 +47,19 @@ fn noted(key: Key, root: Key, asked: bool, keep: UserKeep) -> Noted {
 }
 
 /// What the kernel's map has for a member of the session of `root`.
-fn mark(root: Key, flags: u32) -> Option<Mark> {
-    Some(Mark {
+fn mark(root: ProcessKey, flags: u32) -> Option<Membership> {
+    Some(Membership {
         session: Some(root),
         flags: MEMBER_FOLLOWED | flags,
     })
 }
 
 /// A member is found with this parent, and with this in its mark.
-fn found(w: &mut World, root: Key, parent: Key, flags: u32) -> Key {
+fn found(w: &mut World, root: ProcessKey, parent: ProcessKey, flags: u32) -> ProcessKey {
     found_with(w, parent, mark(root, flags))
 }
 
-fn found_with(w: &mut World, parent: Key, mark: Option<Mark>) -> Key {
+fn found_with(w: &mut World, parent: ProcessKey, mark: Option<Membership>) -> ProcessKey {
     let key = w.new_key();
     w.now += 20_000_000;
     w.row_with(key, parent.pid, "worker", |seen| seen.mark = mark)
@@ -105,7 +105,7 @@ fn who_was_born_before_it_was_asked_for_and_is_found_after_that_may_be_meant() {
     assert_eq!(w.model.keep(shell, wish(1)), 2);
     let lost = w.row_with(lost, 1, "worker", |seen| seen.mark = mark(agent, 0));
     // Older than what is kept: no descendant of it.
-    let old = Key {
+    let old = ProcessKey {
         pid: 90,
         start: shell.start - 500_000_000,
     };
@@ -123,7 +123,7 @@ fn children_of_one_that_died_unseen_are_kept_and_those_of_an_adopter_are_not() {
     // Both makers are gone: the one is remembered, of the other nobody has told.
     let told = w.new_key();
     w.fork_as(told, INIT, server);
-    let unheard = Key {
+    let unheard = ProcessKey {
         pid: 3_000,
         start: w.now,
     };
@@ -226,7 +226,7 @@ fn a_service_that_comes_after_keeps_who_was_born_since_though_all_that_was_asked
     let spared = found(&mut after, agent, INIT, MEMBER_SPARED);
     let plain = found(&mut after, agent, INIT, 0);
     let below = found(&mut after, agent, spared, MEMBER_SPARED);
-    after.model.keep_again(said.to_vec());
+    after.model.restore_keeps(said.to_vec());
     let late = found(&mut after, agent, INIT, MEMBER_SPARED);
     after.dies_by_signal(agent);
     assert_eq!(
@@ -254,7 +254,7 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
             w.new_key()
         });
         let mark = mark(agent, 0);
-        let row = |w: &mut World, key, parent: Key, program| {
+        let row = |w: &mut World, key, parent: ProcessKey, program| {
             w.row_with(key, parent.pid, program, |seen| seen.mark = mark)
         };
         let agent = row(&mut w, agent, INIT, if opened { "claude" } else { "node" });
@@ -262,7 +262,8 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
             row(&mut w, server, agent, "vite");
         }
         let keep = UserKeep { tree, ..wish(1) };
-        w.model.keep_again(vec![noted(server, agent, true, keep)]);
+        w.model
+            .restore_keeps(vec![noted(server, agent, true, keep)]);
         if !read {
             row(&mut w, server, agent, "vite");
         }
@@ -303,7 +304,11 @@ fn each_wish_stands_until_it_is_taken_back_itself() {
         let until = |w: &World| [server, child].map(|key| (w.why(key), w.decide(key).until));
         let for_good = (KEPT.to_owned(), None);
         assert_eq!(until(&w), [for_good.clone(), for_good]);
-        assert_eq!(w.model.wish_for(server), Some(own), "its own comes first");
+        assert_eq!(
+            w.model.keep_to_revoke(server),
+            Some(own),
+            "its own comes first"
+        );
         assert_eq!(w.model.unkeep(shell), 3);
         assert_eq!(w.why(shell), REAPED);
         let kept = (KEPT.to_owned(), own.until_awake);
@@ -315,7 +320,7 @@ fn each_wish_stands_until_it_is_taken_back_itself() {
         assert_eq!(until(&w), [kept, below], "tree: {whole}");
         assert_eq!(w.model.unkeep(server), if whole { 2 } else { 1 });
         assert_eq!(whys(&w, &[server, child]), [REAPED; 2]);
-        assert_eq!(w.model.wish_for(server), None);
+        assert_eq!(w.model.keep_to_revoke(server), None);
     }
 }
 
@@ -334,7 +339,7 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
         };
         assert_eq!(w.model.keep(shell, hour), 2);
         assert_eq!(
-            w.model.wish_for(shell),
+            w.model.keep_to_revoke(shell),
             Some(UserKeep { tree: true, ..hour })
         );
         let born = w.fork(server);
@@ -388,11 +393,11 @@ fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
     }
     // Of the many that one wish was noted for it is one.
     let agent = w.spawn(INIT, "claude");
-    let all: Vec<Key> = (0..100).map(|_| w.fork(agent)).collect();
+    let all: Vec<ProcessKey> = (0..100).map(|_| w.fork(agent)).collect();
     w.model.keep(agent, wish(1_000));
     let before = w.model.wishes();
     let all = all.iter().map(|key| noted(*key, agent, false, wish(1_001)));
-    w.model.keep_again(all.collect());
+    w.model.restore_keeps(all.collect());
     assert_eq!(w.model.wishes(), before + 1);
 }
 
@@ -406,7 +411,7 @@ fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
         "keep root_alive",
         "nothing is read before it matters"
     );
-    marked(&mut w, shell, Known::Is(1));
+    marked(&mut w, shell, Fact::Known(1));
     // The environment is inherited, and another program may be given another.
     let (copy, other) = (w.fork(shell), w.spawn(shell, "env"));
     let below = w.spawn(other, "sleep");
@@ -414,10 +419,10 @@ fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
     assert_eq!([shell, copy].map(|key| w.why(key)), ["keep keep_mark"; 2]);
     assert_eq!(
         (w.decide(other).needs, w.decide(below).needs),
-        (Needs::MARKS, Needs::MARKS)
+        (FactSet::MARKERS, FactSet::MARKERS)
     );
-    marked(&mut w, other, Known::Is(0));
-    marked(&mut w, below, Known::Unreadable);
+    marked(&mut w, other, Fact::Known(0));
+    marked(&mut w, below, Fact::Unreadable);
     assert_eq!(
         [other, below].map(|key| w.why(key)),
         ["reap root_gone", "keep unreadable"]
@@ -433,16 +438,16 @@ fn what_was_read_before_an_exec_says_nothing_of_what_came_after_it() {
     w.now += 10;
     w.exec(shell, "server");
     let found = Facts {
-        marks: Known::Is(1),
-        listening: Known::Is(true),
+        markers: Fact::Known(1),
+        listening: Fact::Known(true),
         ..Facts::NOTHING
     };
-    let asked = Needs::MARKS | Needs::LISTENING;
+    let asked = FactSet::MARKERS | FactSet::LISTENING;
     w.model.set_facts(shell, asked, found.clone(), before);
     let facts = w.model.tree.get(shell).unwrap().facts().unwrap();
     assert_eq!(
-        (facts.marks, facts.listening),
-        (Known::Unasked, Known::Is(true))
+        (facts.markers, facts.listening),
+        (Fact::Unread, Fact::Known(true))
     );
     // Nor of a child that was born before.
     let child = w.fork(shell);
@@ -450,10 +455,10 @@ fn what_was_read_before_an_exec_says_nothing_of_what_came_after_it() {
     w.model.set_facts(shell, asked, found, now);
     w.now = now + 10;
     let later = w.fork(shell);
-    let marks = |w: &World, key| w.model.tree.get(key).unwrap().facts().map(|f| f.marks);
+    let marks = |w: &World, key| w.model.tree.get(key).unwrap().facts().map(|f| f.markers);
     assert_eq!(
         [child, later].map(|key| marks(&w, key)),
-        [None, Some(Known::Is(1))]
+        [None, Some(Fact::Known(1))]
     );
 }
 
@@ -468,8 +473,8 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     let keep = UserKeep {
         until_awake: Some(w.now + MINUTE),
         tree: true,
-        by: 1000,
-        made: 1,
+        by_uid: 1000,
+        made_at: 1,
     };
     assert_eq!(w.model.keep(stranger, keep), 0);
     assert_eq!(w.model.keep(shell, keep), 2);
@@ -488,8 +493,8 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     let for_good = UserKeep {
         until_awake: None,
         tree: false,
-        by: 0,
-        made: 1,
+        by_uid: 0,
+        made_at: 1,
     };
     assert_eq!(w.model.keep(shell, for_good), 1);
     let child = w.fork(shell);

@@ -2,14 +2,14 @@
 
 use super::rules::{MINUTE, listens, pass, ruled, tell, world};
 use super::world::{INIT, USER, World};
-use crate::event::{Ended, Event, EventKind, Key, Provenance};
-use crate::facts::{Facts, Needs};
+use crate::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
+use crate::facts::{FactSet, Facts};
 use crate::policy::Reason;
 
 const SERVERS: &str = "[[rule]]\nname = 'servers'\naction = 'reap'\nafter = '10min'\nsession = 'ok'\nlistening = true\n";
 
 /// An agent, and below it `npm` above `sh` above `vite` above `esbuild`, beside that `make` above `cc`.
-fn tree(rules: &str) -> (World, Key, [Key; 6]) {
+fn tree(rules: &str) -> (World, ProcessKey, [ProcessKey; 6]) {
     let mut w = world(ruled(rules));
     let agent = w.spawn(INIT, "claude");
     let npm = w.spawn(agent, "npm");
@@ -22,7 +22,7 @@ fn tree(rules: &str) -> (World, Key, [Key; 6]) {
 }
 
 /// The end of the agent, and that of all but `vite` has been read that they do not listen.
-fn ended(rules: &str, ended: Ended) -> (World, [Key; 6]) {
+fn ended(rules: &str, ended: ExitStatus) -> (World, [ProcessKey; 6]) {
     let (mut w, agent, all) = tree(rules);
     w.end(agent, ended, Some(INIT));
     pass(&mut w, 0);
@@ -31,18 +31,18 @@ fn ended(rules: &str, ended: Ended) -> (World, [Key; 6]) {
     (w, all)
 }
 
-fn whys(w: &World, all: &[Key]) -> Vec<String> {
+fn whys(w: &World, all: &[ProcessKey]) -> Vec<String> {
     all.iter().map(|key| w.why(*key)).collect()
 }
 
 #[test]
 fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
-    let (mut w, all) = ended(SERVERS, Ended::Exited(0));
+    let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
     for key in [all[0], all[1], all[3]] {
         let decision = w.decide(key);
         let (needs, of) = (decision.needs, decision.relative);
         assert_eq!(decision.reason, Reason::Unread, "it may be a server");
-        assert_eq!((needs, of), (Needs::LISTENING, Some(all[2])));
+        assert_eq!((needs, of), (FactSet::LISTENING, Some(all[2])));
     }
     assert_eq!(whys(&w, &all[4..]), ["reap root_gone"; 2]);
     listens(&mut w, all[2], true);
@@ -70,9 +70,9 @@ fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
 #[test]
 fn what_does_not_listen_holds_nobody_and_what_cannot_be_read_does() {
     for (unreadable, said) in [(false, "reap root_gone"), (true, "wait waiting servers")] {
-        let (mut w, all) = ended(SERVERS, Ended::Exited(0));
+        let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
         if unreadable {
-            tell(&mut w, all[2], Needs::LISTENING, Facts::unreadable());
+            tell(&mut w, all[2], FactSet::LISTENING, Facts::unreadable());
         } else {
             listens(&mut w, all[2], false);
         }
@@ -84,15 +84,15 @@ fn what_does_not_listen_holds_nobody_and_what_cannot_be_read_does() {
 
 #[test]
 fn nobody_is_held_when_the_agent_crashed() {
-    let signal = Ended::Signalled {
+    let signal = ExitStatus::Signalled {
         signal: 11,
         core: true,
     };
     for (end, said) in [
         (signal, "reap root_gone"),
-        (Ended::Exited(1), "reap root_gone"),
+        (ExitStatus::Exited(1), "reap root_gone"),
         // Perhaps it was quit in peace: nobody knows.
-        (Ended::Unknown, "wait waiting servers"),
+        (ExitStatus::Unknown, "wait waiting servers"),
     ] {
         let (mut w, all) = ended(SERVERS, end);
         listens(&mut w, all[2], true);
@@ -102,7 +102,7 @@ fn nobody_is_held_when_the_agent_crashed() {
 
 #[test]
 fn kin_is_due_when_the_server_is_gone() {
-    let (mut w, all) = ended(SERVERS, Ended::Exited(0));
+    let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
     listens(&mut w, all[2], true);
     w.exit(all[2]);
     assert_eq!(whys(&w, &[all[0], all[1], all[3]]), ["reap root_gone"; 3]);
@@ -110,7 +110,7 @@ fn kin_is_due_when_the_server_is_gone() {
 
 #[test]
 fn who_is_held_holds_nobody() {
-    let (mut w, all) = ended(SERVERS, Ended::Exited(0));
+    let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
     listens(&mut w, all[2], true);
     // A sister of the server, below those who wait for it.
     let sister = w.fork(all[1]);
@@ -125,7 +125,7 @@ fn who_is_held_holds_nobody() {
 
 #[test]
 fn what_is_begun_again_and_again_holds_nobody_for_good() {
-    let (mut w, all) = ended(SERVERS, Ended::Exited(0));
+    let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
     listens(&mut w, all[2], true);
     let until = w.decide(all[2]).until;
     pass(&mut w, 5 * MINUTE);
@@ -192,7 +192,7 @@ fn the_order_of_rules_counts_for_kin_too() {
         ),
     ];
     for (rules, said) in table {
-        let (mut w, all) = ended(&with(rules), Ended::Exited(0));
+        let (mut w, all) = ended(&with(rules), ExitStatus::Exited(0));
         listens(&mut w, all[2], true);
         assert_eq!(whys(&w, &[all[0], all[2], all[3]]), said, "{rules}");
     }
@@ -230,7 +230,7 @@ fn those_of_another_session_that_is_not_due_are_no_kin() {
 #[test]
 fn descendants_come_each_after_its_parent_and_once() {
     let (w, agent, all) = tree(SERVERS);
-    let of = |key: Key| {
+    let of = |key: ProcessKey| {
         w.model
             .tree
             .descendants(key)
@@ -246,7 +246,8 @@ fn descendants_come_each_after_its_parent_and_once() {
 fn who_may_be_held_when_a_signal_ends_the_agent_is_not_left_to_the_probes() {
     let clear = |rules: &str| {
         let (w, _, all) = tree(rules);
-        w.model.is_clear(w.model.tree.get(all[0]).unwrap())
+        w.model
+            .is_kernel_killable(w.model.tree.get(all[0]).unwrap())
     };
     assert!(clear(SERVERS), "its agent has not quit in peace then");
     let any = SERVERS.replace("'ok'", "'gone'\ncomm = 'vite'");
@@ -254,7 +255,7 @@ fn who_may_be_held_when_a_signal_ends_the_agent_is_not_left_to_the_probes() {
 }
 
 /// A chain of processes, each the child of the one before, whose agent has left in peace.
-fn chain(long: usize) -> (World, Vec<Key>) {
+fn chain(long: usize) -> (World, Vec<ProcessKey>) {
     let mut w = world(ruled(SERVERS));
     let agent = w.spawn(INIT, "claude");
     let mut chain = vec![agent];
@@ -280,7 +281,7 @@ fn chain(long: usize) -> (World, Vec<Key>) {
         w.model.apply(&event, &mut Vec::new());
         chain.push(child);
     }
-    w.end(agent, Ended::Exited(0), None);
+    w.end(agent, ExitStatus::Exited(0), None);
     pass(&mut w, 0);
     chain.remove(0);
     (w, chain)
@@ -289,7 +290,7 @@ fn chain(long: usize) -> (World, Vec<Key>) {
 #[test]
 fn a_deep_chain_is_walked_once_for_all_that_is_decided_about_it() {
     let (mut w, chain) = chain(4_000);
-    let round = w.model.round();
+    let round = w.model.evaluation();
     for key in &chain {
         assert_eq!(
             round.decide(*key).reason,
@@ -303,7 +304,7 @@ fn a_deep_chain_is_walked_once_for_all_that_is_decided_about_it() {
     for key in &chain {
         listens(&mut w, *key, *key == server);
     }
-    let round = w.model.round();
+    let round = w.model.evaluation();
     for key in &chain {
         assert_eq!(round.decide(*key).reason, Reason::Waiting, "{key}");
     }

@@ -4,7 +4,7 @@ use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED, MEMBER_UNSURE};
 
 use super::merging::key;
 use super::world::{INIT, USER, World, image};
-use crate::event::{Ended, EventKind, Mark, Uids};
+use crate::event::{EventKind, ExitStatus, Membership, Uids};
 
 #[test]
 fn a_look_at_proc_finds_an_exec_that_was_lost() {
@@ -37,12 +37,12 @@ fn a_look_at_proc_changes_nothing_of_what_is_known_already() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm run");
     let before = w.decisions();
-    w.turns();
+    w.session_events();
     w.row(agent, 1, "claude");
     w.row(tool, agent.pid, "npm run");
     assert_eq!(w.decisions(), before);
     assert_eq!(w.model.tree.get(tool).unwrap().key, tool);
-    assert!(w.turns().is_empty());
+    assert!(w.session_events().is_empty());
 }
 
 /// It was looked at, ran another program, of which the probes told, and only then the look is taken in.
@@ -53,7 +53,7 @@ fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
     let tool = w.spawn(agent, "bash");
     let (looked, root) = (w.now, Uids::default());
     let flags = MEMBER_FOLLOWED;
-    let [old, new] = [flags | MEMBER_UNSURE, flags | MEMBER_NAMED].map(|flags| Mark {
+    let [old, new] = [flags | MEMBER_UNSURE, flags | MEMBER_NAMED].map(|flags| Membership {
         session: Some(agent),
         flags,
     });
@@ -67,10 +67,10 @@ fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
         mark: Some(new),
     });
     w.row_with(tool, agent.pid, "bash", |row| {
-        (row.at, row.uids, row.mark) = (looked, USER, Some(old));
+        (row.read_at, row.uids, row.mark) = (looked, USER, Some(old));
     });
     let node = w.model.tree.get(tool).unwrap();
-    let known = (&node.image.comm[..], node.uids, node.mark);
+    let known = (&node.image.comm[..], node.uids, node.membership);
     assert_eq!(known, (&b"apt"[..], root, Some(new)));
     w.dies_by_signal(agent);
     assert_eq!(w.why(tool), "keep keep_rule apt");
@@ -127,7 +127,7 @@ fn a_look_at_proc_finds_the_adopter_of_an_orphan() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.end(agent, Ended::Exited(0), None);
+    w.end(agent, ExitStatus::Exited(0), None);
     w.row(tool, 1, "npm");
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(INIT));
     assert_eq!(w.why(tool), "reap root_gone");
@@ -139,7 +139,7 @@ fn a_copy_of_an_agent_that_has_not_run_anything_yet_is_no_nested_agent() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     let child = w.row(key(11), 10, "claude");
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     w.exec(key(11), "bash");
     let server = w.fork(child);
     w.exit(key(11));

@@ -7,19 +7,19 @@ use reaper_common::{
 
 use super::world::{INIT, OWN_PID, World, assert_consistent};
 use crate::Scope;
-use crate::event::{EventKind, Key, Mark, Uids};
+use crate::event::{EventKind, Membership, ProcessKey, Uids};
 
 /// The session that a mark names and its flags, without the one that all have and the one that members have of
 /// whom nothing more is to be known: here, where no rule asks for more, all but those who are kept.
-fn wanted(w: &World, key: Key) -> Option<(Option<Key>, u32)> {
-    let mark = w.model.wanted_mark(key)?;
+fn wanted(w: &World, key: ProcessKey) -> Option<(Option<ProcessKey>, u32)> {
+    let mark = w.model.wanted_membership(key)?;
     assert!(mark.has(MEMBER_FOLLOWED));
     let kept = mark.flags & (MEMBER_SPARED | MEMBER_UNSURE) != 0;
     assert_eq!(mark.has(MEMBER_CLEAR), mark.session.is_some() && !kept);
     Some((mark.session, mark.flags & !(MEMBER_FOLLOWED | MEMBER_CLEAR)))
 }
 
-fn scoped(roots: Vec<Key>, cgroups: Vec<u64>) -> World {
+fn scoped(roots: Vec<ProcessKey>, cgroups: Vec<u64>) -> World {
     World::scoped(Scope {
         roots,
         cgroups,
@@ -64,7 +64,7 @@ fn what_is_never_signalled_is_spared() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
-    let own = Key {
+    let own = ProcessKey {
         pid: OWN_PID,
         start: 5,
     };
@@ -89,7 +89,7 @@ fn what_has_been_sent_stands_in_the_mark() {
         signal: 15,
     });
     assert_eq!(wanted(&w, tool), Some((Some(agent), MEMBER_TERM)));
-    w.model.signalled(tool, MEMBER_KILL);
+    w.model.on_signalled(tool, MEMBER_KILL);
     let both = MEMBER_TERM | MEMBER_KILL;
     assert_eq!(wanted(&w, tool), Some((Some(agent), both)));
 }
@@ -132,10 +132,10 @@ fn a_scope_by_pid_is_for_the_kernel_and_others_are_not() {
 fn a_node_knows_what_the_map_has_for_it() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    let known = |w: &World| w.model.tree.get(agent).unwrap().mark;
+    let known = |w: &World| w.model.tree.get(agent).unwrap().membership;
     assert_eq!(known(&w), None);
     let flags = MEMBER_FOLLOWED | MEMBER_CANDIDATE | MEMBER_NAMED | MEMBER_UNSURE | MEMBER_TERM;
-    let mark = Mark {
+    let mark = Membership {
         session: Some(agent),
         flags,
     };
@@ -143,11 +143,14 @@ fn a_node_knows_what_the_map_has_for_it() {
     assert_eq!(known(&w), Some(mark));
     let settled = Some((Some(agent), MEMBER_ROOT | MEMBER_TERM));
     assert_eq!(wanted(&w, agent), settled, "a signal was sent all the same");
-    w.model.set_mark(agent, w.model.wanted_mark(agent));
-    assert_eq!(known(&w), w.model.wanted_mark(agent));
+    w.model
+        .set_membership(agent, w.model.wanted_membership(agent));
+    assert_eq!(known(&w), w.model.wanted_membership(agent));
     w.row(agent, 1, "claude");
     assert!(known(&w).is_some(), "a row without one says nothing of it");
-    w.row_with(agent, 1, "claude", |row| row.mark = Some(Mark::default()));
+    w.row_with(agent, 1, "claude", |row| {
+        row.mark = Some(Membership::default())
+    });
     assert_eq!(known(&w), None, "it is not in there");
 }
 
@@ -163,7 +166,7 @@ fn who_is_foreign_is_forgotten_and_who_matters_is_watched() {
     let tmux = w.spawn(agent, "tmux");
     let pane = w.spawn(tmux, "bash");
     let container = w.namespace(stranger);
-    let own = Key {
+    let own = ProcessKey {
         pid: OWN_PID,
         start: 5,
     };
@@ -172,15 +175,15 @@ fn who_is_foreign_is_forgotten_and_who_matters_is_watched() {
     let gone = [stranger, below, pane];
     let stay = [INIT, login, shell, tmux, container, own, service];
     for key in gone {
-        assert!(w.model.foreign(key), "{}", key.pid);
+        assert!(w.model.is_untracked(key), "{}", key.pid);
     }
     for key in stay.into_iter().chain([agent, tool]) {
-        assert!(!w.model.foreign(key), "{}", key.pid);
+        assert!(!w.model.is_untracked(key), "{}", key.pid);
     }
-    w.turns();
-    w.model.forget_foreign();
+    w.session_events();
+    w.model.forget_untracked();
     assert_consistent(&w.model);
-    assert!(w.turns().is_empty());
+    assert!(w.session_events().is_empty());
     for key in gone {
         assert!(w.model.tree.get(key).is_none(), "{}", key.pid);
     }
@@ -206,12 +209,12 @@ fn what_is_in_a_scope_by_pid_is_not_foreign() {
     let mut w = scoped(vec![first], vec![]);
     let shell = w.spawn(INIT, "bash");
     let (inside, outside) = (w.spawn(shell, "npm"), w.spawn(INIT, "npm"));
-    w.model.forget_foreign();
+    w.model.forget_untracked();
     assert!(w.model.tree.get(inside).is_some());
     assert!(w.model.tree.get(outside).is_none());
     let mut w = scoped(vec![], vec![0]);
     let inside = w.spawn(INIT, "npm");
-    w.model.forget_foreign();
+    w.model.forget_untracked();
     assert!(w.model.tree.get(inside).is_none(), "the kernel cannot tell");
 }
 

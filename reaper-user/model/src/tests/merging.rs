@@ -2,11 +2,11 @@
 
 use super::world::{INIT, USER, World, image};
 use crate::Scope;
-use crate::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
+use crate::event::{EventKind, ExitStatus, ProcessKey, Provenance, TICK_NS, Uids};
 
 /// A start that is no whole tick, and a pid.
-pub(super) fn key(pid: u32) -> Key {
-    Key {
+pub(super) fn key(pid: u32) -> ProcessKey {
+    ProcessKey {
         pid,
         start: 50 * TICK_NS + u64::from(pid) * 1000 + 1,
     }
@@ -59,7 +59,7 @@ fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     let known = w.row(key(10), 1, "claude");
     let tool = w.fork(key(10));
     w.exec(key(10), "claude --resume");
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     assert_eq!(w.model.tree.get(key(10)).unwrap().key, known);
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(known));
     w.dies_by_signal(key(10));
@@ -96,7 +96,7 @@ fn what_the_kernel_says_of_a_start_known_to_the_tick_names_nobody_exactly() {
         w.dies_by_signal(key(10));
         assert_eq!(w.why(tool), "reap root_gone", "{told}");
         // Remembered by its exact start.
-        let successor = Key {
+        let successor = ProcessKey {
             start: key(10).start + 1,
             ..known
         };
@@ -122,11 +122,11 @@ fn a_successor_in_the_same_tick_is_another_process() {
     let victim = w.fork(agent);
     w.dies_by_signal(agent);
     w.dies_by_signal(victim);
-    let successor = Key {
+    let successor = ProcessKey {
         start: victim.start + 1,
         ..victim
     };
-    assert!(successor.same_tick(victim));
+    assert!(successor.has_same_tick(victim));
     w.fork_as(successor, INIT, INIT);
     assert_eq!(
         [victim, successor].map(|key| w.why(key)),
@@ -144,7 +144,7 @@ fn a_successor_in_the_same_tick_as_a_seeded_process_is_another_process() {
     w.dies_by_signal(key(10));
     assert_eq!(w.why(victim), "reap root_gone");
     w.dies_by_signal(key(11));
-    let successor = Key {
+    let successor = ProcessKey {
         start: key(11).start + 7,
         ..key(11)
     };
@@ -162,7 +162,7 @@ fn a_pid_that_is_given_away_ends_its_old_owner() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     let successor = w.new_key();
-    let successor = Key {
+    let successor = ProcessKey {
         pid: agent.pid,
         ..successor
     };
@@ -181,7 +181,7 @@ fn a_fork_that_is_read_after_the_row_tells_whose_child_it_is() {
     w.fork_as(key(11), agent, agent);
     w.fork_as(key(12), key(11), key(11));
     assert!(w.is_member(orphan));
-    w.end(key(11), Ended::Exited(0), Some(INIT));
+    w.end(key(11), ExitStatus::Exited(0), Some(INIT));
     let node = w.model.tree.get(orphan).unwrap();
     assert_eq!(
         (node.parent, node.birth_parent),
@@ -246,7 +246,7 @@ fn what_is_told_twice_is_told_once() {
         }
     }
     assert_eq!(once.decisions(), twice.decisions());
-    assert_eq!(once.turns(), twice.turns());
+    assert_eq!(once.session_events(), twice.session_events());
 }
 
 #[test]
@@ -259,10 +259,10 @@ fn what_is_told_of_an_exited_process_does_not_bring_it_back() {
     let living = w.model.tree.len();
     told.into_iter().for_each(|event| w.apply(event));
     // The child had told of its own exit, but was still on its parent's list when that exited.
-    w.end(agent, Ended::Exited(0), None);
+    w.end(agent, ExitStatus::Exited(0), None);
     w.adopt(tool, agent, INIT);
     assert_eq!(w.model.tree.len(), living - 1);
-    assert_eq!(w.turns().last().unwrap(), "closed claude");
+    assert_eq!(w.session_events().last().unwrap(), "closed claude");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn an_unknown_child_of_a_member_becomes_one_when_it_is_orphaned() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
-    w.end(shell, Ended::Exited(0), None);
+    w.end(shell, ExitStatus::Exited(0), None);
     let lost = w.new_key();
     w.adopt(lost, shell, INIT);
     assert_eq!(w.why(lost), "keep detached");
@@ -299,7 +299,7 @@ fn an_unknown_child_of_a_seeded_member_becomes_one_when_it_is_orphaned() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     w.row(key(11), 10, "bash");
-    w.end(key(11), Ended::Exited(0), None);
+    w.end(key(11), ExitStatus::Exited(0), None);
     w.adopt(key(12), key(11), INIT);
     assert_eq!(w.why(key(12)), "keep detached");
 }
@@ -311,14 +311,14 @@ fn an_unknown_child_of_the_last_member_is_found_after_the_end_of_the_session() {
     let shell = w.spawn(agent, "bash");
     let lost = w.new_key();
     w.dies_by_signal(agent);
-    w.end(shell, Ended::Exited(0), None);
-    assert_eq!(w.turns().last().unwrap(), "closed claude");
+    w.end(shell, ExitStatus::Exited(0), None);
+    assert_eq!(w.session_events().last().unwrap(), "closed claude");
     w.adopt(lost, shell, INIT);
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_gone");
-    w.turns();
+    w.session_events();
     w.dies_by_signal(lost);
-    assert_eq!(w.turns(), ["closed claude"]);
+    assert_eq!(w.session_events(), ["closed claude"]);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn an_unknown_child_is_in_the_scope_of_its_session() {
     });
     assert_eq!(w.spawn(INIT, "claude"), agent);
     let lost = w.new_key();
-    w.end(agent, Ended::Exited(0), None);
+    w.end(agent, ExitStatus::Exited(0), None);
     w.adopt(lost, agent, INIT);
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_gone");
@@ -361,7 +361,7 @@ fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
     // One of them was adopted by the init, and the record of one child comes before that of the init's exit.
     let shell = w.fork(init);
     let (early, adopted) = (w.fork(init), w.fork(shell));
-    w.end(shell, Ended::Exited(0), Some(init));
+    w.end(shell, ExitStatus::Exited(0), Some(init));
     let ending = |w: &World, key| {
         let orphaned = w.model.tree.get(key).and_then(|node| node.orphaned);
         orphaned.map(|from| from.namespace_ending)
@@ -377,7 +377,7 @@ fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
         mark: None,
     });
     assert_eq!(ending(&w, early), Some(true));
-    w.end(init, Ended::Exited(0), None);
+    w.end(init, ExitStatus::Exited(0), None);
     assert_eq!(ending(&w, adopted), Some(true));
 }
 
@@ -390,7 +390,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
     // `nsenter` from elsewhere: its first process is known, and the init adopts what that leaves.
     let nsenter = w.spawn(INIT, "nsenter");
     let known = w.fork(nsenter);
-    w.end(nsenter, Ended::Exited(0), Some(init));
+    w.end(nsenter, ExitStatus::Exited(0), Some(init));
     // Of others only the outcome is seen: by a look at /proc, by an exec, by the end of the init.
     let found = w.new_key();
     w.row(found, init.pid, "sh");
@@ -404,7 +404,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
         mark: None,
     });
     w.dies_by_signal(agent);
-    w.end(init, Ended::Exited(0), None);
+    w.end(init, ExitStatus::Exited(0), None);
     let left = w.new_key();
     w.adopt(left, init, INIT);
     assert_eq!(w.why(own), "reap root_gone");
@@ -429,7 +429,7 @@ fn a_late_adoption_does_not_undo_a_later_one() {
     let subreaper = w.spawn(agent, "tini");
     let shell = w.spawn(subreaper, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, Ended::Exited(0), Some(subreaper));
+    w.end(shell, ExitStatus::Exited(0), Some(subreaper));
     let late = w.events.last().unwrap().clone();
     w.exit(subreaper);
     w.apply(late);
@@ -479,7 +479,7 @@ fn damaged_keys_make_no_loops() {
         EventKind::Exit {
             key: a,
             parent: Some(a),
-            ended: Ended::Unknown,
+            ended: ExitStatus::Unknown,
             peak_rss: 0,
             mark: None,
         },

@@ -3,12 +3,12 @@
 use super::rules::{read, ruled, unit, world};
 use super::units::OWN_UNIT;
 use super::world::{INIT, USER, World, image};
-use crate::event::{EventKind, Image, Key, Mark};
-use crate::facts::{Facts, Known, Needs};
+use crate::event::{EventKind, Image, Membership, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts};
 
 use reaper_common::{MEMBER_EXEC, MEMBER_FOLLOWED};
 
-fn moves(w: &mut World, key: Key, cgroup_id: u64) {
+fn moves(w: &mut World, key: ProcessKey, cgroup_id: u64) {
     w.kernel(EventKind::Move {
         key,
         cgroup_id,
@@ -16,8 +16,8 @@ fn moves(w: &mut World, key: Key, cgroup_id: u64) {
     });
 }
 
-fn is_clear(w: &World, key: Key) -> bool {
-    w.model.is_clear(w.model.tree.get(key).unwrap())
+fn is_clear(w: &World, key: ProcessKey) -> bool {
+    w.model.is_kernel_killable(w.model.tree.get(key).unwrap())
 }
 
 #[test]
@@ -32,14 +32,14 @@ fn what_moves_to_another_unit_is_asked_for_it_anew() {
     moves(&mut w, app, 9);
     w.dies_by_signal(agent);
     assert_eq!(w.why(leaf), "reap root_gone");
-    assert_eq!(w.decide(app).needs, Needs::UNIT);
+    assert_eq!(w.decide(app).needs, FactSet::UNIT);
     // A look that began before it moved says nothing of where it is.
     let found = Facts {
-        unit: Known::Is("session-3.scope".into()),
+        unit: Fact::Known("session-3.scope".into()),
         ..Facts::NOTHING
     };
-    w.model.set_facts(app, Needs::UNIT, found, before);
-    assert_eq!(w.decide(app).needs, Needs::UNIT);
+    w.model.set_facts(app, FactSet::UNIT, found, before);
+    assert_eq!(w.decide(app).needs, FactSet::UNIT);
     unit(&mut w, app, "app-code.scope");
     assert_eq!(w.why(app), "keep keep_rule own-unit");
 }
@@ -47,14 +47,14 @@ fn what_moves_to_another_unit_is_asked_for_it_anew() {
 #[test]
 fn where_nobody_tells_of_moves_the_unit_is_asked_for_anew_when_one_is_due() {
     let mut w = world(ruled(OWN_UNIT));
-    w.model.set_moves_unseen(true);
+    w.model.set_misses_moves(true);
     let agent = w.spawn(INIT, "claude");
     let app = w.spawn(agent, "x");
     for key in [agent, app] {
         unit(&mut w, key, "session-3.scope");
     }
     w.dies_by_signal(agent);
-    assert_eq!(w.decide(app).needs, Needs::UNIT);
+    assert_eq!(w.decide(app).needs, FactSet::UNIT);
     unit(&mut w, app, "app-code.scope");
     assert_eq!(w.why(app), "keep keep_rule own-unit");
 }
@@ -73,7 +73,7 @@ fn children_born_before_a_move_have_not_moved() {
     unit(&mut w, app, "app-code.scope");
     w.dies_by_signal(agent);
     assert_eq!(w.why(before), "reap root_gone");
-    assert_eq!(w.decide(after).needs, Needs::UNIT);
+    assert_eq!(w.decide(after).needs, FactSet::UNIT);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn the_mark_that_an_exec_tells_of_is_not_read() {
     let told = |w: &mut World, parent, keep_mark| {
         let child = w.fork(parent);
         let image = Image {
-            keep_mark,
+            keep_marker: keep_mark,
             ..(*image("x", 0)).clone()
         };
         w.runs(child, image);
@@ -89,10 +89,10 @@ fn the_mark_that_an_exec_tells_of_is_not_read() {
     };
     let mut w = world(read(""));
     let agent = w.spawn(INIT, "claude");
-    let [plain, kept, untold] = [Known::Is(false), Known::Is(true), Known::Unasked]
+    let [plain, kept, untold] = [Fact::Known(false), Fact::Known(true), Fact::Unread]
         .map(|told_of| told(&mut w, agent, told_of));
     let heir = w.fork(kept);
-    let told = |w: &World, key| w.model.tree.get(key).unwrap().told_mark() != Known::Unasked;
+    let told = |w: &World, key| w.model.tree.get(key).unwrap().keep_marker() != Fact::Unread;
     assert_eq!(
         [plain, kept, untold].map(|key| told(&w, key)),
         [true, true, false]
@@ -104,13 +104,13 @@ fn the_mark_that_an_exec_tells_of_is_not_read() {
     w.dies_by_signal(agent);
     assert_eq!(w.why(plain), "reap root_gone");
     assert_eq!([kept, heir].map(|key| w.why(key)), ["keep keep_mark"; 2]);
-    assert_eq!(w.decide(untold).needs, Needs::MARKS);
+    assert_eq!(w.decide(untold).needs, FactSet::MARKERS);
 }
 
 /// Runs a program that is told to have been started without the mark, the `execs`th time.
-fn unmarked(w: &mut World, key: Key, execs: u32) {
+fn unmarked(w: &mut World, key: ProcessKey, execs: u32) {
     let image = Image {
-        keep_mark: Known::Is(false),
+        keep_marker: Fact::Known(false),
         ..(*image("x", 0)).clone()
     };
     w.kernel(EventKind::Exec {
@@ -123,8 +123,8 @@ fn unmarked(w: &mut World, key: Key, execs: u32) {
     });
 }
 
-fn mark(execs: u32) -> Mark {
-    Mark {
+fn mark(execs: u32) -> Membership {
+    Membership {
         session: None,
         flags: MEMBER_FOLLOWED | (execs * MEMBER_EXEC),
     }
@@ -132,7 +132,7 @@ fn mark(execs: u32) -> Mark {
 
 #[test]
 fn what_was_started_unseen_may_have_another_environment() {
-    let unseen: [fn(&mut World, Key); 4] = [
+    let unseen: [fn(&mut World, ProcessKey); 4] = [
         // Any record of it, and a row, has the count of its programs.
         |w, key| {
             w.kernel(EventKind::Reparent {
@@ -155,7 +155,7 @@ fn what_was_started_unseen_may_have_another_environment() {
             });
         },
         // Events are missing.
-        |w, _| w.model.doubt_what_was_read(),
+        |w, _| w.model.forget_program_facts(),
     ];
     for (n, unseen) in unseen.into_iter().enumerate() {
         let mut w = world(read(""));
@@ -167,7 +167,7 @@ fn what_was_started_unseen_may_have_another_environment() {
         let below = w.fork(tool);
         w.dies_by_signal(agent);
         for key in [tool, below] {
-            assert_eq!(w.decide(key).needs, Needs::MARKS, "{n}");
+            assert_eq!(w.decide(key).needs, FactSet::MARKERS, "{n}");
         }
     }
 }

@@ -4,18 +4,18 @@ use reaper_common::MEMBER_TERM;
 
 use super::rules::{marked, pass, read, world};
 use super::world::{INIT, USER, World};
-use crate::event::{Ended, Key, Uids};
-use crate::facts::Known;
+use crate::event::{ExitStatus, ProcessKey, Uids};
+use crate::facts::Fact;
 
 const ORDERED: &str = "reap end_ordered";
 const LIVES: &str = "keep root_alive";
-const KILLED: Ended = Ended::Signalled {
+const KILLED: ExitStatus = ExitStatus::Signalled {
     signal: 9,
     core: false,
 };
 
 /// An agent with a shell that runs something.
-fn tree() -> (World, [Key; 3]) {
+fn tree() -> (World, [ProcessKey; 3]) {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
@@ -24,9 +24,9 @@ fn tree() -> (World, [Key; 3]) {
 }
 
 /// Whom the order of `root` is for.
-fn order(w: &mut World, root: Key, by: u32) -> Option<Vec<Key>> {
+fn order(w: &mut World, root: ProcessKey, by: u32) -> Option<Vec<ProcessKey>> {
     pass(w, 1_000_000);
-    let (order, mut all) = w.model.to_be_ordered(root, by)?;
+    let (order, mut all) = w.model.end_order_for(root, by)?;
     w.model.order_end(order, &all);
     all.sort_unstable();
     Some(all)
@@ -90,7 +90,7 @@ fn nothing_keeps_what_who_orders_could_end_themselves() {
     let mut w = world(read("[[keep]]\nname = 'apt'\ncomm = 'apt'\n"));
     let agent = w.spawn(INIT, "claude");
     let (kept, with_mark) = (w.spawn(agent, "apt"), w.spawn(agent, "bash"));
-    marked(&mut w, with_mark, Known::Is(1));
+    marked(&mut w, with_mark, Fact::Known(1));
     w.uids = Uids {
         real: 0,
         effective: 0,
@@ -161,7 +161,7 @@ fn of_two_ladders_the_outer_one_counts() {
     let (mut w, [agent, shell, _]) = tree();
     let nested = w.spawn(shell, "codex");
     let inside = w.spawn(nested, "node");
-    let ladder = |w: &World, key| w.model.ladder_of(w.model.tree.get(key).unwrap());
+    let ladder = |w: &World, key| w.model.escalation_of(w.model.tree.get(key).unwrap());
     let session = |w: &World, key| w.model.tree.get(key).unwrap().state.member.session;
     let (outer, inner) = (session(&w, agent), session(&w, inside));
     w.end(nested, KILLED, Some(agent));
@@ -187,7 +187,7 @@ fn whoever_is_born_to_one_that_was_asked_before_the_order_is_born_late() {
     let agent = w.spawn(run, "codex");
     let [asked, kept] = ["server", "apt"].map(|name| w.spawn(agent, name));
     w.end(agent, KILLED, Some(run));
-    w.model.signalled(asked, MEMBER_TERM);
+    w.model.on_signalled(asked, MEMBER_TERM);
     let [clean_up, script] = [asked, kept].map(|maker| w.spawn(maker, "sh"));
     let [its, scripts] = [clean_up, script].map(|maker| w.spawn(maker, "rm"));
     order(&mut w, run, USER.real);

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 
 use super::truth::{PROGRAMS, Truth, acts, below_agents, pids};
 use super::world::{INIT, OWN_PID, USER, World, assert_consistent, image, rules};
-use crate::event::{Ended, Event, EventKind, Key, Mark, Provenance, Restored, Seen, TICK_NS, Uids};
+use crate::event::{
+    Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance, RestoredSession,
+    TICK_NS, Uids,
+};
 use crate::policy::Verdict;
 use crate::{Model, Scope};
 
@@ -34,7 +37,7 @@ fn reaped(model: &Model) -> BTreeSet<u32> {
     reaped.map(|key| key.pid).collect()
 }
 
-fn decisions(model: &Model) -> BTreeMap<Key, crate::policy::Decision> {
+fn decisions(model: &Model) -> BTreeMap<ProcessKey, crate::policy::Decision> {
     let keys = model.tree.iter().map(|node| node.key);
     keys.map(|key| (key, model.decide(key))).collect()
 }
@@ -143,7 +146,7 @@ proptest! {
         let kernel_thread = truth.live.values().find(|process| process.key.pid == thread);
         if let Some(process) = kernel_thread {
             let mut row = truth.row(process);
-            let EventKind::Seen(seen) = &mut row.kind else { unreachable!() };
+            let EventKind::Discovered(seen) = &mut row.kind else { unreachable!() };
             seen.kernel_thread = true;
             events.insert(0, row);
         }
@@ -170,13 +173,13 @@ proptest! {
         for node in model.tree.iter() {
             let reaped = model.decide(node.key).verdict == Verdict::Reap;
             prop_assert!(!reaped || node.key.pid > 1 && node.key.pid != 3 && !node.kernel_thread);
-            let session = model.wanted_mark(node.key).and_then(|mark| mark.session);
+            let session = model.wanted_membership(node.key).and_then(|mark| mark.session);
             prop_assert_eq!(session.is_some(), node.state.member.session.is_some());
         }
         model.finish_restore(&mut Vec::new());
-        let before: BTreeSet<Key> = model.tree.iter().map(|node| node.key).collect();
-        let foreign: BTreeSet<Key> = before.iter().copied().filter(|key| model.foreign(*key)).collect();
-        model.forget_foreign();
+        let before: BTreeSet<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
+        let foreign: BTreeSet<ProcessKey> = before.iter().copied().filter(|key| model.is_untracked(*key)).collect();
+        model.forget_untracked();
         assert_consistent(&model);
         let after = model.tree.iter().map(|node| node.key).collect();
         prop_assert_eq!(&before - &foreign, after);
@@ -185,7 +188,7 @@ proptest! {
 
 fn nonsense() -> impl Strategy<Value = Event> {
     let key = || {
-        (0..6_u32, 0..4_u64).prop_map(|(pid, start)| Key {
+        (0..6_u32, 0..4_u64).prop_map(|(pid, start)| ProcessKey {
             pid,
             start: start * TICK_NS / 2,
         })
@@ -221,9 +224,9 @@ fn nonsense() -> impl Strategy<Value = Event> {
             key,
             parent: None,
             ended: if own_accord {
-                Ended::Exited(0)
+                ExitStatus::Exited(0)
             } else {
-                Ended::Unknown
+                ExitStatus::Unknown
             },
             peak_rss: 0,
             mark: None
@@ -240,12 +243,16 @@ fn nonsense() -> impl Strategy<Value = Event> {
             |(key, parent, image, [a, b])| {
                 let exact = key.start.is_multiple_of(TICK_NS * 3 / 2);
                 let start = key.start - key.start % TICK_NS;
-                EventKind::Seen(Seen {
-                    at: key.start % 100,
+                EventKind::Discovered(ProcEntry {
+                    read_at: key.start % 100,
                     exact,
                     pidfd_inode: 0,
                     mark: None,
-                    key: if exact { key } else { Key { start, ..key } },
+                    key: if exact {
+                        key
+                    } else {
+                        ProcessKey { start, ..key }
+                    },
                     parent,
                     uids: Uids::default(),
                     image,
@@ -263,7 +270,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
             prop::option::of(0..100_u64)
         )
             .prop_map(|(first_root, root, [outer, parent], program, gone)| {
-                EventKind::Restored(Box::new(Restored {
+                EventKind::Restored(Box::new(RestoredSession {
                     first_root,
                     root,
                     outer,
@@ -272,14 +279,14 @@ fn nonsense() -> impl Strategy<Value = Event> {
                     rule: String::from_utf8_lossy(&program.comm).into(),
                     uids: Uids::default(),
                     cgroup_id: 0,
-                    opened: 0,
-                    gone: gone.map(|at| (at, Ended::Unknown)),
+                    opened_at: 0,
+                    exited: gone.map(|at| (at, ExitStatus::Unknown)),
                     signalled: false,
-                    decided: false,
+                    is_evaluated: false,
                 }))
             }),
     ];
-    let mark = (maybe(), 0..1024_u32).prop_map(|(session, flags)| Mark { session, flags });
+    let mark = (maybe(), 0..1024_u32).prop_map(|(session, flags)| Membership { session, flags });
     let kind = (kind, prop::option::of(mark)).prop_map(|(mut kind, told)| {
         match &mut kind {
             EventKind::Fork { mark, .. }
@@ -287,7 +294,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
             | EventKind::Exit { mark, .. }
             | EventKind::Reparent { mark, .. }
             | EventKind::Move { mark, .. }
-            | EventKind::Seen(Seen { mark, .. }) => *mark = told,
+            | EventKind::Discovered(ProcEntry { mark, .. }) => *mark = told,
             EventKind::Signalled { .. } | EventKind::Restored(_) => {}
         }
         kind
@@ -308,7 +315,7 @@ fn the_dead_are_forgotten() {
     let agent = w.spawn(INIT, "claude");
     let mut last = agent;
     for n in 0..40_000_u32 {
-        let child = Key {
+        let child = ProcessKey {
             pid: 1000 + n,
             start: w.now + 1_000_000,
         };
@@ -325,7 +332,7 @@ fn the_dead_are_forgotten() {
         let exit = EventKind::Exit {
             key: last,
             parent: None,
-            ended: Ended::Exited(0),
+            ended: ExitStatus::Exited(0),
             peak_rss: 0,
             mark: None,
         };

@@ -11,7 +11,9 @@ use reaper_common::{
 
 use super::truth::{Truth, acts, below_agents};
 use super::world::{OWN_PID, assert_consistent, rules};
-use crate::event::{Ended, Event, EventKind, Key, Mark, Provenance, Restored};
+use crate::event::{
+    Event, EventKind, ExitStatus, Membership, ProcessKey, Provenance, RestoredSession,
+};
 use crate::policy::Verdict;
 use crate::session::Session;
 use crate::{Model, Scope};
@@ -22,10 +24,10 @@ const AGENTS: [&[u8]; 2] = [b"claude", b"codex"];
 
 /// The map of members, as the probes keep it.
 #[derive(Default)]
-struct Map(BTreeMap<Key, Mark>);
+struct Map(BTreeMap<ProcessKey, Membership>);
 
 impl Map {
-    fn get(&self, key: Key) -> Mark {
+    fn get(&self, key: ProcessKey) -> Membership {
         self.0.get(&key).copied().unwrap_or_default()
     }
 
@@ -44,7 +46,7 @@ impl Map {
                     let unsure = creator.has(MEMBER_NAMED | MEMBER_UNSURE);
                     let flags =
                         creator.flags & MEMBER_INHERITED | if unsure { MEMBER_UNSURE } else { 0 };
-                    self.0.insert(*child, Mark { flags, ..creator });
+                    self.0.insert(*child, Membership { flags, ..creator });
                 }
                 *mark = Some(self.get(*child));
             }
@@ -61,12 +63,12 @@ impl Map {
                     };
                     let is_named = if named(&NAMED) { MEMBER_NAMED } else { 0 };
                     let flags = old.flags & !MEMBER_NAMED | unsure | is_named;
-                    self.0.insert(*key, Mark { flags, ..old });
+                    self.0.insert(*key, Membership { flags, ..old });
                 } else if named(&AGENTS) {
                     let flags = MEMBER_FOLLOWED | MEMBER_ROOT | MEMBER_CANDIDATE;
                     self.0.insert(
                         *key,
-                        Mark {
+                        Membership {
                             session: Some(*key),
                             flags,
                         },
@@ -91,14 +93,14 @@ impl Map {
 
     /// Does what the service does after an event.
     fn write(&mut self, model: &mut Model) {
-        let keys: Vec<Key> = model.tree.iter().map(|node| node.key).collect();
+        let keys: Vec<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
         for key in keys {
-            let mark = model.wanted_mark(key);
+            let mark = model.wanted_membership(key);
             match mark {
                 Some(mark) => self.0.insert(key, mark),
                 None => self.0.remove(&key),
             };
-            model.set_mark(key, mark);
+            model.set_membership(key, mark);
         }
     }
 }
@@ -106,21 +108,21 @@ impl Map {
 /// A session by names that hold over a restart.
 #[derive(Debug, PartialEq, Eq)]
 struct Known {
-    root: Key,
+    root: ProcessKey,
     agent: String,
-    outer: Option<Key>,
+    outer: Option<ProcessKey>,
     gone: bool,
     members: BTreeSet<u32>,
 }
 
 /// By their first roots.
-fn sessions(model: &Model) -> BTreeMap<Key, Known> {
+fn sessions(model: &Model) -> BTreeMap<ProcessKey, Known> {
     let name = |id| model.sessions.get(id).map(|session| session.first_root);
     let known = |session: &Session| Known {
         root: session.root,
         agent: session.agent.to_string(),
         outer: session.outer.and_then(name),
-        gone: session.root_gone.is_some(),
+        gone: session.root_exit.is_some(),
         members: session.members().collect(),
     };
     let all = model.sessions.iter();
@@ -129,12 +131,12 @@ fn sessions(model: &Model) -> BTreeMap<Key, Known> {
 }
 
 /// What the service leaves in the map of sessions.
-fn left(model: &Model) -> Vec<Restored> {
+fn left(model: &Model) -> Vec<RestoredSession> {
     let of = |id| model.sessions.get(id).map(|session| session.first_root);
     model
         .sessions
         .iter()
-        .map(|session| Restored {
+        .map(|session| RestoredSession {
             first_root: session.first_root,
             root: session.root,
             outer: session.outer.and_then(of),
@@ -143,10 +145,10 @@ fn left(model: &Model) -> Vec<Restored> {
             rule: session.agent.clone(),
             uids: session.uids,
             cgroup_id: session.cgroup_id,
-            opened: session.opened,
-            gone: session.root_gone.map(|gone| (gone.at, gone.ended)),
-            signalled: session.root_gone.is_some_and(|gone| gone.signalled),
-            decided: false,
+            opened_at: session.opened_at,
+            exited: session.root_exit.map(|gone| (gone.at, gone.ended)),
+            signalled: session.root_exit.is_some_and(|gone| gone.signalled),
+            is_evaluated: false,
         })
         .collect()
 }
@@ -155,7 +157,7 @@ fn left(model: &Model) -> Vec<Restored> {
 struct Story {
     truth: Truth,
     whole: Model,
-    left: Vec<Restored>,
+    left: Vec<RestoredSession>,
     map: Map,
     backlog: Vec<Event>,
 }
@@ -183,7 +185,7 @@ impl Story {
             for event in &backlog {
                 if let EventKind::Exit { key, ended, .. } = event.kind {
                     let living = restored.iter_mut().filter(|left| left.root == key);
-                    living.for_each(|left| _ = left.gone.get_or_insert((event.time, ended)));
+                    living.for_each(|left| _ = left.exited.get_or_insert((event.time, ended)));
                 }
             }
         }
@@ -216,7 +218,7 @@ impl Story {
         rows.sort_by_key(|process| process.key.pid);
         for process in rows {
             let mut row = self.truth.row(process);
-            if let EventKind::Seen(seen) = &mut row.kind {
+            if let EventKind::Discovered(seen) = &mut row.kind {
                 seen.key = process.key;
                 seen.exact = true;
                 seen.mark = Some(self.map.get(process.key));
@@ -226,7 +228,7 @@ impl Story {
         for (n, event) in self.backlog.iter().enumerate() {
             (0..keep(n)).for_each(|_| tell(event));
         }
-        let vanished: Vec<Key> = model.tree.iter().map(|node| node.key).collect();
+        let vanished: Vec<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
         for key in vanished
             .into_iter()
             .filter(|key| !self.truth.live.contains_key(key))
@@ -237,7 +239,7 @@ impl Story {
                 kind: EventKind::Exit {
                     key,
                     parent: None,
-                    ended: Ended::Unknown,
+                    ended: ExitStatus::Unknown,
                     peak_rss: 0,
                     mark: None,
                 },
@@ -295,7 +297,7 @@ proptest! {
                 prop_assert!(found.is_some_and(|found| found.state.member.watched && found.state.member.session.is_none()));
             }
             if !stops && node.state.member.session.is_some() {
-                prop_assert_eq!(model.wanted_mark(key), story.whole.wanted_mark(key));
+                prop_assert_eq!(model.wanted_membership(key), story.whole.wanted_membership(key));
             }
         }
         prop_assert_eq!(model.tree.len(), story.whole.tree.len());

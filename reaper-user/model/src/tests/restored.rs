@@ -4,10 +4,10 @@ use reaper_common::{MEMBER_NAMED, MEMBER_ROOT, MEMBER_WATCHED};
 
 use super::survival::{NOBODY, exact, exec, exit, key, mark};
 use super::world::{INIT, USER, World, named};
-use crate::event::{Ended, EventKind, Key, Provenance, Restored, TICK_NS};
+use crate::event::{EventKind, ExitStatus, ProcessKey, Provenance, RestoredSession, TICK_NS};
 
-pub(super) fn left(root: Key) -> Restored {
-    Restored {
+pub(super) fn left(root: ProcessKey) -> RestoredSession {
+    RestoredSession {
         first_root: root,
         root,
         outer: None,
@@ -16,14 +16,14 @@ pub(super) fn left(root: Key) -> Restored {
         rule: "claude".into(),
         uids: USER,
         cgroup_id: 0,
-        opened: 7,
-        gone: None,
+        opened_at: 7,
+        exited: None,
         signalled: false,
-        decided: false,
+        is_evaluated: false,
     }
 }
 
-pub(super) fn restore(w: &mut World, left: Restored) {
+pub(super) fn restore(w: &mut World, left: RestoredSession) {
     w.tell(Provenance::Inferred, EventKind::Restored(Box::new(left)));
 }
 
@@ -49,9 +49,13 @@ fn a_restored_session_goes_on() {
     );
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     assert_eq!(finish(&mut w), [""; 0]);
-    assert_eq!(w.turns(), ["restored claude"], "once, and not opened");
+    assert_eq!(
+        w.session_events(),
+        ["restored claude"],
+        "once, and not opened"
+    );
     let session = w.model.sessions.by_first_root(root).unwrap();
-    assert_eq!((session.opened, session.members().count()), (7, 2));
+    assert_eq!((session.opened_at, session.members().count()), (7, 2));
     assert_eq!(w.model.tree.get(root).unwrap().parent, Some(INIT));
     w.dies_by_signal(root);
     assert_eq!(w.why(tool), "reap root_gone");
@@ -64,24 +68,24 @@ fn a_restored_root_that_is_not_there_is_gone() {
     restore(&mut w, left(root));
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     assert_eq!(w.model.tree.comm(root), b"claude");
-    w.end(root, Ended::Unknown, None);
-    assert_eq!(w.turns(), ["restored claude", "root_gone claude"]);
+    w.end(root, ExitStatus::Unknown, None);
+    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
     assert_eq!(w.why(tool), "reap root_gone");
     w.dies_by_signal(tool);
-    assert_eq!(w.turns(), [""; 0], "not all has been told");
+    assert_eq!(w.session_events(), [""; 0], "not all has been told");
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
 
 #[test]
 fn a_restored_root_whose_pid_is_anothers_is_gone() {
     let mut w = World::new();
-    let successor = Key {
+    let successor = ProcessKey {
         start: key(60).start + TICK_NS,
         ..key(60)
     };
     exact(&mut w, successor, 1, "bash", NOBODY);
     restore(&mut w, left(key(60)));
-    assert_eq!(w.turns(), ["restored claude", "root_gone claude"]);
+    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
 
@@ -89,9 +93,15 @@ fn a_restored_root_whose_pid_is_anothers_is_gone() {
 fn what_was_left_by_a_root_that_is_gone_is_due_at_once() {
     let mut w = World::new();
     let [root, tool] = [60, 61].map(key);
-    let (at, ended) = (key(61).start + 5, Ended::Exited(3));
+    let (at, ended) = (key(61).start + 5, ExitStatus::Exited(3));
     let gone = Some((at, ended));
-    restore(&mut w, Restored { gone, ..left(root) });
+    restore(
+        &mut w,
+        RestoredSession {
+            exited: gone,
+            ..left(root)
+        },
+    );
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     let due = w.decide(tool).due.unwrap();
     assert_eq!((due.at, due.ended), (at, ended));
@@ -108,7 +118,7 @@ fn what_was_left_by_a_root_that_is_gone_is_due_at_once() {
         exit(&mut w, root, mark(Some(root), MEMBER_ROOT)),
         ["member exited"]
     );
-    assert_eq!(w.turns(), ["restored claude"], "its end is known");
+    assert_eq!(w.session_events(), ["restored claude"], "its end is known");
     w.dies_by_signal(tool);
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
@@ -118,7 +128,7 @@ fn restored_sessions_are_nested_as_they_were() {
     let mut w = World::new();
     let [outer, inner, tool, lone] = [60, 61, 62, 63].map(key);
     restore(&mut w, left(outer));
-    let nested = |root, outer| Restored {
+    let nested = |root, outer| RestoredSession {
         outer: Some(outer),
         rule: "no-rule-any-more".into(),
         ..left(root)
@@ -140,11 +150,11 @@ fn restored_sessions_are_nested_as_they_were() {
 fn a_root_of_two_sessions_is_a_member_of_the_inner_one_and_its_end_is_the_end_of_both() {
     let mut w = World::new();
     let [first, heir, tool] = [60, 61, 62].map(key);
-    let outer = Restored {
+    let outer = RestoredSession {
         root: heir,
         ..left(first)
     };
-    let inner = Restored {
+    let inner = RestoredSession {
         outer: Some(first),
         ..left(heir)
     };
@@ -152,9 +162,9 @@ fn a_root_of_two_sessions_is_a_member_of_the_inner_one_and_its_end_is_the_end_of
     restore(&mut w, inner);
     exact(&mut w, heir, 1, "claude", mark(Some(heir), MEMBER_ROOT));
     exact(&mut w, tool, 1, "npm", mark(Some(first), 0));
-    w.turns();
+    w.session_events();
     w.exit(heir);
-    assert_eq!(w.turns(), ["root_gone claude"; 2]);
+    assert_eq!(w.session_events(), ["root_gone claude"; 2]);
     assert_eq!(w.why(tool), "reap root_gone");
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
@@ -162,16 +172,16 @@ fn a_root_of_two_sessions_is_a_member_of_the_inner_one_and_its_end_is_the_end_of
 /// The agent handed over to its child and left while no service ran: the child is found with its adopter.
 #[test]
 fn a_session_is_handed_over_also_where_the_heir_is_found_before_the_root_has_left() {
-    let left_by_itself = Ended::Exited(0);
-    let killed = Ended::Signalled {
+    let left_by_itself = ExitStatus::Exited(0);
+    let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
     for (program, tty, ended, handed_over) in [
         ("claude --new", 7, left_by_itself, true),
-        ("claude --new", 7, Ended::Exited(1), true),
+        ("claude --new", 7, ExitStatus::Exited(1), true),
         ("claude --new", 7, killed, false),
-        ("claude --new", 7, Ended::Unknown, false),
+        ("claude --new", 7, ExitStatus::Unknown, false),
         ("claude --new", 8, left_by_itself, false),
         ("codex", 7, left_by_itself, false),
         ("npm", 7, left_by_itself, false),
@@ -183,7 +193,7 @@ fn a_session_is_handed_over_also_where_the_heir_is_found_before_the_root_has_lef
             let [root, heir, tool] = [60, 61, 62].map(key);
             restore(
                 &mut w,
-                Restored {
+                RestoredSession {
                     tty: 7,
                     ..left(root)
                 },
@@ -200,10 +210,10 @@ fn a_session_is_handed_over_also_where_the_heir_is_found_before_the_root_has_lef
                 }
             }
             let session = w.model.sessions.by_first_root(root).unwrap();
-            assert_eq!(session.root_gone.is_none(), handed_over, "{case}");
+            assert_eq!(session.root_exit.is_none(), handed_over, "{case}");
             assert_eq!(session.root == heir, handed_over, "{case}");
             let relaunched = w
-                .turns()
+                .session_events()
                 .iter()
                 .filter(|t| *t == "relaunched claude")
                 .count();
@@ -223,5 +233,5 @@ fn a_restored_root_that_had_become_a_boundary_is_no_member() {
     exact(&mut w, key(60), 1, "bash", mark(None, MEMBER_WATCHED));
     assert!(!w.is_member(key(60)));
     w.dies_by_signal(key(60));
-    assert_eq!(w.turns(), ["restored claude", "root_gone claude"]);
+    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
 }

@@ -6,27 +6,27 @@ use proptest::prelude::*;
 
 use super::rules::{MINUTE, pass, read, world};
 use super::world::{INIT, World};
-use crate::event::{Ended, Image, Key};
-use crate::facts::{Facts, Known, Needs, SessionNow};
+use crate::event::{ExitStatus, Image, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::Verdict;
 use crate::user_keep::UserKeep;
 
 /// Something that is told of one of a few members, and has nothing to do with what is told of the others.
 #[derive(Clone, Debug)]
 enum Told {
-    Facts(usize, Needs, Facts),
+    Facts(usize, FactSet, Facts),
     Keep(usize),
     Uid(usize, u32),
-    Gone(Ended),
+    Gone(ExitStatus),
 }
 
 fn fact<T: Clone + std::fmt::Debug + 'static>(
     values: impl Strategy<Value = T>,
-) -> impl Strategy<Value = Known<T>> {
+) -> impl Strategy<Value = Fact<T>> {
     prop_oneof![
-        1 => Just(Known::Unasked),
-        1 => Just(Known::Unreadable),
-        4 => values.prop_map(Known::Is),
+        1 => Just(Fact::Unread),
+        1 => Just(Fact::Unreadable),
+        4 => values.prop_map(Fact::Known),
     ]
 }
 
@@ -34,44 +34,44 @@ fn facts() -> impl Strategy<Value = Facts> {
     let unit = prop_oneof![Just(""), Just("session-1.scope"), Just("web.service")];
     let unit = fact(unit.prop_map(std::sync::Arc::from));
     let marks = fact(0u64..8);
-    let session = fact((0u32..3, 0u32..2).prop_map(|(sid, tty)| SessionNow { sid, tty }));
+    let session = fact((0u32..3, 0u32..2).prop_map(|(sid, tty)| KernelSession { sid, tty }));
     let (listening, input) = (fact(any::<bool>()), fact(any::<bool>()));
     (marks, unit, listening, fact(0u32..200), session, input).prop_map(
         |(marks, unit, listening, cpu, session, input)| Facts {
-            marks,
+            markers: marks,
             unit,
             listening,
             cpu,
-            session,
-            input,
-            inherited: Known::Unasked,
-            conversations: Known::Unasked,
-            activity: Known::Unasked,
-            stdio: Known::Unasked,
-            arguments: Known::Unasked,
-            script: Known::Unasked,
+            kernel_session: session,
+            stdin_is_terminal: input,
+            inherited: Fact::Unread,
+            conversations: Fact::Unread,
+            activity: Fact::Unread,
+            stdio: Fact::Unread,
+            arguments: Fact::Unread,
+            script: Fact::Unread,
         },
     )
 }
 
-const ALL: [Needs; 6] = [
-    Needs::INPUT,
-    Needs::MARKS,
-    Needs::UNIT,
-    Needs::LISTENING,
-    Needs::CPU,
-    Needs::SESSION,
+const ALL: [FactSet; 6] = [
+    FactSet::STDIN,
+    FactSet::MARKERS,
+    FactSet::UNIT,
+    FactSet::LISTENING,
+    FactSet::CPU,
+    FactSet::KERNEL_SESSION,
 ];
 
-fn ends() -> impl Strategy<Value = Ended> {
+fn ends() -> impl Strategy<Value = ExitStatus> {
     prop_oneof![
-        Just(Ended::Exited(0)),
-        Just(Ended::Exited(1)),
-        Just(Ended::Signalled {
+        Just(ExitStatus::Exited(0)),
+        Just(ExitStatus::Exited(1)),
+        Just(ExitStatus::Signalled {
             signal: 9,
             core: false
         }),
-        Just(Ended::Unknown),
+        Just(ExitStatus::Unknown),
     ]
 }
 
@@ -98,7 +98,7 @@ const MANY: &str = "[[rule]]\nname = 'greedy'\naction = 'reap'\nsession = 'any'\
     [[rule]]\nname = 'look'\naction = 'report'\nnew_session = true\n";
 
 /// Members of an agent, others, and one of whom only evidence says that it is a member. The others live below a boundary, beside the agent, or above it.
-fn told(story: &[Told], time: u64) -> (World, Vec<Key>, Vec<Key>, Key) {
+fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, ProcessKey) {
     let rules = read(&format!(
         "{MANY}[[boundary]]\nname = 'tmux'\ncomm = 'tmux'\n"
     ));
@@ -120,7 +120,7 @@ fn told(story: &[Told], time: u64) -> (World, Vec<Key>, Vec<Key>, Key) {
             .unwrap(),
     );
     let member = w.spawn(agent, "bash");
-    w.model.set_infers(true);
+    w.model.set_infers_membership(true);
     let escaped = w.new_key();
     let escaped = w.row_with(escaped, 1, "server", |seen| {
         seen.image = Arc::new(Image {
@@ -154,8 +154,8 @@ fn told(story: &[Told], time: u64) -> (World, Vec<Key>, Vec<Key>, Key) {
                 let keep = UserKeep {
                     until_awake: None,
                     tree: false,
-                    by: 0,
-                    made: 1,
+                    by_uid: 0,
+                    made_at: 1,
                 };
                 assert_eq!(w.model.keep(members[*nth], keep), 1);
             }
@@ -179,7 +179,7 @@ proptest! {
         let (w, _, others, _) = told(&story, time);
         for key in others {
             prop_assert_eq!(w.decide(key).verdict, Verdict::Keep, "{}", w.why(key));
-            prop_assert_eq!(w.decide(key).needs, Needs::NONE);
+            prop_assert_eq!(w.decide(key).needs, FactSet::NONE);
         }
     }
 
@@ -187,7 +187,7 @@ proptest! {
     fn on_evidence_alone_nobody_is_reaped(story in story(), time in 0..2 * MINUTE) {
         let (w, _, _, escaped) = told(&story, time);
         prop_assert_ne!(w.decide(escaped).verdict, Verdict::Reap, "{}", w.why(escaped));
-        prop_assert!(!w.model.is_clear(w.model.tree.get(escaped).unwrap()));
+        prop_assert!(!w.model.is_kernel_killable(w.model.tree.get(escaped).unwrap()));
     }
 
     #[test]
@@ -208,9 +208,9 @@ proptest! {
     fn what_is_clear_is_reaped_at_once_when_a_signal_ends_its_agent(story in story()) {
         let story: Vec<Told> = story.into_iter().filter(|told| !matches!(told, Told::Gone(_))).collect();
         let (mut w, members, ..) = told(&story, 0);
-        let clear: Vec<Key> = members
+        let clear: Vec<ProcessKey> = members
             .into_iter()
-            .filter(|key| w.model.is_clear(w.model.tree.get(*key).unwrap()))
+            .filter(|key| w.model.is_kernel_killable(w.model.tree.get(*key).unwrap()))
             .collect();
         let agent = w.model.sessions.iter().next().unwrap().root;
         w.dies_by_signal(agent);

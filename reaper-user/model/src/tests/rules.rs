@@ -7,8 +7,8 @@ use toml::de::DeTable;
 
 use super::world::{INIT, World};
 use crate::agent::Ruleset;
-use crate::event::{Ended, Key};
-use crate::facts::{Facts, Known, Needs, SessionNow};
+use crate::event::{ExitStatus, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::{Reason, Verdict};
 use crate::rules::Rules;
 use crate::rules::reader::Reader;
@@ -59,33 +59,33 @@ pub(super) fn pass(w: &mut World, time: u64) {
     w.model.set_now(w.now);
 }
 
-pub(super) fn tell(w: &mut World, key: Key, needs: Needs, found: Facts) {
+pub(super) fn tell(w: &mut World, key: ProcessKey, needs: FactSet, found: Facts) {
     let now = w.now;
     w.model.set_facts(key, needs, found, now);
 }
 
-pub(super) fn listens(w: &mut World, key: Key, listens: bool) {
+pub(super) fn listens(w: &mut World, key: ProcessKey, listens: bool) {
     let found = Facts {
-        listening: Known::Is(listens),
+        listening: Fact::Known(listens),
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::LISTENING, found);
+    tell(w, key, FactSet::LISTENING, found);
 }
 
-pub(super) fn unit(w: &mut World, key: Key, unit: &str) {
+pub(super) fn unit(w: &mut World, key: ProcessKey, unit: &str) {
     let found = Facts {
-        unit: Known::Is(unit.into()),
+        unit: Fact::Known(unit.into()),
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::UNIT, found);
+    tell(w, key, FactSet::UNIT, found);
 }
 
-pub(super) fn marked(w: &mut World, key: Key, marks: Known<u64>) {
+pub(super) fn marked(w: &mut World, key: ProcessKey, marks: Fact<u64>) {
     let found = Facts {
-        marks,
+        markers: marks,
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::MARKS, found);
+    tell(w, key, FactSet::MARKERS, found);
 }
 
 const SERVERS: &str = "[[rule]]\nname = 'asked-for'\naction = 'reap'\nafter = '10min'\nsession = 'ok'\nlistening = true\n";
@@ -101,7 +101,7 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
     assert_eq!((asks.verdict, asks.reason), (Verdict::Wait, Reason::Unread));
     assert_eq!(
         (asks.needs, asks.rule.as_deref()),
-        (Needs::LISTENING, Some("asked-for"))
+        (FactSet::LISTENING, Some("asked-for"))
     );
     listens(&mut w, server, true);
     listens(&mut w, test, false);
@@ -111,13 +111,13 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
     let due = waits.due.unwrap().at;
     assert_eq!(
         (waits.until, waits.needs),
-        (Some(due + 10 * MINUTE), Needs::NONE)
+        (Some(due + 10 * MINUTE), FactSet::NONE)
     );
     pass(&mut w, 9 * MINUTE);
     assert_eq!(w.why(server), "wait waiting asked-for");
     pass(&mut w, MINUTE);
     w.model.forget_volatile(server);
-    assert_eq!(w.decide(server).needs, Needs::LISTENING, "asked anew");
+    assert_eq!(w.decide(server).needs, FactSet::LISTENING, "asked anew");
     listens(&mut w, server, true);
     assert_eq!(w.why(server), "reap root_gone asked-for");
 }
@@ -125,16 +125,16 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
 #[test]
 fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
     let ends = [
-        (Ended::Exited(1), Needs::NONE),
+        (ExitStatus::Exited(1), FactSet::NONE),
         (
-            Ended::Signalled {
+            ExitStatus::Signalled {
                 signal: 9,
                 core: false,
             },
-            Needs::NONE,
+            FactSet::NONE,
         ),
         // Perhaps it was quit in peace: nobody knows.
-        (Ended::Unknown, Needs::LISTENING),
+        (ExitStatus::Unknown, FactSet::LISTENING),
     ];
     for (ended, needs) in ends {
         let mut w = world(ruled(SERVERS));
@@ -144,13 +144,13 @@ fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
         pass(&mut w, 0);
         assert_eq!(w.decide(server).needs, needs, "{ended:?}");
         let verdict = w.decide(server).verdict;
-        assert_eq!(verdict == Verdict::Reap, needs.is_none(), "{ended:?}");
-        if !needs.is_none() {
+        assert_eq!(verdict == Verdict::Reap, needs.is_empty(), "{ended:?}");
+        if !needs.is_empty() {
             listens(&mut w, server, true);
             assert_eq!(w.why(server), "wait waiting asked-for");
             pass(&mut w, 11 * MINUTE);
             assert_eq!(w.why(server), "reap root_gone");
-            tell(&mut w, server, Needs::LISTENING, Facts::unreadable());
+            tell(&mut w, server, FactSet::LISTENING, Facts::unreadable());
             assert_eq!(w.why(server), "keep unreadable asked-for");
         }
     }
@@ -203,7 +203,7 @@ fn the_first_rule_that_holds_decides_whatever_it_does() {
         let root = w.spawn(INIT, agent);
         let all = ["a", "y x", "y z"].map(|program| w.spawn(root, program));
         assert_eq!(w.why(all[0]), "keep root_alive");
-        w.end(root, Ended::Exited(status), Some(INIT));
+        w.end(root, ExitStatus::Exited(status), Some(INIT));
         assert_eq!(all.map(|key| w.why(key)), said, "{agent} {status}");
     }
 }
@@ -227,15 +227,15 @@ fn under_a_living_agent_only_what_a_rule_says_and_not_what_something_keeps() {
     assert_eq!(w.why(apt), "keep detached");
     assert_eq!(w.why(held), "keep root_alive");
     let waits = w.decide(busy);
-    assert_eq!((waits.verdict, waits.needs), (Verdict::Wait, Needs::NONE));
+    assert_eq!((waits.verdict, waits.needs), (Verdict::Wait, FactSet::NONE));
     pass(&mut w, 30 * MINUTE);
-    assert_eq!(w.decide(busy).needs, Needs::CPU);
+    assert_eq!(w.decide(busy).needs, FactSet::CPU);
     for (key, cpu) in [(busy, 97), (idle, 3), (apt, 99)] {
         let found = Facts {
-            cpu: Known::Is(cpu),
+            cpu: Fact::Known(cpu),
             ..Facts::NOTHING
         };
-        tell(&mut w, key, Needs::CPU, found);
+        tell(&mut w, key, FactSet::CPU, found);
     }
     let keys = [busy, idle, apt, script];
     assert_eq!(
@@ -247,7 +247,7 @@ fn under_a_living_agent_only_what_a_rule_says_and_not_what_something_keeps() {
             "keep root_alive"
         ]
     );
-    tell(&mut w, busy, Needs::CPU, Facts::unreadable());
+    tell(&mut w, busy, FactSet::CPU, Facts::unreadable());
     assert_eq!(w.why(busy), "keep unreadable busy");
 }
 
@@ -296,13 +296,13 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
         w.dies_by_signal(agent);
         pass(&mut w, 0);
         let found = Facts {
-            marks: Known::Is(0),
-            unit: Known::Is("docker-12.scope".into()),
-            session: Known::Is(SessionNow { sid: 4, tty: 0 }),
+            markers: Fact::Known(0),
+            unit: Fact::Known("docker-12.scope".into()),
+            kernel_session: Fact::Known(KernelSession { sid: 4, tty: 0 }),
             ..Facts::NOTHING
         };
-        let all = Needs::MARKS | Needs::UNIT | Needs::SESSION;
-        if !w.decide(tool).needs.is_none() {
+        let all = FactSet::MARKERS | FactSet::UNIT | FactSet::KERNEL_SESSION;
+        if !w.decide(tool).needs.is_empty() {
             tell(&mut w, tool, all, found);
         }
         if condition.starts_with("m") && condition.contains("_age") {
@@ -320,12 +320,12 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
 
 #[test]
 fn only_what_nothing_could_spare_is_left_to_the_probes() {
-    let clear = |w: &World, key| w.model.is_clear(w.model.tree.get(key).unwrap());
+    let clear = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
     let mut w = world(read(SERVERS));
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     assert!(!clear(&w, shell), "its marks are not known");
-    marked(&mut w, shell, Known::Is(0));
+    marked(&mut w, shell, Fact::Known(0));
     assert!(
         clear(&w, shell),
         "servers have their time after a quiet end only"
@@ -333,8 +333,8 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
     let keep = UserKeep {
         until_awake: None,
         tree: false,
-        by: 0,
-        made: 1,
+        by_uid: 0,
+        made_at: 1,
     };
     w.model.keep(shell, keep);
     assert!(!clear(&w, shell));
@@ -355,7 +355,7 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
         let mut w = world(read(&format!("[[rule]]\nname = 'r'\n{rule}\n")));
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
-        marked(&mut w, shell, Known::Is(0));
+        marked(&mut w, shell, Fact::Known(0));
         assert_eq!(clear(&w, shell), is, "{rule}");
     }
 }

@@ -5,8 +5,8 @@ use reaper_common::{MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_ROOT
 use super::rules::{ruled, tell, world};
 use super::world::{self, INIT, World, named};
 use crate::Reclassified;
-use crate::event::{Ended, Key, Mark};
-use crate::facts::{Facts, Known, Needs};
+use crate::event::{ExitStatus, Membership, ProcessKey};
+use crate::facts::{Fact, FactSet, Facts};
 use crate::policy::Verdict;
 
 const RULES: &str = "[[agent]]\nname = 'gemini'\nexe = '**/node'\nscript = '**/gemini.js'\n\
@@ -18,18 +18,18 @@ fn start() -> World {
     world(ruled(RULES))
 }
 
-fn learn(w: &mut World, key: Key, script: Option<&str>) -> Reclassified {
+fn learn(w: &mut World, key: ProcessKey, script: Option<&str>) -> Reclassified {
     let node = w.model.tree.get(key).unwrap();
     let matched = |path: &str| w.model.rules.matched_script(&node.image, path.into());
     let found = Facts {
-        script: script.map_or(Known::Unreadable, |path| Known::Is(matched(path))),
+        script: script.map_or(Fact::Unreadable, |path| Fact::Known(matched(path))),
         ..Facts::NOTHING
     };
-    tell(w, key, Needs::SCRIPT, found);
+    tell(w, key, FactSet::SCRIPT, found);
     let now = w.now;
     let mut out = Vec::new();
     let all = w.model.reclassify(key, now, &mut out);
-    w.turns.extend(named(&w.model, &out));
+    w.session_events.extend(named(&w.model, &out));
     world::assert_consistent(&w.model);
     all
 }
@@ -65,9 +65,9 @@ fn agent_by_its_resolved_script_owns_what_it_started_before() {
     let mux = w.spawn(agent, "editor");
     let inner = w.spawn(agent, "claude");
     let inner_tool = w.spawn(inner, "sh");
-    w.turns();
+    w.session_events();
     let all = learn(&mut w, agent, Some("/lib/gemini.js"));
-    assert_eq!(w.turns(), ["opened gemini"]);
+    assert_eq!(w.session_events(), ["opened gemini"]);
     assert_eq!(all.joined, [tool, mux]);
     assert_eq!([tool, mux].map(|key| w.root_of(key)), [Some(agent); 2]);
     assert_eq!(w.root_of(inner_tool), Some(inner));
@@ -131,7 +131,7 @@ fn script_that_no_rule_knows_leaves_everything_as_it_was() {
         let all = learn(&mut w, key, script);
         assert_eq!(all.joined, []);
         assert_eq!(w.model.take_released(), [child, key]);
-        assert_eq!(w.turns(), Vec::<String>::new());
+        assert_eq!(w.session_events(), Vec::<String>::new());
         assert!(!w.model.is_awaited(key));
         w.dies_by_signal(key);
         assert_eq!(w.decide(child).verdict, Verdict::Keep);
@@ -145,14 +145,14 @@ fn answer_about_an_earlier_script_says_nothing() {
     let before = w.model.tree.get(key).unwrap().image.clone();
     w.exec(key, "node another");
     let found = Facts {
-        script: Known::Is(
+        script: Fact::Known(
             w.model
                 .rules
                 .matched_script(&before, "/lib/gemini.js".into()),
         ),
         ..Facts::NOTHING
     };
-    tell(&mut w, key, Needs::SCRIPT, found);
+    tell(&mut w, key, FactSet::SCRIPT, found);
     let now = w.now;
     let all = w.model.reclassify(key, now, &mut Vec::new());
     assert_eq!(all, Reclassified::default());
@@ -181,20 +181,20 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
     let key = w.spawn(INIT, "node my-tool");
     let child = w.spawn(key, "sh");
     let root = key;
-    let candidate = Mark {
+    let candidate = Membership {
         session: Some(root),
         flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
     };
     for key in [key, child] {
-        assert_eq!(w.model.wanted_mark(key), Some(candidate));
-        assert!(!w.model.foreign(key));
+        assert_eq!(w.model.wanted_membership(key), Some(candidate));
+        assert!(!w.model.is_untracked(key));
     }
     learn(&mut w, key, Some("/lib/gemini.js"));
     for (key, flags) in [
         (key, MEMBER_FOLLOWED | MEMBER_ROOT),
         (child, MEMBER_FOLLOWED),
     ] {
-        let wanted = w.model.wanted_mark(key).unwrap();
+        let wanted = w.model.wanted_membership(key).unwrap();
         assert_eq!(wanted.flags & !MEMBER_CLEAR, flags);
         assert_eq!(wanted.session, Some(root));
     }
@@ -204,8 +204,8 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
     let child = w.spawn(key, "sh");
     learn(&mut w, key, None);
     for key in [key, child] {
-        assert_eq!(w.model.wanted_mark(key), None);
-        assert!(w.model.foreign(key));
+        assert_eq!(w.model.wanted_membership(key), None);
+        assert!(w.model.is_untracked(key));
     }
 }
 
@@ -218,7 +218,8 @@ fn member_is_what_its_resolved_script_shows() {
     let tool = w.spawn(server, "sh");
     let daemon = w.spawn(outer, "node my-daemon");
     // As the service has written it: the map has what a member was born as.
-    w.model.set_mark(agent, w.model.wanted_mark(agent));
+    w.model
+        .set_membership(agent, w.model.wanted_membership(agent));
     learn(&mut w, agent, Some("/lib/gemini.js"));
     let all = learn(&mut w, server, Some("/lib/serve.js"));
     assert_eq!(all.left, [tool]);
@@ -229,6 +230,6 @@ fn member_is_what_its_resolved_script_shows() {
     assert_eq!(w.why(agent), "reap root_gone");
     assert_eq!(w.why(server), "keep root_alive");
     assert_eq!(w.why(daemon), "keep keep_rule daemon");
-    w.end(server, Ended::Exited(0), None);
+    w.end(server, ExitStatus::Exited(0), None);
     assert_eq!(w.why(tool), "reap root_gone");
 }

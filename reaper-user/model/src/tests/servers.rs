@@ -5,7 +5,7 @@ use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED};
 use super::world::{INIT, World};
 use crate::Scope;
 use crate::agent::SessionKind;
-use crate::event::Mark;
+use crate::event::Membership;
 
 #[test]
 fn server_survives_its_starter_and_owns_what_runs_below_it() {
@@ -14,7 +14,7 @@ fn server_survives_its_starter_and_owns_what_runs_below_it() {
     let own_tool = w.spawn(agent, "npm");
     let server = w.spawn(agent, "app-server");
     let server_tool = w.spawn(server, "npm");
-    assert_eq!(w.turns(), ["opened codex", "opened app-server"]);
+    assert_eq!(w.session_events(), ["opened codex", "opened app-server"]);
     assert_eq!(w.root_of(server_tool), Some(server));
     w.dies_by_signal(agent);
     assert_eq!(
@@ -121,7 +121,7 @@ fn server_found_before_its_starter_is_not_nested_in_it() {
     let agent = w.new_key();
     w.now += 50_000_000;
     let server = w.new_key();
-    let mark = |key| Mark {
+    let mark = |key| Membership {
         session: Some(key),
         flags: MEMBER_FOLLOWED | MEMBER_NAMED,
     };

@@ -1,8 +1,8 @@
 //! Agents, roots, nesting, relaunches and boundaries.
 
 use super::world::{INIT, World};
-use crate::event::Ended;
-use crate::facts::{Facts, Known, Needs};
+use crate::event::ExitStatus;
+use crate::facts::{Fact, FactSet, Facts};
 
 #[test]
 fn an_agent_and_all_that_descends_from_it_are_a_session() {
@@ -11,7 +11,7 @@ fn an_agent_and_all_that_descends_from_it_are_a_session() {
     let agent = w.spawn(shell, "claude");
     let npm = w.spawn(agent, "npm");
     let node = w.spawn(npm, "node");
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     assert_eq!(
         [shell, agent, npm, node].map(|key| w.root_of(key)),
         [None, Some(agent), Some(agent), Some(agent)]
@@ -38,11 +38,11 @@ fn the_end_of_the_root_makes_every_member_due_and_the_last_one_closes_the_sessio
     let npm = w.spawn(agent, "npm");
     let node = w.spawn(npm, "node");
     w.dies_by_signal(agent);
-    assert_eq!(w.turns(), ["opened claude", "root_gone claude"]);
+    assert_eq!(w.session_events(), ["opened claude", "root_gone claude"]);
     assert_eq!([npm, node].map(|key| w.why(key)), ["reap root_gone"; 2]);
     w.dies_by_signal(npm);
     w.dies_by_signal(node);
-    assert_eq!(w.turns(), ["closed claude"]);
+    assert_eq!(w.session_events(), ["closed claude"]);
     assert_eq!(w.why(node), "keep not_a_member");
 }
 
@@ -52,7 +52,7 @@ fn a_root_without_members_leaves_nothing() {
     let agent = w.spawn(INIT, "claude");
     w.exit(agent);
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         ["opened claude", "root_gone claude", "closed claude"]
     );
 }
@@ -76,9 +76,9 @@ fn an_orphan_is_one_though_nobody_tells_who_has_it_now() {
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, Ended::Exited(0), None);
+    w.end(shell, ExitStatus::Exited(0), None);
     assert_eq!(w.why(server), "keep detached");
-    w.end(agent, Ended::Exited(0), None);
+    w.end(agent, ExitStatus::Exited(0), None);
     assert_eq!(w.why(server), "reap root_gone");
 }
 
@@ -89,7 +89,7 @@ fn a_subreaper_in_the_session_takes_an_orphan_and_it_stays_one() {
     let subreaper = w.spawn(agent, "tini");
     let shell = w.spawn(subreaper, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, Ended::Exited(0), Some(subreaper));
+    w.end(shell, ExitStatus::Exited(0), Some(subreaper));
     let node = w.model.tree.get(server).unwrap();
     assert_eq!(
         (node.parent, node.birth_parent),
@@ -128,7 +128,7 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
     let inner = w.spawn(pane, "claude");
     let tool = w.spawn(inner, "npm");
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         ["opened claude", "boundary tmux in claude", "opened claude"]
     );
     w.dies_by_signal(outer);
@@ -156,7 +156,7 @@ fn the_last_member_of_a_gone_root_that_becomes_a_boundary_closes_the_session() {
     assert_eq!(w.why(child), "reap root_gone");
     w.exec(child, "tmux");
     assert_eq!(w.why(child), "keep not_a_member");
-    assert_eq!(w.turns().last().unwrap(), "closed claude");
+    assert_eq!(w.session_events().last().unwrap(), "closed claude");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_root_that_becomes_a_boundary_and_leaves_nothing_closes_its_session() {
     w.exec(root, "tmux");
     w.dies_by_signal(root);
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         [
             "opened claude",
             "boundary tmux in claude",
@@ -219,7 +219,7 @@ fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
     assert_eq!([outer, shell].map(|key| w.why(key)), ["keep root_alive"; 2]);
     w.dies_by_signal(tool);
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         [
             "opened claude",
             "opened codex",
@@ -254,10 +254,10 @@ fn an_outer_session_closes_after_the_nested_ones() {
     let outer = w.spawn(INIT, "claude");
     let inner = w.spawn(outer, "codex");
     w.dies_by_signal(outer);
-    w.turns();
+    w.session_events();
     w.dies_by_signal(inner);
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         ["root_gone codex", "closed codex", "closed claude"]
     );
 }
@@ -277,13 +277,13 @@ fn what_becomes_an_agent_while_it_is_due_stays_due() {
 }
 
 /// A root, its child that runs the same program, and a tool below that.
-fn relaunch(w: &mut World, child_tty: u32) -> [crate::event::Key; 3] {
+fn relaunch(w: &mut World, child_tty: u32) -> [crate::event::ProcessKey; 3] {
     w.tty = 7;
     let root = w.spawn(INIT, "claude");
     w.tty = child_tty;
     let child = w.spawn(root, "claude --relaunched");
     let tool = w.spawn(child, "npm");
-    w.turns();
+    w.session_events();
     [root, child, tool]
 }
 
@@ -292,7 +292,7 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
     let mut w = World::new();
     let [root, child, tool] = relaunch(&mut w, 7);
     w.exit(root);
-    assert_eq!(w.turns(), ["relaunched claude"]);
+    assert_eq!(w.session_events(), ["relaunched claude"]);
     assert_eq!(
         [child, tool].map(|key| w.why(key)),
         ["keep root_alive", "keep root_alive"]
@@ -301,7 +301,7 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
     assert_eq!(w.why(tool), "reap root_gone");
     w.dies_by_signal(tool);
     assert_eq!(
-        w.turns(),
+        w.session_events(),
         [
             "root_gone claude",
             "root_gone claude",
@@ -356,23 +356,23 @@ fn a_child_in_another_terminal_or_in_none_is_no_heir() {
 fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_terminal() {
     let reads = |w: &mut World, key, input| {
         let found = Facts {
-            input,
+            stdin_is_terminal: input,
             ..Facts::NOTHING
         };
         let now = w.now;
-        w.model.set_facts(key, Needs::INPUT, found, now);
+        w.model.set_facts(key, FactSet::STDIN, found, now);
     };
-    use Known::{Is, Unasked, Unreadable};
+    use Fact::{Known, Unread, Unreadable};
     for (of_root, of_child, hands_over) in [
-        (Is(true), Is(false), false),
-        (Is(true), Is(true), true),
+        (Known(true), Known(false), false),
+        (Known(true), Known(true), true),
         // Both were started so.
-        (Is(false), Is(false), true),
+        (Known(false), Known(false), true),
         // What is not known speaks for it.
-        (Unasked, Is(false), true),
-        (Unreadable, Is(false), true),
-        (Is(true), Unasked, true),
-        (Is(true), Unreadable, true),
+        (Unread, Known(false), true),
+        (Unreadable, Known(false), true),
+        (Known(true), Unread, true),
+        (Known(true), Unreadable, true),
     ] {
         let mut w = World::new();
         let [root, child, tool] = relaunch(&mut w, 7);
@@ -433,9 +433,9 @@ fn a_root_that_becomes_another_agent_keeps_its_session() {
     let root = w.spawn(INIT, "claude");
     let tool = w.spawn(root, "npm");
     w.exec(root, "codex");
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     w.dies_by_signal(root);
-    assert_eq!(w.turns(), ["root_gone codex"]);
+    assert_eq!(w.session_events(), ["root_gone codex"]);
     assert_eq!(w.why(tool), "reap root_gone");
 }
 
@@ -460,6 +460,6 @@ fn an_exec_by_another_thread_is_an_exec_of_the_process() {
     w.exec(launcher, "claude");
     w.exec(launcher, "claude --thread");
     let tool = w.spawn(launcher, "npm");
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     assert_eq!(w.root_of(tool), Some(launcher));
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::world::{INIT, USER, World};
 use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use crate::conversation::{ConversationSource, Conversations};
-use crate::event::{Ended, Key, TICK_NS, Uids};
-use crate::facts::{Facts, Known, Needs};
-use crate::session::{Handover, Search, SessionId};
+use crate::event::{ExitStatus, ProcessKey, TICK_NS, Uids};
+use crate::facts::{Fact, FactSet, Facts};
+use crate::session::{SessionId, Succession, SuccessorSearch};
 
 const OLD: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
 const NEW: &str = "22ab6b57-9254-4a06-8f04-56c08376a054";
@@ -33,32 +33,32 @@ fn world() -> World {
     w
 }
 
-fn session(w: &World, root: Key) -> SessionId {
+fn session(w: &World, root: ProcessKey) -> SessionId {
     w.model.sessions.of_root(root).expect("it is a root").id
 }
 
 /// Tells the model what was read of a process.
-fn reads(w: &mut World, key: Key, change: impl FnOnce(&mut Conversations)) {
+fn reads(w: &mut World, key: ProcessKey, change: impl FnOnce(&mut Conversations)) {
     let mut found = Conversations::default();
     change(&mut found);
-    learns(w, key, Known::Is(Arc::new(found)));
+    learns(w, key, Fact::Known(Arc::new(found)));
 }
 
-fn learns(w: &mut World, key: Key, conversations: Known<Arc<Conversations>>) {
+fn learns(w: &mut World, key: ProcessKey, conversations: Fact<Arc<Conversations>>) {
     let facts = Facts {
         conversations,
         ..Facts::default()
     };
     let now = w.now;
-    w.model.set_facts(key, Needs::CONVERSATIONS, facts, now);
+    w.model.set_facts(key, FactSet::CONVERSATIONS, facts, now);
 }
 
-fn carries(w: &mut World, key: Key, id: &str) {
+fn carries(w: &mut World, key: ProcessKey, id: &str) {
     reads(w, key, |all| all.inherited.insert_from(id.as_bytes()));
 }
 
 /// An agent with a job that carries the id of its conversation, and another agent of the same user.
-fn two_agents(w: &mut World) -> (Key, Key, Key) {
+fn two_agents(w: &mut World) -> (ProcessKey, ProcessKey, ProcessKey) {
     let agent = w.spawn(INIT, "claude");
     let job = w.spawn(agent, "server");
     let other = w.spawn(INIT, "claude");
@@ -75,13 +75,13 @@ fn nothing_is_due_while_a_successor_is_awaited() {
     let tool = w.spawn(nested, "npm");
     w.exit(agent);
     let exit = w.now;
-    assert_eq!(w.model.handover(id), Some(Handover::Awaited));
+    assert_eq!(w.model.succession(id), Some(Succession::Awaited));
     for key in [job, nested, tool] {
         assert_eq!(w.why(key), "wait successor_awaited");
     }
     let deadline = w.decide(job).until.unwrap();
     assert!(deadline >= 2_000_000_000 && deadline <= exit + 2_000_000_000);
-    w.model.set_handover(id, Handover::Excluded);
+    w.model.set_succession(id, Succession::Excluded);
     for key in [job, nested, tool] {
         assert_eq!(w.why(key), "reap root_gone");
     }
@@ -102,27 +102,31 @@ fn nested_agent_that_is_killed_meanwhile_is_due() {
 #[test]
 fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
     for (program, ended, expected) in [
-        ("claude", Ended::Exited(0), Handover::Awaited),
-        ("claude", Ended::Unknown, Handover::Awaited),
-        ("claude", Ended::Exited(1), Handover::Excluded),
+        ("claude", ExitStatus::Exited(0), Succession::Awaited),
+        ("claude", ExitStatus::Unknown, Succession::Awaited),
+        ("claude", ExitStatus::Exited(1), Succession::Excluded),
         (
             "claude",
-            Ended::Signalled {
+            ExitStatus::Signalled {
                 signal: 9,
                 core: false,
             },
-            Handover::Excluded,
+            Succession::Excluded,
         ),
-        ("codex", Ended::Exited(0), Handover::Excluded),
+        ("codex", ExitStatus::Exited(0), Succession::Excluded),
     ] {
         let mut w = world();
         let agent = w.spawn(INIT, program);
         let job = w.spawn(agent, "server");
         let id = session(&w, agent);
         w.end(agent, ended, Some(INIT));
-        assert_eq!(w.model.handover(id), Some(expected), "{program} {ended:?}");
+        assert_eq!(
+            w.model.succession(id),
+            Some(expected),
+            "{program} {ended:?}"
+        );
         let due = w.why(job) == "reap root_gone";
-        assert_eq!(due, expected == Handover::Excluded, "{program} {ended:?}");
+        assert_eq!(due, expected == Succession::Excluded, "{program} {ended:?}");
     }
 }
 
@@ -130,7 +134,7 @@ fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
 fn exit_that_was_not_seen_is_not_waited_for() {
     let mut w = world();
     let (agent, job, _) = two_agents(&mut w);
-    w.end(agent, Ended::Unknown, Some(INIT));
+    w.end(agent, ExitStatus::Unknown, Some(INIT));
     assert!(w.decide(job).until.unwrap() <= w.now);
 }
 
@@ -148,7 +152,7 @@ fn agent_that_resumes_the_conversation_is_the_new_root() {
     for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
         reads(&mut w, key, |_| {});
     }
-    assert_eq!(w.model.find_successor(id), Search::Found(worker));
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(worker));
     assert_eq!(w.model.hand_over(id, worker).len(), 1);
     assert_eq!(w.why(job), "keep detached");
     w.dies_by_signal(worker);
@@ -157,18 +161,18 @@ fn agent_that_resumes_the_conversation_is_the_new_root() {
 
 #[test]
 fn registry_of_a_living_agent_names_the_successor() {
-    let by_id = |all: &mut Conversations, _: Key| all.registered.insert_from(OLD.as_bytes());
-    let by_job = |all: &mut Conversations, job: Key| {
+    let by_id = |all: &mut Conversations, _: ProcessKey| all.registered.insert_from(OLD.as_bytes());
+    let by_job = |all: &mut Conversations, job: ProcessKey| {
         let start = job.start - job.start % TICK_NS;
-        all.adopt(Key { start, ..job });
+        all.adopt(ProcessKey { start, ..job });
     };
-    for names in [by_id as fn(&mut Conversations, Key), by_job] {
+    for names in [by_id as fn(&mut Conversations, ProcessKey), by_job] {
         let mut w = world();
         let (agent, job, other) = two_agents(&mut w);
         let id = session(&w, agent);
         w.exit(agent);
         reads(&mut w, other, |all| names(all, job));
-        assert_eq!(w.model.find_successor(id), Search::Found(other));
+        assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(other));
     }
 }
 
@@ -179,7 +183,7 @@ fn marker_in_the_environment_of_an_agent_names_no_successor() {
     let id = session(&w, agent);
     w.exit(agent);
     carries(&mut w, other, OLD);
-    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
@@ -190,12 +194,12 @@ fn agent_that_names_another_conversation_is_no_successor() {
     w.exit(agent);
     reads(&mut w, other, |all| {
         all.registered.insert_from(NEW.as_bytes());
-        all.adopt(Key {
+        all.adopt(ProcessKey {
             start: job.start + 2 * TICK_NS,
             ..job
         });
     });
-    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
@@ -216,7 +220,7 @@ fn agent_of_another_user_rule_or_below_is_no_successor() {
     for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
         reads(&mut w, key, |_| {});
     }
-    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
@@ -225,13 +229,16 @@ fn what_has_not_been_read_is_asked_for_once() {
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
-    let needs = vec![(other, Needs::CONVERSATIONS)];
-    assert_eq!(w.model.find_successor(id), Search::Needs(needs));
+    let needs = vec![(other, FactSet::CONVERSATIONS)];
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Needs(needs));
     reads(&mut w, other, |_| {});
-    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
     w.model.forget_conversations(id);
-    let both = vec![(job, Needs::CONVERSATIONS), (other, Needs::CONVERSATIONS)];
-    assert_eq!(w.model.find_successor(id), Search::Needs(both));
+    let both = vec![
+        (job, FactSet::CONVERSATIONS),
+        (other, FactSet::CONVERSATIONS),
+    ];
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Needs(both));
 }
 
 #[test]
@@ -241,19 +248,19 @@ fn what_cannot_be_read_keeps() {
     let id = session(&w, agent);
     w.exit(agent);
     reads(&mut w, other, |all| all.registry_unreadable = true);
-    assert_eq!(w.model.find_successor(id), Search::Unreadable);
-    learns(&mut w, other, Known::Unreadable);
-    assert_eq!(w.model.find_successor(id), Search::Unreadable);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
+    learns(&mut w, other, Fact::Unreadable);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
     reads(&mut w, other, |_| {});
     reads(&mut w, job, |all| all.registry_unreadable = true);
     assert_eq!(
         w.model.find_successor(id),
-        Search::NotFound,
+        SuccessorSearch::NotFound,
         "it is no agent"
     );
-    learns(&mut w, job, Known::Unreadable);
-    assert_eq!(w.model.find_successor(id), Search::Unreadable);
-    w.model.set_handover(id, Handover::Unknown);
+    learns(&mut w, job, Fact::Unreadable);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
+    w.model.set_succession(id, Succession::Unknown);
     assert_eq!(w.why(job), "keep successor_unknown");
 }
 
@@ -264,8 +271,8 @@ fn without_another_agent_nothing_is_read() {
     let job = w.spawn(agent, "server");
     let id = session(&w, agent);
     w.exit(agent);
-    learns(&mut w, job, Known::Unreadable);
-    assert_eq!(w.model.find_successor(id), Search::NotFound);
+    learns(&mut w, job, Fact::Unreadable);
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
@@ -276,11 +283,11 @@ fn successor_hands_over_in_its_turn() {
     w.exit(agent);
     w.model.hand_over(id, other);
     w.exit(other);
-    assert_eq!(w.model.handover(id), Some(Handover::Awaited));
+    assert_eq!(w.model.succession(id), Some(Succession::Awaited));
     assert_eq!(w.why(job), "wait successor_awaited");
     let third = w.spawn(INIT, &format!("claude --resume={OLD}"));
     reads(&mut w, third, |_| {});
-    assert_eq!(w.model.find_successor(id), Search::Found(third));
+    assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(third));
 }
 
 #[test]

@@ -7,31 +7,39 @@ use reaper_common::{
 
 use super::world::{INIT, USER, World, image};
 use crate::Change;
-use crate::event::{Ended, Event, EventKind, Key, Mark, Provenance, Seen, TICK_NS};
+use crate::event::{
+    Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance, TICK_NS,
+};
 use crate::{Output, Scope};
 
 /// A start that is no whole tick, and a pid.
-pub(super) fn key(pid: u32) -> Key {
-    Key {
+pub(super) fn key(pid: u32) -> ProcessKey {
+    ProcessKey {
         pid,
         start: 50 * TICK_NS + u64::from(pid) * 1000 + 1,
     }
 }
 
-pub(super) fn mark(session: Option<Key>, flags: u32) -> Option<Mark> {
+pub(super) fn mark(session: Option<ProcessKey>, flags: u32) -> Option<Membership> {
     let flags = flags | MEMBER_FOLLOWED;
-    Some(Mark { session, flags })
+    Some(Membership { session, flags })
 }
 
 /// Not in the map.
-pub(super) const NOBODY: Option<Mark> = Some(Mark {
+pub(super) const NOBODY: Option<Membership> = Some(Membership {
     session: None,
     flags: 0,
 });
 
-pub(super) fn exact(w: &mut World, key: Key, parent: u32, program: &str, mark: Option<Mark>) {
+pub(super) fn exact(
+    w: &mut World,
+    key: ProcessKey,
+    parent: u32,
+    program: &str,
+    mark: Option<Membership>,
+) {
     w.row_with(key, parent, program, |row| {
-        *row = Seen {
+        *row = ProcEntry {
             key,
             exact: true,
             mark,
@@ -41,7 +49,13 @@ pub(super) fn exact(w: &mut World, key: Key, parent: u32, program: &str, mark: O
 }
 
 /// A fork that nothing is known of but what the record says.
-fn fork(w: &mut World, child: Key, creator: Option<Key>, parent: Option<Key>, mark: Option<Mark>) {
+fn fork(
+    w: &mut World,
+    child: ProcessKey,
+    creator: Option<ProcessKey>,
+    parent: Option<ProcessKey>,
+    mark: Option<Membership>,
+) {
     w.kernel(EventKind::Fork {
         child,
         parent,
@@ -55,10 +69,10 @@ fn fork(w: &mut World, child: Key, creator: Option<Key>, parent: Option<Key>, ma
 
 pub(super) fn exec(
     w: &mut World,
-    key: Key,
-    parent: Option<Key>,
+    key: ProcessKey,
+    parent: Option<ProcessKey>,
     program: &str,
-    mark: Option<Mark>,
+    mark: Option<Membership>,
 ) {
     w.kernel(EventKind::Exec {
         key,
@@ -70,8 +84,8 @@ pub(super) fn exec(
     });
 }
 
-pub(super) fn exit(w: &mut World, key: Key, mark: Option<Mark>) -> Vec<&'static str> {
-    let (parent, ended, peak_rss) = (None, Ended::Exited(0), 0);
+pub(super) fn exit(w: &mut World, key: ProcessKey, mark: Option<Membership>) -> Vec<&'static str> {
+    let (parent, ended, peak_rss) = (None, ExitStatus::Exited(0), 0);
     told(
         w,
         EventKind::Exit {
@@ -284,11 +298,11 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     for key in [orphan, child, later] {
         assert_eq!(w.why(key), "keep lineage_unsure", "{}", key.pid);
         let flags = MEMBER_FOLLOWED | MEMBER_UNSURE | MEMBER_SPARED;
-        let kept = Mark {
+        let kept = Membership {
             session: Some(agent),
             flags,
         };
-        assert_eq!(w.model.wanted_mark(key), Some(kept));
+        assert_eq!(w.model.wanted_membership(key), Some(kept));
     }
     for key in [tmux, pane, editor] {
         assert_eq!(w.why(key), "keep not_a_member", "{}", key.pid);
@@ -306,7 +320,7 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     // Of some the fork is read after all.
     fork(&mut w, orphan, Some(agent), Some(agent), unsure);
     assert_eq!(w.why(orphan), "reap root_gone");
-    let wanted = w.model.wanted_mark(orphan).unwrap();
+    let wanted = w.model.wanted_membership(orphan).unwrap();
     assert_eq!(wanted.flags, MEMBER_FOLLOWED | MEMBER_CLEAR);
 }
 
@@ -320,7 +334,7 @@ fn what_was_handed_on_below_a_boundary_is_not_suspected() {
     let unsure = mark(Some(agent), MEMBER_UNSURE);
     let forget = |w: &mut World, key| {
         assert!(!w.is_member(key));
-        w.model.set_mark(key, None);
+        w.model.set_membership(key, None);
         w.model.forget(key);
         assert!(w.model.tree.get(key).is_none());
     };
@@ -394,15 +408,15 @@ fn exact_rows_are_told_apart_within_a_tick() {
     let mut w = World::new();
     exact(&mut w, key(60), 1, "claude", None);
     let tool = w.fork(key(60));
-    let later = Key {
+    let later = ProcessKey {
         start: key(60).start + 1,
         ..key(60)
     };
-    assert!(later.same_tick(key(60)));
+    assert!(later.has_same_tick(key(60)));
     exact(&mut w, key(60), 1, "claude", None);
-    assert_eq!(w.turns(), ["opened claude"]);
+    assert_eq!(w.session_events(), ["opened claude"]);
     exact(&mut w, later, 1, "bash", None);
-    assert_eq!(w.turns(), ["root_gone claude"]);
+    assert_eq!(w.session_events(), ["root_gone claude"]);
     assert_eq!(w.why(tool), "reap root_gone");
     exact(&mut w, key(60), 1, "claude", None);
     assert!(w.model.tree.get(key(60)).is_none(), "it has a successor");
@@ -418,7 +432,7 @@ fn an_exact_row_completes_one_that_was_not() {
     assert_eq!(w.model.tree.len(), 2);
     let node = w.model.tree.get(key(60)).unwrap();
     assert_eq!((node.key, node.pidfd_inode), (coarse, 5));
-    let successor = Key {
+    let successor = ProcessKey {
         start: key(60).start + 1,
         ..key(60)
     };
@@ -441,7 +455,7 @@ fn who_tells_of_an_orphan_first_says_so() {
     // The exit's record was lost, or comes later.
     assert_eq!(told(&mut w, reparent(late)), ["orphaned"]);
     assert_eq!(told(&mut w, reparent(late)), [""; 0]);
-    w.end(shell, Ended::Exited(0), None);
+    w.end(shell, ExitStatus::Exited(0), None);
     assert_eq!(told(&mut w, reparent(known)), ["reparented"]);
     assert_eq!(told(&mut w, reparent(key(60))), ["born", "orphaned"]);
 }
@@ -455,7 +469,7 @@ fn signals_of_the_probes_are_told_of_the_living() {
     let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signalled;
     assert_eq!(told(&mut w, signalled(15)), ["signalled"]);
     assert_eq!(has(&w), MEMBER_TERM);
-    w.model.signalled(tool, MEMBER_KILL | MEMBER_ROOT);
+    w.model.on_signalled(tool, MEMBER_KILL | MEMBER_ROOT);
     assert_eq!(has(&w), MEMBER_TERM | MEMBER_KILL);
     w.dies_by_signal(tool);
     assert_eq!(told(&mut w, signalled(9)), [""; 0]);

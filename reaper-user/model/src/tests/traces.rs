@@ -6,25 +6,25 @@ use std::sync::Arc;
 use super::inferred::found;
 use super::rules::{read, world};
 use super::world::World;
-use crate::event::{Ended, Image, Key, Seen, TICK_NS, Uids};
-use crate::facts::{Facts, Inherited, Known, Needs};
+use crate::event::{ExitStatus, Image, ProcEntry, ProcessKey, TICK_NS, Uids};
+use crate::facts::{Fact, FactSet, Facts, InheritedFacts};
+use crate::leftover::EnvMarkers;
 use crate::session::Evidence;
-use crate::stray::Trace;
 
 /// Who is adopted by it is adopted.
 const INIT: u32 = 1;
 
-fn begin() -> (World, Key) {
+fn begin() -> (World, ProcessKey) {
     with_rules("")
 }
 
 /// A world with a shell, whose agents are `cc` (claude-code), `codex` and `opencode`.
-fn with_rules(rules: &str) -> (World, Key) {
+fn with_rules(rules: &str) -> (World, ProcessKey) {
     let agents = ["cc' \ncomm = 'cc", "opencode'\ncomm = 'opencode"];
     let agents = agents.map(|agent| format!("[[agent]]\nname = '{agent}'\n"));
     let agents = agents.concat().replace("'cc' ", "'claude-code'");
     let mut w = world(read(&format!("honor_keep = false\n{rules}\n{agents}")));
-    w.model.set_infers(true);
+    w.model.set_infers_membership(true);
     let shell = found(&mut w, INIT, "bash", |_| {});
     // What it starts may have its marks from it.
     know(&mut w, shell, "A=1;", "", "");
@@ -32,24 +32,33 @@ fn with_rules(rules: &str) -> (World, Key) {
 }
 
 /// What is read of one: its environment, where `;` is the end of a variable, its directory and its unit.
-fn know(w: &mut World, key: Key, environ: &str, directory: &str, unit: &str) {
-    let trace = Trace::of(
+fn know(w: &mut World, key: ProcessKey, environ: &str, directory: &str, unit: &str) {
+    let trace = EnvMarkers::of(
         environ.replace(';', "\0").as_bytes(),
         !environ.ends_with('…'),
     );
     let directory = Some(Arc::from(Path::new(directory))).filter(|_| !directory.is_empty());
     let facts = Facts {
-        inherited: Known::Is(Arc::new(Inherited { trace, directory })),
-        unit: Known::Is(unit.into()),
+        inherited: Fact::Known(Arc::new(InheritedFacts {
+            env_markers: trace,
+            directory,
+        })),
+        unit: Fact::Known(unit.into()),
         ..Facts::NOTHING
     };
     let now = w.now;
     w.model
-        .set_facts(key, Needs::INHERITED | Needs::UNIT, facts, now);
+        .set_facts(key, FactSet::INHERITED | FactSet::UNIT, facts, now);
 }
 
 /// An agent in a session of its own, that works there.
-fn agent(w: &mut World, parent: Key, program: &str, environ: &str, directory: &str) -> Key {
+fn agent(
+    w: &mut World,
+    parent: ProcessKey,
+    program: &str,
+    environ: &str,
+    directory: &str,
+) -> ProcessKey {
     let key = found(w, parent.pid, program, |_| {});
     assert!(w.model.sessions.of_root(key).is_some(), "{program}");
     know(w, key, environ, directory, "");
@@ -57,27 +66,27 @@ fn agent(w: &mut World, parent: Key, program: &str, environ: &str, directory: &s
 }
 
 /// The root whose an orphan is by what has been read of it, and what says so.
-fn concluded(w: &mut World, key: Key) -> Option<(Key, Evidence)> {
-    assert!(!w.is_member(key) && w.model.wanted_of(key).is_empty());
-    let joined = w.model.conclude(key);
+fn concluded(w: &mut World, key: ProcessKey) -> Option<(ProcessKey, Evidence)> {
+    assert!(!w.is_member(key) && w.model.facts_to_attribute(key).is_empty());
+    let joined = w.model.attribute(key);
     assert_eq!(joined.first(), Some(&key).filter(|_| w.is_member(key)));
     let evidence = w.model.tree.get(key)?.state.member.inferred;
     Some((w.root_of(key)?, evidence?))
 }
 
 /// The same of one that is found now.
-fn whose(w: &mut World, environ: &str, directory: &str) -> Option<(Key, Evidence)> {
+fn whose(w: &mut World, environ: &str, directory: &str) -> Option<(ProcessKey, Evidence)> {
     let key = found(w, INIT, "server", |_| {});
-    assert!(w.model.is_suspect(key));
+    assert!(w.model.is_unattributed(key));
     know(w, key, environ, directory, "");
     concluded(w, key)
 }
 
-fn marks_of(agent: Key) -> String {
+fn marks_of(agent: ProcessKey) -> String {
     format!("A=1;CLAUDECODE=1;CLAUDE_PID={};", agent.pid)
 }
 
-const BY_PID: Evidence = Evidence::Mark("CLAUDE_PID");
+const BY_PID: Evidence = Evidence::Marker("CLAUDE_PID");
 
 #[test]
 fn a_mark_that_names_the_pid_says_whose_it_is() {
@@ -111,7 +120,7 @@ fn a_mark_without_a_pid_is_that_of_the_only_one_that_ran() {
     let (mut w, shell) = begin();
     let codex = agent(&mut w, shell, "codex", "", "/srv/a");
     agent(&mut w, shell, "cc", "", "/srv/b");
-    let mark = Evidence::Mark("CODEX_CI");
+    let mark = Evidence::Marker("CODEX_CI");
     assert_eq!(whose(&mut w, "CODEX_CI=1;", "/srv/b"), Some((codex, mark)));
     let second = agent(&mut w, shell, "codex", "", "/srv/b");
     assert_eq!(whose(&mut w, "CODEX_CI=1;", ""), None);
@@ -186,7 +195,7 @@ fn who_works_where_one_agent_does_is_its_own() {
     // Of one more it is not known where it works.
     let blind = found(&mut w, shell.pid, "codex", |_| {});
     let key = found(&mut w, INIT, "server", |_| {});
-    let wanted = w.model.wanted_of(key);
+    let wanted = w.model.facts_to_attribute(key);
     assert_eq!(
         wanted.iter().map(|(of, _)| *of).collect::<Vec<_>>(),
         [key, blind]
@@ -194,7 +203,7 @@ fn who_works_where_one_agent_does_is_its_own() {
     know(&mut w, key, "A=1;", "/srv/app", "");
     w.model.set_facts(
         blind,
-        Needs::INHERITED | Needs::UNIT,
+        FactSet::INHERITED | FactSet::UNIT,
         Facts::unreadable(),
         w.now,
     );
@@ -216,7 +225,7 @@ fn look_alikes_are_nobodys() {
     let before = found(&mut w, INIT, "server", |_| {});
     let one = agent(&mut w, shell, "cc", "", "/srv/app");
     let stranger = found(&mut w, shell.pid, "bash", |_| {});
-    let orphan = |w: &mut World, program: &str, change: &dyn Fn(&mut Seen)| {
+    let orphan = |w: &mut World, program: &str, change: &dyn Fn(&mut ProcEntry)| {
         w.now += TICK_NS;
         let key = w.new_key();
         w.row_with(key, INIT, program, |seen| {
@@ -227,7 +236,7 @@ fn look_alikes_are_nobodys() {
         })
     };
     let image = |change: fn(&mut Image, u32), pid: u32| {
-        move |seen: &mut Seen| change(Arc::make_mut(&mut seen.image), pid)
+        move |seen: &mut ProcEntry| change(Arc::make_mut(&mut seen.image), pid)
     };
     let root = Uids {
         real: 0,
@@ -260,7 +269,7 @@ fn look_alikes_are_nobodys() {
     for key in all {
         for environ in ["A=1;", &marked] {
             know(&mut w, key, environ, "/srv/app", "");
-            assert!(w.model.conclude(key).is_empty(), "{key:?} {environ}");
+            assert!(w.model.attribute(key).is_empty(), "{key:?} {environ}");
         }
     }
     // Where it works says nothing of what has a terminal, is hidden, or began when the agent had ended; nor does
@@ -295,7 +304,7 @@ fn look_alikes_are_nobodys() {
     know(&mut w, beside, "A=1;", "/srv/codex", "");
     assert_eq!(concluded(&mut w, beside), None);
     know(&mut w, beside, "CODEX_CI=1;", "", "");
-    let mark = Evidence::Mark("CODEX_CI");
+    let mark = Evidence::Marker("CODEX_CI");
     assert_eq!(concluded(&mut w, beside), Some((codex, mark)));
     let of_group = found(&mut w, INIT, "server", |image| image.pgid = beside.pid);
     assert_eq!(
@@ -313,7 +322,7 @@ fn of_agents_in_agents_it_is_the_one_that_is_named_or_the_outermost() {
     let outer = agent(&mut w, shell, "opencode", "", "/srv/app");
     let marks = format!("OPENCODE=1;OPENCODE_PID={};", outer.pid);
     let inner = agent(&mut w, outer, "cc", &marks, "/srv/app");
-    let own = Evidence::Mark("OPENCODE_PID");
+    let own = Evidence::Marker("OPENCODE_PID");
     assert_eq!(whose(&mut w, &marks, ""), Some((outer, own)));
     let both = marks.clone() + &marks_of(inner);
     let (root, _) = whose(&mut w, &both, "").unwrap();
@@ -324,7 +333,7 @@ fn of_agents_in_agents_it_is_the_one_that_is_named_or_the_outermost() {
     let hasty = found(&mut w, outer.pid, "cc", |_| {});
     w.model.set_facts(
         hasty,
-        Needs::INHERITED | Needs::UNIT,
+        FactSet::INHERITED | FactSet::UNIT,
         Facts::unreadable(),
         w.now,
     );
@@ -341,18 +350,18 @@ fn an_answer_that_comes_late_still_counts() {
             let one = agent(&mut w, shell, "cc", "", "/srv/app");
             let key = found(&mut w, INIT, "server", |_| {});
             // It dies before anything has been read, and its session closes.
-            w.end(one, Ended::Exited(0), Some(super::world::INIT));
-            assert_eq!(w.turns().last().unwrap(), "closed claude-code");
+            w.end(one, ExitStatus::Exited(0), Some(super::world::INIT));
+            assert_eq!(w.session_events().last().unwrap(), "closed claude-code");
             let (environ, place) = match directory {
                 true => ("A=1;".to_owned(), "/srv/app"),
                 false => (marks_of(one), ""),
             };
             know(&mut w, key, &environ, place, "");
-            assert_eq!(w.model.conclude(key), [key]);
+            assert_eq!(w.model.attribute(key), [key]);
             assert_eq!(w.root_of(key), Some(one));
             assert_eq!(w.why(key), expected);
             w.exit(key);
-            assert_eq!(w.turns(), ["closed claude-code"]);
+            assert_eq!(w.session_events(), ["closed claude-code"]);
         }
     }
     // The pid is another agent's by then.
@@ -361,7 +370,7 @@ fn an_answer_that_comes_late_still_counts() {
     w.dies_by_signal(one);
     let key = found(&mut w, INIT, "server", |_| {});
     w.now += TICK_NS;
-    let again = Key {
+    let again = ProcessKey {
         start: w.now,
         ..one
     };
@@ -382,42 +391,45 @@ fn what_it_has_begotten_meanwhile_is_a_member_too() {
     let tmux = found(&mut w, worker.pid, "tmux", |_| {});
     let pane = found(&mut w, tmux.pid, "bash", |_| {});
     let codex = found(&mut w, worker.pid, "codex", |_| {});
-    assert!(!w.model.is_suspect(worker), "its maker is known");
+    assert!(!w.model.is_unattributed(worker), "its maker is known");
     know(&mut w, key, "A=1;", "/srv/app", "");
     know(&mut w, codex, "", "", "");
-    assert_eq!(w.model.conclude(key), [key, worker, below]);
+    assert_eq!(w.model.attribute(key), [key, worker, below]);
     for member in [key, worker, below] {
         let node = w.model.tree.get(member).unwrap();
         assert_eq!(node.state.member.inferred, Some(Evidence::Directory));
-        let (_, directory) = w.model.sessions.grounds(node).unwrap();
+        let (_, directory) = w.model.sessions.evidence(node).unwrap();
         assert_eq!(directory, Some(Path::new("/srv/app")));
         assert_eq!(w.root_of(member), Some(one));
     }
     assert!(!w.is_member(tmux) && !w.is_member(pane));
     assert_eq!(w.root_of(codex), Some(codex));
-    assert!(w.model.conclude(key).is_empty(), "it is known by now");
+    assert!(w.model.attribute(key).is_empty(), "it is known by now");
 }
 
 #[test]
 fn nobody_is_asked_who_cannot_be_a_member() {
     let (mut w, shell) = begin();
     let orphan = found(&mut w, INIT, "server", |_| {});
-    assert!(!w.model.is_suspect(orphan), "there has been no agent");
+    assert!(!w.model.is_unattributed(orphan), "there has been no agent");
     let one = agent(&mut w, shell, "cc", "", "/srv/app");
     let member = found(&mut w, one.pid, "npm", |_| {});
     let tool = found(&mut w, INIT, "server", |image| image.pgid = member.pid);
     let child = found(&mut w, shell.pid, "make", |image| image.sid = shell.pid);
     for key in [one, member, tool, child, orphan, shell] {
-        assert!(!w.model.is_suspect(key) && w.model.wanted_of(key).is_empty());
+        assert!(!w.model.is_unattributed(key) && w.model.facts_to_attribute(key).is_empty());
     }
     let suspect = found(&mut w, INIT, "server", |_| {});
-    assert!(w.model.is_suspect(suspect));
+    assert!(w.model.is_unattributed(suspect));
     assert_eq!(
-        w.model.wanted_of(suspect),
-        [(suspect, Needs::INHERITED | Needs::UNIT)]
+        w.model.facts_to_attribute(suspect),
+        [(suspect, FactSet::INHERITED | FactSet::UNIT)]
     );
-    w.model.set_infers(false);
-    assert!(!w.model.is_suspect(suspect), "the kernel tells who is born");
+    w.model.set_infers_membership(false);
+    assert!(
+        !w.model.is_unattributed(suspect),
+        "the kernel tells who is born"
+    );
 }
 
 /// What is said of an orphan whose marks name an agent that has died, with another agent below a shell alive.
@@ -431,12 +443,15 @@ fn of_a_dead_one(environ_of_shell: Option<&str>, environ_of_other: &str) -> Opti
     let key = found(&mut w, INIT, "server", |_| {});
     w.dies_by_signal(one);
     know(&mut w, key, &marks, "", "");
-    assert_eq!(w.model.wanted_of(key), [(inner, Needs::INHERITED)]);
+    assert_eq!(
+        w.model.facts_to_attribute(key),
+        [(inner, FactSet::INHERITED)]
+    );
     match environ_of_shell {
         Some(environ) => know(&mut w, inner, &with_marks(environ), "", ""),
         None => {
             let unread = Facts::unreadable();
-            w.model.set_facts(inner, Needs::INHERITED, unread, w.now);
+            w.model.set_facts(inner, FactSet::INHERITED, unread, w.now);
         }
     }
     let said = concluded(&mut w, key);

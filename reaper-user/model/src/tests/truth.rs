@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::world::{INIT, USER, image};
-use crate::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS};
+use crate::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance, TICK_NS};
 
 pub const PROGRAMS: [&str; 6] = ["claude", "codex", "tmux", "apt", "npm", "bash"];
 
@@ -28,19 +28,19 @@ pub fn acts() -> impl Strategy<Value = Vec<Act>> {
 /// A process as it truly is.
 #[derive(Clone, Debug)]
 pub struct Proc {
-    pub key: Key,
-    pub parent: Key,
+    pub key: ProcessKey,
+    pub parent: ProcessKey,
     pub program: &'static str,
     /// The root of its session, then that of the session that one is nested in, and so on.
-    roots: Vec<Key>,
+    roots: Vec<ProcessKey>,
 }
 
 /// What truly happens, with the simplest possible account of who belongs to whom.
 #[derive(Default)]
 pub struct Truth {
-    pub live: BTreeMap<Key, Proc>,
+    pub live: BTreeMap<ProcessKey, Proc>,
     /// Roots that have exited.
-    gone: BTreeSet<Key>,
+    gone: BTreeSet<ProcessKey>,
     pub events: Vec<Event>,
     pub now: u64,
     pub next_pid: u32,
@@ -105,9 +105,15 @@ impl Truth {
         });
     }
 
-    fn born(&mut self, parent: Key, creator: Key, program: &'static str, roots: Vec<Key>) {
+    fn born(
+        &mut self,
+        parent: ProcessKey,
+        creator: ProcessKey,
+        program: &'static str,
+        roots: Vec<ProcessKey>,
+    ) {
         self.next_pid += 1;
-        let key = Key {
+        let key = ProcessKey {
             pid: self.next_pid,
             start: self.now + 1_000_000,
         };
@@ -164,7 +170,7 @@ impl Truth {
         });
     }
 
-    fn was_root(&self, key: Key) -> bool {
+    fn was_root(&self, key: ProcessKey) -> bool {
         self.live[&key].roots.first() == Some(&key)
     }
 
@@ -173,8 +179,8 @@ impl Truth {
         self.live.remove(&key);
         self.gone.insert(key);
         let ended = match how % 2 {
-            0 => Ended::Exited(0),
-            _ => Ended::Signalled {
+            0 => ExitStatus::Exited(0),
+            _ => ExitStatus::Signalled {
                 signal: 9,
                 core: false,
             },
@@ -186,7 +192,7 @@ impl Truth {
             peak_rss: 0,
             mark: None,
         });
-        let children: Vec<Key> = self
+        let children: Vec<ProcessKey> = self
             .live
             .values()
             .filter(|child| child.parent == key)
@@ -204,7 +210,7 @@ impl Truth {
     }
 
     /// The living whose root, or a root further out, is gone.
-    pub fn due(&self) -> BTreeSet<Key> {
+    pub fn due(&self) -> BTreeSet<ProcessKey> {
         let is_due = |process: &&Proc| process.roots.iter().any(|root| self.gone.contains(root));
         self.live
             .values()
@@ -214,17 +220,17 @@ impl Truth {
     }
 
     pub fn row(&self, process: &Proc) -> Event {
-        let Key { pid, start } = process.key;
+        let ProcessKey { pid, start } = process.key;
         let start = start - start % TICK_NS;
         Event {
             time: self.now,
             provenance: Provenance::Procfs,
-            kind: EventKind::Seen(Seen {
-                at: self.now,
+            kind: EventKind::Discovered(ProcEntry {
+                read_at: self.now,
                 exact: false,
                 pidfd_inode: 0,
                 mark: None,
-                key: Key { pid, start },
+                key: ProcessKey { pid, start },
                 parent: process.parent.pid,
                 uids: USER,
                 image: image(process.program, 0),
@@ -235,7 +241,7 @@ impl Truth {
     }
 }
 
-pub fn pids(keys: &BTreeSet<Key>) -> BTreeSet<u32> {
+pub fn pids(keys: &BTreeSet<ProcessKey>) -> BTreeSet<u32> {
     keys.iter().map(|key| key.pid).collect()
 }
 

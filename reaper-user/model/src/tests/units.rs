@@ -7,14 +7,14 @@ use super::restored::{left, restore};
 use super::rules::{ruled, tell, unit, world};
 use super::survival::{exact, exec, key, mark};
 use super::world::{INIT, World, image};
-use crate::event::{Ended, Image, Key, Restored};
-use crate::facts::{Facts, Known, Needs};
+use crate::event::{ExitStatus, Image, ProcessKey, RestoredSession};
+use crate::facts::{Fact, FactSet, Facts};
 use crate::policy::{Reason, Verdict};
 
 pub(super) const OWN_UNIT: &str = "[[rule]]\nname = 'own-unit'\naction = 'keep'\nown_unit = true\n";
 
 /// A child that runs a program in a cgroup.
-fn in_cgroup(w: &mut World, parent: Key, program: &str, cgroup_id: u64) -> Key {
+fn in_cgroup(w: &mut World, parent: ProcessKey, program: &str, cgroup_id: u64) -> ProcessKey {
     let child = w.fork(parent);
     let image = Image {
         cgroup_id,
@@ -25,18 +25,18 @@ fn in_cgroup(w: &mut World, parent: Key, program: &str, cgroup_id: u64) -> Key {
 }
 
 /// Its unit cannot be read.
-fn unreadable(w: &mut World, key: Key) {
-    tell(w, key, Needs::UNIT, Facts::unreadable());
+fn unreadable(w: &mut World, key: ProcessKey) {
+    tell(w, key, FactSet::UNIT, Facts::unreadable());
 }
 
 /// Whose unit is to be read before anything is said of a member.
-fn wanted_for(w: &World, key: Key) -> Option<Key> {
+fn wanted_for(w: &World, key: ProcessKey) -> Option<ProcessKey> {
     let decision = w.decide(key);
-    if decision.needs.is_none() {
+    if decision.needs.is_empty() {
         return None;
     }
     let said = (decision.verdict, decision.reason, decision.needs);
-    assert_eq!(said, (Verdict::Wait, Reason::Unread, Needs::UNIT));
+    assert_eq!(said, (Verdict::Wait, Reason::Unread, FactSet::UNIT));
     Some(decision.relative.unwrap_or(key))
 }
 
@@ -75,7 +75,7 @@ fn a_unit_of_its_own_is_one_that_is_not_its_agents() {
 
 /// An agent has ended before its unit could be read, in the cgroup of another whose own was read before it began. Gives that
 /// one, and what the agent has left in cgroups below: in its own unit, and in another.
-fn beside_one_that_was_read() -> (World, Key, [Key; 2]) {
+fn beside_one_that_was_read() -> (World, ProcessKey, [ProcessKey; 2]) {
     let mut w = world(ruled(OWN_UNIT));
     let other = in_cgroup(&mut w, INIT, "codex", 7);
     unit(&mut w, other, "vte-1.scope");
@@ -139,10 +139,10 @@ fn what_was_read_of_a_root_and_is_told_after_its_end_is_waited_for() {
     };
     let (mut w, agent, tool, read) = story();
     let found = Facts {
-        unit: Known::Is("ci.service".into()),
+        unit: Fact::Known("ci.service".into()),
         ..Facts::NOTHING
     };
-    w.model.set_facts(agent, Needs::UNIT, found, read);
+    w.model.set_facts(agent, FactSet::UNIT, found, read);
     assert_eq!(w.why(tool), "reap root_gone");
     // It was not, and nobody else can tell.
     let (mut w, agent, tool, _) = story();
@@ -154,8 +154,14 @@ fn what_was_read_of_a_root_and_is_told_after_its_end_is_waited_for() {
 fn a_root_that_is_gone_and_still_to_be_told_of_is_not_asked_in_vain() {
     let mut w = world(ruled(OWN_UNIT));
     let [root, tool] = [60, 61].map(key);
-    let gone = Some((key(61).start + 5, Ended::Exited(3)));
-    restore(&mut w, Restored { gone, ..left(root) });
+    let gone = Some((key(61).start + 5, ExitStatus::Exited(3)));
+    restore(
+        &mut w,
+        RestoredSession {
+            exited: gone,
+            ..left(root)
+        },
+    );
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     unit(&mut w, tool, "ci.service");
     assert_eq!(wanted_for(&w, tool), Some(root));
@@ -173,7 +179,7 @@ fn the_unit_of_a_nested_root_that_lives_is_read_of_that() {
     let tool = in_cgroup(&mut w, nested, "x", 9);
     unit(&mut w, tool, "run-1.scope");
     assert_eq!(wanted_for(&w, tool), None, "it lives by right of its agent");
-    w.end(agent, Ended::Exited(0), Some(INIT));
+    w.end(agent, ExitStatus::Exited(0), Some(INIT));
     assert_eq!(wanted_for(&w, tool), Some(nested));
     unit(&mut w, nested, "run-1.scope");
     assert_eq!(w.why(tool), "reap root_gone");
@@ -188,11 +194,11 @@ fn kin_of_one_that_waits_for_the_unit_of_its_root_waits_with_it() {
     let server = in_cgroup(&mut w, npm, "vite", 8);
     w.dies_by_signal(agent);
     let found = Facts {
-        unit: Known::Is("web.service".into()),
-        listening: Known::Is(true),
+        unit: Fact::Known("web.service".into()),
+        listening: Fact::Known(true),
         ..Facts::NOTHING
     };
-    tell(&mut w, server, Needs::UNIT | Needs::LISTENING, found);
+    tell(&mut w, server, FactSet::UNIT | FactSet::LISTENING, found);
     let all = [npm, server];
     assert_eq!(all.map(|key| wanted_for(&w, key)), [Some(agent); 2]);
     unreadable(&mut w, agent);
@@ -215,7 +221,7 @@ proptest! {
             None => unreadable(w, key),
         };
         let mut w = world(ruled(OWN_UNIT));
-        let beside: Vec<Key> = read.iter().map(|_| in_cgroup(&mut w, INIT, "bash", 7)).collect();
+        let beside: Vec<ProcessKey> = read.iter().map(|_| in_cgroup(&mut w, INIT, "bash", 7)).collect();
         for (key, nth) in beside.iter().zip(&read) {
             tell(&mut w, *key, *nth);
         }

@@ -8,15 +8,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidIs};
-use crate::event::{Ended, Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
+use crate::event::{
+    Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
+};
 use crate::policy::Decision;
-use crate::session::Turn;
+use crate::session::SessionEvent;
 use crate::{Model, Output, Scope};
 
 /// Pid of the program itself; nobody has it unless a story says so.
 pub const OWN_PID: u32 = 4_000_000;
 /// The init of the world: seeded, as in any.
-pub const INIT: Key = Key { pid: 1, start: 0 };
+pub const INIT: ProcessKey = ProcessKey { pid: 1, start: 0 };
 /// The user that runs everything unless a story says otherwise.
 pub const USER: Uids = Uids {
     real: 1000,
@@ -67,11 +69,11 @@ pub struct World {
     /// Who runs the programs from here on.
     pub uids: Uids,
     /// What became of sessions: `opened claude`, `root_gone claude`, …
-    pub turns: Vec<String>,
+    pub session_events: Vec<String>,
     /// All that was told, in order.
     pub events: Vec<Event>,
     /// Children by the kernel's account, which the stories are told from.
-    children: BTreeMap<Key, Vec<Key>>,
+    children: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     pub now: u64,
     next_pid: u32,
 }
@@ -86,7 +88,7 @@ impl World {
             model: Model::new(rules(), scope, OWN_PID),
             tty: 0,
             uids: USER,
-            turns: vec![],
+            session_events: vec![],
             events: vec![],
             children: BTreeMap::new(),
             now: 1_000_000_000,
@@ -114,7 +116,7 @@ impl World {
     pub fn apply(&mut self, event: Event) {
         let mut out = Vec::new();
         self.model.apply(&event, &mut out);
-        self.turns.extend(named(&self.model, &out));
+        self.session_events.extend(named(&self.model, &out));
         self.events.push(event);
         assert_consistent(&self.model);
     }
@@ -126,39 +128,45 @@ impl World {
     }
 
     /// A key nobody has had.
-    pub fn new_key(&mut self) -> Key {
+    pub fn new_key(&mut self) -> ProcessKey {
         self.next_pid += 1;
-        Key {
+        ProcessKey {
             pid: self.next_pid,
             start: self.now + 1_000_000,
         }
     }
 
-    pub fn fork(&mut self, parent: Key) -> Key {
+    pub fn fork(&mut self, parent: ProcessKey) -> ProcessKey {
         let child = self.new_key();
         self.fork_as(child, parent, parent);
         child
     }
 
     /// A fork with `CLONE_PARENT`: the child is its creator's sibling.
-    pub fn clone_parent(&mut self, creator: Key, parent: Key) -> Key {
+    pub fn clone_parent(&mut self, creator: ProcessKey, parent: ProcessKey) -> ProcessKey {
         let child = self.new_key();
         self.fork_as(child, parent, creator);
         child
     }
 
-    pub fn fork_as(&mut self, child: Key, parent: Key, creator: Key) {
+    pub fn fork_as(&mut self, child: ProcessKey, parent: ProcessKey, creator: ProcessKey) {
         self.fork_event(child, parent, creator, false);
     }
 
     /// A child that is the init of a pid namespace.
-    pub fn namespace(&mut self, parent: Key) -> Key {
+    pub fn namespace(&mut self, parent: ProcessKey) -> ProcessKey {
         let child = self.new_key();
         self.fork_event(child, parent, parent, true);
         child
     }
 
-    fn fork_event(&mut self, child: Key, parent: Key, creator: Key, namespace_init: bool) {
+    fn fork_event(
+        &mut self,
+        child: ProcessKey,
+        parent: ProcessKey,
+        creator: ProcessKey,
+        namespace_init: bool,
+    ) {
         self.children.entry(parent).or_default().push(child);
         let uids = self.uids;
         self.kernel(EventKind::Fork {
@@ -172,16 +180,17 @@ impl World {
         });
     }
 
-    pub fn exec(&mut self, key: Key, program: &str) {
+    pub fn exec(&mut self, key: ProcessKey, program: &str) {
         let image = Image::clone(&image(program, self.tty));
         self.runs(key, image);
     }
 
     /// Runs this program.
-    pub fn runs(&mut self, key: Key, image: Image) {
+    pub fn runs(&mut self, key: ProcessKey, image: Image) {
         let uids = self.uids;
-        let has =
-            |(parent, children): (&Key, &Vec<Key>)| children.contains(&key).then_some(*parent);
+        let has = |(parent, children): (&ProcessKey, &Vec<ProcessKey>)| {
+            children.contains(&key).then_some(*parent)
+        };
         let parent = self.children.iter().find_map(has);
         self.kernel(EventKind::Exec {
             key,
@@ -193,20 +202,20 @@ impl World {
         });
     }
 
-    pub fn spawn(&mut self, parent: Key, program: &str) -> Key {
+    pub fn spawn(&mut self, parent: ProcessKey, program: &str) -> ProcessKey {
         let child = self.fork(parent);
         self.exec(child, program);
         child
     }
 
     /// Exits with status 0; its children go to the world's init.
-    pub fn exit(&mut self, key: Key) {
-        self.end(key, Ended::Exited(0), Some(INIT));
+    pub fn exit(&mut self, key: ProcessKey) {
+        self.end(key, ExitStatus::Exited(0), Some(INIT));
     }
 
     /// Is ended by SIGKILL.
-    pub fn dies_by_signal(&mut self, key: Key) {
-        let ended = Ended::Signalled {
+    pub fn dies_by_signal(&mut self, key: ProcessKey) {
+        let ended = ExitStatus::Signalled {
             signal: 9,
             core: false,
         };
@@ -214,7 +223,7 @@ impl World {
     }
 
     /// Ends; `None` for an adopter: what becomes of the children is not told.
-    pub fn end(&mut self, key: Key, ended: Ended, adopter: Option<Key>) {
+    pub fn end(&mut self, key: ProcessKey, ended: ExitStatus, adopter: Option<ProcessKey>) {
         self.kernel(EventKind::Exit {
             key,
             parent: None,
@@ -233,7 +242,7 @@ impl World {
         }
     }
 
-    pub fn adopt(&mut self, child: Key, old_parent: Key, adopter: Key) {
+    pub fn adopt(&mut self, child: ProcessKey, old_parent: ProcessKey, adopter: ProcessKey) {
         self.children
             .values_mut()
             .for_each(|c| c.retain(|k| *k != child));
@@ -247,21 +256,21 @@ impl World {
     }
 
     /// A row of the process table; gives the key under which it is known from there.
-    pub fn row(&mut self, key: Key, parent: u32, program: &str) -> Key {
+    pub fn row(&mut self, key: ProcessKey, parent: u32, program: &str) -> ProcessKey {
         self.row_with(key, parent, program, |_| {})
     }
 
     pub fn row_with(
         &mut self,
-        key: Key,
+        key: ProcessKey,
         parent: u32,
         program: &str,
-        change: impl FnOnce(&mut Seen),
-    ) -> Key {
+        change: impl FnOnce(&mut ProcEntry),
+    ) -> ProcessKey {
         let start = key.start - key.start % TICK_NS;
-        let key = Key { start, ..key };
-        let mut seen = Seen {
-            at: self.now,
+        let key = ProcessKey { start, ..key };
+        let mut seen = ProcEntry {
+            read_at: self.now,
             exact: false,
             pidfd_inode: 0,
             mark: None,
@@ -273,16 +282,16 @@ impl World {
             namespace_init: false,
         };
         change(&mut seen);
-        self.tell(Provenance::Procfs, EventKind::Seen(seen));
+        self.tell(Provenance::Procfs, EventKind::Discovered(seen));
         key
     }
 
-    pub fn decide(&self, key: Key) -> Decision {
+    pub fn decide(&self, key: ProcessKey) -> Decision {
         self.model.decide(key)
     }
 
     /// The decision in words: `reap root_gone`, `keep keep_rule apt`.
-    pub fn why(&self, key: Key) -> String {
+    pub fn why(&self, key: ProcessKey) -> String {
         let decision = self.decide(key);
         let verdict = decision.verdict.name();
         let rule = decision.rule.map(|rule| format!(" {rule}"));
@@ -294,21 +303,21 @@ impl World {
     }
 
     /// The root of the innermost session of a process.
-    pub fn root_of(&self, key: Key) -> Option<Key> {
+    pub fn root_of(&self, key: ProcessKey) -> Option<ProcessKey> {
         let session = self.model.tree.get(key)?.state.member.session?;
         Some(self.model.sessions.get(session)?.root)
     }
 
-    pub fn is_member(&self, key: Key) -> bool {
+    pub fn is_member(&self, key: ProcessKey) -> bool {
         self.root_of(key).is_some()
     }
 
-    pub fn turns(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.turns)
+    pub fn session_events(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.session_events)
     }
 
     /// All decisions about all that lives.
-    pub fn decisions(&self) -> BTreeMap<Key, String> {
+    pub fn decisions(&self) -> BTreeMap<ProcessKey, String> {
         let keys = self.model.tree.iter().map(|node| node.key);
         keys.map(|key| (key, self.why(key))).collect()
     }
@@ -316,27 +325,29 @@ impl World {
 
 /// Names of what has happened to sessions.
 pub fn named(model: &Model, out: &[Output]) -> Vec<String> {
-    let turns = out.iter().filter_map(|output| match output {
-        Output::Session(turn) => Some(name(model, turn)),
+    let session_events = out.iter().filter_map(|output| match output {
+        Output::Session(session_event) => Some(name(model, session_event)),
         Output::Tree(_) => None,
     });
-    turns.collect()
+    session_events.collect()
 }
 
-fn name(model: &Model, turn: &Turn) -> String {
+fn name(model: &Model, session_event: &SessionEvent) -> String {
     let agent = |id| {
         let session = model.sessions.find(id);
         session.map_or("of a closed one".into(), |session| {
             session.agent.to_string()
         })
     };
-    match turn {
-        Turn::Opened { session, .. } => format!("opened {}", agent(*session)),
-        Turn::Restored { session } => format!("restored {}", agent(*session)),
-        Turn::Boundary { session, rule, .. } => format!("boundary {rule} in {}", agent(*session)),
-        Turn::Relaunched { session, .. } => format!("relaunched {}", agent(*session)),
-        Turn::RootGone { session } => format!("root_gone {}", agent(*session)),
-        Turn::Closed { session } => format!("closed {}", session.agent),
+    match session_event {
+        SessionEvent::Opened { session, .. } => format!("opened {}", agent(*session)),
+        SessionEvent::Restored { session } => format!("restored {}", agent(*session)),
+        SessionEvent::Boundary { session, rule, .. } => {
+            format!("boundary {rule} in {}", agent(*session))
+        }
+        SessionEvent::Relaunched { session, .. } => format!("relaunched {}", agent(*session)),
+        SessionEvent::RootExited { session } => format!("root_gone {}", agent(*session)),
+        SessionEvent::Closed { session } => format!("closed {}", session.agent),
     }
 }
 
@@ -378,14 +389,14 @@ pub fn assert_consistent(model: &Model) {
             assert_eq!(node.state.member.session, Some(session.id), "{}", node.key);
         }
         let nested = |outer| model.sessions.iter().any(|s| s.outer == Some(outer));
-        let over = session.is_empty() && session.root_gone.is_some();
+        let over = session.is_empty() && session.root_exit.is_some();
         assert!(
-            !over || nested(session.id) || model.sessions.restoring,
+            !over || nested(session.id) || model.sessions.is_restoring,
             "a session that is over is closed"
         );
         let root = tree.get(session.root);
         assert!(
-            root.is_some() || session.root_gone.is_some(),
+            root.is_some() || session.root_exit.is_some(),
             "a root lives or is gone"
         );
         assert!(session.outer != Some(session.id));

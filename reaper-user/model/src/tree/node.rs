@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use reaper_common::{MEMBER_EXEC, MEMBER_EXECS};
 
-use crate::event::{Ended, Image, Key, Mark, Provenance, Seen, Uids};
+use crate::event::{ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, Uids};
 
 /// When and from whom a process was orphaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphaned {
-    pub old_parent: Key,
+    pub old_parent: ProcessKey,
     /// Nanoseconds since boot.
     pub at: u64,
     /// Whether the old parent is the init of its PID namespace: the kernel kills all processes in that, and none of
@@ -60,13 +60,13 @@ pub trait State: Clone + Default {
 /// A living process. A zombie is none: it has exited.
 #[derive(Clone, Debug)]
 pub struct Node<S> {
-    pub key: Key,
+    pub key: ProcessKey,
     /// Start time to the ns, known once a probe has reported the process.
     pub(super) exact_start: Option<u64>,
     /// Its parent now; `None` while that is unknown.
-    pub parent: Option<Key>,
+    pub parent: Option<ProcessKey>,
     /// Its first parent; never changes.
-    pub birth_parent: Option<Key>,
+    pub birth_parent: Option<ProcessKey>,
     pub uids: Uids,
     pub image: Arc<Image>,
     /// Time when the image was reported or read last, in ns since boot; 0 for the one that it was born with.
@@ -74,13 +74,13 @@ pub struct Node<S> {
     /// Inode number of its pidfds, 0 while unknown.
     pub pidfd_inode: u64,
     /// Its entry in the kernel's map as far as is known; `None` too where it has none.
-    pub mark: Option<Mark>,
+    pub membership: Option<Membership>,
     pub orphaned: Option<Orphaned>,
     pub provenance: Provenance,
     pub kernel_thread: bool,
     pub namespace_init: bool,
     /// How the process came to be known.
-    pub(crate) seen: Sightings,
+    pub(crate) reported: Reported,
     pub(super) links: Links,
     /// State that sessions, policy and keeps hold for it.
     pub state: S,
@@ -88,9 +88,9 @@ pub struct Node<S> {
 
 /// What has been reported of a process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sightings {
+pub(crate) struct Reported {
     /// Whether a probe has reported it.
-    pub(crate) told: bool,
+    pub(crate) by_probe: bool,
     /// Whether its fork was reported: its birth parent is no adopter.
     pub(crate) forked: bool,
     /// Whether its image is its own, not the one that it was born with.
@@ -116,15 +116,15 @@ impl<S: State> Node<S> {
     }
 
     /// Its key with the start to the ns, if that is known: what the kernel calls it.
-    pub fn exact_key(&self) -> Option<Key> {
+    pub fn exact_key(&self) -> Option<ProcessKey> {
         let start = self.exact_start?;
-        Some(Key { start, ..self.key })
+        Some(ProcessKey { start, ..self.key })
     }
 
-    pub(crate) fn is(&self, key: Key) -> bool {
+    pub(crate) fn has_key(&self, key: ProcessKey) -> bool {
         match self.exact_start {
             Some(start) => start == key.start || self.key == key,
-            None => self.key.same_tick(key),
+            None => self.key.has_same_tick(key),
         }
     }
 
@@ -134,17 +134,17 @@ impl<S: State> Node<S> {
     }
 
     /// Whether a row of the process table is about it.
-    pub(super) fn is_row(&self, row: &Seen) -> bool {
+    pub(super) fn matches_entry(&self, row: &ProcEntry) -> bool {
         let start = self.start();
         match self.exact_start {
             Some(_) if row.exact => self.key.pid == row.key.pid && start == row.key.start,
-            _ => Key { start, ..self.key }.same_tick(row.key),
+            _ => ProcessKey { start, ..self.key }.has_same_tick(row.key),
         }
     }
 
     /// Whether what is from this time tells nothing older than what is known of its program, its uids and
     /// what the kernel's map has for it.
-    pub(crate) fn is_news(&self, time: u64) -> bool {
+    pub(crate) fn is_current_at(&self, time: u64) -> bool {
         time >= self.image_at
     }
 
@@ -156,28 +156,28 @@ impl<S: State> Node<S> {
 
     /// Takes note of what the kernel's map had for it at a time, after so many changes of its program or its cgroup
     /// that are being told of.
-    pub(super) fn note(&mut self, mark: Option<Mark>, time: u64, changes: u32) {
+    pub(super) fn set_membership(&mut self, mark: Option<Membership>, time: u64, changes: u32) {
         let Some(mark) = mark else { return };
-        if self.is_news(time) {
+        if self.is_current_at(time) {
             let execs = |flags: u32| flags & MEMBER_EXECS;
-            let known = self.mark.map(|known| known.flags);
+            let known = self.membership.map(|known| known.flags);
             let expected = known.map(|known| known.wrapping_add(changes * MEMBER_EXEC));
             if expected.is_some_and(|flags| execs(flags) != execs(mark.flags)) {
                 self.state.on_unseen_exec();
             }
-            self.mark = Some(mark).filter(|mark| mark.flags != 0);
+            self.membership = Some(mark).filter(|mark| mark.flags != 0);
         }
         self.state.add_flags(mark.flags);
     }
 
     /// Whether it runs another program by now than it was known to: an exec went unseen.
-    pub(super) fn is_another_program(&self, found: &Image) -> bool {
+    pub(super) fn has_other_program(&self, found: &Image) -> bool {
         let differs = |a: &[u8], b: &[u8]| !a.is_empty() && !b.is_empty() && a != b;
         let whole = !self.image.exe.starts_with("…".as_bytes());
         self.image.comm.is_empty()
             || whole && differs(&self.image.exe, &found.exe)
             // Programs rewrite their arguments, but hardly before they run.
-            || !self.seen.execed && differs(&self.image.argv, &found.argv)
+            || !self.reported.execed && differs(&self.image.argv, &found.argv)
     }
 }
 
@@ -185,14 +185,14 @@ impl<S: State> Node<S> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Birth {
     /// Who has it.
-    pub(super) parent: Option<Key>,
+    pub(super) parent: Option<ProcessKey>,
     /// Who had it first.
-    pub(super) birth_parent: Option<Key>,
-    pub(super) creator: Option<Key>,
+    pub(super) birth_parent: Option<ProcessKey>,
+    pub(super) creator: Option<ProcessKey>,
 }
 
 /// A process that has exited lately.
-pub(super) struct Gone<R> {
+pub(super) struct RecentExit<R> {
     pub(super) start: u64,
     pub(super) image: Arc<Image>,
     pub(super) remains: R,
@@ -201,12 +201,12 @@ pub(super) struct Gone<R> {
 /// A process that has exited and has living descendants.
 #[derive(Clone, Debug)]
 pub struct Exited<R> {
-    pub key: Key,
-    pub birth_parent: Option<Key>,
+    pub key: ProcessKey,
+    pub birth_parent: Option<ProcessKey>,
     pub image: Arc<Image>,
     pub uids: Uids,
     pub(crate) remains: R,
-    pub ended: Ended,
+    pub exit_status: ExitStatus,
     pub(super) born: u32,
 }
 
@@ -215,30 +215,30 @@ pub struct Exited<R> {
 pub enum Change<S> {
     /// A process is new to the tree.
     Born {
-        key: Key,
-        creator: Option<Key>,
+        key: ProcessKey,
+        creator: Option<ProcessKey>,
         provenance: Provenance,
     },
     /// It runs another program.
-    Execed { key: Key },
+    Execed { key: ProcessKey },
     /// It is in another cgroup.
-    Moved { key: Key },
+    Moved { key: ProcessKey },
     /// It is gone. Its children were orphaned by that, just now.
     Exited {
         node: Box<Node<S>>,
-        ended: Ended,
+        ended: ExitStatus,
         peak_rss: u64,
         provenance: Provenance,
-        orphans: Vec<Key>,
+        orphans: Vec<ProcessKey>,
     },
     /// It has another parent.
     Reparented {
-        key: Key,
-        old_parent: Option<Key>,
-        adopter: Option<Key>,
+        key: ProcessKey,
+        old_parent: Option<ProcessKey>,
+        adopter: Option<ProcessKey>,
         /// That made it an orphan: nobody has told of its parent's exit.
         orphaned: bool,
     },
     /// A probe has sent it a signal, of this number.
-    Signalled { key: Key, signal: u8 },
+    Signalled { key: ProcessKey, signal: u8 },
 }

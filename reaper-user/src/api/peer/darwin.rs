@@ -4,7 +4,7 @@ use std::io;
 
 use super::Target;
 use crate::source::darwin::table;
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl Target {
     /// Asks the kernel; `None` if there is no such process.
@@ -17,7 +17,7 @@ impl Target {
             let key = table::key(&process);
             Target {
                 // As /proc would have it.
-                key: Key {
+                key: ProcessKey {
                     start: key.start - key.start % TICK_NS,
                     ..key
                 },

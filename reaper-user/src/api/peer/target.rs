@@ -5,7 +5,7 @@ use std::io;
 
 use super::Target;
 use crate::source::procfs::Procfs;
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl Target {
     /// Reads /proc; `None` if there is no such process.
@@ -27,7 +27,7 @@ impl Target {
             return Ok(None);
         }
         let (real, saved) = ids(&status).ok_or(io::ErrorKind::InvalidData)?;
-        let key = Key {
+        let key = ProcessKey {
             pid,
             start: start.saturating_mul(TICK_NS),
         };

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::reap::Times;
 use crate::strays::Scanner;
 use reaper_model::Scope;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
 const SHORT: Patience = Patience {
@@ -251,7 +251,7 @@ fn the_end_of_a_tree_is_asked_for_by_its_root() {
     let ending: Claims = said.read().unwrap();
     assert_eq!(ending.processes[0].pid, 42);
     let asked = EndAsked {
-        root: Key {
+        root: ProcessKey {
             pid,
             start: 70_000_000,
         },

@@ -6,8 +6,8 @@ use super::{seconds_since, seconds_until};
 use crate::api::ask::{Group, Judged, Story, Stranger};
 use crate::export::{ended, grounds_in_words};
 use reaper_model::agent::Action;
-use reaper_model::event::Ended;
-use reaper_model::facts::Needs;
+use reaper_model::event::ExitStatus;
+use reaper_model::facts::FactSet;
 
 /// The decision about a process, and its reason.
 pub(super) fn why(story: &Story) -> String {
@@ -232,18 +232,18 @@ fn signals(story: &Story) -> String {
 }
 
 /// What has to be read.
-fn wanted(needs: Needs) -> String {
+fn wanted(needs: FactSet) -> String {
     let all = [
-        (Needs::LISTENING, "whether it listens on a port"),
-        (Needs::CPU, "how busy it is"),
-        (Needs::UNIT, "its systemd unit"),
-        (Needs::SESSION, "its terminal and session"),
-        (Needs::MARKS, "its environment"),
-        (Needs::ACTIVITY, "the activity of its tree"),
-        (Needs::STDIO, "its standard input and output"),
-        (Needs::ARGUMENTS, "its whole command line"),
+        (FactSet::LISTENING, "whether it listens on a port"),
+        (FactSet::CPU, "how busy it is"),
+        (FactSet::UNIT, "its systemd unit"),
+        (FactSet::KERNEL_SESSION, "its terminal and session"),
+        (FactSet::MARKERS, "its environment"),
+        (FactSet::ACTIVITY, "the activity of its tree"),
+        (FactSet::STDIO, "its standard input and output"),
+        (FactSet::ARGUMENTS, "its whole command line"),
     ];
-    let wanted = all.into_iter().filter(|(need, _)| needs.has(*need));
+    let wanted = all.into_iter().filter(|(need, _)| needs.contains(*need));
     let wanted: Vec<&str> = wanted.map(|(_, what)| what).collect();
     match wanted.split_last() {
         None => "what a rule asks for".into(),
@@ -275,9 +275,9 @@ fn due(story: &Story) -> Option<String> {
     let (group, at, how) = story.due.as_ref()?;
     let since = span(seconds_since(*at));
     let how = match how {
-        Ended::Exited(code) => format!("ended {since} ago with status {code}"),
-        Ended::Signalled { .. } => format!("was ended by {} {since} ago", ended(*how)),
-        Ended::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
+        ExitStatus::Exited(code) => format!("ended {since} ago with status {code}"),
+        ExitStatus::Signalled { .. } => format!("was ended by {} {since} ago", ended(*how)),
+        ExitStatus::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
     };
     Some(format!("its {} {} {how}", group.kind.name(), root(group)))
 }

@@ -9,16 +9,16 @@ use crate::api::ask::{self, Stranger};
 use crate::export::SessionRef;
 use reaper_model::agent::Action;
 use reaper_model::agent::SessionKind;
-use reaper_model::event::{Ended, Image, Key, Uids};
-use reaper_model::facts::{Needs, SessionNow};
-use reaper_model::stray::Trace;
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
+use reaper_model::facts::{FactSet, KernelSession};
+use reaper_model::leftover::EnvMarkers;
 
 /// Pids that no process has.
 const BASE: u32 = 1 << 30;
 
-fn key(n: u32) -> Key {
+fn key(n: u32) -> ProcessKey {
     let start = u64::from(n) * 1_000_000_000;
-    Key {
+    ProcessKey {
         pid: BASE + n,
         start,
     }
@@ -115,7 +115,7 @@ fn a_scan_tells_apart_what_is_found() {
             rule: None,
             until: None,
             action: None,
-            needs: Needs::NONE,
+            needs: FactSet::NONE,
         }),
         ..row(n, None)
     };
@@ -141,7 +141,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         kept: 0,
         name: name.clone(),
         kind: SessionKind::Agent,
-        root: Key { pid: 42, start: 1 },
+        root: ProcessKey { pid: 42, start: 1 },
         opened: 0,
         members: 2,
         outer: None,
@@ -153,7 +153,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         rule: None,
         until: None,
         action: None,
-        needs: Needs::NONE,
+        needs: FactSet::NONE,
     };
     Story {
         row: Row {
@@ -181,7 +181,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
 
 fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> Story {
     let mut story = story(verdict, reason);
-    let killed = Ended::Signalled {
+    let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
@@ -199,7 +199,7 @@ fn judged(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> as
         rule: rule.map(Into::into),
         until: None,
         action: None,
-        needs: Needs::NONE,
+        needs: FactSet::NONE,
     }
 }
 
@@ -240,7 +240,7 @@ fn decisions_are_told_in_a_sentence() {
         ..judged("wait", "waiting", Some("asked-for-servers"))
     };
     let unread = ask::Judged {
-        needs: Needs::LISTENING,
+        needs: FactSet::LISTENING,
         ..judged("wait", "unread", Some("asked-for-servers"))
     };
     let by_rule = || judged("keep", "keep_rule", Some("gradle"));
@@ -330,21 +330,21 @@ fn decisions_are_told_in_a_sentence() {
 fn facts_say_what_is_known_and_what_could_not_be_read() {
     let mut story = story("keep", "root_alive");
     story.facts = Facts {
-        marks: Known::Is(1),
-        unit: Known::Unreadable,
-        listening: Known::Is(false),
-        cpu: Known::Unasked,
-        session: Known::Is(SessionNow { sid: 9, tty: 0 }),
-        input: Known::Is(false),
-        inherited: Known::Is(Arc::new(Inherited {
-            trace: Trace::of(b"CLAUDECODE=1\0", true),
+        markers: Fact::Known(1),
+        unit: Fact::Unreadable,
+        listening: Fact::Known(false),
+        cpu: Fact::Unread,
+        kernel_session: Fact::Known(KernelSession { sid: 9, tty: 0 }),
+        stdin_is_terminal: Fact::Known(false),
+        inherited: Fact::Known(Arc::new(InheritedFacts {
+            env_markers: EnvMarkers::of(b"CLAUDECODE=1\0", true),
             directory: Some(Path::new("/w/app").into()),
         })),
-        conversations: Known::Unasked,
-        activity: Known::Unasked,
-        stdio: Known::Unasked,
-        arguments: Known::Unreadable,
-        script: Known::Unasked,
+        conversations: Fact::Unread,
+        activity: Fact::Unread,
+        stdio: Fact::Unread,
+        arguments: Fact::Unreadable,
+        script: Fact::Unread,
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({

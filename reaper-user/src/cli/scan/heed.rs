@@ -9,7 +9,7 @@ use crate::cli::{Failure, lock, user};
 use crate::config::Config;
 use crate::journal::history::HistoryError;
 use crate::journal::{self, recorded};
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// # Errors
 /// A daemon is at work and was not asked: it knows more, and may be ending the same processes.
@@ -32,7 +32,7 @@ pub(super) fn nobody_at_work(config: &Config) -> Result<(), Failure> {
 ///
 /// # Errors
 /// There is one that cannot be read, so that somebody may be kept of whom it cannot be told.
-pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<Key>> {
+pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<ProcessKey>> {
     let hosts = geteuid().is_root() || config.journal_dir != Config::default().journal_dir;
     let directory = if hosts {
         Some(config.journal_dir.clone())
@@ -42,7 +42,7 @@ pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<Key>> {
     directory.map_or(Ok(Vec::new()), |directory| kept_in(&directory))
 }
 
-fn kept_in(directory: &Path) -> anyhow::Result<Vec<Key>> {
+fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
     let boot_id = crate::sys::host::Host::read().boot_id;
     let context = || format!("cannot list the journals in {}", directory.display());
     let mut kept = Vec::new();
@@ -63,8 +63,8 @@ mod tests {
 
     fn keep(pid: u32) -> Keep {
         Keep {
-            key: Key { pid, start: 7 },
-            session: Key { pid: 1, start: 1 },
+            key: ProcessKey { pid, start: 7 },
+            session: ProcessKey { pid: 1, start: 1 },
             asked: true,
             tree: false,
             by: 0,

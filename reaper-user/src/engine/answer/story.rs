@@ -8,11 +8,11 @@ use super::view::View;
 use crate::api::Refusal;
 use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
 use reaper_model::Node;
-use reaper_model::event::{Ended, Key};
-use reaper_model::facts::{Facts, Known};
+use reaper_model::event::{ExitStatus, ProcessKey};
+use reaper_model::facts::{Fact, Facts};
 
 /// How an agent ends that is not let end.
-const KILLED: Ended = Ended::Signalled {
+const KILLED: ExitStatus = ExitStatus::Signalled {
     signal: 9,
     core: false,
 };
@@ -46,7 +46,7 @@ impl View<'_> {
             session: session.map(|session| self.group(session)),
             due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.ended)),
             if_killed: self.foreseen(node, KILLED),
-            if_done: self.foreseen(node, Ended::Exited(0)),
+            if_done: self.foreseen(node, ExitStatus::Exited(0)),
             stranger: self.stranger(node, &lineage),
             facts: facts(node),
             lineage,
@@ -59,8 +59,8 @@ impl View<'_> {
         })
     }
 
-    fn foreseen(&self, node: &Node, ended: Ended) -> Option<Judged> {
-        let decision = self.model.foresee(node.key, ended)?;
+    fn foreseen(&self, node: &Node, ended: ExitStatus) -> Option<Judged> {
+        let decision = self.model.decide_if_root_exits(node.key, ended)?;
         Some(self.judged(decision))
     }
 
@@ -81,7 +81,7 @@ impl View<'_> {
     }
 
     /// What is remembered of one of those from whom a process comes, and who begot it.
-    fn ancestor(&self, key: Key) -> (Ancestor, Option<Key>) {
+    fn ancestor(&self, key: ProcessKey) -> (Ancestor, Option<ProcessKey>) {
         let mut ancestor = Ancestor {
             key,
             image: None,
@@ -115,7 +115,7 @@ impl View<'_> {
         };
         ancestor.image = Some(exited.image.clone());
         ancestor.visible = self.peer.sees(exited.uids);
-        ancestor.ended = Some(exited.ended);
+        ancestor.ended = Some(exited.exit_status);
         (ancestor, exited.birth_parent)
     }
 
@@ -159,8 +159,8 @@ impl View<'_> {
 /// What has been read of it, and what its exec has told of its environment.
 fn facts(node: &Node) -> Facts {
     let mut facts = node.facts().cloned().unwrap_or_default();
-    if let (Known::Unasked, Known::Is(marked)) = (facts.marks, node.told_mark()) {
-        facts.marks = Known::Is(marked.into());
+    if let (Fact::Unread, Fact::Known(marked)) = (facts.markers, node.keep_marker()) {
+        facts.markers = Fact::Known(marked.into());
     }
     facts
 }

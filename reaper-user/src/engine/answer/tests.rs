@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::*;
 use crate::api::ask::Stranger;
 use crate::config::Config;
-use reaper_model::event::{Ended, Event, EventKind, Image, Provenance, Uids};
+use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
 use reaper_model::{Model, Scope};
 
 const RULES: &str = r#"
@@ -43,8 +43,8 @@ impl World {
     }
 
     /// A child that runs a program.
-    fn run(&mut self, parent: Option<Key>, pid: u32, program: &str, uid: u32) -> Key {
-        let key = Key {
+    fn run(&mut self, parent: Option<ProcessKey>, pid: u32, program: &str, uid: u32) -> ProcessKey {
+        let key = ProcessKey {
             pid,
             start: self.now,
         };
@@ -78,11 +78,11 @@ impl World {
         key
     }
 
-    fn exit(&mut self, key: Key, adopted: Option<(Key, Key)>) {
+    fn exit(&mut self, key: ProcessKey, adopted: Option<(ProcessKey, ProcessKey)>) {
         self.tell(EventKind::Exit {
             key,
             parent: None,
-            ended: Ended::Exited(3),
+            ended: ExitStatus::Exited(3),
             peak_rss: 0,
             mark: None,
         });
@@ -174,7 +174,7 @@ fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
             (1, true, false)
         ]
     );
-    assert_eq!(story.lineage[0].ended, Some(Ended::Exited(3)));
+    assert_eq!(story.lineage[0].ended, Some(ExitStatus::Exited(3)));
     assert_eq!(story.lineage[1].agent.as_deref(), Some("claude"));
     assert_eq!(story.adopter.map(|adopter| adopter.pid), Some(1));
     let judged = story.row.judged.unwrap();
@@ -240,8 +240,8 @@ fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
     let keep = UserKeep {
         until_awake: None,
         tree: true,
-        by: 1000,
-        made: 1,
+        by_uid: 1000,
+        made_at: 1,
     };
     assert_eq!(world.model.keep(node, keep), 1);
     let kept = |world: &World| {

@@ -9,19 +9,19 @@ use crate::export::{Grounds, SessionRef};
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::agent::{Rule, SessionKind};
-use reaper_model::policy::{Decision, Round, Verdict};
+use reaper_model::policy::{Decision, Evaluation, Verdict};
 use reaper_model::session::{Session, SessionId};
 
 /// See the module.
 pub(super) struct View<'a> {
     pub(super) model: &'a Model,
     pub(super) peer: Peer,
-    round: Round<'a>,
+    round: Evaluation<'a>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(model: &'a Model, peer: Peer) -> View<'a> {
-        let round = model.round();
+        let round = model.evaluation();
         View { model, peer, round }
     }
 
@@ -137,7 +137,7 @@ impl<'a> View<'a> {
         let kept = kept.filter(|(node, _)| self.sees(node));
         let kept = kept.map(|(node, keep)| Kept {
             row: self.row(node),
-            by: keep.by,
+            by: keep.by_uid,
             until: keep.until_awake,
             tree: keep.tree,
         });
@@ -193,10 +193,10 @@ impl<'a> View<'a> {
             name: SessionRef::from(session),
             kind: session.kind,
             root: session.root,
-            opened: session.opened,
+            opened: session.opened_at,
             members: session.members().count(),
             outer: outer.map(SessionRef::from),
-            gone: session.root_gone.map(|gone| (gone.at, gone.ended)),
+            gone: session.root_exit.map(|gone| (gone.at, gone.ended)),
         }
     }
 

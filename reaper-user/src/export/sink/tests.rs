@@ -6,7 +6,7 @@ use super::*;
 use crate::export::{GivenBack, SessionRef};
 use crate::journal::{self, Journal};
 use reaper_model::agent::SessionKind;
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// What came out, and a gate that the writer waits at.
 #[derive(Clone, Default)]
@@ -233,7 +233,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     sink.keep_in(journal.feed());
     let stopped = out.stop();
     flood(&mut sink, 4 * WAITING_MAX);
-    let first_root = Key { pid: 42, start: 7 };
+    let first_root = ProcessKey { pid: 42, start: 7 };
     let session = SessionRef {
         agent: "claude".into(),
         first_root,
@@ -242,7 +242,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
         session,
         kind: SessionKind::Agent,
         root: first_root,
-        ended: Ended::Exited(0),
+        ended: ExitStatus::Exited(0),
         members: 0,
     };
     sink.push(Record {
@@ -269,7 +269,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
 fn close_that_was_reported_before_is_not_in_the_stream() {
     let out = Slow::default();
     let (mut sink, writer) = out.start();
-    let first_root = Key { pid: 42, start: 7 };
+    let first_root = ProcessKey { pid: 42, start: 7 };
     for again in [false, true] {
         let session = SessionRef {
             agent: "claude".into(),

@@ -8,9 +8,9 @@ use hashbrown::HashMap;
 use super::look::{Subject, look};
 use crate::source::darwin::table::{Look, Procfs, ProcfsError, all, one, seen};
 use reaper_model::agent::Ruleset;
-use reaper_model::event::Key;
-use reaper_model::facts::{Known, Needs};
-use reaper_model::stray::{Row, Table, Trace};
+use reaper_model::event::ProcessKey;
+use reaper_model::facts::{Fact, FactSet};
+use reaper_model::leftover::{EnvMarkers, Row, Table};
 
 /// Reads the whole process table. Who cannot be read is among the unread.
 ///
@@ -20,24 +20,24 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
     let mut table = Table::default();
     for process in all()?.iter().filter(|process| !process.is_zombie()) {
         let Some(seen) = seen(process) else {
-            // Gone, or what was read is not of one process.
+            // RecentExit, or what was read is not of one process.
             if let Some(now) = one(process.pid)?.filter(|now| !now.is_zombie()) {
                 table.unread.insert(now.pid, Some(now.uids.effective));
             }
             continue;
         };
         let mut row = Row {
-            listening: Known::Unasked,
+            listening: Fact::Unread,
             login_uid: None,
-            unit: Known::Unreadable,
-            trace: Known::Unreadable,
+            unit: Fact::Unreadable,
+            trace: Fact::Unreadable,
             nested: false,
             inner_pid: None,
             seen,
         };
         if let Some(mut subject) = Subject::open(Path::new(""), row.seen.key) {
             let environ = subject.environ();
-            let trace = environ.map(|(environ, whole)| Trace::of(environ, whole));
+            let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
             let is_cut = row.seen.image.truncated;
             let argv = is_cut.then(|| subject.arguments(&row.seen.image));
             let script = subject.script(&row.seen.image);
@@ -50,7 +50,7 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
                     Arc::make_mut(&mut row.seen.image).script = script;
                 }
                 row.unit = subject.unit();
-                row.trace = trace.map_or(Known::Unreadable, Known::Is);
+                row.trace = trace.map_or(Fact::Unreadable, Fact::Known);
             }
         }
         table.rows.insert(process.pid, row);
@@ -65,14 +65,14 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
 pub fn listening(
     procfs: &Procfs,
     pids: Vec<u32>,
-) -> Result<HashMap<Key, Known<bool>>, ProcfsError> {
+) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
     let mut all = HashMap::new();
     for pid in pids {
         if let Look::Alive(seen) = procfs.read(pid)? {
             let found = look(
                 Path::new(""),
                 seen.key,
-                Needs::LISTENING,
+                FactSet::LISTENING,
                 None,
                 &Ruleset::default(),
             );

@@ -14,13 +14,13 @@ use crate::sys::{self, darwin};
 use reaper_model::activity::Activity;
 use reaper_model::agent::{Pattern, script_path};
 use reaper_model::conversation::{ConversationSource, Conversations};
-use reaper_model::event::{Image, Key, TICK_NS};
-use reaper_model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
-use reaper_model::stray::Trace;
+use reaper_model::event::{Image, ProcessKey, TICK_NS};
+use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
+use reaper_model::leftover::EnvMarkers;
 
 /// A process that is being looked at. All is asked by pid: that it was this very one, [`Subject::lives`] tells afterwards.
 pub(in crate::facts) struct Subject {
-    key: Key,
+    key: ProcessKey,
     unique: u64,
     given: Vec<u8>,
 }
@@ -28,7 +28,7 @@ pub(in crate::facts) struct Subject {
 impl Subject {
     /// The living process with this key. `None` if it is gone or cannot be read. There is nowhere else to look for it
     /// than where all are.
-    pub(in crate::facts) fn open(_: &Path, key: Key) -> Option<Subject> {
+    pub(in crate::facts) fn open(_: &Path, key: ProcessKey) -> Option<Subject> {
         let unique = darwin::identity(key.pid).ok()?.unique;
         let process = table::one(key.pid).ok()??;
         let subject = Subject {
@@ -36,7 +36,7 @@ impl Subject {
             unique,
             given: Vec::new(),
         };
-        key.same_tick(table::key(&process)).then_some(subject)
+        key.has_same_tick(table::key(&process)).then_some(subject)
     }
 
     /// Whether it still runs: what was read before counts only if this holds after.
@@ -57,7 +57,7 @@ impl Subject {
     /// Always `None`: what identifies a process in an agent's registry on macOS is not known here.
     pub(super) fn conversations(
         &mut self,
-        _: Key,
+        _: ProcessKey,
         _: &[Arc<ConversationSource>],
     ) -> Option<Conversations> {
         None
@@ -83,34 +83,37 @@ impl Subject {
         Some(found.into_os_string().into_vec())
     }
 
-    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.environ() {
             Some((environ, whole)) => marks(environ, whole, patterns),
-            None => Known::Unreadable,
+            None => Fact::Unreadable,
         }
     }
 
     /// `None` if that cannot be read.
-    pub(super) fn inherited(&mut self) -> Option<Inherited> {
+    pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let directory = darwin::directory(self.key.pid)?;
         let (environ, whole) = self.environ()?;
-        let (trace, home) = (Trace::of(environ, whole), home(environ));
+        let (trace, home) = (EnvMarkers::of(environ, whole), home(environ));
         // Where everybody may write, as in /tmp, anybody works.
         let shared = std::fs::metadata(&directory).ok()?.mode() & 0o002 != 0;
-        let tells = !shared && says_something(&directory, home.as_deref());
+        let tells = !shared && is_distinctive(&directory, home.as_deref());
         let directory = tells.then(|| directory.into());
-        Some(Inherited { trace, directory })
+        Some(InheritedFacts {
+            env_markers: trace,
+            directory,
+        })
     }
 
     /// There are no units: nothing is in one.
-    pub(in crate::facts) fn unit(&mut self) -> Known<Arc<str>> {
-        Known::Is("".into())
+    pub(in crate::facts) fn unit(&mut self) -> Fact<Arc<str>> {
+        Fact::Known("".into())
     }
 
-    pub(super) fn session(&mut self) -> Known<SessionNow> {
+    pub(super) fn session(&mut self) -> Fact<KernelSession> {
         let process = table::one(self.key.pid).ok().flatten();
-        process.map_or(Known::Unreadable, |process| {
-            Known::Is(SessionNow {
+        process.map_or(Fact::Unreadable, |process| {
+            Fact::Known(KernelSession {
                 sid: darwin::session(process.pid),
                 tty: process.terminal,
             })
@@ -118,8 +121,8 @@ impl Subject {
     }
 
     /// It takes the path of an open file, which is not read here.
-    pub(super) fn input(&self) -> Known<bool> {
-        Known::Unreadable
+    pub(super) fn input(&self) -> Fact<bool> {
+        Fact::Unreadable
     }
 
     /// Always `None`: connections of a process are not read on macOS.
@@ -128,7 +131,7 @@ impl Subject {
     }
 
     /// Always fails: what is at the other end of a pipe is not read on macOS.
-    pub(super) fn stdio(&self, _: Key) -> io::Result<Stdio> {
+    pub(super) fn stdio(&self, _: ProcessKey) -> io::Result<Stdio> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

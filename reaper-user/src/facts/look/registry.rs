@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::source::procfs::parse::{field, innermost_pid, is_nested, number, words};
 use reaper_model::conversation::{Conversations, Registry, is_job};
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// Most bytes that are read of one file.
 const FILE_MAX: u64 = 1 << 20;
@@ -50,7 +50,7 @@ pub(super) fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
 
 impl Process {
     /// `status` is the file of that name in `/proc/PID`.
-    pub(super) fn new(status: &[u8], key: Key) -> Option<Process> {
+    pub(super) fn new(status: &[u8], key: ProcessKey) -> Option<Process> {
         Some(Process {
             pid: innermost_pid(status)?,
             start: key.start / TICK_NS,
@@ -194,12 +194,12 @@ fn of_process<'a>(
 }
 
 /// Calls `each` with all processes that are named anywhere.
-fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(Key)) {
+fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(ProcessKey)) {
     match json {
         Value::Object(entry) => {
             for (pid, start) in names(entry, registry) {
                 let start = start.saturating_mul(TICK_NS);
-                each(Key { pid, start });
+                each(ProcessKey { pid, start });
             }
             entry
                 .values()

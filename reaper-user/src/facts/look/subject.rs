@@ -22,9 +22,9 @@ use crate::sys::{self, pidfd::Pidfd};
 use reaper_model::activity::Activity;
 use reaper_model::agent::{Pattern, script_path};
 use reaper_model::conversation::{ConversationSource, Conversations};
-use reaper_model::event::{Image, Key, TICK_NS};
-use reaper_model::facts::{Inherited, Known, SessionNow, Stdio, says_something};
-use reaper_model::stray::Trace;
+use reaper_model::event::{Image, ProcessKey, TICK_NS};
+use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
+use reaper_model::leftover::EnvMarkers;
 
 /// Most bytes of an environment that are read.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
@@ -44,14 +44,14 @@ pub(in crate::facts) struct Subject {
 impl Subject {
     /// The living process with this key, of which the start needs to be right to the tick only. `None` if
     /// it is gone or cannot be read.
-    pub(in crate::facts) fn open(root: &Path, key: Key) -> Option<Subject> {
+    pub(in crate::facts) fn open(root: &Path, key: ProcessKey) -> Option<Subject> {
         let mut path = root.join(key.pid.to_string());
         let mut dir = Dir::open(&path).ok()?;
         let mut buffer = Vec::with_capacity(4 << 10);
         dir.read("stat", &mut buffer).ok()?;
         let stat = Stat::parse(&buffer)?;
         let start = stat.start.saturating_mul(TICK_NS);
-        if !key.same_tick(Key { start, ..key }) {
+        if !key.has_same_tick(ProcessKey { start, ..key }) {
             return None;
         }
         if stat.dead() {
@@ -134,10 +134,10 @@ impl Subject {
         Some(found.into_os_string().into_vec())
     }
 
-    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Known<u64> {
+    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.settled_environ() {
             Some((environ, whole)) => marks(environ, whole, patterns),
-            None => Known::Unreadable,
+            None => Fact::Unreadable,
         }
     }
 
@@ -156,22 +156,25 @@ impl Subject {
     }
 
     /// `None` if that cannot be read.
-    pub(super) fn inherited(&mut self) -> Option<Inherited> {
+    pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let (environ, whole) = self.settled_environ()?;
-        let (trace, home) = (Trace::of(environ, whole), home(environ));
+        let (trace, home) = (EnvMarkers::of(environ, whole), home(environ));
         let place = self.path.join("cwd");
         let directory = std::fs::read_link(&place).ok()?;
         // Where everybody may write, as in /tmp, anybody works.
         let shared = std::fs::metadata(&place).ok()?.mode() & 0o002 != 0;
-        let tells = !shared && says_something(&directory, home.as_deref());
+        let tells = !shared && is_distinctive(&directory, home.as_deref());
         let directory = tells.then(|| directory.into());
-        Some(Inherited { trace, directory })
+        Some(InheritedFacts {
+            env_markers: trace,
+            directory,
+        })
     }
 
     /// Returns what connects the process with conversations of agents; `None` if its environment cannot be read.
     pub(super) fn conversations(
         &mut self,
-        key: Key,
+        key: ProcessKey,
         sources: &[Arc<ConversationSource>],
     ) -> Option<Conversations> {
         self.dir.read("status", &mut self.buffer).ok()?;
@@ -211,27 +214,27 @@ impl Subject {
         number(&self.buffer).filter(|uid| *uid != u32::MAX)
     }
 
-    pub(in crate::facts) fn unit(&mut self) -> Known<std::sync::Arc<str>> {
+    pub(in crate::facts) fn unit(&mut self) -> Fact<std::sync::Arc<str>> {
         match self.dir.read("cgroup", &mut self.buffer) {
-            Ok(()) => Known::Is(unit(&self.buffer).into()),
-            Err(_) => Known::Unreadable,
+            Ok(()) => Fact::Known(unit(&self.buffer).into()),
+            Err(_) => Fact::Unreadable,
         }
     }
 
-    pub(super) fn session(&mut self) -> Known<SessionNow> {
-        let now = self.stat(|stat| SessionNow {
+    pub(super) fn session(&mut self) -> Fact<KernelSession> {
+        let now = self.stat(|stat| KernelSession {
             sid: stat.sid,
             tty: stat.tty,
         });
-        now.map_or(Known::Unreadable, Known::Is)
+        now.map_or(Fact::Unreadable, Fact::Known)
     }
 
     /// By path, as [`Subject::listening`].
-    pub(super) fn input(&self) -> Known<bool> {
+    pub(super) fn input(&self) -> Fact<bool> {
         match std::fs::read_link(self.path.join("fd/0")) {
-            Ok(file) => Known::Is(is_terminal(file.as_os_str().as_bytes())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Known::Is(false),
-            Err(_) => Known::Unreadable,
+            Ok(file) => Fact::Known(is_terminal(file.as_os_str().as_bytes())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Fact::Known(false),
+            Err(_) => Fact::Unreadable,
         }
     }
 
@@ -295,7 +298,7 @@ impl Subject {
     }
 
     /// Looks at the other ends of standard input and output. By path, as [`Subject::listening`].
-    pub(super) fn stdio(&self, key: Key) -> io::Result<Stdio> {
+    pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {
             (Some(true), _) => Stdio::Connected,
@@ -305,7 +308,7 @@ impl Subject {
     }
 
     /// Returns whether the other end of a file is open; `None` if the file is no pipe and no socket.
-    fn other_end(&self, key: Key, number: i32) -> io::Result<Option<bool>> {
+    fn other_end(&self, key: ProcessKey, number: i32) -> io::Result<Option<bool>> {
         let path = self.path.join("fd").join(number.to_string());
         let link = match std::fs::read_link(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -454,13 +457,13 @@ mod tests {
             ] {
                 std::fs::write(dir.join(name), content).unwrap();
             }
-            let subject = Subject::open(root.path(), Key { pid: 7, start });
+            let subject = Subject::open(root.path(), ProcessKey { pid: 7, start });
             prop_assert!(subject.is_none() || Stat::parse(&stat).is_some());
             if let Some(mut subject) = subject {
                 let keep = [Pattern::argv("REAPER_KEEP=1").unwrap()];
                 let marks = subject.marks(&keep);
                 let is_there = environ.split(|b| *b == 0).any(|v| v == b"REAPER_KEEP=1");
-                prop_assert!(marks == Known::Unreadable || marks == Known::Is(u64::from(is_there)));
+                prop_assert!(marks == Fact::Unreadable || marks == Fact::Known(u64::from(is_there)));
                 subject.unit();
                 subject.session();
                 subject.used();

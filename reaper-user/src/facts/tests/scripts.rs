@@ -4,7 +4,7 @@ use super::*;
 
 /// A root directory with a script of an agent, and links to it.
 impl Fake {
-    fn script_process(&self, pid: u32) -> Key {
+    fn script_process(&self, pid: u32) -> ProcessKey {
         let key = self.process(pid);
         let at = |path: &str| self.root().join(format!("box/{path}"));
         if !at("lib").exists() {
@@ -26,7 +26,7 @@ impl Fake {
     }
 
     /// A process whose root directory nothing can be opened below.
-    fn hung(&self, pid: u32) -> Key {
+    fn hung(&self, pid: u32) -> ProcessKey {
         let key = self.process(pid);
         let root = self.root().join(format!("{pid}/root"));
         nix::unistd::mkfifo(&root, Mode::S_IRWXU).unwrap();
@@ -53,16 +53,16 @@ fn node(script: &str) -> Arc<Image> {
 }
 
 /// Whether the script of a process is the agent's.
-fn is_agent(reader: &mut Reader, key: Key, script: &str) -> Known<bool> {
+fn is_agent(reader: &mut Reader, key: ProcessKey, script: &str) -> Fact<bool> {
     reader.ask_script(key, &node(script), 1000);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
     };
-    assert_eq!((answer.key, answer.asked), (key, Needs::SCRIPT));
+    assert_eq!((answer.key, answer.asked), (key, FactSet::SCRIPT));
     match &answer.found.script {
-        Known::Is(matched) => Known::Is(matches!(matched.class, Class::Agent(_))),
-        Known::Unreadable => Known::Unreadable,
-        Known::Unasked => Known::Unasked,
+        Fact::Known(matched) => Fact::Known(matches!(matched.class, Class::Agent(_))),
+        Fact::Unreadable => Fact::Unreadable,
+        Fact::Unread => Fact::Unread,
     }
 }
 
@@ -72,17 +72,17 @@ fn links_and_relative_paths_are_resolved_below_the_own_root() {
     let mut reader = fake.script_reader();
     let key = fake.script_process(40);
     for (script, expected) in [
-        ("/lib/gemini.js", Known::Is(true)),
-        ("/absolute", Known::Is(true)),
-        ("relative", Known::Is(true)),
-        ("./chain", Known::Is(true)),
-        ("above", Known::Is(true)),
-        ("../../../../lib/gemini.js", Known::Is(true)),
-        ("/lib/other.js", Known::Is(false)),
-        ("missing", Known::Unreadable),
-        ("loop", Known::Unreadable),
-        ("pipe", Known::Unreadable),
-        ("/lib", Known::Unreadable),
+        ("/lib/gemini.js", Fact::Known(true)),
+        ("/absolute", Fact::Known(true)),
+        ("relative", Fact::Known(true)),
+        ("./chain", Fact::Known(true)),
+        ("above", Fact::Known(true)),
+        ("../../../../lib/gemini.js", Fact::Known(true)),
+        ("/lib/other.js", Fact::Known(false)),
+        ("missing", Fact::Unreadable),
+        ("loop", Fact::Unreadable),
+        ("pipe", Fact::Unreadable),
+        ("/lib", Fact::Unreadable),
     ] {
         assert_eq!(is_agent(&mut reader, key, script), expected, "{script}");
     }
@@ -97,8 +97,8 @@ fn process_outside_of_its_root_has_no_relative_script() {
     let cwd = fake.root().join("40/cwd");
     fs::remove_file(&cwd).unwrap();
     symlink("/", cwd).unwrap();
-    assert_eq!(is_agent(&mut reader, key, "relative"), Known::Unreadable);
-    assert_eq!(is_agent(&mut reader, key, "/absolute"), Known::Is(true));
+    assert_eq!(is_agent(&mut reader, key, "relative"), Fact::Unreadable);
+    assert_eq!(is_agent(&mut reader, key, "/absolute"), Fact::Known(true));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn script_of_a_real_process_is_resolved() {
     let mut reader = Reader::start("/proc", rules()).unwrap();
     reader.ask_script(key, &node("300"), 1000);
     let answers = wait(&mut reader);
-    assert!(matches!(answers[0].found.script, Known::Is(_)));
+    assert!(matches!(answers[0].found.script, Fact::Known(_)));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn hung_file_system_of_one_user_delays_no_other() {
     let fake = Fake::new();
     let mut reader = fake.script_reader();
     // Many more than there are threads.
-    let hung: Vec<Key> = (50..90).map(|pid| fake.hung(pid)).collect();
+    let hung: Vec<ProcessKey> = (50..90).map(|pid| fake.hung(pid)).collect();
     for key in &hung {
         reader.ask_script(*key, &node("x"), 1000);
     }
@@ -144,24 +144,24 @@ fn hung_file_system_of_one_user_delays_no_other() {
         answers.extend(wait(&mut reader));
     }
     let found = answers.iter().find(|answer| answer.key == fine).unwrap();
-    assert!(matches!(found.found.script, Known::Is(_)));
+    assert!(matches!(found.found.script, Fact::Known(_)));
     let at_work = SCRIPTS.of_user;
     let unread = answers
         .iter()
-        .filter(|answer| answer.found.script == Known::Unreadable);
+        .filter(|answer| answer.found.script == Fact::Unreadable);
     assert_eq!(unread.count(), hung.len() - at_work);
     // Facts that decisions wait for have threads of their own.
     let marks = ask_of_fine(&mut reader, fine);
-    assert_eq!(marks, Known::Is(1));
+    assert_eq!(marks, Fact::Known(1));
 }
 
-fn ask_of_fine(reader: &mut Reader, key: Key) -> Known<u64> {
-    reader.ask(key, Needs::MARKS, Urgency::Urgent);
+fn ask_of_fine(reader: &mut Reader, key: ProcessKey) -> Fact<u64> {
+    reader.ask(key, FactSet::MARKERS, Urgency::Urgent);
     loop {
         let answers = wait(reader);
         let mut marks = answers.iter().filter(|answer| answer.key == key);
         if let Some(answer) = marks.next() {
-            return answer.found.marks;
+            return answer.found.markers;
         }
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::history::HistoryError;
 use super::*;
 use crate::journal::recorded::recorded;
-use reaper_model::stray::Recorded;
+use reaper_model::leftover::Recorded;
 
 #[test]
 fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {

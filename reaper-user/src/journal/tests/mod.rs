@@ -19,7 +19,7 @@ use crate::export::{Body, Consumer, GivenBack, Names, Record, SessionRef, Who};
 use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::agent::SessionKind;
-use reaper_model::event::{Ended, Image, Key, Provenance, Uids};
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 
 const BOOT: &str = "5c5ab1f5-0000-4000-8000-000000000001";
 
@@ -92,9 +92,9 @@ impl World {
     }
 }
 
-fn key(pid: u32) -> Key {
+fn key(pid: u32) -> ProcessKey {
     let start = u64::from(pid) * 1_000_000;
-    Key { pid, start }
+    ProcessKey { pid, start }
 }
 
 fn session(root: u32) -> SessionRef {
@@ -147,7 +147,7 @@ fn gone(time: u64, root: u32) -> Record {
         session: session(root),
         kind: SessionKind::Agent,
         root: key(root),
-        ended: Ended::Signalled {
+        ended: ExitStatus::Signalled {
             signal: 9,
             core: false,
         },
@@ -189,7 +189,7 @@ fn decided(time: u64, who: Who, verdict: &'static str) -> Record {
 fn ended(time: u64, who: Who) -> Record {
     let body = Body::Outcome {
         who,
-        outcome: crate::reap::Outcome::Ended(Ended::Exited(3)),
+        outcome: crate::reap::Outcome::Ended(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
         memory: Some(Memory {

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
 use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// A set of processes, readable when one of them has exited. Each is told once.
 #[derive(Clone)]
@@ -15,11 +15,11 @@ pub struct Confirm(Arc<Set>);
 
 struct Set {
     queue: Kqueue,
-    known: Mutex<Known>,
+    known: Mutex<Fact>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Fact {
     /// The tokens of those that are waited for, by pid.
     waiting: HashMap<u32, u64>,
     /// Those of whom it is known otherwise that they have exited.
@@ -37,7 +37,7 @@ impl Confirm {
     }
 
     /// Waits for one more. It may be in the set already.
-    pub(super) fn add(&self, pidfd: &Pidfd, key: Key, token: u64) {
+    pub(super) fn add(&self, pidfd: &Pidfd, key: ProcessKey, token: u64) {
         let (set, pid) = (&*self.0, pidfd.pid());
         let mut known = set.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.waiting.insert(pid, token).filter(|it| *it != token) {

@@ -7,7 +7,7 @@ use crate::reap::{Failure, Outcome, Released, Step, send};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::{Key, Uids};
+use reaper_model::event::{ProcessKey, Uids};
 
 /// See the module.
 pub(super) struct Target {
@@ -45,7 +45,7 @@ impl Target {
     }
 
     /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
-    pub(super) fn signal(&mut self, key: Key, own: u32, step: Step) -> bool {
+    pub(super) fn signal(&mut self, key: ProcessKey, own: u32, step: Step) -> bool {
         let signal = step.signal();
         if self.strongest == Some(signal) {
             return false;
@@ -74,7 +74,7 @@ impl Target {
     }
 
     /// Notes what it has after its first signal.
-    pub(super) fn weigh(&mut self, key: Key, procfs: &Procfs) {
+    pub(super) fn weigh(&mut self, key: ProcessKey, procfs: &Procfs) {
         if self.memory.is_none() {
             let memory = procfs.memory(key.pid, true);
             // By then the pid may be somebody else's.
@@ -82,7 +82,7 @@ impl Target {
         }
     }
 
-    pub(super) fn told(self, key: Key, procfs: &Procfs) -> Ending {
+    pub(super) fn told(self, key: ProcessKey, procfs: &Procfs) -> Ending {
         let (outcome, at) = self.done.unwrap_or_else(|| {
             let failure = match self.refused {
                 _ if self.spared => return (Outcome::Released(Released::Unreadable), 0),

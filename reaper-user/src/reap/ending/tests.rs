@@ -10,7 +10,7 @@ use reaper_model::event::TICK_NS;
 /// A shell that may not heed SIGTERM.
 struct One {
     child: Child,
-    key: Key,
+    key: ProcessKey,
 }
 
 impl One {
@@ -28,7 +28,7 @@ impl One {
         let start = ticks * TICK_NS;
         One {
             child,
-            key: Key { pid, start },
+            key: ProcessKey { pid, start },
         }
     }
 
@@ -72,7 +72,7 @@ fn endings(grace: Duration) -> Endings {
 
 /// One round, in which these are found.
 fn round(endings: &mut Endings, one: &One) {
-    let found = endings.round(|_: &HashSet<Key>| Ok::<Due, ()>(one.due()));
+    let found = endings.round(|_: &HashSet<ProcessKey>| Ok::<Due, ()>(one.due()));
     found.unwrap();
 }
 

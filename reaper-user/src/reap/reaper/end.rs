@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use super::Reaper;
 use crate::reap::{Failure, Outcome, Report};
 use crate::sys;
-use reaper_model::event::{Ended, Key};
+use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
 /// Time limit for all pidfds together that are to confirm an exit when this program stops.
@@ -17,7 +17,7 @@ impl Reaper {
     /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,
     /// and those of which no exit record was read: these must be told by [`Reaper::ended_unrecorded`]
     /// before the next call.
-    pub fn confirm_ended(&mut self) -> (usize, Vec<Key>) {
+    pub fn confirm_ended(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
         let ready = self.confirm.ready();
         for token in &ready {
@@ -33,14 +33,17 @@ impl Reaper {
     }
 
     /// Ends a claim whose exit is confirmed, whether or not anything told how it came.
-    pub fn ended_unrecorded(&mut self, key: Key) {
+    pub fn ended_unrecorded(&mut self, key: ProcessKey) {
         if let Some(target) = self.targets.get(&key) {
-            self.finish(key, Outcome::Ended(target.ended.unwrap_or(Ended::Unknown)));
+            self.finish(
+                key,
+                Outcome::Ended(target.ended.unwrap_or(ExitStatus::Unknown)),
+            );
         }
     }
 
     /// Takes the ladders on whose time has come.
-    pub fn tick(&mut self, memory: impl Fn(Key) -> (char, u64)) {
+    pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
         let now = sys::monotonic();
         let expired: Vec<_> = self
             .ladders
@@ -66,7 +69,7 @@ impl Reaper {
         &mut self,
         session: SessionId,
         now: u64,
-        memory: &impl Fn(Key) -> (char, u64),
+        memory: &impl Fn(ProcessKey) -> (char, u64),
     ) {
         let mut stuck = Vec::new();
         let mut progress = false;
@@ -111,7 +114,7 @@ impl Reaper {
         );
     }
 
-    pub(super) fn finish(&mut self, key: Key, outcome: Outcome) {
+    pub(super) fn finish(&mut self, key: ProcessKey, outcome: Outcome) {
         let Some(target) = self.targets.remove(&key) else {
             return;
         };
@@ -148,7 +151,7 @@ impl Reaper {
     /// exit record was read: it becomes readable a moment after that.
     pub fn stop(&mut self) {
         let end = Instant::now() + CONFIRM_AT_STOP;
-        let keys: Vec<Key> = self.targets.keys().copied().collect();
+        let keys: Vec<ProcessKey> = self.targets.keys().copied().collect();
         for key in keys {
             let Some(target) = self.targets.get(&key) else {
                 continue;
@@ -159,7 +162,7 @@ impl Reaper {
             };
             let pidfd = target.pidfd.as_ref();
             let outcome = match pidfd.is_some_and(|pidfd| pidfd.wait(patience)) {
-                true => Outcome::Ended(target.ended.unwrap_or(Ended::Unknown)),
+                true => Outcome::Ended(target.ended.unwrap_or(ExitStatus::Unknown)),
                 false => Outcome::Failed(Failure::Stopped),
             };
             self.finish(key, outcome);

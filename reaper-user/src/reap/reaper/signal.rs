@@ -8,8 +8,8 @@ use crate::source::procfs::Memory;
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 use reaper_model::Model;
-use reaper_model::event::Key;
-use reaper_model::policy::Round;
+use reaper_model::event::ProcessKey;
+use reaper_model::policy::Evaluation;
 
 /// Processes that are looked at together, and then signalled: what is found out of the first is to be young still when
 /// its turn comes, and what they have in common is to be found out once.
@@ -58,7 +58,7 @@ impl Reaper {
     /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
     /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
     pub fn needs_vouching(&self, model: &Model) -> bool {
-        let unnumbered = |key: &Key| {
+        let unnumbered = |key: &ProcessKey| {
             model
                 .tree
                 .get(*key)
@@ -69,8 +69,8 @@ impl Reaper {
 
     /// What is opened and queued for its first signal. Where records were lost, the programs of these are
     /// to be read anew before they are signalled: what one has become unseen may be kept.
-    pub fn unsignalled(&self) -> Vec<Key> {
-        let unsignalled = |key: &&Key| {
+    pub fn unsignalled(&self) -> Vec<ProcessKey> {
+        let unsignalled = |key: &&ProcessKey| {
             let target = self.targets.get(*key);
             target.is_some_and(|target| target.pidfd.is_some() && target.strongest.is_none())
         };
@@ -79,7 +79,7 @@ impl Reaper {
 
     /// Closes what was opened for one of which nobody can say that it is that one, as the source could not get hold of
     /// it: when others have given their open files back, it has its turn again.
-    pub fn set_aside(&mut self, key: Key, errno: Errno) {
+    pub fn set_aside(&mut self, key: ProcessKey, errno: Errno) {
         self.queue.retain(|queued| *queued != key);
         let Some(target) = self.targets.get_mut(&key) else {
             return;
@@ -93,7 +93,7 @@ impl Reaper {
     }
 
     /// Lets go of one of which it cannot be told what it is by now.
-    pub fn spare(&mut self, key: Key) {
+    pub fn spare(&mut self, key: ProcessKey) {
         self.queue.retain(|queued| *queued != key);
         self.finish(key, Outcome::Released(Released::Unreadable));
     }
@@ -107,7 +107,7 @@ impl Reaper {
         }
     }
 
-    fn signal_some(&mut self, keys: &[Key], model: &mut Model, lossless: bool) {
+    fn signal_some(&mut self, keys: &[ProcessKey], model: &mut Model, lossless: bool) {
         let mut opened = Vec::with_capacity(keys.len());
         for key in keys.iter().copied() {
             let Some(target) = self.targets.get_mut(&key) else {
@@ -125,7 +125,7 @@ impl Reaper {
                 Some(pidfd) => opened.push((key, send::identify(model, key, pidfd))),
             }
         }
-        let round = model.round();
+        let round = model.evaluation();
         let mut asked = Vec::new();
         for (key, identified) in opened {
             match self.signal(&round, key, identified) {
@@ -171,8 +171,8 @@ impl Reaper {
     /// Gives what was sent, if anything was.
     fn signal(
         &mut self,
-        round: &Round<'_>,
-        key: Key,
+        round: &Evaluation<'_>,
+        key: ProcessKey,
         identified: Result<(), Released>,
     ) -> Result<Option<Step>, Released> {
         let Some(target) = self.targets.get_mut(&key) else {

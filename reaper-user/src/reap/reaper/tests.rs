@@ -17,7 +17,7 @@ use reaper_model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Rule
 use reaper_model::event::{Event, EventKind, Image, Provenance, Uids};
 
 /// The agent: no process that there is.
-const ROOT: Key = Key {
+const ROOT: ProcessKey = ProcessKey {
     pid: u32::MAX,
     start: 1,
 };
@@ -32,7 +32,7 @@ const TIMES: Times = Times {
 struct Orphan {
     child: Child,
     said: BufReader<ChildStdout>,
-    key: Key,
+    key: ProcessKey,
     model: Model,
     reaper: Reaper,
 }
@@ -49,7 +49,7 @@ impl Orphan {
             .unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
         said.read_line(&mut String::new()).unwrap();
-        let key = Key {
+        let key = ProcessKey {
             pid: child.id(),
             start: 2,
         };
@@ -105,11 +105,11 @@ impl Orphan {
         self.model.apply(&event, &mut Vec::new());
     }
 
-    fn exited(&mut self, key: Key) {
+    fn exited(&mut self, key: ProcessKey) {
         self.tell(EventKind::Exit {
             key,
             parent: None,
-            ended: Ended::Exited(0),
+            ended: ExitStatus::Exited(0),
             peak_rss: 0,
             mark: None,
         });
@@ -194,7 +194,7 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
         told(&orphan.reaper.take_reports()),
         (
             vec![],
-            Some((Outcome::Ended(Ended::Unknown), Some(Signal::SIGKILL)))
+            Some((Outcome::Ended(ExitStatus::Unknown), Some(Signal::SIGKILL)))
         )
     );
 }
@@ -207,7 +207,7 @@ fn process_that_has_exited_at_stop_is_no_failure() {
         assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
         orphan.last_words();
         let node = orphan.model.tree.get(orphan.key).unwrap().clone();
-        let ended = Ended::Signalled {
+        let ended = ExitStatus::Signalled {
             signal: 9,
             core: false,
         };
@@ -215,7 +215,11 @@ fn process_that_has_exited_at_stop_is_no_failure() {
             orphan.reaper.exited(&node, ended, &[]);
         }
         orphan.reaper.stop();
-        let expected = if is_recorded { ended } else { Ended::Unknown };
+        let expected = if is_recorded {
+            ended
+        } else {
+            ExitStatus::Unknown
+        };
         let (_, outcome) = told(&orphan.reaper.take_reports());
         let (outcome, _) = outcome.unwrap();
         assert_eq!(outcome, Outcome::Ended(expected), "{is_recorded}");
@@ -265,11 +269,11 @@ fn one_that_ends_of_anothers_signal_was_reaped() {
             assert!(orphan.reaper.is_claimed(orphan.key), "how is not known");
         }
         let node = orphan.model.tree.get(orphan.key).unwrap().clone();
-        orphan.reaper.exited(&node, Ended::Exited(1), &[]);
+        orphan.reaper.exited(&node, ExitStatus::Exited(1), &[]);
         reports.extend(orphan.signal());
         orphan.reaper.confirm_ended();
         reports.extend(orphan.reaper.take_reports());
-        let ended = (Outcome::Ended(Ended::Exited(1)), Some(Signal::SIGTERM));
+        let ended = (Outcome::Ended(ExitStatus::Exited(1)), Some(Signal::SIGTERM));
         assert_eq!(told(&reports), (vec![], Some(ended)), "{when}");
     }
 }

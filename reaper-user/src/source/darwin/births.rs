@@ -4,18 +4,18 @@
 //! that was orphaned before anybody looked as a child of pid 1.
 
 use crate::source::scan::table::exit;
-use reaper_model::event::{Ended, EventKind, Key, Seen, Uids};
+use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey, Uids};
 
 /// One of them.
 pub struct Birth {
-    pub key: Key,
+    pub key: ProcessKey,
     /// Whom it was born to, if that was ever seen and is not its parent by now.
-    pub maker: Option<Key>,
+    pub maker: Option<ProcessKey>,
     pub uids: Uids,
     /// Pid of its parent by now.
     pub parent: u32,
     /// `None` for one that has exited since.
-    pub row: Option<Seen>,
+    pub row: Option<ProcEntry>,
 }
 
 /// All of a pass.
@@ -31,19 +31,19 @@ impl Births {
                 tell(birth.fork(maker));
             }
             if let Some(row) = &birth.row {
-                tell(EventKind::Seen(row.clone()));
+                tell(EventKind::Discovered(row.clone()));
             }
         }
         // Nobody is orphaned who is gone.
         for birth in self.0.iter().rev().filter(|birth| birth.row.is_none()) {
-            tell(exit(birth.key, Ended::Unknown));
+            tell(exit(birth.key, ExitStatus::Unknown));
         }
     }
 
     /// Who has those whose makers were gone before they were found: nothing else tells. `living` gives who has a pid.
     pub fn tell_adoptions(
         &self,
-        living: impl Fn(u32) -> Option<Key>,
+        living: impl Fn(u32) -> Option<ProcessKey>,
         mut tell: impl FnMut(EventKind),
     ) {
         for birth in self.0.iter().filter(|birth| birth.row.is_some()) {
@@ -63,7 +63,7 @@ impl Births {
 
 impl Birth {
     /// What would have been told when it was made.
-    fn fork(&self, maker: Key) -> EventKind {
+    fn fork(&self, maker: ProcessKey) -> EventKind {
         EventKind::Fork {
             child: self.key,
             parent: Some(maker),
@@ -86,21 +86,21 @@ mod tests {
     use reaper_model::Tree;
     use reaper_model::event::{Event, Image, Provenance};
 
-    fn key(pid: u32) -> Key {
-        Key {
+    fn key(pid: u32) -> ProcessKey {
+        ProcessKey {
             pid,
             start: u64::from(pid) * 1_000_003,
         }
     }
 
-    fn row(pid: u32, parent: u32) -> Seen {
+    fn row(pid: u32, parent: u32) -> ProcEntry {
         let image = Image {
             comm: format!("p{pid}").into(),
             exe: format!("/bin/p{pid}").into(),
             ..Image::default()
         };
-        Seen {
-            at: 1 << 40,
+        ProcEntry {
+            read_at: 1 << 40,
             key: key(pid),
             exact: true,
             pidfd_inode: u64::from(pid) + 1000,
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    fn told(mut births: Births, living: impl Fn(u32) -> Option<Key>) -> Vec<EventKind> {
+    fn told(mut births: Births, living: impl Fn(u32) -> Option<ProcessKey>) -> Vec<EventKind> {
         let mut told = Vec::new();
         births.tell(|kind| told.push(kind));
         births.tell_adoptions(living, |kind| told.push(kind));
@@ -138,7 +138,7 @@ mod tests {
             birth(forked, Some(agent), agent, false),
         ]);
         let living = |pid| [1, agent, orphan].contains(&pid).then(|| key(pid));
-        let known = [row(1, 0), row(agent, 1)].map(EventKind::Seen);
+        let known = [row(1, 0), row(agent, 1)].map(EventKind::Discovered);
         let mut tree = Tree::default();
         for kind in known.into_iter().chain(told(births, living)) {
             let event = Event {
@@ -171,13 +171,13 @@ mod tests {
             if count > 0 {
                 births.rotate_left(order.index(count));
             }
-            let makers: Vec<(Key, Key)> =
+            let makers: Vec<(ProcessKey, ProcessKey)> =
                 births.iter().filter_map(|birth| Some((birth.maker?, birth.key))).collect();
             let dead = births.iter().filter(|birth| birth.row.is_none()).count();
             let told = told(Births(births), |pid| (pid == 1).then(|| key(1)));
-            let at = |key: Key| told.iter().position(|kind| match kind {
+            let at = |key: ProcessKey| told.iter().position(|kind| match kind {
                 EventKind::Fork { child, .. } => *child == key,
-                EventKind::Seen(seen) => seen.key == key,
+                EventKind::Discovered(seen) => seen.key == key,
                 _ => false,
             });
             for (maker, made) in makers {
@@ -186,7 +186,7 @@ mod tests {
             let is_end = |kind: &&EventKind| matches!(kind, EventKind::Exit { .. });
             let after = told.iter().skip_while(|kind| !is_end(kind));
             let is_birth = |kind: &EventKind| {
-                matches!(kind, EventKind::Fork { .. } | EventKind::Seen(_))
+                matches!(kind, EventKind::Fork { .. } | EventKind::Discovered(_))
             };
             prop_assert!(!after.into_iter().any(is_birth));
             prop_assert_eq!(told.iter().filter(is_end).count(), dead);

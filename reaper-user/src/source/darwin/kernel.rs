@@ -13,7 +13,7 @@ use crate::source::scan::Options;
 use crate::sys;
 use crate::sys::darwin;
 use crate::sys::pidfd::no_word_of;
-use reaper_model::event::{Key, Seen};
+use reaper_model::event::{ProcEntry, ProcessKey};
 
 /// What the timer is called.
 const TIMER: usize = 1;
@@ -32,7 +32,7 @@ pub enum ScanError {
     Wait(#[source] Errno),
 }
 
-/// Holds what was asked for, and tells of it.
+/// ConditionResult what was asked for, and tells of it.
 pub struct Queue(Kqueue);
 
 impl Scan {
@@ -67,11 +67,11 @@ impl Kernel for Queue {
         rows()
     }
 
-    fn key(&self, process: &Process) -> Key {
+    fn key(&self, process: &Process) -> ProcessKey {
         key(process)
     }
 
-    fn seen(&self, process: &Process) -> Option<Seen> {
+    fn seen(&self, process: &Process) -> Option<ProcEntry> {
         seen(process)
     }
 

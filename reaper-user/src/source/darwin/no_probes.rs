@@ -12,7 +12,7 @@ use reaper_common::{RawKey, RootExit, SessionState};
 
 use crate::source::{Drained, Lost};
 use reaper_model::agent::NameTable;
-use reaper_model::event::{Event, Key, Mark};
+use reaper_model::event::{Event, Membership, ProcessKey};
 
 /// Why they cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -121,11 +121,11 @@ impl State {
         failure() -> Option<SourceError>;
         room() -> u32;
         roster() -> Result<Roster, SourceError>;
-        set_mark(Key, Option<Mark>, Option<Mark>) -> Result<bool, SourceError>;
-        remove(Key) -> Done;
-        sessions() -> Vec<(Key, SessionState)>;
-        root_exit(Key) -> Option<RootExit>;
-        set_session(Key, Option<&SessionState>) -> Done;
+        set_mark(ProcessKey, Option<Membership>, Option<Membership>) -> Result<bool, SourceError>;
+        remove(ProcessKey) -> Done;
+        sessions() -> Vec<(ProcessKey, SessionState)>;
+        root_exit(ProcessKey) -> Option<RootExit>;
+        set_session(ProcessKey, Option<&SessionState>) -> Done;
         set_names(&NameTable) -> Done;
         set_idle(bool) -> Done;
         set_ladders(bool) -> Done;
@@ -177,7 +177,7 @@ impl Release {
 pub struct Roster;
 
 impl Roster {
-    pub fn read(&self) -> HashMap<Key, Mark> {
+    pub fn read(&self) -> HashMap<ProcessKey, Membership> {
         HashMap::new()
     }
 }
@@ -194,7 +194,7 @@ impl Table {
 }
 
 pub struct Row {
-    pub key: Key,
+    pub key: ProcessKey,
     pub pidfd_inode: u64,
 }
 
@@ -211,7 +211,7 @@ impl AsFd for Logger {
 }
 
 /// A key as maps in the kernel would have it.
-pub fn raw_key(key: Key) -> RawKey {
+pub fn raw_key(key: ProcessKey) -> RawKey {
     RawKey {
         pid: key.pid,
         _pad: 0,
@@ -220,8 +220,8 @@ pub fn raw_key(key: Key) -> RawKey {
 }
 
 /// The same the other way; `None` for nobody.
-pub fn model_key(key: RawKey) -> Option<Key> {
-    (key.pid != 0).then_some(Key {
+pub fn model_key(key: RawKey) -> Option<ProcessKey> {
+    (key.pid != 0).then_some(ProcessKey {
         pid: key.pid,
         start: key.start_ns,
     })

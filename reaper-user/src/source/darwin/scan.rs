@@ -24,7 +24,7 @@ use crate::source::scan::pace::{Found, Pace};
 use crate::source::scan::table::{Glimpse, Print, Table, exit, parents_first};
 use crate::source::{Drained, Flaw};
 use crate::sys;
-use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Seen};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
 /// Of how many that have exited the names are remembered, for children that are found later.
 const PAST_MAX: usize = 4096;
@@ -45,10 +45,10 @@ pub trait Kernel {
     /// They cannot be listed.
     fn rows(&mut self) -> Result<(Vec<Process>, usize), Self::Error>;
 
-    fn key(&self, process: &Process) -> Key;
+    fn key(&self, process: &Process) -> ProcessKey;
 
     /// A living process in full; `None` if it is gone by now.
-    fn seen(&self, process: &Process) -> Option<Seen>;
+    fn seen(&self, process: &Process) -> Option<ProcEntry>;
 
     /// Who has the pid, if anybody who lives does.
     fn identity(&self, pid: u32) -> Option<Identity>;
@@ -83,13 +83,13 @@ pub struct Scan<K> {
     /// By pid.
     watched: HashMap<u32, Watched>,
     /// By what the kernel calls them, which they are known by also when they are gone.
-    names: HashMap<u64, Key>,
+    names: HashMap<u64, ProcessKey>,
     /// Those of `names` that are gone, the oldest first.
     past: VecDeque<u64>,
     /// When the next pass is due as the timer has it.
     armed: u64,
     /// Those who were not there any more in the last pass, though the kernel had not told that they have exited.
-    missing: HashSet<Key>,
+    missing: HashSet<ProcessKey>,
     /// Who has changed and could not be read in full at the last pass.
     unread: HashSet<u32>,
     /// How many rows could not be understood in a pass at most: so many have been told of.
@@ -102,7 +102,7 @@ pub struct Scan<K> {
 
 /// One of whom the kernel tells.
 struct Watched {
-    key: Key,
+    key: ProcessKey,
     identity: Identity,
     /// How many times it has told of an exec.
     execs: u64,
@@ -181,10 +181,10 @@ impl<K: Kernel> Scan<K> {
     }
 
     /// The kernel tells of the ends of all whom it lets be watched: nothing has to be asked for.
-    pub fn follow(&mut self, _: Key, _: bool) {}
+    pub fn follow(&mut self, _: ProcessKey, _: bool) {}
 
     /// Whether the process is still the one that has been told of under this key, as of a pass that did not fail.
-    pub fn vouches(&self, key: Key) -> bool {
+    pub fn vouches(&self, key: ProcessKey) -> bool {
         if self.failing || self.unread.contains(&key.pid) {
             return false;
         }
@@ -201,7 +201,7 @@ impl<K: Kernel> Scan<K> {
         if ended.is_empty() {
             return;
         }
-        let mut keys: Vec<Key> = ended.keys().copied().collect();
+        let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
         keys.sort_by_key(|key| (key.start, key.pid));
         // Nobody is orphaned who is gone.
         let order = parents_first(&keys, |key| self.table.parent(key));
@@ -210,18 +210,21 @@ impl<K: Kernel> Scan<K> {
             self.forget(key.pid);
             tell(exit(
                 key,
-                ended.get(&key).copied().unwrap_or(Ended::Unknown),
+                ended.get(&key).copied().unwrap_or(ExitStatus::Unknown),
             ));
         }
         self.pace.hurry(self.kernel.now());
     }
 
     /// Takes in what was told of one; gives its end, if that is what it was.
-    fn told(&mut self, told: Told) -> Option<(Key, Ended)> {
+    fn told(&mut self, told: Told) -> Option<(ProcessKey, ExitStatus)> {
         match told {
             Told::Exit { pid, status } => {
                 let key = self.watched.get(&pid)?.key;
-                Some((key, status.map_or(Ended::Unknown, Ended::from_wait_status)))
+                Some((
+                    key,
+                    status.map_or(ExitStatus::Unknown, ExitStatus::from_wait_status),
+                ))
             }
             Told::Change { pid, exec } => {
                 self.watched.get_mut(&pid)?.execs += u64::from(exec);
@@ -281,7 +284,7 @@ impl<K: Kernel> Scan<K> {
         let (watched, before) = (&self.watched, std::mem::take(&mut self.missing));
         let missing = RefCell::new(HashSet::new());
         // Of whom the kernel tells, but not for ever: one may have been on its way out when it was asked.
-        let held = |key: Key| {
+        let held = |key: ProcessKey| {
             let told = watched.get(&key.pid);
             let told = told.is_some_and(|watched| watched.key == key && watched.told);
             told && !before.contains(&key) && missing.borrow_mut().insert(key)
@@ -294,18 +297,18 @@ impl<K: Kernel> Scan<K> {
         let rows = wanted
             .into_iter()
             .filter_map(|pid| self.kernel.seen(living.get(&pid)?));
-        let rows: Vec<Seen> = rows.collect();
+        let rows: Vec<ProcEntry> = rows.collect();
         for row in &rows {
             self.unread.remove(&row.key.pid);
         }
         let gone = differences.gone.clone();
-        let new: HashSet<Key> = differences.new.iter().map(|new| new.key).collect();
+        let new: HashSet<ProcessKey> = differences.new.iter().map(|new| new.key).collect();
         let (mut programs, mut rest) = (Vec::new(), Vec::new());
         self.table.take_in(differences, rows, |kind| match kind {
-            EventKind::Seen(row) if new.contains(&row.key) => {
+            EventKind::Discovered(row) if new.contains(&row.key) => {
                 births.0.push(born(row, &self.watched, &self.names));
             }
-            kind @ (EventKind::Exec { .. } | EventKind::Seen(_)) => programs.push(kind),
+            kind @ (EventKind::Exec { .. } | EventKind::Discovered(_)) => programs.push(kind),
             kind => rest.push(kind),
         });
         // Whoever is a boundary by now is one to those whom it has borne.
@@ -401,7 +404,7 @@ impl<K: AsFd> AsFd for Scan<K> {
 }
 
 /// A short look at a process.
-fn glimpse(key: Key, process: &Process, watched: Option<&Watched>) -> Glimpse {
+fn glimpse(key: ProcessKey, process: &Process, watched: Option<&Watched>) -> Glimpse {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
     comm[..shown].copy_from_slice(&process.comm[..shown]);
@@ -423,7 +426,11 @@ fn glimpse(key: Key, process: &Process, watched: Option<&Watched>) -> Glimpse {
 }
 
 /// What is to be told of one that is found.
-fn born(row: Seen, watched: &HashMap<u32, Watched>, names: &HashMap<u64, Key>) -> Birth {
+fn born(
+    row: ProcEntry,
+    watched: &HashMap<u32, Watched>,
+    names: &HashMap<u64, ProcessKey>,
+) -> Birth {
     let watched = watched.get(&row.key.pid).filter(|of| of.key == row.key);
     let maker = watched.and_then(|watched| names.get(&watched.identity.parent));
     Birth {

@@ -15,7 +15,7 @@ use super::kinfo::Process;
 pub use crate::source::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
-use reaper_model::event::{Image, Key, Seen, TICK_NS};
+use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 /// Something that cannot be read of the process table.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +75,9 @@ impl Procfs {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn glance(&self, key: Key) -> Result<Glance, ProcfsError> {
-        let lives = |process: &Process| !process.is_zombie() && key.same_tick(self::key(process));
+    pub fn glance(&self, key: ProcessKey) -> Result<Glance, ProcfsError> {
+        let lives =
+            |process: &Process| !process.is_zombie() && key.has_same_tick(self::key(process));
         Ok(match one(key.pid)?.filter(lives) {
             Some(Process { parent, .. }) => Glance::Alive { parent },
             None => Glance::Gone,
@@ -100,7 +101,7 @@ impl Procfs {
     }
 
     /// Memory that this very process has resident, in bytes; `None` if it is gone or another user's.
-    pub fn rss_of(&self, key: Key) -> Option<u64> {
+    pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
         let alive = matches!(self.glance(key), Ok(Glance::Alive { .. }));
         // Still it, so that was its too.
@@ -184,19 +185,19 @@ pub fn one(pid: u32) -> Result<Option<Process>, ProcfsError> {
 /// The kernel has its start by the wall clock of then. It is counted from the start of pid 1, which is the same for
 /// all who ask until the next boot, whatever the clock is set to meanwhile; so it is not told twice in two ways. Where the
 /// clock was set since the boot, ages are wrong by that much.
-pub fn key(process: &Process) -> Key {
+pub fn key(process: &Process) -> ProcessKey {
     static BOOT: LazyLock<u64> = LazyLock::new(|| {
         let first = one(1).ok().flatten().map(|first| first.began);
         first.or_else(darwin::booted).unwrap_or(0)
     });
-    Key {
+    ProcessKey {
         pid: process.pid,
         start: process.began.saturating_sub(*BOOT).saturating_mul(1000),
     }
 }
 
 /// A living process in full; `None` if it is gone by now.
-pub fn seen(process: &Process) -> Option<Seen> {
+pub fn seen(process: &Process) -> Option<ProcEntry> {
     let at = sys::boot_time();
     let identity = darwin::identity(process.pid).ok()?;
     let given = darwin::arguments(process.pid).unwrap_or_default();
@@ -219,8 +220,8 @@ pub fn seen(process: &Process) -> Option<Seen> {
     let listed = one(process.pid)
         .ok()?
         .is_some_and(|now| now.began == process.began);
-    (same && listed).then(|| Seen {
-        at,
+    (same && listed).then(|| ProcEntry {
+        read_at: at,
         exact: true,
         pidfd_inode: identity.unique,
         mark: None,

@@ -26,7 +26,7 @@ use super::{Drained, Lost};
 use load::{Loaded, Prepared};
 use pins::{PinError, PinOptions, Place};
 use reaper_model::agent::NameTable;
-use reaper_model::event::{Event, Key};
+use reaper_model::event::{Event, ProcessKey};
 
 pub use error::SourceError;
 pub use ring::{Release, Ring};
@@ -362,19 +362,19 @@ fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, SourceError> {
 }
 
 /// A key as the kernel's maps have it.
-pub fn raw_key(key: Key) -> RawKey {
+pub fn raw_key(key: ProcessKey) -> RawKey {
     record::raw(key)
 }
 
 /// The same the other way; `None` for nobody.
-pub fn model_key(key: RawKey) -> Option<Key> {
+pub fn model_key(key: RawKey) -> Option<ProcessKey> {
     record::visible(key)
 }
 
 /// A living process as the kernel lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    pub key: Key,
+    pub key: ProcessKey,
     /// Inode number of its pidfds, 0 where the kernel gives none.
     pub pidfd_inode: u64,
 }

@@ -8,8 +8,10 @@ use reaper_common::{
 };
 
 use crate::sys::cgroup::tell_units;
-use reaper_model::event::{Ended, Event, EventKind, Image, Key, Mark, Provenance, Uids};
-use reaper_model::facts::Known;
+use reaper_model::event::{
+    Event, EventKind, ExitStatus, Image, Membership, ProcessKey, Provenance, Uids,
+};
+use reaper_model::facts::Fact;
 
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 
@@ -64,7 +66,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
             let kind = EventKind::Exit {
                 key: key(r.process),
                 parent: visible(r.parent),
-                ended: Ended::from_wait_status(r.status),
+                ended: ExitStatus::from_wait_status(r.status),
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
                 mark: Some(mark(r.member)),
             };
@@ -123,15 +125,15 @@ fn signalled(process: RawKey, signal: u32) -> EventKind {
     }
 }
 
-pub(super) fn key(raw: RawKey) -> Key {
-    Key {
+pub(super) fn key(raw: RawKey) -> ProcessKey {
+    ProcessKey {
         pid: raw.pid,
         start: raw.start_ns,
     }
 }
 
 /// The same the other way.
-pub(super) fn raw(key: Key) -> RawKey {
+pub(super) fn raw(key: ProcessKey) -> RawKey {
     RawKey {
         pid: key.pid,
         _pad: 0,
@@ -140,14 +142,14 @@ pub(super) fn raw(key: Key) -> RawKey {
 }
 
 /// What the map of members says.
-pub(super) fn mark(member: Member) -> Mark {
-    Mark {
+pub(super) fn mark(member: Member) -> Membership {
+    Membership {
         session: visible(member.session),
         flags: member.flags,
     }
 }
 
-pub(super) fn visible(raw: RawKey) -> Option<Key> {
+pub(super) fn visible(raw: RawKey) -> Option<ProcessKey> {
     (raw.pid != 0).then(|| key(raw))
 }
 
@@ -169,10 +171,10 @@ fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image 
         argv_full_len: fixed.argv_full_len,
         truncated: fixed.argv_len < fixed.argv_full_len,
         script: Vec::new(),
-        keep_mark: match fixed.environment {
-            ENVIRONMENT_UNMARKED => Known::Is(false),
-            ENVIRONMENT_KEEP => Known::Is(true),
-            _ => Known::Unasked,
+        keep_marker: match fixed.environment {
+            ENVIRONMENT_UNMARKED => Fact::Known(false),
+            ENVIRONMENT_KEEP => Fact::Known(true),
+            _ => Fact::Unread,
         },
         cgroup_id: told(fixed.cgroup_id),
         pgid: fixed.pgid,

@@ -13,7 +13,7 @@ use super::record::{key, mark, raw};
 use super::{Lost, SourceError};
 use crate::sys::{self, Counters};
 use reaper_model::agent::NameTable;
-use reaper_model::event::{Key, Mark};
+use reaper_model::event::{Membership, ProcessKey};
 
 /// Whether a pinned map has the kind and the sizes that one of this name has here.
 pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
@@ -48,7 +48,7 @@ impl Roster {
     }
 
     /// All who are followed, as of now: who comes or goes meanwhile may be in it or not.
-    pub fn read(&self) -> std::collections::HashMap<Key, Mark> {
+    pub fn read(&self) -> std::collections::HashMap<ProcessKey, Membership> {
         // One that is removed under the reader's feet sends it back to the beginning, but not for ever.
         let rows = self.0.iter().filter_map(Result::ok).take(4 * self.1);
         let row = |(k, v)| (key(RawKey::from_bytes(&k)), mark(Member::from_bytes(&v)));
@@ -136,7 +136,7 @@ impl State {
     }
 
     /// Whether a process is followed.
-    pub fn is_followed(&self, of: Key) -> bool {
+    pub fn is_followed(&self, of: ProcessKey) -> bool {
         self.members.get(&raw(of).to_bytes(), 0).is_ok()
     }
 
@@ -148,9 +148,9 @@ impl State {
     /// The map cannot be written.
     pub fn set_mark(
         &mut self,
-        of: Key,
-        wanted: Option<Mark>,
-        known: Option<Mark>,
+        of: ProcessKey,
+        wanted: Option<Membership>,
+        known: Option<Membership>,
     ) -> Result<bool, SourceError> {
         let (key, slot) = (raw(of), crowd_slot(of.pid));
         let at = key.to_bytes();
@@ -207,7 +207,7 @@ impl State {
     ///
     /// # Errors
     /// The map cannot be written.
-    pub fn remove(&mut self, of: Key) -> Result<(), SourceError> {
+    pub fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
         match self.members.remove(&raw(of).to_bytes()) {
             Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
             Err(error) => drop(self.absent_or(error)?),
@@ -216,14 +216,14 @@ impl State {
     }
 
     /// All sessions, by their first roots.
-    pub fn sessions(&self) -> Vec<(Key, SessionState)> {
+    pub fn sessions(&self) -> Vec<(ProcessKey, SessionState)> {
         let rows = self.sessions.iter().filter_map(Result::ok);
         rows.map(|(k, v)| (key(RawKey::from_bytes(&k)), SessionState::from_bytes(&v)))
             .collect()
     }
 
     /// The exit of a session's root, if a probe has left word of it: of which one, it does not say.
-    pub fn root_exit(&self, first_root: Key) -> Option<RootExit> {
+    pub fn root_exit(&self, first_root: ProcessKey) -> Option<RootExit> {
         let bytes = self.exits.get(&raw(first_root).to_bytes(), 0).ok()?;
         Some(RootExit::from_bytes(&bytes))
     }
@@ -234,7 +234,7 @@ impl State {
     /// The map cannot be written, or is full.
     pub fn set_session(
         &mut self,
-        first_root: Key,
+        first_root: ProcessKey,
         state: Option<&SessionState>,
     ) -> Result<(), SourceError> {
         let at = raw(first_root).to_bytes();

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use crate::source::procfs::parse::{Stat, namespace_init, uids};
 use crate::source::procfs::{Dir, Procfs};
-use reaper_model::event::{Key, TICK_NS, Uids};
+use reaper_model::event::{ProcessKey, TICK_NS, Uids};
 
 /// Tells the number that the kernel has given whoever has a pid: one that is never used again, or 0 where it gives none
 /// (before 6.9), or nobody has the pid, or it cannot be read.
@@ -67,11 +67,11 @@ impl Glimpses {
     }
 
     /// What has become of it. Where its number is known (not 0), that tells it from another that has its pid and tick.
-    pub fn state(&mut self, key: Key, number: u64) -> State {
+    pub fn state(&mut self, key: ProcessKey, number: u64) -> State {
         let found = match self.glimpse(key.pid) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return State::Hidden,
             Err(_) => return State::Unknown,
-            Ok(Some(found)) if found.key(key.pid).same_tick(key) && !found.over => found,
+            Ok(Some(found)) if found.key(key.pid).has_same_tick(key) && !found.over => found,
             Ok(_) => return State::Gone,
         };
         let now = match number {
@@ -126,8 +126,8 @@ impl Glimpses {
 }
 
 impl Glimpse {
-    pub fn key(&self, pid: u32) -> Key {
-        Key {
+    pub fn key(&self, pid: u32) -> ProcessKey {
+        ProcessKey {
             pid,
             start: self.start,
         }

@@ -29,7 +29,7 @@ use crate::sys::pidfd::Pidfd;
 pub use error::ConnectorError;
 use inbox::Inbox;
 use listening::Listening;
-use reaper_model::event::{Event, Key};
+use reaper_model::event::{Event, ProcessKey};
 use translate::Translator;
 
 /// Room for what is told while it is asked.
@@ -192,12 +192,12 @@ impl ProcConnector {
     }
 
     /// Whether the process is still the one that has been told of under this key, by its number, or its tick in /proc.
-    pub fn vouches(&mut self, key: Key) -> bool {
+    pub fn vouches(&mut self, key: ProcessKey) -> bool {
         self.translator.lives(key)
     }
 
     /// See [`Translator::take_over`].
-    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+    pub fn take_over(&mut self, keys: impl Iterator<Item = ProcessKey>) {
         self.translator.take_over(keys);
     }
 

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::parse::What;
 use super::*;
-use reaper_model::event::{Ended, EventKind, Key, Provenance, TICK_NS, Uids};
+use reaper_model::event::{EventKind, ExitStatus, ProcessKey, Provenance, TICK_NS, Uids};
 
 mod bytes;
 mod socket;
@@ -107,7 +107,7 @@ impl World {
 }
 
 /// Times are told from [`START`] on.
-fn name(key: Key) -> String {
+fn name(key: ProcessKey) -> String {
     match key.start.checked_sub(START) {
         Some(after) => format!("{}+{after}", key.pid),
         None => format!("{}", key.pid),
@@ -120,7 +120,7 @@ fn short(event: &Event) -> String {
         Provenance::Procfs => " seen",
         Provenance::Inferred => " inferred",
     };
-    let of = |parent: &Option<Key>| parent.map_or("nobody".into(), name);
+    let of = |parent: &Option<ProcessKey>| parent.map_or("nobody".into(), name);
     let told = match &event.kind {
         EventKind::Fork {
             child,
@@ -155,11 +155,11 @@ fn short(event: &Event) -> String {
             )
         }
         EventKind::Exit { key, ended, .. } => match ended {
-            Ended::Exited(code) => format!("exit {} {code}", name(*key)),
-            Ended::Signalled { signal, .. } => format!("exit {} by {signal}", name(*key)),
-            Ended::Unknown => format!("exit {} ?", name(*key)),
+            ExitStatus::Exited(code) => format!("exit {} {code}", name(*key)),
+            ExitStatus::Signalled { signal, .. } => format!("exit {} by {signal}", name(*key)),
+            ExitStatus::Unknown => format!("exit {} ?", name(*key)),
         },
-        EventKind::Seen(seen) => {
+        EventKind::Discovered(seen) => {
             let exact = if seen.exact { " exact" } else { "" };
             format!("row {} uid {}{exact}", name(seen.key), seen.uids.real)
         }
@@ -213,7 +213,7 @@ fn a_start_lies_in_the_tick_that_proc_tells() {
         w.process(10, 1, tick);
         w.fork(time, 1, 10);
         let known = w.translator.key(10).unwrap();
-        assert_eq!(known, Key { pid: 10, start }, "{tick}");
+        assert_eq!(known, ProcessKey { pid: 10, start }, "{tick}");
     }
 }
 

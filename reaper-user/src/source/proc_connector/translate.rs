@@ -13,7 +13,9 @@ use super::parse::What;
 use crate::source::procfs::{Look, Procfs, ProcfsError};
 use again::{Doubted, Unread};
 use held::{HasMovedOn, Held, Out};
-use reaper_model::event::{Ended, Event, EventKind, Key, Provenance, Seen, TICK_NS, Uids};
+use reaper_model::event::{
+    Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
+};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -36,7 +38,7 @@ pub struct Translator {
 #[derive(Clone, Copy, Debug)]
 struct Process {
     /// The start is a whole tick where no fork was told.
-    key: Key,
+    key: ProcessKey,
     /// The pid of who made it; `None` where no fork was told.
     maker: Option<u32>,
     /// What the kernel has numbered it by at its fork; 0 if that is not known.
@@ -163,10 +165,10 @@ impl Translator {
     }
 
     /// These have been told of by another source, and go by the same names from now on: they may be known to the ns.
-    pub fn take_over(&mut self, keys: impl Iterator<Item = Key>) {
+    pub fn take_over(&mut self, keys: impl Iterator<Item = ProcessKey>) {
         for key in keys {
             let known = self.known.get(&key.pid).copied();
-            if let Some(known) = known.filter(|known| known.key.same_tick(key)) {
+            if let Some(known) = known.filter(|known| known.key.has_same_tick(key)) {
                 self.known.insert(key.pid, Process { key, ..known });
             }
         }
@@ -174,13 +176,13 @@ impl Translator {
 
     /// Whether this very process lives: by the number that it had at its fork where the kernel gives them, and
     /// otherwise by what /proc has to the tick.
-    pub fn lives(&mut self, key: Key) -> bool {
+    pub fn lives(&mut self, key: ProcessKey) -> bool {
         matches!(self.state(key), State::Lives { .. })
     }
 
-    fn state(&mut self, key: Key) -> State {
+    fn state(&mut self, key: ProcessKey) -> State {
         let known = self.known.get(&key.pid);
-        let known = known.filter(|known| known.key.same_tick(key));
+        let known = known.filter(|known| known.key.has_same_tick(key));
         let number = known.map_or(0, |known| known.number);
         self.glimpses.state(key, number)
     }
@@ -202,7 +204,7 @@ impl Translator {
         });
         let tick = born.as_ref().map(|born| born.start);
         let tick = tick.or_else(|| found.map(|key| key.start));
-        let key = Key {
+        let key = ProcessKey {
             pid: child,
             // The kernel takes the time of the event a moment after that of the start, perhaps in the next tick.
             start: tick.map_or(time, |tick| time.min(tick.saturating_add(TICK_NS - 1))),
@@ -267,7 +269,7 @@ impl Translator {
 
     /// Tells which program a process runs by now. Where that cannot be read any more it is unknown: nothing that was
     /// known of the last one holds for it, nor for whom it has forked since.
-    fn tell_program(&mut self, time: u64, key: Key, gone: bool, out: &mut Out<'_>) {
+    fn tell_program(&mut self, time: u64, key: ProcessKey, gone: bool, out: &mut Out<'_>) {
         let found = match gone {
             true => None,
             false => self.programs.look(key.pid),
@@ -275,7 +277,7 @@ impl Translator {
         let doubtful = found.is_none() && !gone;
         let seen = found.and_then(|found| match found {
             // Whoever it forked before it ran the next one is none of that one's.
-            Look::Alive(seen) if seen.key.same_tick(key) && !out.has_moved_on(key.pid) => {
+            Look::Alive(seen) if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) => {
                 Some(seen)
             }
             // Of what it runs by now, as of whoever has the pid by now, events of its own tell.
@@ -287,11 +289,11 @@ impl Translator {
         }
     }
 
-    fn tell(&mut self, time: u64, key: Key, seen: Option<Seen>, out: &mut Out<'_>) {
+    fn tell(&mut self, time: u64, key: ProcessKey, seen: Option<ProcEntry>, out: &mut Out<'_>) {
         let (uids, parent, image) = match seen {
             Some(seen) => (
                 Some(seen.uids),
-                self.key_of(seen.parent, seen.at),
+                self.key_of(seen.parent, seen.read_at),
                 Some(seen.image),
             ),
             None => (None, None, None),
@@ -331,12 +333,12 @@ impl Translator {
             return;
         };
         // The exec tells of them too.
-        if seen.key.same_tick(key) && !out.has_moved_on(pid) {
+        if seen.key.has_same_tick(key) && !out.has_moved_on(pid) {
             (seen.key, seen.exact) = (key, key.exact_start().is_some());
             out.tell(Event {
-                time: seen.at,
+                time: seen.read_at,
                 provenance: Provenance::Procfs,
-                kind: EventKind::Seen(seen),
+                kind: EventKind::Discovered(seen),
             });
         }
     }
@@ -389,7 +391,7 @@ impl Translator {
     }
 
     /// The key of a process that was there at a time.
-    fn key_of(&mut self, pid: u32, time: u64) -> Option<Key> {
+    fn key_of(&mut self, pid: u32, time: u64) -> Option<ProcessKey> {
         if !self.known.contains_key(&pid) {
             self.meet(pid, time);
         }
@@ -413,7 +415,7 @@ impl Translator {
     }
 
     #[cfg(test)]
-    pub(super) fn key(&self, pid: u32) -> Option<Key> {
+    pub(super) fn key(&self, pid: u32) -> Option<ProcessKey> {
         self.known.get(&pid).map(|known| known.key)
     }
 
@@ -424,7 +426,7 @@ impl Translator {
 }
 
 impl Process {
-    fn new(key: Key) -> Process {
+    fn new(key: ProcessKey) -> Process {
         Process {
             key,
             maker: None,
@@ -447,7 +449,7 @@ fn ended(time: u64, provenance: Provenance, process: &Process, status: Option<u3
         kind: EventKind::Exit {
             key: process.key,
             parent: None,
-            ended: status.map_or(Ended::Unknown, Ended::from_wait_status),
+            ended: status.map_or(ExitStatus::Unknown, ExitStatus::from_wait_status),
             peak_rss: 0,
             mark: None,
         },

@@ -5,13 +5,13 @@ use nix::errno::Errno;
 
 use super::parse::Stat;
 use super::{Procfs, ProcfsError};
-use reaper_model::event::{Key, TICK_NS};
+use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// A process that descends from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descendant {
     /// The start is a whole tick.
-    pub key: Key,
+    pub key: ProcessKey,
     /// Pid of its parent.
     pub parent: u32,
     /// Processor time that it has used, and those of its children that it has waited for, in ticks of [`TICK_NS`].
@@ -56,12 +56,13 @@ impl Procfs {
     /// As above.
     pub fn families(
         &self,
-        of: &HashSet<Key>,
+        of: &HashSet<ProcessKey>,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
     ) -> Result<Vec<Descendant>, ProcfsError> {
         let (rows, pids) = self.rows_amid(inside)?;
-        let is_one =
-            |key: Key| pids.contains(&key.pid) || of.iter().any(|known| known.same_tick(key));
+        let is_one = |key: ProcessKey| {
+            pids.contains(&key.pid) || of.iter().any(|known| known.has_same_tick(key))
+        };
         Ok(with_others(Vec::new(), &rows, is_one))
     }
 
@@ -114,7 +115,7 @@ impl Procfs {
             self.stat(pid, |stat: Stat<'_>| {
                 let start = stat.start.saturating_mul(TICK_NS);
                 let descendant = Descendant {
-                    key: Key { pid, start },
+                    key: ProcessKey { pid, start },
                     parent: stat.parent,
                     cpu: stat.cpu.saturating_add(stat.waited_cpu),
                     is_runnable: stat.state == b'R',
@@ -131,7 +132,7 @@ impl Procfs {
 fn with_others(
     mut found: Vec<Descendant>,
     rows: &[Row],
-    is_one: impl Fn(Key) -> bool,
+    is_one: impl Fn(ProcessKey) -> bool,
 ) -> Vec<Descendant> {
     let mut known: HashSet<u32> = found.iter().map(|one| one.key.pid).collect();
     let is = |(row, lives): &&Row| *lives && !known.contains(&row.key.pid) && is_one(row.key);

@@ -44,7 +44,7 @@ impl Fake {
     fn procfs(&self) -> Procfs {
         Procfs::new(self.dir.path())
     }
-    fn alive(&self, pid: u32) -> Seen {
+    fn alive(&self, pid: u32) -> ProcEntry {
         match self.procfs().read(pid) {
             Ok(Look::Alive(seen)) => seen,
             other => panic!("pid {pid}: {other:?}"),
@@ -79,7 +79,7 @@ fn a_whole_row() {
     let seen = fake.alive(7);
     assert_eq!(
         seen.key,
-        Key {
+        ProcessKey {
             pid: 7,
             start: 123_456 * TICK_NS
         }

@@ -36,7 +36,7 @@ use crate::sys::pidfd::{self, Pidfd};
 use held::Followed;
 use late::Late;
 use read::{Look, Reader};
-use reaper_model::event::{Event, EventKind, Key, Provenance, Seen, TICK_NS};
+use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
 
 /// How long a pass waits for a look at somebody new.
 #[cfg(not(test))]
@@ -261,7 +261,7 @@ impl Scan {
         // Also of those whose pid is another's by now.
         let ended = self.tell_ends(tell);
         let followed = &self.followed;
-        let held = |key: Key| {
+        let held = |key: ProcessKey| {
             let known = followed.get(&key.pid);
             known.is_some_and(|known| known.is(key) && known.is_held())
         };
@@ -293,7 +293,7 @@ impl Scan {
     }
 
     /// Reads some in full, with the numbers that the kernel has given them.
-    fn rows(&self, pids: Vec<u32>) -> Result<Vec<Seen>, PassError> {
+    fn rows(&self, pids: Vec<u32>) -> Result<Vec<ProcEntry>, PassError> {
         if pids.is_empty() {
             return Ok(Vec::new());
         }
@@ -341,8 +341,8 @@ enum PassError {
 }
 
 /// A key as /proc has it.
-fn tick(key: Key) -> Key {
-    Key {
+fn tick(key: ProcessKey) -> ProcessKey {
+    ProcessKey {
         start: key.start - key.start % TICK_NS,
         ..key
     }

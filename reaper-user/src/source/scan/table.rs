@@ -6,13 +6,13 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use reaper_model::event::{Ended, EventKind, Key, Seen};
+use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey};
 
 /// A short look at a process: enough to tell whether anything of it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glimpse {
     /// The start is a whole tick.
-    pub key: Key,
+    pub key: ProcessKey,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub print: Print,
@@ -63,8 +63,8 @@ pub struct Differences {
     /// They run another program, perhaps.
     pub changed: Vec<Glimpse>,
     /// They have another parent, whose pid stands here.
-    moved: Vec<(Key, u32)>,
-    pub gone: Vec<Key>,
+    moved: Vec<(ProcessKey, u32)>,
+    pub gone: Vec<ProcessKey>,
     /// Something is on its way that the next pass will see.
     pub unsettled: bool,
 }
@@ -93,7 +93,7 @@ impl Differences {
             let Print { sid, pgid, .. } = glimpse.print;
             [glimpse.parent, sid, pgid].into_iter().any(&matters)
         };
-        let moved = |(key, parent): &(Key, u32)| matters(key.pid) || matters(*parent);
+        let moved = |(key, parent): &(ProcessKey, u32)| matters(key.pid) || matters(*parent);
         self.new.iter().any(born)
             || self.changed.iter().any(|of| matters(of.key.pid))
             || self.moved.iter().any(moved)
@@ -139,24 +139,24 @@ impl Table {
     }
 
     /// The parent of a process as told last.
-    pub fn parent(&self, key: Key) -> Option<u32> {
+    pub fn parent(&self, key: ProcessKey) -> Option<u32> {
         let row = self.rows.get(&key.pid);
         row.filter(|row| row.start == key.start)
             .map(|row| row.parent)
     }
 
     /// A process has exited by somebody else's word.
-    pub fn remove(&mut self, key: Key) {
+    pub fn remove(&mut self, key: ProcessKey) {
         if self.parent(key).is_some() {
             self.rows.remove(&key.pid);
         }
     }
 
     /// Ends the pass: what it found. `held`: of whom somebody else tells the exit.
-    pub fn compare(&mut self, held: impl Fn(Key) -> bool) -> Differences {
+    pub fn compare(&mut self, held: impl Fn(ProcessKey) -> bool) -> Differences {
         let mut found = std::mem::take(&mut self.differences);
         let missing = self.rows.iter().filter(|(_, row)| row.pass != self.pass);
-        let missing = missing.map(|(pid, row)| Key {
+        let missing = missing.map(|(pid, row)| ProcessKey {
             pid: *pid,
             start: row.start,
         });
@@ -186,20 +186,21 @@ impl Table {
     pub fn take_in(
         &mut self,
         mut found: Differences,
-        rows: Vec<Seen>,
+        rows: Vec<ProcEntry>,
         mut tell: impl FnMut(EventKind),
     ) {
-        let mut rows: HashMap<Key, Seen> = rows.into_iter().map(|row| (row.key, row)).collect();
-        let order = |key: &Key| (key.start, key.pid);
+        let mut rows: HashMap<ProcessKey, ProcEntry> =
+            rows.into_iter().map(|row| (row.key, row)).collect();
+        let order = |key: &ProcessKey| (key.start, key.pid);
         let parents = self.keys_of(found.moved.iter().map(|(key, _)| key.pid));
         found.gone.sort_by_key(order);
-        let above = |key: Key| self.parent(key);
+        let above = |key: ProcessKey| self.parent(key);
         let gone = parents_first(&found.gone, above);
         let taken: HashSet<u32> = found.new.iter().map(|new| new.key.pid).collect();
         // Whoever has a pid now that was another's.
         for key in gone.iter().rev().filter(|key| taken.contains(&key.pid)) {
             self.rows.remove(&key.pid);
-            tell(exit(*key, Ended::Unknown));
+            tell(exit(*key, ExitStatus::Unknown));
         }
         let mut unsure = HashSet::new();
         for glimpse in found.changed {
@@ -218,13 +219,15 @@ impl Table {
             if glimpse.print.is_exec(&before) {
                 tell(exec(seen));
             } else {
-                tell(EventKind::Seen(seen));
+                tell(EventKind::Discovered(seen));
             }
         }
-        let known: HashMap<Key, u32> = rows.iter().map(|(key, row)| (*key, row.parent)).collect();
+        let known: HashMap<ProcessKey, u32> =
+            rows.iter().map(|(key, row)| (*key, row.parent)).collect();
         found.new.sort_by_key(|new| order(&new.key));
-        let prints: HashMap<Key, Print> = found.new.iter().map(|g| (g.key, g.print)).collect();
-        let born: Vec<Key> = found.new.iter().map(|new| new.key).collect();
+        let prints: HashMap<ProcessKey, Print> =
+            found.new.iter().map(|g| (g.key, g.print)).collect();
+        let born: Vec<ProcessKey> = found.new.iter().map(|new| new.key).collect();
         let mut unread = taken.clone();
         for key in parents_first(&born, |key| known.get(&key).copied()) {
             let (Some(row), Some(print)) = (rows.remove(&key), prints.get(&key)) else {
@@ -237,11 +240,11 @@ impl Table {
             }
             unread.remove(&key.pid);
             self.insert(key, row.parent, *print);
-            tell(EventKind::Seen(row));
+            tell(EventKind::Discovered(row));
         }
         for key in gone.iter().rev().filter(|key| !taken.contains(&key.pid)) {
             self.rows.remove(&key.pid);
-            tell(exit(*key, Ended::Unknown));
+            tell(exit(*key, ExitStatus::Unknown));
         }
         for (child, adopter) in found.moved {
             let start = self.rows.get(&adopter).map(|row| row.start);
@@ -255,7 +258,7 @@ impl Table {
                 tell(EventKind::Reparent {
                     child,
                     old_parent: parents.get(&child.pid).copied(),
-                    adopter: start.map(|start| Key {
+                    adopter: start.map(|start| ProcessKey {
                         pid: adopter,
                         start,
                     }),
@@ -266,16 +269,16 @@ impl Table {
     }
 
     /// The keys of the parents, as told last, of those with these pids.
-    fn keys_of(&self, children: impl Iterator<Item = u32>) -> HashMap<u32, Key> {
+    fn keys_of(&self, children: impl Iterator<Item = u32>) -> HashMap<u32, ProcessKey> {
         let key = |child: u32| {
             let pid = self.rows.get(&child)?.parent;
             let start = self.rows.get(&pid)?.start;
-            Some((child, Key { pid, start }))
+            Some((child, ProcessKey { pid, start }))
         };
         children.filter_map(key).collect()
     }
 
-    fn insert(&mut self, key: Key, parent: u32, print: Print) {
+    fn insert(&mut self, key: ProcessKey, parent: u32, print: Print) {
         let row = Row {
             start: key.start,
             parent,
@@ -290,8 +293,11 @@ impl Table {
 
 /// The keys in the order given, but for parents, which come before their children. A loop, which only damage could
 /// make, is cut.
-pub fn parents_first(keys: &[Key], parent: impl Fn(Key) -> Option<u32>) -> Vec<Key> {
-    let by_pid: HashMap<u32, Key> = keys.iter().map(|key| (key.pid, *key)).collect();
+pub fn parents_first(
+    keys: &[ProcessKey],
+    parent: impl Fn(ProcessKey) -> Option<u32>,
+) -> Vec<ProcessKey> {
+    let by_pid: HashMap<u32, ProcessKey> = keys.iter().map(|key| (key.pid, *key)).collect();
     let mut placed = HashSet::with_capacity(keys.len());
     let mut all = Vec::with_capacity(keys.len());
     for key in keys {
@@ -307,7 +313,7 @@ pub fn parents_first(keys: &[Key], parent: impl Fn(Key) -> Option<u32>) -> Vec<K
 }
 
 /// The end of a process, as /proc or a pidfd has it.
-pub fn exit(key: Key, ended: Ended) -> EventKind {
+pub fn exit(key: ProcessKey, ended: ExitStatus) -> EventKind {
     EventKind::Exit {
         key,
         parent: None,
@@ -317,7 +323,7 @@ pub fn exit(key: Key, ended: Ended) -> EventKind {
     }
 }
 
-fn exec(seen: Seen) -> EventKind {
+fn exec(seen: ProcEntry) -> EventKind {
     EventKind::Exec {
         key: seen.key,
         parent: None,

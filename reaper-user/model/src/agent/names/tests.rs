@@ -191,7 +191,7 @@ proptest! {
             };
             let name = exe.rsplit('/').next().unwrap_or_default();
             let bits = table.lookup(comm.as_bytes()) | table.lookup(name.as_bytes());
-            let kept = rules.judging(&image).first().copied();
+            let kept = rules.matching(&image).first().copied();
             for (bit, said) in [
                 (NAME_AGENT, rules.agent(&image)),
                 (NAME_BOUNDARY, rules.leaves_session(&image)),
@@ -200,7 +200,7 @@ proptest! {
                 prop_assert!(said.is_none() || bits & bit != 0, "{bit} of {comm:?} {exe:?}: {rules:?}");
             }
             let cut = Image { truncated: true, ..image };
-            let spared = rules.might_spare(&cut, &[]).is_some();
+            let spared = rules.unread_keep(&cut, &[]).is_some();
             prop_assert!(!spared || bits & (NAME_BOUNDARY | NAME_KEEP) != 0, "{comm:?} {exe:?}: {rules:?}");
         }
     }

@@ -1,8 +1,8 @@
 //! Rules about living roots that nothing uses: how long that has to hold, and when to look again.
 
-use super::{Case, Holds};
+use super::{Case, ConditionResult};
 use crate::agent::{Action, Rule, When};
-use crate::facts::{Known, Needs, Stdio};
+use crate::facts::{Fact, FactSet, Stdio};
 use crate::idle::IdleSince;
 
 /// Number of times that an idle session is looked at before its time is over.
@@ -19,55 +19,55 @@ const LOOK_MAX_NS: u64 = 600_000_000_000;
 impl Case<'_> {
     /// Whether the session has been idle, and its root hung up, for as long as a rule asks. No event reports the end of
     /// such a time, so `until` becomes the time of the next look at the latest. What cannot be read counts as in use.
-    pub(super) fn is_idle(&self, rule: &Rule, until: &mut Option<u64>) -> Holds {
+    pub(super) fn is_idle(&self, rule: &Rule, until: &mut Option<u64>) -> ConditionResult {
         let when = &rule.when;
         let Some(period) = when.idle else {
-            return Holds::Yes;
+            return ConditionResult::Yes;
         };
         let now = self.model.awake_now();
         let mut since = self.orphaned_since(when);
         match self.read().stdio {
-            Known::Unasked => return Holds::Ask(Needs::STDIO),
-            Known::Is(Stdio::HungUp) => {
+            Fact::Unread => return ConditionResult::Ask(FactSet::STDIO),
+            Fact::Known(Stdio::HungUp) => {
                 since = since.max(self.node.hung_up_since().unwrap_or(now));
             }
-            Known::Is(Stdio::Other) if !when.hung_up => {}
-            Known::Is(_) | Known::Unreadable => {
-                self.look_again(when, until);
-                return Holds::No;
+            Fact::Known(Stdio::Other) if !when.hung_up => {}
+            Fact::Known(_) | Fact::Unreadable => {
+                self.recheck(when, until);
+                return ConditionResult::No;
             }
         }
         let soon = (period / LOOKS).min(LOOK_SOON_NS);
         match self.model.idle_since(self.session) {
-            IdleSince::Unread => Holds::Ask(Needs::ACTIVITY),
+            IdleSince::Unread => ConditionResult::Ask(FactSet::ACTIVITY),
             IdleSince::InUse => {
-                self.look_after(soon, until);
-                Holds::No
+                self.recheck_after(soon, until);
+                ConditionResult::No
             }
             IdleSince::Since { idle, read_at } => {
                 let over = since.max(idle).saturating_add(period);
                 let left = over.saturating_sub(now);
                 if left == 0 && rule.action == Action::Reap && now > read_at + FRESH_NS {
-                    return Holds::Ask(Needs::ACTIVITY);
+                    return ConditionResult::Ask(FactSet::ACTIVITY);
                 }
-                self.look_after(if left == 0 { soon } else { left.min(soon) }, until);
-                Holds::from(left == 0)
+                self.recheck_after(if left == 0 { soon } else { left.min(soon) }, until);
+                ConditionResult::from(left == 0)
             }
         }
     }
 
     /// Looks again later at a root that is not what a rule with `idle` asks for. A client may stay for days: the longer it
     /// has been there, the less often it is looked for.
-    pub(super) fn look_again(&self, when: &When, until: &mut Option<u64>) {
+    pub(super) fn recheck(&self, when: &When, until: &mut Option<u64>) {
         if let Some(period) = when.idle {
-            let opened = self.model.clock.awake(self.session.opened);
+            let opened = self.model.clock.awake(self.session.opened_at);
             let since = self.orphaned_since(when).max(opened);
             let waited = self.model.awake_now().saturating_sub(since);
-            self.look_after(waited.clamp(LOOK_MIN_NS, period.max(LOOK_MAX_NS)), until);
+            self.recheck_after(waited.clamp(LOOK_MIN_NS, period.max(LOOK_MAX_NS)), until);
         }
     }
 
-    fn look_after(&self, delay: u64, until: &mut Option<u64>) {
+    fn recheck_after(&self, delay: u64, until: &mut Option<u64>) {
         let at = self.model.awake_now().saturating_add(delay.max(1));
         *until = Some(until.map_or(at, |until| until.min(at)));
     }

@@ -32,7 +32,7 @@ fn said(rules: &Ruleset, image: &Image) -> String {
         Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => {
             // Not those that look at no program: they are asked about every one.
-            let judging = rules.judging(image);
+            let judging = rules.matching(image);
             let mut named = judging
                 .iter()
                 .filter(|id| !rules.rule(**id).matchers.is_empty());
@@ -480,7 +480,7 @@ fn windows_of_a_person_are_boundaries() {
 
 #[test]
 fn no_agent_or_boundary_matches_joined_arguments() {
-    let rules = catalogue::written();
+    let rules = catalogue::entries();
     let joined = rules.iter().map(|written| &written.rule).filter(|rule| {
         let mut conditions = rule.matchers.iter().flat_map(|m| m.conditions());
         conditions.any(|condition| condition.field == Field::Argv)
@@ -531,7 +531,7 @@ fn keeps() {
 #[test]
 fn another_uid_is_kept_first() {
     let rules = rules::built_in();
-    let judging = rules.judging(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
+    let judging = rules.matching(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
     let names: Vec<_> = judging.iter().map(|id| &**rules.name(*id)).collect();
     assert_eq!(
         names,
@@ -653,8 +653,8 @@ fn time_of_a_look() {
 
 #[test]
 fn nobody_is_reaped_on_evidence_alone() {
-    let all = catalogue::written();
-    let asks = |written: &&crate::rules::read::Written| written.rule.when.inferred.is_some();
+    let all = catalogue::entries();
+    let asks = |written: &&crate::rules::read::RuleEntry| written.rule.when.inferred.is_some();
     assert_eq!(all.iter().filter(asks).count(), 0);
 }
 
@@ -665,7 +665,7 @@ fn rules_about_roots_look_at_servers_and_protocol_modes() {
     const NPM: &str = "/usr/lib/node_modules/.bin";
     let rules = rules::built_in();
     let named = |exe: &str, argv: &str| -> Vec<String> {
-        let judging = rules.judging(&image("x", exe, argv));
+        let judging = rules.matching(&image("x", exe, argv));
         let of_root = judging
             .iter()
             .map(|id| rules.rule(*id))

@@ -9,7 +9,7 @@ use crate::api::ask::{EndAsked, Question};
 use crate::api::peer::{Peer, Target};
 use crate::api::{EndRequest, KEEP_MAX_S, KeepOrder, Refusal};
 use crate::export::printable;
-use reaper_model::event::Key;
+use reaper_model::event::ProcessKey;
 
 /// Characters of a name that is told of.
 const NAME_MAX: usize = 64;
@@ -121,7 +121,7 @@ fn end(body: &[u8], pid: Option<u32>) -> Answered<Question> {
         return Err(Refusal::new("eperm", what));
     }
     Ok(Question::End(EndAsked {
-        root: Key {
+        root: ProcessKey {
             pid: order.pid,
             start: order.start_ns,
         },

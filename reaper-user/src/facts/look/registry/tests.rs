@@ -128,7 +128,7 @@ fn job_lists_the_processes_that_it_takes_over() {
     let shells =
         r#"{"shells":[{"pid":16148,"procStart":"223007"},{"pid":16152,"procStart":"223018"}]}"#;
     world.write("jobs/22ab6b57/adopt.json", shells);
-    let key = |pid, ticks: u64| Key {
+    let key = |pid, ticks: u64| ProcessKey {
         pid,
         start: ticks * TICK_NS,
     };

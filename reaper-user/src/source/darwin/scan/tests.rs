@@ -13,7 +13,7 @@ use crate::source::darwin::kinfo::Process;
 use crate::source::scan::Options;
 use mac::{MS, Mac, Shared};
 use reaper_model::Tree;
-use reaper_model::event::{Ended, Event, EventKind, Key};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey};
 
 /// A scan of such a system, and the tree that comes of it.
 struct World {
@@ -71,20 +71,20 @@ impl World {
         told
     }
 
-    fn key(&self, pid: u32) -> Key {
+    fn key(&self, pid: u32) -> ProcessKey {
         let mac = self.mac.borrow();
-        Key {
+        ProcessKey {
             pid,
             start: mac.all[&pid].process.began * 1000,
         }
     }
 
-    fn program(&self, key: Key) -> &[u8] {
+    fn program(&self, key: ProcessKey) -> &[u8] {
         &self.tree.get(key).expect("a process").image.comm
     }
 }
 
-fn exits(told: &[EventKind]) -> Vec<(u32, Ended)> {
+fn exits(told: &[EventKind]) -> Vec<(u32, ExitStatus)> {
     let exit = |kind: &EventKind| match kind {
         EventKind::Exit { key, ended, .. } => Some((key.pid, *ended)),
         _ => None,
@@ -140,14 +140,18 @@ fn ends_are_told_at_once_the_children_s_first_and_the_orphans_after_them() {
         mac.exit(30, 0x300);
         mac.exit(40, 0);
     });
-    let killed = Ended::Signalled {
+    let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
     let told = exits(&w.drain());
     assert_eq!(
         told,
-        [(40, Ended::Exited(0)), (30, Ended::Exited(3)), (20, killed)]
+        [
+            (40, ExitStatus::Exited(0)),
+            (30, ExitStatus::Exited(3)),
+            (20, killed)
+        ]
     );
     assert!(w.mac.borrow().wakes_in <= Duration::from_millis(5));
     w.after_a_pass();
@@ -202,7 +206,7 @@ fn who_runs_another_program_is_told_to_before_what_it_has_borne() {
         .position(|kind| matches!(kind, EventKind::Exec { key, .. } if *key == agent));
     let birth = told
         .iter()
-        .position(|kind| matches!(kind, EventKind::Seen(row) if row.key == child));
+        .position(|kind| matches!(kind, EventKind::Discovered(row) if row.key == child));
     assert!(exec.is_some() && exec < birth, "{told:?}");
 }
 
@@ -245,7 +249,7 @@ fn of_whom_the_kernel_tells_nothing_the_passes_do() {
     w.with(|mac| mac.exit(30, 0x100));
     assert!(w.drain().is_empty());
     w.scan.look_now();
-    assert_eq!(exits(&w.drain()), [(30, Ended::Unknown)]);
+    assert_eq!(exits(&w.drain()), [(30, ExitStatus::Unknown)]);
 }
 
 #[test]
@@ -331,7 +335,7 @@ proptest! {
         let mac = w.mac.borrow();
         for one in mac.all.values() {
             let Process { pid, parent, comm, began, .. } = &one.process;
-            let node = w.tree.get(Key { pid: *pid, start: began * 1000 });
+            let node = w.tree.get(ProcessKey { pid: *pid, start: began * 1000 });
             prop_assert!(node.is_some(), "{pid} is not known");
             let node = node.unwrap();
             prop_assert_eq!(node.parent.map_or(0, |key| key.pid), *parent, "parent of {}", pid);

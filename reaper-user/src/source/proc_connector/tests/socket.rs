@@ -139,7 +139,7 @@ fn is_told_of_a_life() -> bool {
                 story.push("exec");
             }
             EventKind::Exit { key, ended, .. } if key.pid == pid => {
-                assert_eq!(ended, Ended::Exited(0));
+                assert_eq!(ended, ExitStatus::Exited(0));
                 names.push(key);
                 story.push("exit");
             }
@@ -150,7 +150,7 @@ fn is_told_of_a_life() -> bool {
     child.wait().unwrap();
     assert_eq!(story, ["fork", "exec", "exit"]);
     assert!(names.iter().all(|name| *name == names[0]));
-    assert!(names[0].same_tick(Key { pid, start }));
+    assert!(names[0].has_same_tick(ProcessKey { pid, start }));
     true
 }
 
@@ -159,7 +159,7 @@ fn a_number_tells_from_whoever_has_pid_and_tick() {
     let mut glimpses = glimpse::Glimpses::new(&Procfs::default(), Box::new(number));
     let pid = std::process::id();
     let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-    let mut state = |number| glimpses.state(Key { pid, start }, number);
+    let mut state = |number| glimpses.state(ProcessKey { pid, start }, number);
     let lives = |state| matches!(state, glimpse::State::Lives { .. });
     assert!(lives(state(0)) && lives(state(number(pid))));
     // Kernels before 6.9 have none by which that could be told.

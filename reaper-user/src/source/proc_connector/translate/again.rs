@@ -7,7 +7,7 @@ use super::{Process, Translator, ended};
 use crate::source::proc_connector::glimpse::State;
 use crate::source::procfs::Look;
 use crate::sys;
-use reaper_model::event::{Event, Key, Provenance};
+use reaper_model::event::{Event, ProcessKey, Provenance};
 
 /// How often it is tried again to read a program, or whether one has ended, beside once at once; and of how many.
 pub const TRIES: u32 = 3;
@@ -20,7 +20,7 @@ pub const LOOK_AFTER: u64 = 40_000_000;
 
 /// One whose program could not be read when it was told that it had run one.
 pub struct Unread {
-    pub key: Key,
+    pub key: ProcessKey,
     /// When it had, in ns since boot.
     time: u64,
     /// How often it is still tried.
@@ -28,11 +28,11 @@ pub struct Unread {
     /// When it is looked at again, on the monotonic clock.
     at: u64,
     /// It has run none: this process has made it, and is awaited too.
-    copy_of: Option<Key>,
+    copy_of: Option<ProcessKey>,
 }
 
 impl Unread {
-    pub fn new(key: Key, time: u64) -> Unread {
+    pub fn new(key: ProcessKey, time: u64) -> Unread {
         Unread {
             key,
             time,
@@ -45,7 +45,7 @@ impl Unread {
 
 /// One of whom the last thread may have exited.
 pub struct Doubted {
-    key: Key,
+    key: ProcessKey,
     tries: u32,
     /// When it is looked at again, on the monotonic clock.
     at: u64,
@@ -106,7 +106,7 @@ impl Translator {
             }
             match self.programs.look(key.pid) {
                 Some(Look::Alive(seen))
-                    if seen.key.same_tick(key) && !out.has_moved_on(key.pid) =>
+                    if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) =>
                 {
                     // Otherwise those were told of without it.
                     if out.has_place(key, unread.time) {
@@ -125,13 +125,13 @@ impl Translator {
     }
 
     /// Whether it lives, and it is not known what it runs.
-    fn is_unknown(&self, key: Key) -> bool {
+    fn is_unknown(&self, key: ProcessKey) -> bool {
         let known = self.known.get(&key.pid);
         known.is_some_and(|known| known.key == key && known.unknown)
     }
 
     /// Whether it may still be told what a process has run at a time.
-    pub(super) fn awaits(&self, key: Key, time: u64) -> bool {
+    pub(super) fn awaits(&self, key: ProcessKey, time: u64) -> bool {
         let unknown = self.is_unknown(key);
         let is = |unread: &Unread| (unread.key, unread.time) == (key, time);
         unknown && self.unread.iter().any(is)
@@ -173,7 +173,7 @@ impl Translator {
     }
 
     /// One runs a program that cannot be read: there is another look, for which what follows from it waits.
-    pub(super) fn await_program(&mut self, key: Key, time: u64, out: &mut Out<'_>) {
+    pub(super) fn await_program(&mut self, key: ProcessKey, time: u64, out: &mut Out<'_>) {
         // Copies hardly ever need a look.
         let runs = |unread: &&Unread| unread.copy_of.is_none();
         if self.unread.iter().filter(runs).count() < UNREAD_MAX {
@@ -185,8 +185,8 @@ impl Translator {
     pub(super) fn await_as_copy(
         &mut self,
         time: u64,
-        key: Key,
-        maker: Option<Key>,
+        key: ProcessKey,
+        maker: Option<ProcessKey>,
         out: &mut Out<'_>,
     ) -> bool {
         let mut awaited = self.unread.iter().map(|unread| Some(unread.key));
@@ -207,7 +207,7 @@ impl Translator {
     }
 
     /// One may have ended, and cannot be read.
-    pub(super) fn doubt(&mut self, key: Key) {
+    pub(super) fn doubt(&mut self, key: ProcessKey) {
         if self.doubted.iter().any(|doubted| doubted.key == key) {
             return;
         }

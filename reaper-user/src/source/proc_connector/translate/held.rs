@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-use reaper_model::event::{Event, EventKind, Key};
+use reaper_model::event::{Event, EventKind, ProcessKey};
 
 /// So much waits at most; then it is told as it is.
 pub const HELD_MAX: usize = 4096;
@@ -34,7 +34,7 @@ enum Item {
 }
 
 struct Program {
-    key: Key,
+    key: ProcessKey,
     maker: Option<u32>,
     /// When it has run it.
     time: u64,
@@ -75,7 +75,7 @@ impl Held {
     }
 
     /// It will be told what a process has run at a time, or [nobody awaits it](Held::release) any more.
-    fn await_program(&mut self, key: Key, maker: Option<u32>, time: u64) {
+    fn await_program(&mut self, key: ProcessKey, maker: Option<u32>, time: u64) {
         self.about.add([Some(key.pid), None]);
         self.makers.add([maker, None]);
         self.queue.push_back(Item::Program(Program {
@@ -87,7 +87,7 @@ impl Held {
     }
 
     /// Where a program is to be told that is still awaited.
-    fn place_of(&mut self, key: Key, time: u64) -> Option<&mut Option<Event>> {
+    fn place_of(&mut self, key: ProcessKey, time: u64) -> Option<&mut Option<Event>> {
         let mut all = self.queue.iter_mut();
         all.find_map(|item| match item {
             Item::Program(of) if (of.key, of.time) == (key, time) && of.told.is_none() => {
@@ -117,7 +117,11 @@ impl Held {
     }
 
     /// Tells what need not wait any more: all up to the first program that is still awaited.
-    pub fn release(&mut self, is_awaited: impl Fn(Key, u64) -> bool, sink: &mut dyn FnMut(Event)) {
+    pub fn release(
+        &mut self,
+        is_awaited: impl Fn(ProcessKey, u64) -> bool,
+        sink: &mut dyn FnMut(Event),
+    ) {
         let awaits = |item: &mut Item| match item {
             Item::Program(of) => of.told.is_none() && is_awaited(of.key, of.time),
             Item::Told(_) => false,
@@ -149,7 +153,7 @@ fn subjects(told: &EventKind) -> [Option<u32>; 2] {
             [Some(child.pid), parent.as_ref().map(|parent| parent.pid)]
         }
         EventKind::Exec { key, .. } | EventKind::Exit { key, .. } => [Some(key.pid), None],
-        EventKind::Seen(seen) => [Some(seen.key.pid), None],
+        EventKind::Discovered(seen) => [Some(seen.key.pid), None],
         // This source tells nothing else.
         _ => [None, None],
     }
@@ -169,12 +173,12 @@ impl Out<'_> {
     }
 
     /// See [`Held`].
-    pub fn await_program(&mut self, key: Key, maker: Option<u32>, time: u64) {
+    pub fn await_program(&mut self, key: ProcessKey, maker: Option<u32>, time: u64) {
         self.held.await_program(key, maker, time);
     }
 
     /// Whether what is told next of it is told in its place.
-    pub fn has_place(&mut self, key: Key, time: u64) -> bool {
+    pub fn has_place(&mut self, key: ProcessKey, time: u64) -> bool {
         self.held.place_of(key, time).is_some()
     }
 

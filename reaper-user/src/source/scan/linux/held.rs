@@ -9,7 +9,7 @@ use super::{Scan, tick};
 use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::{Ended, EventKind, Key};
+use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
 
 /// One whose end matters.
 pub(super) struct Followed {
@@ -21,7 +21,7 @@ pub(super) struct Followed {
 
 impl Followed {
     /// Whether it is this one, whose start is a whole tick.
-    pub(super) fn is(&self, key: Key) -> bool {
+    pub(super) fn is(&self, key: ProcessKey) -> bool {
         self.start == key.start
     }
 
@@ -40,7 +40,7 @@ enum Unheld {
 
 impl Scan {
     /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
-    pub fn follow(&mut self, key: Key, wanted: bool) {
+    pub fn follow(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
         let known = self.followed.get(&key.pid);
         let known = known.filter(|known| known.is(key));
@@ -81,7 +81,7 @@ impl Scan {
 
     /// Whether this process is held and has not exited: then its pid is its own, and was since it was told of; and what it
     /// is was read, if the last pass found that to be something else.
-    pub fn vouches(&self, key: Key) -> bool {
+    pub fn vouches(&self, key: ProcessKey) -> bool {
         if self.failing || self.unread.contains(&key.pid) {
             return false;
         }
@@ -97,7 +97,7 @@ impl Scan {
     }
 
     /// Opens a pidfd on this very process, and has its end wake whoever waits.
-    fn hold(&mut self, key: Key) -> Result<Pidfd, Unheld> {
+    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, Unheld> {
         if let Some(errno) = self.refused {
             return Err(Unheld::Refused(errno));
         }
@@ -127,7 +127,7 @@ impl Scan {
 
     /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
     pub(super) fn tell_ends(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
-        let mut ended: Vec<(Key, Option<Ended>)> = Vec::new();
+        let mut ended: Vec<(ProcessKey, Option<ExitStatus>)> = Vec::new();
         loop {
             let mut events = [EpollEvent::empty(); 64];
             let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO);
@@ -138,7 +138,7 @@ impl Scan {
                 let Some(known) = self.followed.get(&pid) else {
                     continue;
                 };
-                let key = Key {
+                let key = ProcessKey {
                     pid,
                     start: known.start,
                 };
@@ -152,8 +152,8 @@ impl Scan {
         if ended.is_empty() {
             return false;
         }
-        let ended: HashMap<Key, Option<Ended>> = ended.into_iter().collect();
-        let mut keys: Vec<Key> = ended.keys().copied().collect();
+        let ended: HashMap<ProcessKey, Option<ExitStatus>> = ended.into_iter().collect();
+        let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
         keys.sort_by_key(|key| (key.start, key.pid));
         // Nobody is orphaned who is gone.
         for key in parents_first(&keys, |key| self.table.parent(key))
@@ -162,7 +162,7 @@ impl Scan {
         {
             self.table.remove(key);
             let how = ended.get(&key).copied().flatten();
-            tell(exit(key, how.unwrap_or(Ended::Unknown)));
+            tell(exit(key, how.unwrap_or(ExitStatus::Unknown)));
         }
         self.pace.hurry(sys::monotonic());
         true
@@ -174,8 +174,8 @@ impl Scan {
             return;
         }
         let unheld = self.followed.iter().filter(|(_, of)| of.pidfd.is_none());
-        let unheld: Vec<Key> = unheld
-            .map(|(pid, of)| Key {
+        let unheld: Vec<ProcessKey> = unheld
+            .map(|(pid, of)| ProcessKey {
                 pid: *pid,
                 start: of.start,
             })
@@ -190,7 +190,7 @@ impl Scan {
 }
 
 /// How a held process has ended: the kernel tells that of one that has been waited for, /proc of one that has not.
-fn how(reader: &mut Reader, key: Key, pidfd: Option<&Pidfd>) -> Option<Ended> {
+fn how(reader: &mut Reader, key: ProcessKey, pidfd: Option<&Pidfd>) -> Option<ExitStatus> {
     let told = || pidfd.and_then(Pidfd::ended);
     told().or_else(|| reader.status(key)).or_else(told)
 }

@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use crate::source::procfs::parse::{Stat, number};
 use crate::source::scan::table::{Glimpse, Print};
 use crate::sys::listing::Listing;
-use reaper_model::event::{Ended, Key, TICK_NS};
+use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
 /// More than a `stat` file can hold: 52 numbers of up to 20 digits, and a name of 64 bytes.
 const STAT_MAX: usize = 2048;
@@ -66,14 +66,14 @@ impl Reader {
     }
 
     /// How a process has ended that nobody has waited for yet, if that may be known.
-    pub fn status(&mut self, key: Key) -> Option<Ended> {
+    pub fn status(&mut self, key: ProcessKey) -> Option<ExitStatus> {
         let length = read(&self.proc, key.pid, &mut self.buffer).ok()?;
         let stat = whole(&self.buffer[..length])?;
         let is_it = stat.dead() && stat.start.checked_mul(TICK_NS) == Some(key.start);
         // Without permission the kernel shows 0 for both.
         let shown = stat.exit_code != 0 || stat.waits != 0;
         let status = u32::try_from(stat.exit_code).ok()?;
-        (is_it && shown).then(|| Ended::from_wait_status(status))
+        (is_it && shown).then(|| ExitStatus::from_wait_status(status))
     }
 }
 
@@ -88,7 +88,7 @@ fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> Look {
         let shown = stat.comm.len().min(comm.len());
         comm[..shown].copy_from_slice(&stat.comm[..shown]);
         Some(Glimpse {
-            key: Key {
+            key: ProcessKey {
                 pid,
                 start: stat.start.checked_mul(TICK_NS)?,
             },

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::{Kernel, Told};
 use crate::source::darwin::kinfo::{Identity, Process, ZOMBIE};
-use reaper_model::event::{Image, Key, Seen, Uids};
+use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
 
 pub const MS: u64 = 1_000_000;
 
@@ -128,14 +128,14 @@ impl Kernel for Shared {
         Ok((mac.all.values().map(|one| one.process.clone()).collect(), 0))
     }
 
-    fn key(&self, process: &Process) -> Key {
-        Key {
+    fn key(&self, process: &Process) -> ProcessKey {
+        ProcessKey {
             pid: process.pid,
             start: process.began * 1000,
         }
     }
 
-    fn seen(&self, process: &Process) -> Option<Seen> {
+    fn seen(&self, process: &Process) -> Option<ProcEntry> {
         if self.0.borrow().hidden.contains(&process.pid) {
             return None;
         }
@@ -145,8 +145,8 @@ impl Kernel for Shared {
             exe: process.comm.clone(),
             ..Image::default()
         };
-        Some(Seen {
-            at: self.now(),
+        Some(ProcEntry {
+            read_at: self.now(),
             exact: true,
             pidfd_inode: identity.unique,
             mark: None,

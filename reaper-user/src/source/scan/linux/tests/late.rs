@@ -20,7 +20,7 @@ fn unread(root: &Path, pid: u32) -> PathBuf {
 fn look(scan: &mut Scan) -> (usize, u64) {
     let mut found = 0;
     scan.look_now();
-    scan.drain(|event| found += usize::from(matches!(event.kind, EventKind::Seen(_))));
+    scan.drain(|event| found += usize::from(matches!(event.kind, EventKind::Discovered(_))));
     (found, scan.looked())
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use crate::damage::{damaged, real};
 use crate::source::procfs::parse::Stat;
 use crate::source::scan::linux::read::{Look, Reader};
-use reaper_model::event::{Ended, Key, TICK_NS};
+use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
 /// A /proc of files, and a reader.
 struct Fake {
@@ -62,7 +62,7 @@ fn names_may_hold_anything() {
             panic!("{comm:?}");
         };
         let start = 22 * TICK_NS;
-        assert_eq!(glimpse.key, Key { pid: 7, start });
+        assert_eq!(glimpse.key, ProcessKey { pid: 7, start });
         assert_eq!(glimpse.parent, 4);
         let print = glimpse.print;
         assert_eq!((print.pgid, print.sid, print.tty), (5, 6, 7));
@@ -178,18 +178,21 @@ fn how_one_has_ended_is_known_where_the_kernel_shows_it() {
     let mut status = |change: &[(usize, &str)], start: u64| {
         fake.process(7, stat("x", change));
         let start = start * TICK_NS;
-        fake.reader.status(Key { pid: 7, start })
+        fake.reader.status(ProcessKey { pid: 7, start })
     };
     let zombie = (3, "Z");
-    assert_eq!(status(&[zombie, (52, "256")], 22), Some(Ended::Exited(1)));
-    let killed = Ended::Signalled {
+    assert_eq!(
+        status(&[zombie, (52, "256")], 22),
+        Some(ExitStatus::Exited(1))
+    );
+    let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
     assert_eq!(status(&[zombie, (52, "9")], 22), Some(killed));
     assert_eq!(
         status(&[zombie, (35, "1"), (52, "0")], 22),
-        Some(Ended::Exited(0))
+        Some(ExitStatus::Exited(0))
     );
     let hidden = [zombie, (35, "0"), (52, "0")];
     assert_eq!(status(&hidden, 22), None, "not ours to know");

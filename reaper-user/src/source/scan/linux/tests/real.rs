@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::source::procfs::Procfs;
 use crate::source::scan::{Options, Scan};
 use crate::sys;
-use reaper_model::event::{Ended, Event, EventKind, Key, TICK_NS};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, TICK_NS};
 
 /// For something to come that comes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -31,10 +31,10 @@ impl Own {
             .unwrap())
     }
 
-    fn key(&self) -> Key {
+    fn key(&self) -> ProcessKey {
         let pid = self.0.id();
         let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-        Key { pid, start }
+        ProcessKey { pid, start }
     }
 }
 
@@ -60,16 +60,16 @@ fn await_event<T>(scan: &mut Scan, what: &str, is: impl Fn(&Event) -> Option<T>)
     panic!("no {what} within {PATIENCE:?}");
 }
 
-fn ended(of: Key) -> impl Fn(&Event) -> Option<Ended> {
+fn ended(of: ProcessKey) -> impl Fn(&Event) -> Option<ExitStatus> {
     move |event| match event.kind {
         EventKind::Exit { key, ended, .. } if key == of => Some(ended),
         _ => None,
     }
 }
 
-fn seen(pid: u32) -> impl Fn(&Event) -> Option<(Key, u64)> {
+fn seen(pid: u32) -> impl Fn(&Event) -> Option<(ProcessKey, u64)> {
     move |event| match &event.kind {
-        EventKind::Seen(seen) if seen.key.pid == pid => Some((seen.key, seen.pidfd_inode)),
+        EventKind::Discovered(seen) if seen.key.pid == pid => Some((seen.key, seen.pidfd_inode)),
         _ => None,
     }
 }
@@ -99,7 +99,7 @@ fn a_child_is_found_followed_and_told_to_have_ended() {
     scan.failing = false;
     child.0.kill().unwrap();
     let how = await_event(&mut scan, "end", ended(key));
-    let killed = Ended::Signalled {
+    let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
@@ -127,7 +127,7 @@ fn how_one_ended_is_known_by_its_zombie_also_where_that_is_nothing() {
         let how = await_event(&mut scan, "end", ended(key));
         // Older kernels do not say which of two nothings it is.
         assert!(
-            how == Ended::Exited(status) || status == 0 && how == Ended::Unknown,
+            how == ExitStatus::Exited(status) || status == 0 && how == ExitStatus::Unknown,
             "{how:?}"
         );
     }
@@ -139,7 +139,7 @@ fn one_that_is_another_by_now_is_not_held() {
     let child = Own::new("exec sleep 1000");
     let key = child.key();
     // Its predecessor.
-    let before = Key {
+    let before = ProcessKey {
         start: key.start - TICK_NS,
         ..key
     };
@@ -148,7 +148,7 @@ fn one_that_is_another_by_now_is_not_held() {
     scan.follow(key, true);
     assert!(scan.vouches(key) && !scan.vouches(before));
     // Known to the ns by somebody else.
-    let exact = Key {
+    let exact = ProcessKey {
         start: key.start + 1,
         ..key
     };
@@ -203,7 +203,7 @@ fn where_pidfds_are_refused_nobody_is_vouched_for_and_ends_are_found_by_looking(
         scan.look_now();
         scan.drain(|event| found = found.or_else(|| ended(key)(&event)));
     }
-    assert_eq!(found, Some(Ended::Unknown));
+    assert_eq!(found, Some(ExitStatus::Unknown));
     assert_eq!((scan.held, scan.followed.len()), (0, 0));
     assert_eq!(scan.starved(), Some(Errno::EPERM));
 }

@@ -7,16 +7,18 @@ use proptest::prelude::*;
 
 use crate::source::scan::table::{Glimpse, Print, Table, parents_first};
 use reaper_model::agent::Ruleset;
-use reaper_model::event::{Event, EventKind, Image, Key, Provenance, Seen, TICK_NS, Uids};
+use reaper_model::event::{
+    Event, EventKind, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
+};
 use reaper_model::{Model, Scope};
 
 /// A process as the kernel has it: start in ticks, parent, what it runs.
 type Process = (u64, u32, &'static str);
 type Processes = BTreeMap<u32, Process>;
 
-fn key(pid: u32, start: u64) -> Key {
+fn key(pid: u32, start: u64) -> ProcessKey {
     let start = start * TICK_NS;
-    Key { pid, start }
+    ProcessKey { pid, start }
 }
 
 fn glimpse(pid: u32, (start, parent, program): Process) -> Glimpse {
@@ -27,9 +29,9 @@ fn glimpse(pid: u32, (start, parent, program): Process) -> Glimpse {
     Glimpse { key, parent, print }
 }
 
-fn row(pid: u32, (start, parent, program): Process) -> Seen {
-    Seen {
-        at: start * TICK_NS + TICK_NS,
+fn row(pid: u32, (start, parent, program): Process) -> ProcEntry {
+    ProcEntry {
+        read_at: start * TICK_NS + TICK_NS,
         key: key(pid, start),
         exact: false,
         pidfd_inode: 0,
@@ -65,9 +67,9 @@ fn pass(table: &mut Table, all: &Processes, unread: &[u32], fresh: &[u32]) -> Ve
 
 /// In short.
 fn words(told: &[EventKind]) -> Vec<String> {
-    let pid = |key: Option<Key>| key.map_or("?".into(), |key| key.pid.to_string());
+    let pid = |key: Option<ProcessKey>| key.map_or("?".into(), |key| key.pid.to_string());
     let word = |kind: &EventKind| match kind {
-        EventKind::Seen(seen) => format!("seen {} of {}", seen.key.pid, seen.parent),
+        EventKind::Discovered(seen) => format!("seen {} of {}", seen.key.pid, seen.parent),
         EventKind::Exec { key, .. } => format!("exec {}", key.pid),
         EventKind::Exit { key, .. } => format!("exit {}", key.pid),
         EventKind::Reparent {
@@ -215,7 +217,7 @@ fn in_the_tick_of_its_birth_nobody_is_told_of() {
     // It has gone, and another got its pid, all within the tick.
     all.insert(5, (9, 1, "successor"));
     let told = pass(&mut table, &all, &[], &[]);
-    let [EventKind::Seen(seen)] = &told[..] else {
+    let [EventKind::Discovered(seen)] = &told[..] else {
         panic!("{:?}", words(&told));
     };
     assert_eq!((seen.parent, &seen.image.comm[..]), (1, &b"successor"[..]));
@@ -325,8 +327,8 @@ fn play(acts: &[Act]) {
     let (mut now, mut next) = (2, 3);
     let mut look = |all: &Processes, unread: &[u32], fresh: &[u32], now: u64| {
         for mut kind in pass(&mut table, all, unread, fresh) {
-            if let EventKind::Seen(seen) = &mut kind {
-                seen.at = now * TICK_NS;
+            if let EventKind::Discovered(seen) = &mut kind {
+                seen.read_at = now * TICK_NS;
             }
             let event = Event {
                 time: now * TICK_NS,

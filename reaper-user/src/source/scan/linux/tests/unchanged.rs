@@ -27,7 +27,7 @@ fn nothing_is_allocated_for_them_nor_for_the_pass() {
         (1..=count).for_each(|pid| process(dir.path(), pid));
         let mut scan = Scan::of(dir.path(), &Options::default()).unwrap();
         let mut seen = 0;
-        scan.drain(|event| seen += u32::from(matches!(event.kind, EventKind::Seen(_))));
+        scan.drain(|event| seen += u32::from(matches!(event.kind, EventKind::Discovered(_))));
         assert_eq!(seen, count);
         for _ in 0..3 {
             scan.look_now();

@@ -6,7 +6,7 @@ fn session(agent: &str, uid: u32, root: u32, start: u64) -> Recorded {
     let start = start * S;
     Recorded {
         agent: agent.into(),
-        root: Key { pid: root, start },
+        root: ProcessKey { pid: root, start },
         uid: Some(uid),
         members: HashSet::new(),
     }
@@ -109,7 +109,7 @@ fn living_agent_shields_only_evidence_without_a_pid() {
     let next = p(200, 1, 100, "/x/claude-next", DEAD);
     check("-", &[next, p(201, 200, 101, NODE, DEAD)]);
     // A service has seen that it was none.
-    let helper = Key {
+    let helper = ProcessKey {
         pid: 200,
         start: 100 * S,
     };
@@ -140,7 +140,7 @@ fn what_carries_an_agent_that_lives_is_left_alone() {
 
 #[test]
 fn a_session_of_an_agent_that_no_rule_knows_is_told_of() {
-    let member = Key {
+    let member = ProcessKey {
         pid: 200,
         start: 100 * S,
     };
@@ -173,7 +173,7 @@ fn places_that_nobody_can_ask_speak_for_what_came_from_them() {
     ] {
         let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
         let env = format!("{DEAD}{variable}\0");
-        all.rows.get_mut(&200).unwrap().trace = Known::Is(Trace::of(env.as_bytes(), true));
+        all.rows.get_mut(&200).unwrap().trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
         assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{variable}");
     }
 }

@@ -97,14 +97,14 @@ fn what_a_service_watches_is_its_own() {
         p(230, 1, 300, SHELL, BARE),
     ]);
     let members = |start| {
-        let key = Key {
+        let key = ProcessKey {
             pid: 220,
             start: start * S,
         };
         HashMap::from_iter([(220, key)])
     };
     let (theirs, others) = (members(100), members(99));
-    let of = |members: HashMap<u32, Key>, since| {
+    let of = |members: HashMap<u32, ProcessKey>, since| {
         let strays = ask(&all, |q| (q.members, q.since) = (members, since));
         [200, 201, 210, 220, 221, 230].map(|pid| said(&strays, pid))
     };
@@ -145,7 +145,7 @@ fn only_whom_one_is_asked_for() {
     assert_eq!(of(None, &scope), ("-", "reap"));
     scope.cgroups[0] = 8;
     assert_eq!(of(None, &scope), ("-", "-"));
-    scope.roots.push(Key {
+    scope.roots.push(ProcessKey {
         pid: 150,
         start: 50 * S,
     });
@@ -167,7 +167,7 @@ fn kernel_threads_and_init_are_nobodys_leftover() {
         row.seen.kernel_thread = true;
     }
     if let Some(row) = all.rows.get_mut(&1) {
-        row.trace = Known::Is(Trace::of(DEAD.as_bytes(), true));
+        row.trace = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
     }
     let strays = ask(&all, |_| {});
     assert_eq!((said(&strays, 1), said(&strays, 2)), ("-", "-"));

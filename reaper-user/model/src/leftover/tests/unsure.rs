@@ -15,12 +15,12 @@ fn check_unread(expected: &str, processes: &[P], unread: &[(u32, Option<u32>)]) 
 fn recorded(uid: u32) -> Recorded {
     Recorded {
         agent: "codex".into(),
-        root: Key {
+        root: ProcessKey {
             pid: 4300,
             start: 20 * S,
         },
         uid: Some(uid),
-        members: HashSet::from_iter([Key {
+        members: HashSet::from_iter([ProcessKey {
             pid: 200,
             start: 100 * S,
         }]),
@@ -86,7 +86,7 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
         p(310, 1, 50, "/usr/bin/kitty", ""),
         p(312, 1, 70, NODE, DEAD),
     ]);
-    cut.rows.get_mut(&310).unwrap().trace = Known::Is(Trace::of(b"A=1\0", false));
+    cut.rows.get_mut(&310).unwrap().trace = Fact::Known(EnvMarkers::of(b"A=1\0", false));
     assert_eq!(said(&ask(&cut, |_| {}), 312), "multiplexed");
     // The leader of its session.
     let leader = P {
@@ -119,7 +119,7 @@ fn what_rules_keep_hands_its_environment_on() {
     let catalogue = crate::rules::built_in();
     let of = |all: &Table| {
         let mut all = all.clone();
-        all.rows.get_mut(&1).unwrap().trace = Known::Is(Trace::default());
+        all.rows.get_mut(&1).unwrap().trace = Fact::Known(EnvMarkers::default());
         let nobody = HashMap::new();
         let question = Question {
             rules: &catalogue,
@@ -163,7 +163,7 @@ fn the_outermost_for_which_strong_evidence_speaks_is_the_head() {
     let outer = || p(200, 1, 100, "/bin/sh", DEAD);
     let all = [outer(), keeper("/bin/keeper", "A=1\0"), inner()];
     let strays = ask(&table(&all), |_| {});
-    assert!(strays.iter().all(|stray| stray.head.pid == 200));
+    assert!(strays.iter().all(|stray| stray.subtree_root.pid == 200));
     assert_eq!(said(&strays, 202), "reap");
     // What keeps the one between keeps the one below.
     for (between, expected) in [

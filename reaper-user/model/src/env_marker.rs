@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hasher};
 
 /// A variable by which an agent marks what it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EnvMark {
+pub struct EnvMarker {
     /// Name of the agent's rule.
     pub agent: &'static str,
     pub variable: &'static str,
@@ -48,8 +48,8 @@ pub struct Multiplexer {
 
 /// See the module. Holds no values: an environment is full of secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trace {
-    pub marks: Vec<EnvMark>,
+pub struct EnvMarkers {
+    pub markers: Vec<EnvMarker>,
     pub multiplexers: Vec<Multiplexer>,
     /// `REAPER_KEEP=1`.
     pub keep: bool,
@@ -113,12 +113,12 @@ const MARKS: &[(&str, Value, &str)] = &[
     ("AGENT", Value::Begins("goose"), "goose"),
 ];
 
-impl Trace {
+impl EnvMarkers {
     /// Of an environment as /proc has it: `NAME=value`, each ended by NUL. `whole`: that is all of it.
-    pub fn of(environ: &[u8], whole: bool) -> Trace {
-        let mut trace = Trace {
+    pub fn of(environ: &[u8], whole: bool) -> EnvMarkers {
+        let mut trace = EnvMarkers {
             cut: !whole,
-            ..Trace::default()
+            ..EnvMarkers::default()
         };
         for entry in environ.split(|b| *b == 0) {
             let Some(equals) = entry.iter().position(|b| *b == b'=') else {
@@ -143,18 +143,18 @@ impl Trace {
                     }
                 };
                 if fits {
-                    let mark = EnvMark {
+                    let mark = EnvMarker {
                         agent,
                         variable,
                         owner,
                         conversation,
                     };
-                    trace.cut |= !take_in(&mut trace.marks, mark);
+                    trace.cut |= !take_in(&mut trace.markers, mark);
                 }
             }
         }
         // Those that name an owner say most.
-        trace.marks.sort_by_key(|mark| mark.owner.is_none());
+        trace.markers.sort_by_key(|mark| mark.owner.is_none());
         trace
     }
 
@@ -178,31 +178,31 @@ impl Trace {
 
     /// The pids that are told of agents.
     pub fn owners(&self) -> impl Iterator<Item = u32> {
-        self.marks.iter().filter_map(|mark| mark.owner)
+        self.markers.iter().filter_map(|mark| mark.owner)
     }
 
     /// The conversations that are told of agents.
     pub fn conversations(&self) -> impl Iterator<Item = Conversation> {
-        self.marks.iter().filter_map(|mark| mark.conversation)
+        self.markers.iter().filter_map(|mark| mark.conversation)
     }
 
     /// Whether an agent's other marks are there too: a pid alone anybody may have put there.
-    pub fn backs(&self, mark: &EnvMark) -> bool {
-        let mut marks = self.marks.iter();
+    pub fn has_second_marker(&self, mark: &EnvMarker) -> bool {
+        let mut marks = self.markers.iter();
         marks.any(|other| other.agent == mark.agent && other.variable != mark.variable)
     }
 
     /// Whether both have a mark of one and the same agent, as far as they tell.
-    pub fn shares(&self, other: &Trace) -> bool {
-        let same = |a: &EnvMark| {
-            other.marks.iter().any(|b| match (a.owner, b.owner) {
+    pub fn shares_marker(&self, other: &EnvMarkers) -> bool {
+        let same = |a: &EnvMarker| {
+            other.markers.iter().any(|b| match (a.owner, b.owner) {
                 (None, None) => a.agent == b.agent,
                 (a, b) => a == b,
             })
         };
         // One that tells its owner is known by that alone.
         let told = self.owners().next().is_some();
-        self.marks
+        self.markers
             .iter()
             .filter(|mark| mark.owner.is_some() == told)
             .any(same)

@@ -6,14 +6,14 @@ use reaper_common::{
     MEMBER_SPARED, MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
 };
 
-use super::event::{Key, Mark};
-use super::policy::Round;
+use super::event::{Membership, ProcessKey};
+use super::policy::Evaluation;
 use super::{Model, policy};
 use crate::Node;
 
-impl Round<'_> {
-    /// See [`Model::wanted_mark`].
-    pub fn wanted_mark(&self, key: Key) -> Option<Mark> {
+impl Evaluation<'_> {
+    /// See [`Model::wanted_membership`].
+    pub fn wanted_membership(&self, key: ProcessKey) -> Option<Membership> {
         let model = self.model();
         let node = model.tree.get(key)?;
         let session = node
@@ -31,21 +31,21 @@ impl Round<'_> {
             if node.state.member.root {
                 flags |= MEMBER_ROOT;
             }
-            if policy::is_spared(self, node) {
+            if policy::is_kept(self, node) {
                 flags |= MEMBER_SPARED;
             }
             if node.state.member.unsure {
                 flags |= MEMBER_UNSURE;
             }
-            if policy::is_clear(self, node) {
+            if policy::is_kernel_killable(self, node) {
                 flags |= MEMBER_CLEAR;
             }
         } else {
             if node.state.member.watched || node.state.member.boundary.is_some() {
                 flags |= MEMBER_WATCHED;
             }
-            if let Some(mark) = model.awaited_mark(node) {
-                return Some(Mark {
+            if let Some(mark) = model.awaited_membership(node) {
+                return Some(Membership {
                     flags: mark.flags & !MEMBER_EXECS | flags,
                     ..mark
                 });
@@ -54,7 +54,7 @@ impl Round<'_> {
                 return None;
             }
         }
-        Some(Mark {
+        Some(Membership {
             session: session.map(|session| session.first_root),
             flags,
         })
@@ -66,29 +66,30 @@ impl Model {
     ///
     /// Whatever the probes only suspect has been settled here by now and is not handed back to them, but
     /// for whose a process is where that was lost.
-    pub fn wanted_mark(&self, key: Key) -> Option<Mark> {
-        self.round().wanted_mark(key)
+    pub fn wanted_membership(&self, key: ProcessKey) -> Option<Membership> {
+        self.evaluation().wanted_membership(key)
     }
 
     /// Whether a member is kept though it should be due, or is never signalled at all.
-    pub fn is_spared(&self, node: &Node) -> bool {
-        policy::is_spared(&self.round(), node)
+    pub fn is_kept(&self, node: &Node) -> bool {
+        policy::is_kept(&self.evaluation(), node)
     }
 
     /// Whether nothing that the service could come to know of a member, but for its running another program,
     /// would spare it if a signal ended its root: no rule, no mark in its environment and no user's keep. All
     /// facts that matter for that are known.
-    pub fn is_clear(&self, node: &Node) -> bool {
-        policy::is_clear(&self.round(), node)
+    pub fn is_kernel_killable(&self, node: &Node) -> bool {
+        policy::is_kernel_killable(&self.evaluation(), node)
     }
 
     /// Takes note of what has been written to the map for a process; `None`: it has been taken out.
-    pub fn set_mark(&mut self, key: Key, mark: Option<Mark>) {
+    pub fn set_membership(&mut self, key: ProcessKey, mark: Option<Membership>) {
         let Some(node) = self.tree.get_mut(key) else {
             return;
         };
-        let old = std::mem::replace(&mut node.mark, mark);
-        let has_session = |mark: Option<Mark>| mark.is_some_and(|mark| mark.session.is_some());
+        let old = std::mem::replace(&mut node.membership, mark);
+        let has_session =
+            |mark: Option<Membership>| mark.is_some_and(|mark| mark.session.is_some());
         if has_session(old)
             && !has_session(mark)
             && let Some(exact) = node.exact_key()
@@ -98,7 +99,7 @@ impl Model {
     }
 
     /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
-    pub fn signalled(&mut self, key: Key, flags: u32) {
+    pub fn on_signalled(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
             node.state.member.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
         }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::Tree;
 use super::node::{Birth, Change, Node, Orphaned, State};
-use crate::event::{Ended, Image, Key, Mark, Provenance, Restored, Seen};
+use crate::event::{
+    ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, RestoredSession,
+};
 
 /// Longest name that the kernel gives a process, in bytes.
 const COMM_MAX: usize = 15;
@@ -12,8 +14,8 @@ const COMM_MAX: usize = 15;
 impl<S: State> Tree<S> {
     /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
     /// of a pid namespace, which also adopts what others bring in.
-    pub(super) fn found(&self, parent: Option<Key>) -> Birth {
-        let init = |key: &Key| self.get(*key).is_some_and(|node| node.namespace_init);
+    pub(super) fn birth_of_discovered(&self, parent: Option<ProcessKey>) -> Birth {
+        let init = |key: &ProcessKey| self.get(*key).is_some_and(|node| node.namespace_init);
         let birth_parent = parent.filter(|key| !init(key));
         Birth {
             parent,
@@ -23,37 +25,42 @@ impl<S: State> Tree<S> {
     }
 
     /// The key by which a living process is known that an event tells of: /proc has its start to the tick only.
-    pub(super) fn known_as(&self, key: Key, provenance: Provenance) -> Key {
+    pub(super) fn resolve_key(&self, key: ProcessKey, provenance: Provenance) -> ProcessKey {
         let coarse = provenance == Provenance::Procfs && key.exact_start().is_none();
         let known = self.live.get(&key.pid).filter(|_| coarse);
-        let start = |node: &Node<S>| Key {
+        let start = |node: &Node<S>| ProcessKey {
             start: node.start(),
             ..node.key
         };
-        let known = known.filter(|node| start(node).same_tick(key));
+        let known = known.filter(|node| start(node).has_same_tick(key));
         known.map_or(key, |node| node.key)
     }
 
     /// A process of which nothing need be known is told of, with a parent.
-    pub(crate) fn turn_up(
+    pub(crate) fn add_unknown(
         &mut self,
-        key: Key,
-        parent: Option<Key>,
-        mark: Option<Mark>,
+        key: ProcessKey,
+        parent: Option<ProcessKey>,
+        mark: Option<Membership>,
         time: u64,
         provenance: Provenance,
         changes: &mut Vec<Change<S>>,
     ) {
-        let birth = self.found(parent);
+        let birth = self.birth_of_discovered(parent);
         let image = Arc::default();
-        if let Some(node) = self.meet(key, time, birth, provenance, image, changes) {
-            node.note(mark, time, 0);
+        if let Some(node) = self.get_or_insert(key, time, birth, provenance, image, changes) {
+            node.set_membership(mark, time, 0);
         }
     }
 
     /// Makes a node for the root of a session that is taken up again, if it can still live: a row is to
     /// tell more of it, or that there is none, that it is gone.
-    pub(crate) fn place(&mut self, restored: &Restored, time: u64, changes: &mut Vec<Change<S>>) {
+    pub(crate) fn add_restored_root(
+        &mut self,
+        restored: &RestoredSession,
+        time: u64,
+        changes: &mut Vec<Change<S>>,
+    ) {
         let key = restored.root;
         if self.is_known(key, time, changes) != Some(false) {
             return;
@@ -73,14 +80,14 @@ impl<S: State> Tree<S> {
         if let Some(node) = self.live.get_mut(&key.pid) {
             node.exact_start = key.exact_start();
             node.uids = restored.uids;
-            node.seen.placeholder = true;
+            node.reported.placeholder = true;
         }
     }
 
     /// A row of the process table: adds what is missing and what happened unseen.
-    pub(super) fn seen(
+    pub(super) fn on_proc_entry(
         &mut self,
-        seen: &Seen,
+        seen: &ProcEntry,
         time: u64,
         provenance: Provenance,
         changes: &mut Vec<Change<S>>,
@@ -88,25 +95,25 @@ impl<S: State> Tree<S> {
         let parent = self.live.get(&seen.parent).map(|node| node.key);
         let gone = self.gone(seen.key).is_some();
         match self.live.get_mut(&seen.key.pid) {
-            Some(known) if known.seen.placeholder && known.is_row(seen) => {
+            Some(known) if known.reported.placeholder && known.matches_entry(seen) => {
                 let (key, known_parent) = (known.key, known.parent);
-                let birth = self.found(parent);
+                let birth = self.birth_of_discovered(parent);
                 // One that has another parent by now was orphaned meanwhile: that is told next.
                 if known_parent.is_none() {
-                    self.begot(key, birth.birth_parent);
+                    self.set_birth_parent(key, birth.birth_parent);
                     self.attach(key.pid, parent);
                 }
-                self.fill(key, birth, seen, provenance, changes);
+                self.set_from_entry(key, birth, seen, provenance, changes);
                 return;
             }
-            Some(known) if known.is_row(seen) => {
+            Some(known) if known.matches_entry(seen) => {
                 let key = known.key;
                 known.take(seen);
                 // What it was when it was looked at, it need not be any more.
-                if known.is_news(seen.at) && known.is_another_program(&seen.image) {
+                if known.is_current_at(seen.read_at) && known.has_other_program(&seen.image) {
                     known.state.on_unseen_exec();
                     known.image = Arc::clone(&seen.image);
-                    known.seen.execed = true;
+                    known.reported.execed = true;
                     changes.push(Change::Execed { key });
                 }
                 if known.parent.is_none() && parent.is_some() {
@@ -129,24 +136,24 @@ impl<S: State> Tree<S> {
             Some(_) => self.exit(
                 seen.key.pid,
                 time,
-                Ended::Unknown,
+                ExitStatus::Unknown,
                 0,
                 Provenance::Inferred,
                 changes,
             ),
             None => {}
         }
-        let birth = self.found(parent);
+        let birth = self.birth_of_discovered(parent);
         self.insert(seen.key, birth, provenance, Arc::clone(&seen.image));
-        self.fill(seen.key, birth, seen, provenance, changes);
+        self.set_from_entry(seen.key, birth, seen, provenance, changes);
     }
 
     /// Gives a process that is new to the tree, but for its place in it, what its row has.
-    fn fill(
+    fn set_from_entry(
         &mut self,
-        key: Key,
+        key: ProcessKey,
         birth: Birth,
-        seen: &Seen,
+        seen: &ProcEntry,
         provenance: Provenance,
         changes: &mut Vec<Change<S>>,
     ) {
@@ -155,8 +162,8 @@ impl<S: State> Tree<S> {
             node.image = Arc::clone(&seen.image);
             node.kernel_thread = seen.kernel_thread;
             node.namespace_init = seen.namespace_init;
-            node.seen.execed = true;
-            node.seen.placeholder = false;
+            node.reported.execed = true;
+            node.reported.placeholder = false;
             node.provenance = provenance;
         }
         changes.push(Change::Born {
@@ -169,16 +176,16 @@ impl<S: State> Tree<S> {
 
 impl<S: State> Node<S> {
     /// What a row adds to any process.
-    fn take(&mut self, seen: &Seen) {
+    fn take(&mut self, seen: &ProcEntry) {
         if seen.exact {
             self.exact_start.get_or_insert(seen.key.start);
         }
         if self.pidfd_inode == 0 {
             self.pidfd_inode = seen.pidfd_inode;
         }
-        self.note(seen.mark, seen.at, 0);
-        if self.is_news(seen.at) {
-            self.image_at = seen.at;
+        self.set_membership(seen.mark, seen.read_at, 0);
+        if self.is_current_at(seen.read_at) {
+            self.image_at = seen.read_at;
             self.uids = seen.uids;
             self.state.on_uids();
         }

@@ -37,8 +37,8 @@ proptest! {
     #[test]
     fn any_environment_tells_something(entries in prop::collection::vec(entry(), 0..80), whole: bool) {
         let environ = entries.join(&0);
-        let trace = Trace::of(&environ, whole);
-        prop_assert!(trace.marks.len() <= 32 && trace.multiplexers.len() <= 32);
+        let trace = EnvMarkers::of(&environ, whole);
+        prop_assert!(trace.markers.len() <= 32 && trace.multiplexers.len() <= 32);
         prop_assert!(trace.cut || whole);
         let kept = environ.split(|byte| *byte == 0).any(|entry| entry == b"REAPER_KEEP=1");
         prop_assert_eq!(trace.keep, kept);
@@ -51,7 +51,7 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
     let many = |of: &dyn Fn(u32) -> String| -> Vec<u8> {
         (2..60_000).flat_map(|n| of(n).into_bytes()).collect()
     };
-    let most = |trace: &Trace| trace.marks.len().max(trace.multiplexers.len());
+    let most = |trace: &EnvMarkers| trace.markers.len().max(trace.multiplexers.len());
     for (environ, cut) in [
         (many(&|n| format!("CLAUDE_PID={n}\0")), true),
         (many(&|n| format!("TMUX=x,{n},0\0")), true),
@@ -61,7 +61,7 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
     ] {
         let mut environ = environ;
         environ.extend(b"REAPER_KEEP=1\0SUDO_UID=0\0");
-        let trace = Trace::of(&environ, true);
+        let trace = EnvMarkers::of(&environ, true);
         assert!(most(&trace) <= 32, "{}", most(&trace));
         assert_eq!(trace.cut, cut);
         assert!(trace.keep && trace.switched, "the rest is read");
@@ -69,7 +69,7 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
     // What was not taken in may name one that lives.
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
     let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
-    all.rows.get_mut(&200).unwrap().trace = Known::Is(Trace::of(&environ, true));
+    all.rows.get_mut(&200).unwrap().trace = Fact::Known(EnvMarkers::of(&environ, true));
     let strays = ask(&all, |_| {});
     assert_eq!(said(&strays, 200), "unreadable");
     assert!(
@@ -82,10 +82,10 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
 /// a thousand million looks.
 #[test]
 fn long_chains_and_many_hosts_are_gone_through_once() {
-    let environ = |n: u32| -> Trace {
+    let environ = |n: u32| -> EnvMarkers {
         let marks = (0..40).map(|m| format!("CLAUDE_PID={}\0", 200_000 + n % 7 * 100 + m));
         let marks: String = marks.chain(["ZELLIJ=0\0".to_owned()]).collect();
-        Trace::of(marks.as_bytes(), true)
+        EnvMarkers::of(marks.as_bytes(), true)
     };
     let count = 30_000;
     let mut rows = table(&[]).rows;
@@ -94,13 +94,13 @@ fn long_chains_and_many_hosts_are_gone_through_once() {
         let mut row = p(pid, parent, 100, NODE, DEAD).row();
         if n % 3 == 0 {
             row = p(pid, parent, 100, "/bin/zellij", "").row();
-            row.trace = Known::Is(environ(n));
+            row.trace = Fact::Known(environ(n));
         }
         rows.insert(pid, row);
     }
     let recorded = Recorded {
         agent: "claude-code".into(),
-        root: Key {
+        root: ProcessKey {
             pid: 4300,
             start: 0,
         },
@@ -117,11 +117,11 @@ fn long_chains_and_many_hosts_are_gone_through_once() {
     };
     let strays = ask_recorded(&all, &[recorded], |_| {});
     assert_eq!(strays.len(), count as usize);
-    let head = Key {
+    let head = ProcessKey {
         pid: 1000,
         start: 100 * S,
     };
-    assert!(strays.iter().all(|stray| stray.head == head));
+    assert!(strays.iter().all(|stray| stray.subtree_root == head));
     // Those that stand below others are told after them.
     let pids: Vec<u32> = strays.iter().map(|stray| stray.key.pid).collect();
     assert!(pids.is_sorted());

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::Judge;
-use crate::stray::Row;
+use crate::leftover::Row;
 
 impl<'a> Judge<'a> {
     /// All, by when they began, and parents before their children also where both began in the same tick. A loop,

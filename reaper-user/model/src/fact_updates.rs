@@ -3,65 +3,65 @@
 use std::sync::Arc;
 
 use super::activity::Idle;
-use super::cached_facts::LASTING;
-use super::event::Key;
-use super::facts::{Facts, Known, Needs, Stdio};
-use super::session::{Session, Turn};
+use super::cached_facts::PROGRAM_FACTS;
+use super::event::ProcessKey;
+use super::facts::{Fact, FactSet, Facts, Stdio};
+use super::session::{Session, SessionEvent};
 use super::{Model, Node};
 
 impl Model {
     /// Takes in what has been found out of what was asked for, by a look that began at `at` (ns since boot).
     /// What was read before the program that a process runs by now says nothing of that.
-    pub fn set_facts(&mut self, key: Key, asked: Needs, found: Facts, at: u64) {
+    pub fn set_facts(&mut self, key: ProcessKey, asked: FactSet, found: Facts, at: u64) {
         let Some(node) = self.tree.get_mut(key) else {
-            return self.sessions.learn_of_gone_root(key, asked, &found);
+            return self.sessions.update_exited_root(key, asked, &found);
         };
-        let asked = if node.is_news(at) {
+        let asked = if node.is_current_at(at) {
             asked
         } else {
-            asked.without(LASTING)
+            asked.without(PROGRAM_FACTS)
         };
         let asked = if at >= node.state.cached.moved_at {
             asked
         } else {
-            asked.without(Needs::UNIT)
+            asked.without(FactSet::UNIT)
         };
         let mut asked = asked;
         for (needs, read) in [
-            (Needs::ARGUMENTS, &found.arguments),
-            (Needs::SCRIPT, &found.script),
+            (FactSet::ARGUMENTS, &found.arguments),
+            (FactSet::SCRIPT, &found.script),
         ] {
             // The process has run another program since it was asked about.
-            if matches!(read, Known::Is(read) if !Arc::ptr_eq(&read.image, &node.image)) {
+            if matches!(read, Fact::Known(read) if !Arc::ptr_eq(&read.image, &node.image)) {
                 asked = asked.without(needs);
             }
         }
-        if asked.has(Needs::UNIT) && node.state.cached.is_elsewhere(&found.unit) {
+        if asked.contains(FactSet::UNIT) && node.state.cached.has_moved_unseen(&found.unit) {
             node.moved(0, at);
         }
-        let read = node.state.cached.read.get_or_insert_default();
+        let read = node.state.cached.readings.get_or_insert_default();
         let awake = self.clock.awake(at);
-        if asked.has(Needs::ACTIVITY)
-            && let Known::Is(activity) = &found.activity
+        if asked.contains(FactSet::ACTIVITY)
+            && let Fact::Known(activity) = &found.activity
         {
             read.idle = Some(Idle::after(read.idle, activity, awake));
         }
-        if asked.has(Needs::STDIO) {
+        if asked.contains(FactSet::STDIO) {
             let since = read.hung_up_since.unwrap_or(awake);
-            read.hung_up_since = (found.stdio == Known::Is(Stdio::HungUp)).then_some(since);
+            read.hung_up_since = (found.stdio == Fact::Known(Stdio::HungUp)).then_some(since);
         }
-        read.facts.learn(asked, found);
-        if asked.has_any(LASTING) {
+        read.facts.update(asked, found);
+        if asked.intersects(PROGRAM_FACTS) {
             read.at = read.at.max(at);
         }
         let (unit, inherited) = (read.facts.unit.clone(), read.facts.inherited.clone());
-        if asked.has(Needs::INHERITED) {
-            self.sessions.learn_inherited(key, &inherited);
+        if asked.contains(FactSet::INHERITED) {
+            self.sessions.update_inherited(key, &inherited);
         }
-        if asked.has(Needs::UNIT)
+        if asked.contains(FactSet::UNIT)
             && let Some(node) = self.tree.get(key)
         {
-            self.sessions.learn_unit(node, &unit);
+            self.sessions.update_unit(node, &unit);
         }
     }
 
@@ -69,17 +69,17 @@ impl Model {
     /// that has failed. Nobody where it is known, or not wanted yet, as none of its members is due.
     ///
     /// That comes to an end: whoever is asked makes it known, or cannot be asked again.
-    pub(super) fn tells_unit_of_root(&self, session: &Session) -> Option<Key> {
+    pub(super) fn unit_source(&self, session: &Session) -> Option<ProcessKey> {
         self.sessions.due(session.id)?;
         // Of one that is there, though it is taken to be gone, nothing is learned.
-        let hears = session.root_gone.is_none() == self.tree.get(session.root).is_some();
+        let hears = session.root_exit.is_none() == self.tree.get(session.root).is_some();
         match session.unit {
-            Known::Is(_) => None,
+            Fact::Known(_) => None,
             // It may have been read before the root has gone, and not be told yet.
-            Known::Unasked if hears => Some(session.root),
+            Fact::Unread if hears => Some(session.root),
             _ if session.cgroup_id == 0 => None,
             _ => {
-                let failed = |facts: &Facts| facts.unit == Known::Unreadable;
+                let failed = |facts: &Facts| facts.unit == Fact::Unreadable;
                 let there = self.tree.iter().filter(|node| {
                     node.image.cgroup_id == session.cgroup_id
                         && node.key != session.root
@@ -92,8 +92,8 @@ impl Model {
 
     /// Takes no environment and no unit for known any more: where events are missing, an exec may be among them, of
     /// whom it is asked about or of who has begot it.
-    pub fn doubt_what_was_read(&mut self) {
-        let all: Vec<Key> = self.tree.iter().map(|node| node.key).collect();
+    pub fn forget_program_facts(&mut self) {
+        let all: Vec<ProcessKey> = self.tree.iter().map(|node| node.key).collect();
         for key in all {
             if let Some(node) = self.tree.get_mut(key) {
                 node.state.cached.on_unseen_exec();
@@ -102,11 +102,13 @@ impl Model {
     }
 
     /// Takes no cgroup for known of those who are due by these turns.
-    pub(super) fn doubt_cgroups(&mut self, turns: &[Turn], now: u64) {
-        let gone = turns.iter().filter_map(|turn| match turn {
-            Turn::RootGone { session } => Some(*session),
-            _ => None,
-        });
+    pub(super) fn forget_cgroups(&mut self, session_events: &[SessionEvent], now: u64) {
+        let gone = session_events
+            .iter()
+            .filter_map(|session_event| match session_event {
+                SessionEvent::RootExited { session } => Some(*session),
+                _ => None,
+            });
         let sessions = gone.flat_map(|id| self.sessions.inwards(id));
         let members: Vec<u32> = sessions.flat_map(Session::members).collect();
         for pid in members {
@@ -119,17 +121,17 @@ impl Model {
     }
 
     /// Whether something about a process could not be read.
-    pub fn is_unread(&self, key: Key) -> bool {
+    pub fn is_unread(&self, key: ProcessKey) -> bool {
         let facts = self.tree.get(key).and_then(Node::facts);
         facts.is_some_and(|facts| *facts != facts.without_unreadable())
     }
 
     /// Forgets what could not be read, so that it is tried again.
-    pub fn forget_unreadable(&mut self, key: Key) {
+    pub fn forget_unreadable(&mut self, key: ProcessKey) {
         if let Some(read) = self
             .tree
             .get_mut(key)
-            .and_then(|node| node.state.cached.read.as_mut())
+            .and_then(|node| node.state.cached.readings.as_mut())
         {
             read.facts = read.facts.without_unreadable();
         }
@@ -137,20 +139,20 @@ impl Model {
 
     /// Forgets what may have changed since it was read: whether a process listens, how busy it is, whether it is hung
     /// up, and what its session and terminal are. A rule that asks for these after a delay reads them again.
-    pub fn forget_volatile(&mut self, key: Key) {
-        let volatile = Needs::LISTENING | Needs::CPU | Needs::SESSION | Needs::STDIO;
+    pub fn forget_volatile(&mut self, key: ProcessKey) {
+        let volatile = FactSet::LISTENING | FactSet::CPU | FactSet::KERNEL_SESSION | FactSet::STDIO;
         self.forget_facts(key, volatile);
         self.forget_activity_within(key);
     }
 
     /// Forgets these facts about a process.
-    pub(super) fn forget_facts(&mut self, key: Key, facts: Needs) {
+    pub(super) fn forget_facts(&mut self, key: ProcessKey, facts: FactSet) {
         if let Some(read) = self
             .tree
             .get_mut(key)
-            .and_then(|node| node.state.cached.read.as_mut())
+            .and_then(|node| node.state.cached.readings.as_mut())
         {
-            read.facts.learn(facts, Facts::default());
+            read.facts.update(facts, Facts::default());
         }
     }
 }

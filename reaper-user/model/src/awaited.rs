@@ -7,10 +7,10 @@
 use reaper_common::{MEMBER_CANDIDATE, MEMBER_FOLLOWED};
 
 use super::agent::{self, Class};
-use super::event::{Key, Mark};
-use super::facts::{Known, Needs};
-use super::policy::Weighed;
-use super::session::Ran;
+use super::event::{Membership, ProcessKey};
+use super::facts::{Fact, FactSet};
+use super::policy::MatchedRules;
+use super::session::ImageSource;
 use super::{Change, Model, Output};
 use crate::Node;
 
@@ -18,49 +18,49 @@ use crate::Node;
 #[derive(Debug, Default)]
 pub(super) struct Awaited {
     /// The awaited process that it comes from.
-    outer: Option<Key>,
+    outer: Option<ProcessKey>,
     /// Processes that come from it and from no other awaited one in between. Some have exited, or are tracked by now.
-    below: Vec<Key>,
+    below: Vec<ProcessKey>,
 }
 
 /// Processes that changed by what was read of one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reclassified {
     /// Descendants that are members of its session from now on.
-    pub joined: Vec<Key>,
+    pub joined: Vec<ProcessKey>,
     /// Processes that have left a session.
-    pub left: Vec<Key>,
+    pub left: Vec<ProcessKey>,
 }
 
 impl Model {
     /// Whether the end of a member's command line matters, and has not been read.
     pub fn wants_arguments(&self, node: &Node) -> bool {
-        node.state.member.session.is_some() && Weighed::wants_arguments(self, node).is_some()
+        node.state.member.session.is_some() && MatchedRules::wants_arguments(self, node).is_some()
     }
 
     /// Whether the resolved path of its script may show what a process is, and has not been read. What the path as it was
     /// given shows needs no second look.
     pub fn wants_script(&self, node: &Node) -> bool {
-        node.seen.execed
+        node.reported.execed
             && node.state.member.in_scope
-            && !node.lacks(Needs::SCRIPT).is_none()
-            && self.sessions.may_be_of(node.uids.real)
+            && !node.missing_facts(FactSet::SCRIPT).is_empty()
+            && self.sessions.allows_uid(node.uids.real)
             && agent::script_path(&node.image).is_some()
             && self.rules.classify(&node.image) == Class::Plain
     }
 
     /// Whether a process is untracked and its script is to be read.
-    pub fn is_awaited(&self, key: Key) -> bool {
+    pub fn is_awaited(&self, key: ProcessKey) -> bool {
         self.awaited.contains_key(&key)
     }
 
     /// Returns all awaited processes.
-    pub fn awaited(&self) -> impl Iterator<Item = Key> {
+    pub fn awaited(&self) -> impl Iterator<Item = ProcessKey> {
         self.awaited.keys().copied()
     }
 
     /// Returns the processes that were followed for an awaited one, which is awaited no longer. Each is returned once.
-    pub fn take_released(&mut self) -> Vec<Key> {
+    pub fn take_released(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.released)
     }
 
@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    fn inherit_awaited(&mut self, key: Key) {
+    fn inherit_awaited(&mut self, key: ProcessKey) {
         if self.awaited.is_empty() {
             return;
         }
@@ -98,7 +98,7 @@ impl Model {
     }
 
     /// Begins or ends to await a process by the program that it runs.
-    pub(super) fn await_script(&mut self, key: Key) {
+    pub(super) fn await_script(&mut self, key: ProcessKey) {
         let Some(node) = self.tree.get(key) else {
             return;
         };
@@ -116,7 +116,7 @@ impl Model {
     }
 
     /// Hands the processes below an awaited one over to the awaited process above it, if there is one. Returns them.
-    fn stop_awaiting(&mut self, key: Key) -> Vec<Key> {
+    fn stop_awaiting(&mut self, key: ProcessKey) -> Vec<ProcessKey> {
         let Some(Awaited { outer, below }) = self.awaited.remove(&key) else {
             return Vec::new();
         };
@@ -135,7 +135,7 @@ impl Model {
     }
 
     /// Returns these processes and those below the awaited ones among them.
-    fn with_awaited_below(&self, mut all: Vec<Key>) -> Vec<Key> {
+    fn with_awaited_below(&self, mut all: Vec<ProcessKey>) -> Vec<ProcessKey> {
         let mut at = 0;
         while let Some(key) = all.get(at) {
             let inner = self.awaited.get(key);
@@ -146,7 +146,7 @@ impl Model {
     }
 
     /// Returns the awaited process that an untracked one is, or comes from without a boundary in between.
-    pub(super) fn awaited_above(&self, node: &Node) -> Option<Key> {
+    pub(super) fn awaited_above(&self, node: &Node) -> Option<ProcessKey> {
         let is_untracked =
             node.state.member.session.is_none() && node.state.member.boundary.is_none();
         let above = node.state.member.awaited.filter(|_| is_untracked)?;
@@ -154,11 +154,11 @@ impl Model {
     }
 
     /// Returns the mark of a process that is awaited or below one that is: that of the session which may begin there.
-    pub(super) fn awaited_mark(&self, node: &Node) -> Option<Mark> {
+    pub(super) fn awaited_membership(&self, node: &Node) -> Option<Membership> {
         let root = self.awaited_above(node)?;
         let name = self.tree.get(root)?.exact_key()?;
-        let told = node.mark.filter(|mark| mark.session == Some(name));
-        Some(told.unwrap_or(Mark {
+        let told = node.membership.filter(|mark| mark.session == Some(name));
+        Some(told.unwrap_or(Membership {
             session: Some(name),
             flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
         }))
@@ -166,12 +166,12 @@ impl Model {
 
     /// Makes a process an agent, a server or a boundary where only its whole command line or the path of its script shows
     /// that. Descendants join its session, or leave the session of a process that has become a boundary or a server.
-    pub fn reclassify(&mut self, key: Key, now: u64, out: &mut Vec<Output>) -> Reclassified {
+    pub fn reclassify(&mut self, key: ProcessKey, now: u64, out: &mut Vec<Output>) -> Reclassified {
         let mut all = Reclassified::default();
         let Some(node) = self.tree.get(key) else {
             return all;
         };
-        let is_read = node.lacks(Needs::SCRIPT).is_none();
+        let is_read = node.missing_facts(FactSet::SCRIPT).is_empty();
         let (before, given) = (node.state.member.session, self.rules.classify(&node.image));
         let was_awaited = is_read && self.awaited.contains_key(&key);
         let below = match was_awaited {
@@ -186,18 +186,18 @@ impl Model {
         };
         let read = [&facts.arguments, &facts.script];
         let class = read.into_iter().find_map(|fact| match fact {
-            Known::Is(read) if read.class != given && read.class != Class::Plain => {
+            Fact::Known(read) if read.class != given && read.class != Class::Plain => {
                 Some(read.class)
             }
             _ => None,
         });
         let Some(class) = class else { return all };
-        let ran = match node.seen.execed && !self.runs_parents_program(node) {
-            true => Ran::Found,
-            false => Ran::Copied,
+        let ran = match node.reported.execed && !self.runs_parents_program(node) {
+            true => ImageSource::Found,
+            false => ImageSource::Copied,
         };
-        let mut turns = std::mem::take(&mut self.turns);
-        self.became(key, (class, ran), now, &mut turns);
+        let mut session_events = std::mem::take(&mut self.session_events);
+        self.on_class(key, (class, ran), now, &mut session_events);
         if let (Some(before), Class::Boundary(_) | Class::Server(_)) = (before, class) {
             let moved = self.sessions.move_below(&mut self.tree, key, before);
             all.left = moved;
@@ -209,10 +209,10 @@ impl Model {
                 self.inherit_keep(*key, None);
             }
         }
-        self.weigh(key);
-        all.joined.iter().for_each(|key| self.weigh(*key));
-        self.finish_turns(&mut turns, out);
-        self.turns = turns;
+        self.match_rules(key);
+        all.joined.iter().for_each(|key| self.match_rules(*key));
+        self.emit_session_events(&mut session_events, out);
+        self.session_events = session_events;
         all
     }
 }

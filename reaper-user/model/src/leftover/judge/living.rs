@@ -7,9 +7,9 @@ use hashbrown::{HashMap, HashSet};
 use super::Judge;
 use super::evidence::CLAUDE;
 use super::host::Eldest;
-use crate::event::{Image, Key};
-use crate::facts::Known;
-use crate::stray::{Conversation, Doubt, EnvMark, Row, Trace};
+use crate::event::{Image, ProcessKey};
+use crate::facts::Fact;
+use crate::leftover::{Conversation, Doubt, EnvMarker, EnvMarkers, Row};
 
 /// The rule of the server to which Claude Code hands conversations. One that a spare worker continues is named
 /// neither by the server nor by the worker.
@@ -46,10 +46,10 @@ pub(super) struct Agents {
 
 /// The two that began last: one of them may be the process that is judged.
 #[derive(Default)]
-struct Latest(Vec<Key>);
+struct Latest(Vec<ProcessKey>);
 
 impl Latest {
-    fn add(&mut self, key: Key) {
+    fn add(&mut self, key: ProcessKey) {
         self.0.push(key);
         self.0
             .sort_unstable_by_key(|key| std::cmp::Reverse((key.start, key.pid)));
@@ -124,12 +124,12 @@ impl Agents {
             let is_end = judge.is_adopter(row) && !judge.is_agent(row);
             let hands_on = !is_end && !is_login(&row.seen.image);
             match &row.trace {
-                Known::Is(trace) => {
-                    for marker in trace.marks.iter().filter_map(marker) {
+                Fact::Known(trace) => {
+                    for marker in trace.markers.iter().filter_map(marker) {
                         self.carried.entry((uid, marker)).or_default().add(key);
                     }
                 }
-                Known::Unasked | Known::Unreadable => {}
+                Fact::Unread | Fact::Unreadable => {}
             }
             if read(row).is_none() && hands_on {
                 self.blind_ancestors.entry(uid).or_default().add(key);
@@ -172,7 +172,7 @@ impl Agents {
     }
 
     /// Returns the doubt about a process of a conversation that another living agent continues, or may.
-    pub(super) fn continuer_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+    pub(super) fn continuer_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
         let uid = row.seen.uids.real;
         trace.conversations().next()?;
         let mut all = trace.conversations();
@@ -183,9 +183,9 @@ impl Agents {
     }
 
     /// Returns the doubt about a process whose markers another living agent, or an ancestor of one, may carry too.
-    pub(super) fn shared_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+    pub(super) fn shared_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
         let uid = row.seen.uids.real;
-        let mut markers = trace.marks.iter().filter_map(marker);
+        let mut markers = trace.markers.iter().filter_map(marker);
         let carrier = |one: Marker| self.carried.get(&(uid, one))?.other_by(row, u64::MAX);
         let shared = markers.find_map(carrier).map(Doubt::SharedMark);
         let blind = || self.blind.get(&uid)?.other_by(row, u64::MAX);
@@ -221,15 +221,15 @@ impl Judge<'_> {
 }
 
 /// Returns None if the marker only tells the kind of agent.
-fn marker(mark: &EnvMark) -> Option<Marker> {
+fn marker(mark: &EnvMarker) -> Option<Marker> {
     let tells = mark.owner.is_some() || mark.conversation.is_some();
     tells.then_some((mark.variable, mark.owner, mark.conversation))
 }
 
 /// Returns None if the environment was not read in full.
-fn read(row: &Row) -> Option<&Trace> {
+fn read(row: &Row) -> Option<&EnvMarkers> {
     match &row.trace {
-        Known::Is(trace) => Some(trace).filter(|trace| !trace.cut),
-        Known::Unasked | Known::Unreadable => None,
+        Fact::Known(trace) => Some(trace).filter(|trace| !trace.cut),
+        Fact::Unread | Fact::Unreadable => None,
     }
 }

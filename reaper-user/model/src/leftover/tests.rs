@@ -28,7 +28,7 @@ struct P {
     uid: u32,
     euid: u32,
     login_uid: Option<u32>,
-    listening: Known<bool>,
+    listening: Fact<bool>,
     nested: bool,
     inner_pid: Option<u32>,
     tty: u32,
@@ -46,7 +46,7 @@ fn p(pid: u32, parent: u32, start: u64, argv: &'static str, env: &'static str) -
         uid: 1000,
         euid: 1000,
         login_uid: None,
-        listening: Known::Is(false),
+        listening: Fact::Known(false),
         nested: false,
         inner_pid: None,
         tty: 0,
@@ -68,9 +68,9 @@ impl P {
             ..Image::default()
         };
         Row {
-            seen: Seen {
-                at: 0,
-                key: Key {
+            seen: ProcEntry {
+                read_at: 0,
+                key: ProcessKey {
                     pid: self.pid,
                     start: self.start * S,
                 },
@@ -86,10 +86,10 @@ impl P {
                 kernel_thread: false,
                 namespace_init: false,
             },
-            unit: Known::Is(self.unit.into()),
+            unit: Fact::Known(self.unit.into()),
             trace: match self.env {
-                Some(env) => Known::Is(Trace::of(env.as_bytes(), true)),
-                None => Known::Unreadable,
+                Some(env) => Fact::Known(EnvMarkers::of(env.as_bytes(), true)),
+                None => Fact::Unreadable,
             },
             listening: self.listening,
             login_uid: self.login_uid,
@@ -148,15 +148,15 @@ fn table(more: &[P]) -> Table {
 struct Asked {
     uid: Option<u32>,
     scope: Scope,
-    members: HashMap<u32, Key>,
+    members: HashMap<u32, ProcessKey>,
     since: Option<u64>,
-    kept: Vec<Key>,
+    kept: Vec<ProcessKey>,
     max_age: u64,
-    waited: HashMap<Key, u64>,
+    waited: HashMap<ProcessKey, u64>,
     by_order: bool,
 }
 
-fn ask(table: &Table, change: impl FnOnce(&mut Asked)) -> Vec<Stray> {
+fn ask(table: &Table, change: impl FnOnce(&mut Asked)) -> Vec<Leftover> {
     ask_recorded(table, &[], change)
 }
 
@@ -164,7 +164,7 @@ fn ask_recorded(
     table: &Table,
     recorded: &[Recorded],
     change: impl FnOnce(&mut Asked),
-) -> Vec<Stray> {
+) -> Vec<Leftover> {
     let mut asked = Asked {
         uid: None,
         scope: Scope::default(),
@@ -195,7 +195,7 @@ fn ask_recorded(
 }
 
 /// What is said of this pid: `reap`, or the name of what speaks for it; `-` for nothing.
-fn said(strays: &[Stray], pid: u32) -> &'static str {
+fn said(strays: &[Leftover], pid: u32) -> &'static str {
     match strays.iter().find(|stray| stray.key.pid == pid) {
         None => "-",
         Some(stray) if stray.verdict == Verdict::Reap => "reap",
@@ -267,7 +267,7 @@ fn unknown_is_never_dead() {
     check("unreadable", &[p(200, 1, 100, NODE, DEAD), secret]);
     let mut cut = table(&[p(200, 1, 100, NODE, DEAD)]);
     if let Some(row) = cut.rows.get_mut(&200) {
-        row.trace = Known::Is(Trace::of(DEAD.as_bytes(), false));
+        row.trace = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), false));
     }
     assert_eq!(said(&ask(&cut, |_| {}), 200), "unreadable");
     // Nobody knows its parent.
@@ -304,7 +304,7 @@ fn an_orphan_has_a_parent_that_did_not_beget_it() {
     assert!(
         strays
             .iter()
-            .all(|stray| stray.head.pid == 201 || stray.head.pid == 200)
+            .all(|stray| stray.subtree_root.pid == 201 || stray.subtree_root.pid == 200)
     );
     // What descends from it needs no mark.
     check(
@@ -421,12 +421,12 @@ fn tool_shells() {
 fn a_recorded_session() {
     let alike = |start: u64, root: u32| Recorded {
         agent: "codex".into(),
-        root: Key {
+        root: ProcessKey {
             pid: root,
             start: 20 * S,
         },
         uid: Some(1000),
-        members: HashSet::from_iter([Key {
+        members: HashSet::from_iter([ProcessKey {
             pid: 200,
             start: start * S + 7,
         }]),
@@ -455,7 +455,7 @@ fn a_recorded_session() {
     let strays = ask_recorded(&all, std::slice::from_ref(&claude), |_| {});
     assert_eq!(said(&strays, 200), "agent_alive");
     // A user wants it kept.
-    let kept = [Key {
+    let kept = [ProcessKey {
         pid: 200,
         start: 100 * S,
     }];
@@ -465,15 +465,18 @@ fn a_recorded_session() {
 
 #[test]
 fn an_environment_tells_no_secrets() {
-    let trace = Trace::of(b"A=1\0TOKEN=x\0CODEX_CI=1\0=\0\0B\0CLAUDE_PID=12\0", true);
+    let trace = EnvMarkers::of(b"A=1\0TOKEN=x\0CODEX_CI=1\0=\0\0B\0CLAUDE_PID=12\0", true);
     let marks: Vec<_> = trace
-        .marks
+        .markers
         .iter()
         .map(|mark| (mark.variable, mark.owner))
         .collect();
     assert_eq!(marks, [("CLAUDE_PID", Some(12)), ("CODEX_CI", None)]);
-    let told = format!("{:?}", Trace::of(b"CODEX_THREAD_ID=0198-secret\0", true));
+    let told = format!(
+        "{:?}",
+        EnvMarkers::of(b"CODEX_THREAD_ID=0198-secret\0", true)
+    );
     assert!(!told.contains("secret"), "{told}");
-    assert!(!Trace::of(b"REAPER_KEEP=0\0", true).keep);
-    assert_eq!(Trace::of(b"CLAUDE_PID=1\0", true).owners().count(), 0);
+    assert!(!EnvMarkers::of(b"REAPER_KEEP=0\0", true).keep);
+    assert_eq!(EnvMarkers::of(b"CLAUDE_PID=1\0", true).owners().count(), 0);
 }

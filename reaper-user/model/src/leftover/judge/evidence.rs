@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Judge, file_name, tick};
-use crate::event::{Image, Key, TICK_NS};
-use crate::facts::Known;
-use crate::stray::{Doubt, EnvMark, Evidence, Row, Trace};
+use crate::event::{Image, ProcessKey, TICK_NS};
+use crate::facts::Fact;
+use crate::leftover::{Doubt, EnvMarker, EnvMarkers, Evidence, Row};
 
 /// The rule whose tool shells are known by their command line.
 pub(super) const CLAUDE: &str = "claude-code";
@@ -41,10 +41,10 @@ pub(super) struct Claim {
 
 impl<'a> Judge<'a> {
     pub(super) fn claim(&self, row: &'a Row) -> Option<Claim> {
-        let none = Trace::default();
+        let none = EnvMarkers::default();
         let trace = match &row.trace {
-            Known::Is(trace) => trace,
-            Known::Unasked | Known::Unreadable => &none,
+            Fact::Known(trace) => trace,
+            Fact::Unread | Fact::Unreadable => &none,
         };
         if let Some(claim) = self.recorded(row, trace) {
             return Some(claim);
@@ -52,14 +52,14 @@ impl<'a> Judge<'a> {
         if self.is_watched(row) {
             return None;
         }
-        let mark = trace.marks.first();
+        let mark = trace.markers.first();
         let named = mark.and_then(|mark| Some((mark, mark.owner?)));
         let weak = mark.map(|mark| Evidence::Mark {
             variable: mark.variable,
         });
         let (agent, evidence, doubt) = if let Some((mark, pid)) = named {
             let variable = mark.variable;
-            let alone = || (!trace.backs(mark)).then_some(Doubt::NoOwner);
+            let alone = || (!trace.has_second_marker(mark)).then_some(Doubt::NoOwner);
             match self.owner_doubt(row, trace, mark.agent).or_else(alone) {
                 Some(doubt) => (mark.agent, weak?, Some(doubt)),
                 None => {
@@ -79,7 +79,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    fn mark_doubt(&self, row: &'a Row, trace: &Trace, mark: &EnvMark) -> Option<Doubt> {
+    fn mark_doubt(&self, row: &'a Row, trace: &EnvMarkers, mark: &EnvMarker) -> Option<Doubt> {
         if !self.is_adopted(row, trace) {
             Some(Doubt::NotOrphan)
         } else if self.has_changed_uid(row, trace) {
@@ -93,8 +93,8 @@ impl<'a> Judge<'a> {
     }
 
     /// One that it names of whom no record tells that it was such an agent; by order, none is asked for.
-    fn unknown_owner(&self, row: &Row, trace: &Trace) -> Option<u32> {
-        let is_recorded = |mark: &EnvMark, pid: u32| {
+    fn unknown_owner(&self, row: &Row, trace: &EnvMarkers) -> Option<u32> {
+        let is_recorded = |mark: &EnvMarker, pid: u32| {
             let mut sessions = self.roots.get(&pid).into_iter().flatten();
             sessions.any(|session| {
                 *session.agent == *mark.agent
@@ -102,13 +102,13 @@ impl<'a> Judge<'a> {
                     && session.root.start < row.seen.key.start
             })
         };
-        let mut marks = trace.marks.iter();
-        let unknown = |mark: &EnvMark| mark.owner.filter(|pid| !is_recorded(mark, *pid));
+        let mut marks = trace.markers.iter();
+        let unknown = |mark: &EnvMarker| mark.owner.filter(|pid| !is_recorded(mark, *pid));
         let asked = !self.question.by_order;
         asked.then(|| marks.find_map(unknown)).flatten()
     }
 
-    fn shell_doubt(&self, row: &'a Row, trace: &Trace) -> Option<Doubt> {
+    fn shell_doubt(&self, row: &'a Row, trace: &EnvMarkers) -> Option<Doubt> {
         let parent = self.parent(row);
         let age = self.question.now.saturating_sub(row.seen.key.start);
         if !parent.is_some_and(|parent| self.is_adopter(parent)) {
@@ -126,16 +126,16 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn recorded(&self, row: &Row, trace: &Trace) -> Option<Claim> {
+    fn recorded(&self, row: &Row, trace: &EnvMarkers) -> Option<Claim> {
         let key = row.seen.key;
-        let is = |member: &Key| !row.seen.exact || *member == key;
+        let is = |member: &ProcessKey| !row.seen.exact || *member == key;
         let mut sessions = self.recorded.get(&tick(key))?.iter();
         let (_, session) = sessions.find(|(member, _)| is(member))?;
         let session = &self.question.recorded[*session];
         let root = session.root;
         let alive = self.table.rows.get(&root.pid);
         let uids = row.seen.uids;
-        let doubt = if alive.is_some_and(|row| row.seen.key.same_tick(root)) {
+        let doubt = if alive.is_some_and(|row| row.seen.key.has_same_tick(root)) {
             Some(Doubt::OwnerAlive(root.pid))
         } else if self.table.unread.contains_key(&root.pid) {
             Some(Doubt::OwnerUnsure(root.pid))
@@ -170,7 +170,13 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the living agent that may have taken over from one that is gone; its successors began at `since` or later.
-    fn successor_doubt(&self, row: &Row, trace: &Trace, agent: &str, since: u64) -> Option<Doubt> {
+    fn successor_doubt(
+        &self,
+        row: &Row,
+        trace: &EnvMarkers,
+        agent: &str,
+        since: u64,
+    ) -> Option<Doubt> {
         let named = self.agents.continuer_doubt(row, trace);
         let alive = || self.agents.successor(row, agent, since);
         let unsure = || self.unread_of(row).map(Doubt::AgentUnsure);
@@ -180,7 +186,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the doubt about a marker that a living agent of the same user, or an ancestor of one, may carry too.
-    fn shared_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+    fn shared_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
         // A process that carries a living agent is in doubt for that reason alone.
         if self.carriers.contains(&row.seen.key.pid) {
             return Some(Doubt::Agent);
@@ -189,7 +195,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether one of the agents that it names lives, or may.
-    fn owner_doubt(&self, row: &Row, trace: &Trace, agent: &str) -> Option<Doubt> {
+    fn owner_doubt(&self, row: &Row, trace: &EnvMarkers, agent: &str) -> Option<Doubt> {
         // In another PID namespace the pid is that of another process; what was cut off may name another agent.
         let unsure = |pid: &u32| {
             row.nested || trace.cut || self.agents.has_nested(agent, row.seen.uids.real, *pid)
@@ -200,7 +206,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The same of those alone who are there under such a pid.
-    fn named_owner_doubt(&self, row: &Row, trace: &Trace) -> Option<Doubt> {
+    fn named_owner_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
         let mut unsure = None;
         for pid in trace.owners().filter(|_| !row.nested) {
             match self.table.rows.get(&pid) {
@@ -218,7 +224,7 @@ impl<'a> Judge<'a> {
 
     /// Whether it may run under another user than the agent that its environment comes from. Where nobody has logged
     /// in, what runs under a user who is there for one program is such, unless agents of that user are known.
-    fn has_changed_uid(&self, row: &Row, trace: &Trace) -> bool {
+    fn has_changed_uid(&self, row: &Row, trace: &EnvMarkers) -> bool {
         let uid = row.seen.uids.real;
         let of_program = || {
             let mut sessions = self.question.recorded.iter();
@@ -231,17 +237,17 @@ impl<'a> Judge<'a> {
             || row.login_uid.map_or_else(of_program, |login| login != uid)
     }
 
-    fn is_adopted(&self, row: &Row, trace: &Trace) -> bool {
+    fn is_adopted(&self, row: &Row, trace: &EnvMarkers) -> bool {
         let Some(parent) = self.parent(row) else {
             return false;
         };
         let known = self.is_adopter(parent);
         let by_mark = match &parent.trace {
-            Known::Is(above) => {
+            Fact::Known(above) => {
                 let known = known || !above.cut && self.has_lost_its_session(row, parent);
-                known && !trace.shares(above)
+                known && !trace.shares_marker(above)
             }
-            Known::Unasked | Known::Unreadable => known,
+            Fact::Unread | Fact::Unreadable => known,
         };
         by_mark && !self.is_agent(parent) && trace.owners().all(|pid| pid != parent.seen.key.pid)
     }

@@ -23,20 +23,20 @@ use hashbrown::HashSet;
 use super::inferred::{is_later, may_be_adopted};
 use super::member::Evidence;
 use super::{Session, SessionId, Sessions};
-use crate::event::{Image, Key};
-use crate::facts::{Inherited, Known, Needs};
-use crate::stray::{EnvMark, is_login, is_terminal};
+use crate::event::{Image, ProcessKey};
+use crate::facts::{Fact, FactSet, InheritedFacts};
+use crate::leftover::{EnvMarker, is_login, is_terminal};
 use crate::{Node, Tree};
 
 /// What has to be known of one before it can be told whose it is.
-const WANTED: Needs = Needs::INHERITED.and(Needs::UNIT);
+const WANTED: FactSet = FactSet::INHERITED.union(FactSet::UNIT);
 
 /// Number of ancestors of an agent that are read. Where there are more, one of them may carry any mark.
 const ANCESTORS_MAX: usize = 64;
 
 impl Sessions {
     /// Whether a process that nothing else makes a member may be one by what it has from its makers.
-    pub(crate) fn is_suspect(&self, tree: &Tree, node: &Node) -> bool {
+    pub(crate) fn is_unattributed(&self, tree: &Tree, node: &Node) -> bool {
         node.state.member.session.is_none()
             && node.state.member.boundary.is_none()
             && node.key.pid > 1
@@ -49,58 +49,67 @@ impl Sessions {
     }
 
     /// What has to be read before it can be told whose a suspect is, of itself and of roots.
-    pub(crate) fn wanted_of(&self, tree: &Tree, node: &Node) -> Vec<(Key, Needs)> {
+    pub(crate) fn facts_to_attribute(
+        &self,
+        tree: &Tree,
+        node: &Node,
+    ) -> Vec<(ProcessKey, FactSet)> {
         let of_root = |session: &Session| {
             let root = tree
                 .get(session.root)
-                .filter(|_| session.root_gone.is_none());
-            let mut wanted = Needs::NONE;
-            if session.inherited == Known::Unasked {
-                wanted |= Needs::INHERITED;
+                .filter(|_| session.root_exit.is_none());
+            let mut wanted = FactSet::NONE;
+            if session.inherited == Fact::Unread {
+                wanted |= FactSet::INHERITED;
             }
-            if session.unit == Known::Unasked {
-                wanted |= Needs::UNIT;
+            if session.unit == Fact::Unread {
+                wanted |= FactSet::UNIT;
             }
             root.map(|root| (root.key, wanted))
         };
-        let own = std::iter::once((node.key, node.lacks(WANTED)));
+        let own = std::iter::once((node.key, node.missing_facts(WANTED)));
         let all = own.chain(self.possible(node).filter_map(of_root));
-        let mut wanted: Vec<_> = all.filter(|(_, wanted)| !wanted.is_none()).collect();
+        let mut wanted: Vec<_> = all.filter(|(_, wanted)| !wanted.is_empty()).collect();
         let read = node.facts().map(|facts| &facts.inherited);
-        if wanted.is_empty() && matches!(read, Some(Known::Is(own)) if !own.trace.marks.is_empty())
+        if wanted.is_empty()
+            && matches!(read, Some(Fact::Known(own)) if !own.env_markers.markers.is_empty())
         {
-            wanted = self.wanted_of_carriers(tree, node);
+            wanted = self.facts_of_possible_parents(tree, node);
         }
         wanted
     }
 
     /// Returns the living agents of the same user, and their ancestors, whose environment has not been read.
-    fn wanted_of_carriers(&self, tree: &Tree, node: &Node) -> Vec<(Key, Needs)> {
-        let mut wanted: HashSet<Key> = HashSet::new();
+    fn facts_of_possible_parents(&self, tree: &Tree, node: &Node) -> Vec<(ProcessKey, FactSet)> {
+        let mut wanted: HashSet<ProcessKey> = HashSet::new();
         for session in self.living(node) {
-            if session.inherited == Known::Unasked {
+            if session.inherited == Fact::Unread {
                 wanted.insert(session.root);
             }
             let above = may_hand_on(tree, session).take(ANCESTORS_MAX);
-            let unread = above.filter(|above| !above.lacks(Needs::INHERITED).is_none());
+            let unread = above.filter(|above| !above.missing_facts(FactSet::INHERITED).is_empty());
             wanted.extend(unread.map(|above| above.key));
         }
-        let with_needs = |key| (key, Needs::INHERITED);
+        let with_needs = |key| (key, FactSet::INHERITED);
         wanted.into_iter().map(with_needs).collect()
     }
 
     /// Whose a suspect is, and what says so.
-    pub(super) fn by_traces(&self, tree: &Tree, node: &Node) -> Option<(SessionId, Evidence)> {
+    pub(super) fn attribution_by_markers(
+        &self,
+        tree: &Tree,
+        node: &Node,
+    ) -> Option<(SessionId, Evidence)> {
         let facts = node.facts()?;
-        let (Known::Is(own), Known::Is(unit)) = (&facts.inherited, &facts.unit) else {
+        let (Fact::Known(own), Fact::Known(unit)) = (&facts.inherited, &facts.unit) else {
             return None;
         };
-        if own.trace.cut || !self.is_suspect(tree, node) {
+        if own.env_markers.cut || !self.is_unattributed(tree, node) {
             return None;
         }
         let in_unit = |session: &&Session| unit.is_empty() || session.unit == facts.unit;
         let possible: Vec<&Session> = self.possible(node).filter(in_unit).collect();
-        let Some(first) = own.trace.marks.first() else {
+        let Some(first) = own.env_markers.markers.first() else {
             let session = self.by_directory(tree, node, own, &possible)?;
             return Some((session.id, Evidence::Directory));
         };
@@ -116,7 +125,7 @@ impl Sessions {
         });
         let named: Vec<&Session> = named.collect();
         if let Some(session) = self.only(&named) {
-            return Some((session.id, Evidence::Mark(first.variable)));
+            return Some((session.id, Evidence::Marker(first.variable)));
         }
         let session = self.by_directory(tree, node, own, &named)?;
         Some((session.id, Evidence::Directory))
@@ -135,35 +144,35 @@ impl Sessions {
         &self,
         tree: &Tree,
         session: &Session,
-        (node, own, nested): (&Node, &Inherited, bool),
+        (node, own, nested): (&Node, &InheritedFacts, bool),
         possible: &[&Session],
     ) -> bool {
-        let trace = &own.trace;
-        let came_with_root = |mark: &EnvMark| match &session.inherited {
-            Known::Is(root) => root.trace.marks.contains(mark),
-            Known::Unasked | Known::Unreadable => false,
+        let trace = &own.env_markers;
+        let came_with_root = |mark: &EnvMarker| match &session.inherited {
+            Fact::Known(root) => root.env_markers.markers.contains(mark),
+            Fact::Unread | Fact::Unreadable => false,
         };
         // Beside one that tells the pid the others of that agent say nothing more.
-        let is_told = |mark: &EnvMark| {
-            let mut marks = trace.marks.iter();
+        let is_told = |mark: &EnvMarker| {
+            let mut marks = trace.markers.iter();
             mark.owner.is_some()
                 || !marks.any(|other| other.agent == mark.agent && other.owner.is_some())
         };
-        let told: Vec<&EnvMark> = trace.marks.iter().filter(|mark| is_told(mark)).collect();
-        let names = |mark: &EnvMark, session: &Session| match mark.owner {
+        let told: Vec<&EnvMarker> = trace.markers.iter().filter(|mark| is_told(mark)).collect();
+        let names = |mark: &EnvMarker, session: &Session| match mark.owner {
             Some(_) if nested => false,
-            Some(pid) => trace.backs(mark) && has_pid(session, pid, possible),
+            Some(pid) => trace.has_second_marker(mark) && has_pid(session, pid, possible),
             None => ran_at_birth(session, node),
         };
-        let named = |mark: &EnvMark, session: &Session| {
+        let named = |mark: &EnvMarker, session: &Session| {
             *session.agent == *mark.agent && names(mark, session)
         };
         // One that the root has from elsewhere others have from there too; a pid is nobody else's.
-        let proves = |mark: &EnvMark| {
-            let read = matches!(session.inherited, Known::Is(_));
+        let proves = |mark: &EnvMarker| {
+            let read = matches!(session.inherited, Fact::Known(_));
             mark.owner.is_some() || read && !came_with_root(mark)
         };
-        let elsewhere = |mark: &EnvMark| self.may_be_carried_elsewhere(tree, mark, session, node);
+        let elsewhere = |mark: &EnvMarker| self.may_be_carried_elsewhere(tree, mark, session, node);
         told.iter()
             .any(|mark| proves(mark) && named(mark, session) && !elsewhere(mark))
             && told.iter().all(|mark| {
@@ -175,24 +184,25 @@ impl Sessions {
     fn living(&self, node: &Node) -> impl Iterator<Item = &Session> {
         let uid = node.uids.real;
         self.iter()
-            .filter(move |session| session.uids.real == uid && session.root_gone.is_none())
+            .filter(move |session| session.uids.real == uid && session.root_exit.is_none())
     }
 
     /// Whether a living agent that is not of this session, or an ancestor of one, carries a mark, or may.
     fn may_be_carried_elsewhere(
         &self,
         tree: &Tree,
-        mark: &EnvMark,
+        mark: &EnvMarker,
         session: &Session,
         node: &Node,
     ) -> bool {
-        let carries = |own: &Inherited| own.trace.cut || own.trace.marks.contains(mark);
+        let carries =
+            |own: &InheritedFacts| own.env_markers.cut || own.env_markers.markers.contains(mark);
         let of_root = |other: &Session| match &other.inherited {
-            Known::Is(own) => carries(own),
-            Known::Unasked | Known::Unreadable => !is_later(other.root, node.key),
+            Fact::Known(own) => carries(own),
+            Fact::Unread | Fact::Unreadable => !is_later(other.root, node.key),
         };
         let of_ancestor = |above: &Node| match above.facts().map(|facts| &facts.inherited) {
-            Some(Known::Is(own)) => carries(own),
+            Some(Fact::Known(own)) => carries(own),
             _ => !is_login(&above.image) && !is_later(above.key, node.key),
         };
         let is_within = |other: &Session| self.outwards_of(other).any(|one| one.id == session.id);
@@ -216,19 +226,19 @@ impl Sessions {
         &self,
         tree: &Tree,
         node: &Node,
-        own: &Inherited,
+        own: &InheritedFacts,
         possible: &[&'a Session],
     ) -> Option<&'a Session> {
         let place = own.directory.as_deref()?;
         let seen = parent(tree, node).is_some();
-        let elsewhere = !own.trace.multiplexers.is_empty() || node.image.tty != 0;
+        let elsewhere = !own.env_markers.multiplexers.is_empty() || node.image.tty != 0;
         if !seen || elsewhere || is_of_others(tree, node) {
             return None;
         }
         let mut works_here = Vec::new();
         for session in possible.iter().filter(|one| ran_at_birth(one, node)) {
             // One of which it is not known might be the one.
-            let Known::Is(root) = &session.inherited else {
+            let Fact::Known(root) = &session.inherited else {
                 return None;
             };
             let holds = |directory: &Path| place.starts_with(directory);
@@ -258,7 +268,7 @@ fn has_pid(session: &Session, pid: u32, possible: &[&Session]) -> bool {
 
 fn ran_at_birth(session: &Session, node: &Node) -> bool {
     session
-        .root_gone
+        .root_exit
         .is_none_or(|gone| node.key.start <= gone.at)
 }
 
@@ -274,12 +284,12 @@ fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'
 }
 
 /// Whether its marks may come from a place that people start processes from.
-fn may_be_handed_on(own: &Inherited, session: &Session) -> bool {
+fn may_be_handed_on(own: &InheritedFacts, session: &Session) -> bool {
     let with_root = |one| match &session.inherited {
-        Known::Is(root) => root.trace.multiplexers.contains(one),
-        Known::Unasked | Known::Unreadable => false,
+        Fact::Known(root) => root.env_markers.multiplexers.contains(one),
+        Fact::Unread | Fact::Unreadable => false,
     };
-    let mut all = own.trace.multiplexers.iter();
+    let mut all = own.env_markers.multiplexers.iter();
     all.any(|one| one.server.is_none() || !with_root(one))
 }
 

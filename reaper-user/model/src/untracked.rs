@@ -4,13 +4,13 @@
 use hashbrown::HashSet;
 
 use super::Model;
-use super::event::Key;
+use super::event::ProcessKey;
 use crate::Node;
 
 impl Model {
     /// Drops all living processes that are foreign. Those that stay and are no members are watched from
     /// now on. Nothing is told of this.
-    pub fn forget_foreign(&mut self) {
+    pub fn forget_untracked(&mut self) {
         let mut above = HashSet::new();
         for member in self
             .tree
@@ -27,9 +27,10 @@ impl Model {
             .tree
             .iter()
             .filter(|node| node.state.member.session.is_none());
-        let (stay, go): (Vec<Key>, Vec<Key>) = others.map(|node| node.key).partition(|key| {
-            above.contains(key) || self.tree.get(*key).is_some_and(|node| self.matters(node))
-        });
+        let (stay, go): (Vec<ProcessKey>, Vec<ProcessKey>) =
+            others.map(|node| node.key).partition(|key| {
+                above.contains(key) || self.tree.get(*key).is_some_and(|node| self.is_needed(node))
+            });
         for key in go {
             self.tree.forget(key.pid);
         }
@@ -42,27 +43,27 @@ impl Model {
 
     /// Drops a process from the tree if it is foreign, as a candidate that has turned out to be no agent.
     /// Nothing is told of this.
-    pub fn forget(&mut self, key: Key) {
-        if self.foreign(key) {
+    pub fn forget(&mut self, key: ProcessKey) {
+        if self.is_untracked(key) {
             self.tree.forget(key.pid);
         }
     }
 
     /// Whether a living process means nothing to any session, nor to this program.
-    pub fn foreign(&self, key: Key) -> bool {
+    pub fn is_untracked(&self, key: ProcessKey) -> bool {
         let node = self.tree.get(key);
-        node.is_some_and(|node| !self.matters(node) && !self.is_above_member(node))
+        node.is_some_and(|node| !self.is_needed(node) && !self.is_above_member(node))
     }
 
     /// Whether it matters by itself, whoever descends from it.
-    fn matters(&self, node: &Node) -> bool {
+    fn is_needed(&self, node: &Node) -> bool {
         node.state.member.session.is_some()
             || node.state.member.boundary.is_some()
             || node.state.member.root
             || node.namespace_init
             || node.key.pid == 1
             || self.scope.is_by_pid() && node.state.member.in_scope
-            || self.is_own(node.key)
+            || self.is_own_ancestry(node.key)
             || self.awaited_above(node).is_some()
     }
 

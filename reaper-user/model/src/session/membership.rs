@@ -4,7 +4,7 @@
 use reaper_common::MEMBER_UNSURE;
 
 use super::{Evidence, Session, SessionId, Sessions};
-use crate::event::{Key, Mark, Provenance};
+use crate::event::{Membership, ProcessKey, Provenance};
 use crate::session::member::Lineage;
 use crate::{Node, Tree};
 
@@ -41,18 +41,18 @@ impl Descent {
 impl Sessions {
     /// A process is new, or its fork is told only now: it is what its maker is, a member of the same
     /// session or of none.
-    pub(crate) fn born(
+    pub(crate) fn on_birth(
         &mut self,
         tree: &mut Tree,
-        key: Key,
-        creator: Option<Key>,
+        key: ProcessKey,
+        creator: Option<ProcessKey>,
         origin: Origin,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     ) {
         let Some(node) = tree.get(key) else { return };
         if !node.state.member.settled {
             let descent = self.descent(tree, node, creator, origin, mark);
-            self.belong(tree, key, descent);
+            self.set_membership(tree, key, descent);
         }
         let in_scope = creator
             .and_then(|creator| tree.get(creator))
@@ -66,11 +66,11 @@ impl Sessions {
         &self,
         tree: &Tree,
         node: &Node,
-        creator: Option<Key>,
+        creator: Option<ProcessKey>,
         origin: Origin,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     ) -> Descent {
-        let of = |key: Option<Key>| key.and_then(|key| self.handed_on(tree, key));
+        let of = |key: Option<ProcessKey>| key.and_then(|key| self.lineage_of_children(tree, key));
         let maker = of(creator);
         if let (Origin::Forked, Some(lineage)) = (origin, maker)
             && !self.is_outdated(tree, creator, node, mark)
@@ -82,7 +82,7 @@ impl Sessions {
                 denied: lineage.session.is_none() && !node.state.member.root,
             };
         }
-        match mark.and_then(|mark| self.marked(node, mark)) {
+        match mark.and_then(|mark| self.kernel_lineage(node, mark)) {
             Some(descent) => Descent {
                 // A map that was made after the fork knows nobody from before.
                 denied: descent.denied && origin == Origin::Found,
@@ -91,10 +91,10 @@ impl Sessions {
             None => {
                 let may_be = |lineage: &Lineage| {
                     let id = lineage.session;
-                    id.is_some_and(|id| mark.is_none_or(|mark| self.may_be(id, mark)))
+                    id.is_some_and(|id| mark.is_none_or(|mark| self.may_contain(id, mark)))
                 };
                 let maker = maker.or_else(|| of(node.birth_parent)).filter(may_be);
-                Descent::doubtful(maker.unwrap_or_else(|| self.suspected(tree, node, mark)))
+                Descent::doubtful(maker.unwrap_or_else(|| self.possible_lineage(tree, node, mark)))
             }
         }
     }
@@ -102,11 +102,11 @@ impl Sessions {
     /// Whose one is that the map is not sure of, and of whose makers nothing is known: perhaps of the
     /// session that it names, unless it is known to be nobody's, or its parent to be a boundary or below
     /// one. A parent that is nobody's for another reason says nothing, as it may be an adopter.
-    fn suspected(&self, tree: &Tree, node: &Node, mark: Option<Mark>) -> Lineage {
+    fn possible_lineage(&self, tree: &Tree, node: &Node, mark: Option<Membership>) -> Lineage {
         let name = mark.and_then(|mark| mark.session);
         let session = name.filter(|_| {
             let parent = node.parent.or(node.birth_parent);
-            !is_disowned(tree, node) && !parent.is_some_and(|parent| has_left(tree, parent))
+            !is_disowned(tree, node) && !parent.is_some_and(|parent| is_outside(tree, parent))
         });
         Lineage {
             session: session.and_then(|name| self.named(name)),
@@ -120,27 +120,27 @@ impl Sessions {
     fn is_outdated(
         &self,
         tree: &Tree,
-        maker: Option<Key>,
+        maker: Option<ProcessKey>,
         node: &Node,
-        mark: Option<Mark>,
+        mark: Option<Membership>,
     ) -> bool {
         let settled = |key| tree.get(key).is_none_or(|maker| maker.state.member.settled);
-        let marked = || mark.and_then(|mark| self.marked(node, mark));
-        self.restoring
+        let marked = || mark.and_then(|mark| self.kernel_lineage(node, mark));
+        self.is_restoring
             && maker.is_some_and(|key| !settled(key))
             && marked().is_some_and(|marked| marked.lineage.session.is_some())
     }
 
     /// Whose a process's children are; `None` if nothing is known of it.
-    fn handed_on(&self, tree: &Tree, key: Key) -> Option<Lineage> {
+    fn lineage_of_children(&self, tree: &Tree, key: ProcessKey) -> Option<Lineage> {
         let lineage = tree.lineage_of(key)?;
-        if !self.restoring {
+        if !self.is_restoring {
             return Some(lineage);
         }
         // What it has become while nobody listened will be told, and then handed on.
         let to_come = |session: &&Session| {
             let is_root = |node: &Node| node.key == session.root;
-            session.found && tree.get(key).is_some_and(is_root)
+            session.is_found && tree.get(key).is_some_and(is_root)
         };
         let own = lineage.session.and_then(|id| self.get(id));
         Some(own.filter(to_come).map_or(lineage, |own| Lineage {
@@ -150,13 +150,13 @@ impl Sessions {
     }
 
     /// What the kernel's map says; `None` where that proves nothing.
-    fn marked(&self, node: &Node, mark: Mark) -> Option<Descent> {
+    fn kernel_lineage(&self, node: &Node, mark: Membership) -> Option<Descent> {
         if mark.has(MEMBER_UNSURE) {
             return None;
         }
         let session = mark.session.and_then(|name| self.named(name));
         // A session that the probe began may open yet. Its root was nobody's; the others wait for it.
-        let waits = |name: Key| session.is_none() && !node.is(name);
+        let waits = |name: ProcessKey| session.is_none() && !node.has_key(name);
         Some(Descent {
             lineage: Lineage {
                 session,
@@ -169,56 +169,63 @@ impl Sessions {
 
     /// Whether one that the map is not sure of may be a member: of the session that it names, or of one
     /// nested in that.
-    fn may_be(&self, id: SessionId, mark: Mark) -> bool {
-        let is_it = |session: &Session| mark.session.is_some_and(|name| session.is_named(name));
+    fn may_contain(&self, id: SessionId, mark: Membership) -> bool {
+        let is_it = |session: &Session| mark.session.is_some_and(|name| session.has_name(name));
         self.outwards(id).any(is_it)
     }
 
     /// Whether the kernel's map has for a process that it is a member of a session that is open.
-    pub(crate) fn has(&self, mark: Mark) -> bool {
+    pub(crate) fn has_open(&self, mark: Membership) -> bool {
         let name = mark.session.filter(|_| !mark.has(MEMBER_UNSURE));
         name.is_some_and(|name| self.by_first_root(name).is_some())
     }
 
     /// The session of this name, also one that is closed: a birth may have been lost.
-    pub(crate) fn named(&self, name: Key) -> Option<SessionId> {
+    pub(crate) fn named(&self, name: ProcessKey) -> Option<SessionId> {
         let mut all = self.by_id.values().chain(&self.closed);
-        all.find(|session| session.is_named(name))
+        all.find(|session| session.has_name(name))
             .map(|session| session.id)
     }
 
     /// What the ring still tells of a process that was found, and whose descent is not known for sure,
     /// may say whose it is: whether it does.
-    pub(crate) fn settle(&mut self, tree: &mut Tree, key: Key, mark: Option<Mark>) -> bool {
-        if !self.restoring {
+    pub(crate) fn settle(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        mark: Option<Membership>,
+    ) -> bool {
+        if !self.is_restoring {
             return false;
         }
         let unsure = tree.get(key).filter(|node| !node.state.member.settled);
-        let marked = unsure.and_then(|node| self.marked(node, mark?));
+        let marked = unsure.and_then(|node| self.kernel_lineage(node, mark?));
         let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
             return false;
         };
-        self.belong(tree, key, descent);
+        self.set_membership(tree, key, descent);
         true
     }
 
     /// A session has opened that the kernel has followed for longer: takes in who was found before it
     /// and is a member by the kernel's map.
-    pub(super) fn gather(&mut self, tree: &mut Tree, root: Key, id: SessionId) {
+    pub(super) fn adopt_marked(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
         let Some(session) = self.by_id.get(&id) else {
             return;
         };
-        let name = |mark: Mark| mark.session.is_some_and(|name| session.is_named(name));
+        let name = |mark: Membership| mark.session.is_some_and(|name| session.has_name(name));
         if !tree
             .get(root)
-            .is_some_and(|root| root.mark.is_some_and(name))
+            .is_some_and(|root| root.membership.is_some_and(name))
         {
             return;
         }
-        let mut found: Vec<Key> = tree
+        let mut found: Vec<ProcessKey> = tree
             .iter()
             .filter(|node| {
-                !node.seen.told && !node.state.member.settled && node.mark.is_some_and(name)
+                !node.reported.by_probe
+                    && !node.state.member.settled
+                    && node.membership.is_some_and(name)
             })
             .map(|node| node.key)
             .collect();
@@ -227,13 +234,13 @@ impl Sessions {
         for key in found {
             if let Some(node) = tree.get(key) {
                 let maker = node.birth_parent;
-                let descent = self.descent(tree, node, maker, Origin::Found, node.mark);
-                self.belong(tree, key, descent);
+                let descent = self.descent(tree, node, maker, Origin::Found, node.membership);
+                self.set_membership(tree, key, descent);
             }
         }
     }
 
-    pub(super) fn belong(&mut self, tree: &mut Tree, key: Key, descent: Descent) {
+    pub(super) fn set_membership(&mut self, tree: &mut Tree, key: ProcessKey, descent: Descent) {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
@@ -252,9 +259,9 @@ impl Sessions {
         match (own, found) {
             (None, Some(id)) if !stopped => {
                 self.join(tree, key, id, unsure);
-                self.doubt(tree, key, inferred);
+                self.set_inferred(tree, key, inferred);
             }
-            (Some(_), None) if descent.denied => self.part(node),
+            (Some(_), None) if descent.denied => self.leave(node),
             // An agent that was found in /proc before it was known whose it is.
             (Some(own), outer) if is_root => {
                 let can = descent.sure
@@ -264,9 +271,9 @@ impl Sessions {
                 let kind = self.get(own).map(|own| own.kind);
                 let outer = kind.and_then(|kind| self.outer_of(kind, outer));
                 let own = self.by_id.get_mut(&own);
-                if let Some(own) = own.filter(|own| own.found && can) {
+                if let Some(own) = own.filter(|own| own.is_found && can) {
                     let old = std::mem::replace(&mut own.outer, outer);
-                    self.left.extend(old);
+                    self.to_check.extend(old);
                 }
             }
             (Some(own), Some(id)) if descent.sure && own == id => {
@@ -274,14 +281,14 @@ impl Sessions {
             }
             (Some(_), Some(id)) if descent.sure => {
                 self.join(tree, key, id, unsure);
-                self.doubt(tree, key, inferred);
+                self.set_inferred(tree, key, inferred);
             }
             _ => {}
         }
     }
 
     /// That a process is a member is only concluded.
-    fn doubt(&self, tree: &mut Tree, key: Key, inferred: Option<Evidence>) {
+    fn set_inferred(&self, tree: &mut Tree, key: ProcessKey, inferred: Option<Evidence>) {
         if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
             node.state.member.inferred = inferred.filter(|_| node.state.member.session.is_some());
             node.provenance = Provenance::Inferred;
@@ -293,16 +300,16 @@ impl Sessions {
         self.get(outer).is_some() && self.outwards(outer).all(|session| session.id != inner)
     }
 
-    /// Makes a process a member of a session; for `unsure` see [`Node::unsure`].
-    pub(super) fn join(&mut self, tree: &mut Tree, key: Key, id: SessionId, unsure: bool) {
+    /// Makes a process a member of a session; for `unsure` see [`Member::unsure`](super::member::Member::unsure).
+    pub(super) fn join(&mut self, tree: &mut Tree, key: ProcessKey, id: SessionId, unsure: bool) {
         self.reopen(id);
         let Some(node) = tree.get_mut(key) else {
             return;
         };
-        self.part(node);
+        self.leave(node);
         node.state.member.session = self.by_id.get_mut(&id).map(|session| {
             session.members.insert(key.pid);
-            session.last_birth = session.last_birth.max(key.start);
+            session.last_birth_at = session.last_birth_at.max(key.start);
             node.state.member.unsure = unsure;
             // Whoever descends from a root is in scope with it, also where those between are forgotten.
             node.state.member.in_scope = true;
@@ -312,10 +319,15 @@ impl Sessions {
 
     /// Moves what descends from a process that has left a session: into its own session if it is the root of one, or out of
     /// any. A session nested in the one that it left is nested in none then. Returns the processes that moved.
-    pub(crate) fn move_below(&mut self, tree: &mut Tree, top: Key, left: SessionId) -> Vec<Key> {
+    pub(crate) fn move_below(
+        &mut self,
+        tree: &mut Tree,
+        top: ProcessKey,
+        left: SessionId,
+    ) -> Vec<ProcessKey> {
         for session in self.by_id.values_mut() {
             if session.outer == Some(left) && tree.descends_from(session.root, top) {
-                self.left.extend(session.outer.take());
+                self.to_check.extend(session.outer.take());
             }
         }
         let own = tree.get(top).and_then(|node| node.state.member.session);
@@ -326,7 +338,7 @@ impl Sessions {
         let members = self.get(left).into_iter().flat_map(Session::members);
         let members = members.filter_map(|pid| tree.by_pid(pid));
         let members = members.map(|node| node.key);
-        let below: Vec<Key> = members
+        let below: Vec<ProcessKey> = members
             .filter(|key| *key != top && tree.descends_from(*key, top))
             .collect();
         for key in &below {
@@ -337,9 +349,9 @@ impl Sessions {
             match own {
                 Some(own) => {
                     self.join(tree, *key, own, unsure);
-                    self.doubt(tree, *key, inferred);
+                    self.set_inferred(tree, *key, inferred);
                 }
-                None => self.part(node),
+                None => self.leave(node),
             }
         }
         below
@@ -347,7 +359,12 @@ impl Sessions {
 
     /// Makes processes that come from a root members of its session, which opened later than they began. An agent's session
     /// that has begun among them is nested in it then. Returns the processes that joined.
-    pub(crate) fn adopt(&mut self, tree: &mut Tree, root: Key, mut below: Vec<Key>) -> Vec<Key> {
+    pub(crate) fn adopt(
+        &mut self,
+        tree: &mut Tree,
+        root: ProcessKey,
+        mut below: Vec<ProcessKey>,
+    ) -> Vec<ProcessKey> {
         let Some(id) = tree.get(root).and_then(|node| node.state.member.session) else {
             return Vec::new();
         };
@@ -374,7 +391,7 @@ impl Sessions {
     }
 
     /// It is a member of nothing any more.
-    fn part(&mut self, node: &mut Node) {
+    fn leave(&mut self, node: &mut Node) {
         (node.state.member.unsure, node.state.member.inferred) = (false, None);
         let Some(old) = node.state.member.session.take() else {
             return;
@@ -382,7 +399,7 @@ impl Sessions {
         if let Some(session) = self.by_id.get_mut(&old) {
             session.members.remove(&node.key.pid);
         }
-        self.left.push(old);
+        self.to_check.push(old);
     }
 
     /// A member turns up of which nothing was known when the last one was gone: its birth was lost.
@@ -396,11 +413,11 @@ impl Sessions {
 }
 
 /// Whether a process is known to be nobody's that the kernel follows for a session, or has followed.
-fn has_left(tree: &Tree, key: Key) -> bool {
+fn is_outside(tree: &Tree, key: ProcessKey) -> bool {
     let Some(node) = tree.get(key) else {
         return tree.is_disowned(key);
     };
-    let followed = node.mark.is_some_and(|mark| mark.session.is_some());
+    let followed = node.membership.is_some_and(|mark| mark.session.is_some());
     node.state.member.boundary.is_some()
         || node.state.member.session.is_none() && (followed || is_disowned(tree, node))
 }

@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 
 use super::{Judge, file_name};
-use crate::event::Key;
-use crate::facts::Known;
-use crate::stray::{Doubt, Multiplexer, Row, Trace};
+use crate::event::ProcessKey;
+use crate::facts::Fact;
+use crate::leftover::{Doubt, EnvMarkers, Multiplexer, Row};
 
 /// Those that hand their own environment to whatever a person starts, by what of it is known.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub(super) struct Hosts {
 
 /// The two that began first: one of them may be the process that is asked about.
 #[derive(Default)]
-pub(super) struct Eldest(Vec<Key>);
+pub(super) struct Eldest(Vec<ProcessKey>);
 
 /// Servers of the multiplexer that does not tell which of them it is.
 struct Zellij {
@@ -48,10 +48,10 @@ impl Hosts {
             let of_uid = self.blind.entry(row.seen.uids.real).or_default();
             of_uid.add(key);
         }
-        let Known::Is(trace) = &row.trace else {
+        let Fact::Known(trace) = &row.trace else {
             return;
         };
-        for mark in &trace.marks {
+        for mark in &trace.markers {
             match mark.owner {
                 Some(owner) => self.owners.entry(owner).or_default().add(key),
                 None => self.agents.entry(mark.agent).or_default().add(key),
@@ -66,8 +66,8 @@ impl Hosts {
         all.blind |= blind;
     }
 
-    /// Whether one of them that is no younger has the same mark, as [`Trace::shares`] has it, or may.
-    fn may_have_handed_on(&self, row: &Row, trace: &Trace) -> bool {
+    /// Whether one of them that is no younger has the same mark, as [`EnvMarkers::shares_marker`] has it, or may.
+    fn may_have_handed_on(&self, row: &Row, trace: &EnvMarkers) -> bool {
         let mut owners = trace.owners().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
         let uids = row.seen.uids;
@@ -76,14 +76,14 @@ impl Hosts {
             || if owners.peek().is_some() {
                 owners.any(|owner| is_older(self.owners.get(&owner)))
             } else {
-                let mut marks = trace.marks.iter();
+                let mut marks = trace.markers.iter();
                 marks.any(|mark| is_older(self.agents.get(mark.agent)))
             }
     }
 }
 
 impl Eldest {
-    pub(super) fn add(&mut self, key: Key) {
+    pub(super) fn add(&mut self, key: ProcessKey) {
         self.0.push(key);
         self.0.sort_unstable_by_key(|key| (key.start, key.pid));
         self.0.truncate(2);
@@ -104,7 +104,7 @@ impl Eldest {
 
 impl<'a> Judge<'a> {
     /// Whether the marks may have come from a multiplexer, a terminal or the like that an agent has started.
-    pub(super) fn may_lie(&self, row: &'a Row, trace: &Trace) -> Option<Doubt> {
+    pub(super) fn may_lie(&self, row: &'a Row, trace: &EnvMarkers) -> Option<Doubt> {
         let mut multiplexers = trace.multiplexers.iter();
         let multiplexed = trace.cut
             || multiplexers.any(|one| !self.is_honest(one, row, trace))
@@ -120,20 +120,20 @@ impl<'a> Judge<'a> {
         let leader = self.table.rows.get(&sid)?;
         let older = leader.seen.key.start <= row.seen.key.start && leader.seen.key != row.seen.key;
         let shares = match &leader.trace {
-            Known::Is(above) => above.cut || trace.shares(above),
-            Known::Unasked | Known::Unreadable => true,
+            Fact::Known(above) => above.cut || trace.shares_marker(above),
+            Fact::Unread | Fact::Unreadable => true,
         };
         // The leader may be left behind itself.
         (older && shares && !self.is_left(sid)).then_some(Doubt::TerminalSession(sid))
     }
 
     /// Whether a multiplexer can be asked, and has not the mark: the agent ran in it.
-    fn is_honest(&self, multiplexer: &Multiplexer, row: &Row, trace: &Trace) -> bool {
+    fn is_honest(&self, multiplexer: &Multiplexer, row: &Row, trace: &EnvMarkers) -> bool {
         let born = row.seen.key.start;
         let honest = match multiplexer.server {
             Some(pid) => self.table.rows.get(&pid).is_some_and(|server| {
                 server.seen.key.start <= born
-                    && matches!(&server.trace, Known::Is(above) if !above.cut && !trace.shares(above))
+                    && matches!(&server.trace, Fact::Known(above) if !above.cut && !trace.shares_marker(above))
             }),
             // Those that have the mark are among the hosts.
             None if multiplexer.variable == "ZELLIJ" => {
@@ -147,5 +147,5 @@ impl<'a> Judge<'a> {
 }
 
 fn is_blind(row: &Row) -> bool {
-    !matches!(&row.trace, Known::Is(trace) if !trace.cut)
+    !matches!(&row.trace, Fact::Known(trace) if !trace.cut)
 }

@@ -8,7 +8,7 @@ const ID: &str = "0198c1de-7a44-4c39-9d7c-5f0a1b2c3d4e";
 
 /// A process with an environment that is put together.
 fn with_env(process: P, env: &str) -> Row {
-    let trace = Known::Is(Trace::of(env.as_bytes(), true));
+    let trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
     Row {
         trace,
         ..process.row()
@@ -112,7 +112,7 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
 fn ancestor_that_cannot_be_read_may_carry_the_marker() {
     let blind = |argv, start| {
         let mut row = p(65, 60, start, argv, "").row();
-        row.trace = Known::Unreadable;
+        row.trace = Fact::Unreadable;
         row
     };
     let below = || {
@@ -133,7 +133,7 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
         assert_eq!(beside(vec![above, below()], DEAD), expected);
     }
     let mut unread = agent(70, 150, "/x/claude").row();
-    unread.trace = Known::Unreadable;
+    unread.trace = Fact::Unreadable;
     assert_eq!(beside(vec![unread], DEAD), "agent_unsure");
 }
 
@@ -206,12 +206,12 @@ fn agent_that_may_be_a_relaunch_keeps_the_leftover() {
 fn recorded_member_is_kept_only_for_a_possible_successor() {
     let recorded = |root: u64| Recorded {
         agent: "claude-code".into(),
-        root: Key {
+        root: ProcessKey {
             pid: 4300,
             start: root * S + 7,
         },
         uid: Some(1000),
-        members: HashSet::from_iter([Key {
+        members: HashSet::from_iter([ProcessKey {
             pid: 200,
             start: 100 * S,
         }]),

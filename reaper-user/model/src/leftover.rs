@@ -63,20 +63,20 @@ use hashbrown::{HashMap, HashSet};
 
 use super::Scope;
 use super::agent::Ruleset;
-use super::event::{Key, Seen};
-use super::facts::Known;
-pub use crate::trace::{Conversation, EnvMark, Multiplexer, Trace};
+use super::event::{ProcEntry, ProcessKey};
+use super::facts::Fact;
+pub use crate::env_marker::{Conversation, EnvMarker, EnvMarkers, Multiplexer};
 pub(crate) use judge::{is_login, is_terminal};
 
 /// A process, and what was read of it for this.
 #[derive(Clone, Debug)]
 pub struct Row {
-    pub seen: Seen,
+    pub seen: ProcEntry,
     /// As in [`Facts`](super::facts::Facts).
-    pub unit: Known<Arc<str>>,
-    pub trace: Known<Trace>,
+    pub unit: Fact<Arc<str>>,
+    pub trace: Fact<EnvMarkers>,
     /// As in [`Facts`](super::facts::Facts); read only of those of whom it matters.
-    pub listening: Known<bool>,
+    pub listening: Fact<bool>,
     /// The user that has logged in, by the kernel's audit; `None` where nobody has, or it cannot be read.
     pub login_uid: Option<u32>,
     /// It runs in a pid namespace below this program's, where pids are others.
@@ -100,11 +100,11 @@ pub struct Recorded {
     /// Name of the agent's rule.
     pub agent: Arc<str>,
     /// Its last root.
-    pub root: Key,
+    pub root: ProcessKey,
     /// Real uid of its first root; `None`: whatever it was is right.
     pub uid: Option<u32>,
     /// Who belonged to it.
-    pub members: HashSet<Key>,
+    pub members: HashSet<ProcessKey>,
 }
 
 /// What is asked of a table.
@@ -119,11 +119,11 @@ pub struct Question<'a> {
     /// Only what is in it; above its processes nothing is looked at.
     pub scope: &'a Scope,
     /// By pid, the members of sessions that a service watches: no leftovers, nor is what descends from them.
-    pub members: &'a HashMap<u32, Key>,
+    pub members: &'a HashMap<u32, ProcessKey>,
     /// Since when a service watches, in ns since boot: what began later is known by its lineage.
     pub watched_since: Option<u64>,
     /// Who is kept because a user wants it.
-    pub kept: &'a [Key],
+    pub kept: &'a [ProcessKey],
     /// How old a tool's shell has to be, in ns.
     pub max_age: u64,
     /// Ns since boot.
@@ -131,7 +131,7 @@ pub struct Question<'a> {
     /// Whether `REAPER_KEEP=1` keeps.
     pub honor_keep: bool,
     /// For how long the trees of these heads are known to be left behind, in ns that the machine was awake.
-    pub waited: &'a HashMap<Key, u64>,
+    pub waited: &'a HashMap<ProcessKey, u64>,
     /// Somebody who has seen what is found has it ended: that the owner of a mark is gone is enough then. Else
     /// it has to be the root of a recorded session.
     pub by_order: bool,
@@ -230,10 +230,10 @@ pub enum Verdict {
 
 /// What is to be said of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stray {
-    pub key: Key,
+pub struct Leftover {
+    pub key: ProcessKey,
     /// The topmost process of what it is a part of.
-    pub head: Key,
+    pub subtree_root: ProcessKey,
     /// Name of the agent's rule.
     pub agent: Arc<str>,
     /// Its own, or that of its head.
@@ -313,7 +313,7 @@ impl Verdict {
     }
 }
 
-impl Stray {
+impl Leftover {
     /// Name in JSON of what its verdict rests on.
     pub fn reason(&self) -> &'static str {
         match &self.verdict {
@@ -343,6 +343,6 @@ impl Spare {
 }
 
 /// All processes for whose being leftovers something speaks, parents before their children.
-pub fn find(table: &Table, question: &Question<'_>) -> Vec<Stray> {
+pub fn find(table: &Table, question: &Question<'_>) -> Vec<Leftover> {
     judge::Judge::new(table, question).all()
 }

@@ -4,32 +4,32 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::node::{Exited, Gone, Node, State};
+use super::node::{Exited, Node, RecentExit, State};
 use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
-use crate::event::{Ended, Image, Key, TICK_NS};
+use crate::event::{ExitStatus, Image, ProcessKey, TICK_NS};
 
 /// What is remembered of the last [`RECENT_MAX`] processes of some kind.
-pub(super) struct Lately<T> {
-    by_key: Map<Key, T>,
+pub(super) struct RecentMap<T> {
+    by_key: Map<ProcessKey, T>,
     /// Oldest first.
-    order: VecDeque<Key>,
+    order: VecDeque<ProcessKey>,
 }
 
-impl<T> Default for Lately<T> {
-    fn default() -> Lately<T> {
-        Lately {
+impl<T> Default for RecentMap<T> {
+    fn default() -> RecentMap<T> {
+        RecentMap {
             by_key: Map::default(),
             order: VecDeque::new(),
         }
     }
 }
 
-impl<T> Lately<T> {
-    fn get(&self, key: Key) -> Option<&T> {
+impl<T> RecentMap<T> {
+    fn get(&self, key: ProcessKey) -> Option<&T> {
         self.by_key.get(&key)
     }
 
-    fn insert(&mut self, key: Key, value: T) {
+    fn insert(&mut self, key: ProcessKey, value: T) {
         if self.by_key.insert(key, value).is_none() {
             self.order.push_back(key);
         }
@@ -40,7 +40,7 @@ impl<T> Lately<T> {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&Key, &T)> {
+    fn iter(&self) -> impl Iterator<Item = (&ProcessKey, &T)> {
         self.by_key.iter()
     }
 
@@ -52,7 +52,7 @@ impl<T> Lately<T> {
 
 impl<S: State> Tree<S> {
     /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
-    pub(super) fn gone(&self, key: Key) -> Option<&Gone<S::Remains>> {
+    pub(super) fn gone(&self, key: ProcessKey) -> Option<&RecentExit<S::Remains>> {
         self.recent.get(tick(key)).filter(|gone| {
             gone.start == key.start
                 || gone.start.is_multiple_of(TICK_NS)
@@ -69,12 +69,12 @@ impl<S: State> Tree<S> {
     }
 
     /// Returns what is left of a process that has exited lately.
-    pub(crate) fn recent_remains(&self, key: Key) -> Option<&S::Remains> {
+    pub(crate) fn recent_remains(&self, key: ProcessKey) -> Option<&S::Remains> {
         self.gone(key).map(|gone| &gone.remains)
     }
 
     /// Returns what is left of a process that has exited and has living descendants.
-    pub(crate) fn remains_mut(&mut self, key: Key) -> Option<&mut S::Remains> {
+    pub(crate) fn remains_mut(&mut self, key: ProcessKey) -> Option<&mut S::Remains> {
         self.exited.get_mut(&key).map(|exited| &mut exited.remains)
     }
 
@@ -92,7 +92,7 @@ impl<S: State> Tree<S> {
     }
 
     /// Keeps of an exited member what its descendants' stories need.
-    pub(super) fn keep(&mut self, node: &Node<S>, ended: Ended) {
+    pub(super) fn remember_exited(&mut self, node: &Node<S>, ended: ExitStatus) {
         let Node {
             key,
             birth_parent,
@@ -113,7 +113,7 @@ impl<S: State> Tree<S> {
                 image,
                 uids,
                 remains: node.state.remains(),
-                ended,
+                exit_status: ended,
                 born,
             },
         );
@@ -131,13 +131,13 @@ impl<S: State> Tree<S> {
 
     fn remember(&mut self, node: &Node<S>) {
         let start = node.exact_start.unwrap_or(node.key.start);
-        let key = tick(Key { start, ..node.key });
+        let key = tick(ProcessKey { start, ..node.key });
         // What turns up with a pid namespace's init for a parent need not come from it.
         let mut remains = node.state.remains();
         if node.namespace_init {
             S::disown(&mut remains);
         }
-        let gone = Gone {
+        let gone = RecentExit {
             start,
             image: Arc::clone(&node.image),
             remains,
@@ -146,12 +146,12 @@ impl<S: State> Tree<S> {
     }
 
     /// Whether it is remembered of a process that it has exited.
-    pub(crate) fn has_exited(&self, key: Key) -> bool {
+    pub(crate) fn has_exited(&self, key: ProcessKey) -> bool {
         self.get(key).is_none() && (self.gone(key).is_some() || self.exited.contains_key(&key))
     }
 
     /// What an exited process had run last is told only now; a boundary's children are nobody's.
-    pub(crate) fn ran_last(&mut self, key: Key, image: &Arc<Image>, leaves: bool) {
+    pub(crate) fn set_last_image(&mut self, key: ProcessKey, image: &Arc<Image>, leaves: bool) {
         if self.gone(key).is_some()
             && let Some(gone) = self.recent.by_key.get_mut(&tick(key))
         {
@@ -169,11 +169,11 @@ impl<S: State> Tree<S> {
     }
 
     /// Remembers that a process is a member of nothing by this program's word.
-    pub(crate) fn disown(&mut self, key: Key) {
+    pub(crate) fn disown(&mut self, key: ProcessKey) {
         self.disowned.insert(key, ());
     }
 
-    pub(crate) fn is_disowned(&self, key: Key) -> bool {
+    pub(crate) fn is_disowned(&self, key: ProcessKey) -> bool {
         self.disowned.get(key).is_some()
     }
 
@@ -183,7 +183,7 @@ impl<S: State> Tree<S> {
     }
 
     /// One less has this process for a birth parent; lets go of all that nobody needs any more.
-    pub(super) fn release(&mut self, mut key: Option<Key>) {
+    pub(super) fn release(&mut self, mut key: Option<ProcessKey>) {
         while let Some(count) = key.and_then(|key| self.born_count(key)) {
             *count = count.saturating_sub(1);
             let unneeded = *count == 0;
@@ -199,7 +199,7 @@ impl<S: State> Tree<S> {
         }
     }
 
-    pub(super) fn born_count(&mut self, key: Key) -> Option<&mut u32> {
+    pub(super) fn born_count(&mut self, key: ProcessKey) -> Option<&mut u32> {
         if self.get(key).is_some() {
             return self.get_mut(key).map(|node| &mut node.links.born);
         }
@@ -208,8 +208,8 @@ impl<S: State> Tree<S> {
 }
 
 /// A key as far as /proc knows it.
-pub(crate) fn tick(key: Key) -> Key {
-    Key {
+pub(crate) fn tick(key: ProcessKey) -> ProcessKey {
+    ProcessKey {
         start: key.start - key.start % TICK_NS,
         ..key
     }

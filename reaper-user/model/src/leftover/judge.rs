@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Doubt, Question, Recorded, Row, Stray, Table, Verdict};
+use super::{Doubt, Leftover, Question, Recorded, Row, Table, Verdict};
 use crate::agent::Class;
-use crate::event::{Key, TICK_NS, Uids};
+use crate::event::{ProcessKey, TICK_NS, Uids};
 use evidence::{Claim, resembles_agent};
 use host::Hosts;
 use living::Agents;
@@ -33,7 +33,7 @@ pub(super) struct Judge<'a> {
     /// Of whom cannot be read, one for each effective uid.
     unread: HashMap<Option<u32>, u32>,
     /// By pid and tick, who was recorded, and in which of the sessions.
-    recorded: HashMap<(u32, u64), Vec<(Key, usize)>>,
+    recorded: HashMap<(u32, u64), Vec<(ProcessKey, usize)>>,
     /// The same sessions by the pids of their roots.
     roots: HashMap<u32, Vec<&'a Recorded>>,
     /// By pid and tick, who is kept because a user wants it.
@@ -114,18 +114,18 @@ impl<'a> Judge<'a> {
         judge
     }
 
-    pub(super) fn all(mut self) -> Vec<Stray> {
+    pub(super) fn all(mut self) -> Vec<Leftover> {
         for at in 0..self.rows.len() {
             let standing = self.stand(at);
             self.standings.push(standing);
         }
         self.hold_kin();
         // Parents stand before their children.
-        let mut found: Vec<(usize, Stray)> = (0..self.rows.len())
+        let mut found: Vec<(usize, Leftover)> = (0..self.rows.len())
             .filter(|at| self.is_considered(*at))
             .filter_map(|at| Some((at, self.said(at)?)))
             .collect();
-        found.sort_by_key(|(at, stray)| (stray.head.start, stray.head.pid, *at));
+        found.sort_by_key(|(at, stray)| (stray.subtree_root.start, stray.subtree_root.pid, *at));
         found.into_iter().map(|(_, stray)| stray).collect()
     }
 
@@ -168,13 +168,13 @@ impl<'a> Judge<'a> {
 
     fn is_scope(&self, row: &Row) -> bool {
         let roots = &self.question.scope.roots;
-        roots.iter().any(|root| root.same_tick(row.seen.key))
+        roots.iter().any(|root| root.has_same_tick(row.seen.key))
     }
 
     /// Whether a service judges it.
     fn is_member(&self, row: &Row) -> bool {
         let member = self.question.members.get(&row.seen.key.pid);
-        member.is_some_and(|key| key.same_tick(row.seen.key))
+        member.is_some_and(|key| key.has_same_tick(row.seen.key))
     }
 
     /// Whether its lineage is known, since it began while a service watched.
@@ -293,13 +293,13 @@ impl<'a> Judge<'a> {
             && !self.own.contains(&row.seen.key.pid)
             && uid.all(|uid| *uid == real && *uid == effective)
             && !standing.member
-            && (scope.is_everything()
+            && (scope.is_unlimited()
                 || standing.in_cgroup
                 || standing.below_scope && !self.is_scope(row))
     }
 
     /// What is to be said of a process, if anything.
-    fn said(&self, at: usize) -> Option<Stray> {
+    fn said(&self, at: usize) -> Option<Leftover> {
         let (row, standing) = (self.rows[at], &self.standings[at]);
         let of = standing.strong.unwrap_or(at);
         let claim = self.standings[of].claim.as_ref()?;
@@ -309,9 +309,9 @@ impl<'a> Judge<'a> {
         if agent.is_some_and(|agent| agent != at || !is_left) {
             return None;
         }
-        Some(Stray {
+        Some(Leftover {
             key: row.seen.key,
-            head: self.rows[standing.head].seen.key,
+            subtree_root: self.rows[standing.head].seen.key,
             agent: Arc::clone(&claim.agent),
             evidence: claim.evidence,
             verdict: self.verdict(row, standing, claim),
@@ -360,7 +360,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn tick(key: Key) -> (u32, u64) {
+fn tick(key: ProcessKey) -> (u32, u64) {
     (key.pid, key.start / TICK_NS)
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn listens(pid: u32, parent: u32, listening: Known<bool>) -> P {
+fn listens(pid: u32, parent: u32, listening: Fact<bool>) -> P {
     P {
         listening,
         ..p(pid, parent, 100 + u64::from(pid), NODE, DEAD)
@@ -25,15 +25,15 @@ fn a_server_has_its_time_from_when_it_was_found() {
         kin: None,
     };
     for (listening, seconds, expected) in [
-        (Known::Is(true), None, wait(600)),
-        (Known::Is(true), Some(0), wait(600)),
-        (Known::Is(true), Some(599), wait(1)),
-        (Known::Is(true), Some(600), Verdict::Reap),
-        (Known::Is(false), None, Verdict::Reap),
+        (Fact::Known(true), None, wait(600)),
+        (Fact::Known(true), Some(0), wait(600)),
+        (Fact::Known(true), Some(599), wait(1)),
+        (Fact::Known(true), Some(600), Verdict::Reap),
+        (Fact::Known(false), None, Verdict::Reap),
         // It may.
-        (Known::Unasked, None, wait(600)),
-        (Known::Unreadable, None, wait(600)),
-        (Known::Unreadable, Some(601), Verdict::Reap),
+        (Fact::Unread, None, wait(600)),
+        (Fact::Unreadable, None, wait(600)),
+        (Fact::Unreadable, Some(601), Verdict::Reap),
     ] {
         assert_eq!(
             waited(listening, seconds),
@@ -45,7 +45,7 @@ fn a_server_has_its_time_from_when_it_was_found() {
     check(
         "no_owner",
         &[P {
-            listening: Known::Is(true),
+            listening: Fact::Known(true),
             ..p(200, 1, 100, NODE, BARE)
         }],
     );
@@ -53,7 +53,7 @@ fn a_server_has_its_time_from_when_it_was_found() {
 
 #[test]
 fn those_above_and_below_a_server_wait_with_it() {
-    let is = Known::Is;
+    let is = Fact::Known;
     let all = [
         listens(200, 1, is(false)),
         listens(201, 200, is(false)),
@@ -65,7 +65,7 @@ fn those_above_and_below_a_server_wait_with_it() {
     ];
     let mut all = table(&all);
     let strays = ask(&all, |_| {});
-    let said_of = |strays: &[Stray]| [200, 201, 202, 203, 204, 210].map(|pid| said(strays, pid));
+    let said_of = |strays: &[Leftover]| [200, 201, 202, 203, 204, 210].map(|pid| said(strays, pid));
     let wait = "waiting";
     assert_eq!(said_of(&strays), [wait, wait, wait, wait, "reap", "reap"]);
     let kin = strays.iter().find(|stray| stray.key.pid == 200).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Exited, Image, Key, Node, State, Tree};
+use super::{Exited, Image, Node, ProcessKey, State, Tree};
 
 impl<S: State> Tree<S> {
     /// Living processes.
@@ -15,8 +15,8 @@ impl<S: State> Tree<S> {
     }
 
     /// The living process with this key.
-    pub fn get(&self, key: Key) -> Option<&Node<S>> {
-        self.live.get(&key.pid).filter(|node| node.is(key))
+    pub fn get(&self, key: ProcessKey) -> Option<&Node<S>> {
+        self.live.get(&key.pid).filter(|node| node.has_key(key))
     }
 
     /// The living process that has this pid now.
@@ -24,17 +24,17 @@ impl<S: State> Tree<S> {
         self.live.get(&pid)
     }
 
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Node<S>> {
-        self.live.get_mut(&key.pid).filter(|node| node.is(key))
+    pub(crate) fn get_mut(&mut self, key: ProcessKey) -> Option<&mut Node<S>> {
+        self.live.get_mut(&key.pid).filter(|node| node.has_key(key))
     }
 
     /// What is kept of an exited process.
-    pub fn exited(&self, key: Key) -> Option<&Exited<S::Remains>> {
+    pub fn exited(&self, key: ProcessKey) -> Option<&Exited<S::Remains>> {
         self.exited.get(&key)
     }
 
     /// What a process runs that lives, or ran last that is kept or has exited lately.
-    pub(super) fn image(&self, key: Key) -> Option<&Arc<Image>> {
+    pub(super) fn image(&self, key: ProcessKey) -> Option<&Arc<Image>> {
         let image = self.get(key).map(|node| &node.image);
         let exited = || self.exited(key).map(|exited| &exited.image);
         let gone = || self.gone(key).map(|gone| &gone.image);
@@ -42,7 +42,7 @@ impl<S: State> Tree<S> {
     }
 
     /// What a process that lives, or is kept, is called; empty if it is neither.
-    pub fn comm(&self, key: Key) -> &[u8] {
+    pub fn comm(&self, key: ProcessKey) -> &[u8] {
         let image = self.get(key).map(|node| &node.image);
         image
             .or_else(|| self.exited(key).map(|exited| &exited.image))
@@ -62,15 +62,15 @@ impl<S: State> Tree<S> {
 
     /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
     /// damaged input could make.
-    pub fn ancestors(&self, key: Key) -> impl Iterator<Item = &Node<S>> {
+    pub fn ancestors(&self, key: ProcessKey) -> impl Iterator<Item = &Node<S>> {
         let parent = |node: &Node<S>| node.parent.and_then(|key| self.get(key));
         let first = self.get(key).and_then(parent);
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
     /// Whether a process comes from another one by births, whatever became of those between.
-    pub(crate) fn descends_from(&self, key: Key, ancestor: Key) -> bool {
-        let creator = |key: &Key| match self.get(*key) {
+    pub(crate) fn descends_from(&self, key: ProcessKey, ancestor: ProcessKey) -> bool {
+        let creator = |key: &ProcessKey| match self.get(*key) {
             Some(node) => node.birth_parent,
             None => self.exited(*key)?.birth_parent,
         };
@@ -81,7 +81,7 @@ impl<S: State> Tree<S> {
 
     /// The living descendants of a process, each parent before its children. A loop, which damaged input could
     /// make, ends it.
-    pub fn descendants(&self, key: Key) -> impl Iterator<Item = &Node<S>> {
+    pub fn descendants(&self, key: ProcessKey) -> impl Iterator<Item = &Node<S>> {
         let top = self.get(key);
         let child = |of: &Node<S>, slot: usize| self.by_pid(*of.links.children.get(slot)?);
         let next = move |node: &&Node<S>| {

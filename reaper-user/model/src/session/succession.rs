@@ -10,13 +10,13 @@
 //! that is left, or its command line or registry must name the id of a conversation that such a process carries. A marker
 //! in an environment alone connects nothing.
 
-use super::{Session, SessionId, Sessions, Turn};
+use super::{Session, SessionEvent, SessionId, Sessions};
 use crate::Model;
 use crate::Node;
 use crate::agent::{RuleId, Ruleset};
 use crate::conversation::{Conversations, Ids};
-use crate::event::{Ended, Key};
-use crate::facts::{Known, Needs};
+use crate::event::{ExitStatus, ProcessKey};
+use crate::facts::{Fact, FactSet};
 
 /// Time after the exit of a root with status 0 in which its successor may appear, in ns.
 const WINDOW_NS: u64 = 2_000_000_000;
@@ -25,7 +25,7 @@ const MEMBERS_MAX: usize = 64;
 
 /// Whether another agent may continue a session after the exit of its root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Handover {
+pub enum Succession {
     /// No: the rule says nothing of it, the root did not exit with status 0, or no successor was found.
     #[default]
     Excluded,
@@ -35,23 +35,23 @@ pub enum Handover {
     Unknown,
 }
 
-impl Handover {
+impl Succession {
     /// Returns the state after the exit of a root. An exit whose status is unknown may have been one with status 0.
-    pub(super) fn after(rules: &Ruleset, rule: Option<RuleId>, ended: Ended) -> Handover {
+    pub(super) fn after(rules: &Ruleset, rule: Option<RuleId>, ended: ExitStatus) -> Succession {
         let source = rule.and_then(|rule| rules.rule(rule).conversation.as_ref());
         match ended {
-            Ended::Exited(0) | Ended::Unknown if source.is_some() => Handover::Awaited,
-            _ => Handover::Excluded,
+            ExitStatus::Exited(0) | ExitStatus::Unknown if source.is_some() => Succession::Awaited,
+            _ => Succession::Excluded,
         }
     }
 }
 
 /// Result of a search for a successor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Search {
+pub enum SuccessorSearch {
     /// These facts must be read first.
-    Needs(Vec<(Key, Needs)>),
-    Found(Key),
+    Needs(Vec<(ProcessKey, FactSet)>),
+    Found(ProcessKey),
     /// No living agent names a conversation of what is left.
     NotFound,
     /// None was found, but not all could be read.
@@ -60,15 +60,15 @@ pub enum Search {
 
 impl Sessions {
     /// Agents that may continue a session: roots of the same rule and real uid that are not below it, newest first.
-    fn candidates(&self, of: &Session) -> Vec<Key> {
+    fn candidates(&self, of: &Session) -> Vec<ProcessKey> {
         let may_continue = |session: &&Session| {
             session.agent == of.agent
                 && session.uids.real == of.uids.real
-                && session.root_gone.is_none()
+                && session.root_exit.is_none()
                 && self.outwards(session.id).all(|outer| outer.id != of.id)
         };
         let sessions = self.iter().filter(may_continue);
-        let mut roots: Vec<Key> = sessions.map(|session| session.root).collect();
+        let mut roots: Vec<ProcessKey> = sessions.map(|session| session.root).collect();
         roots.sort_unstable_by_key(|key| std::cmp::Reverse((key.start, key.pid)));
         roots.dedup();
         roots
@@ -77,77 +77,78 @@ impl Sessions {
 
 impl Model {
     /// Returns the state of a session's handover; `None` if the session is closed.
-    pub fn handover(&self, id: SessionId) -> Option<Handover> {
-        Some(self.sessions.get(id)?.handover)
+    pub fn succession(&self, id: SessionId) -> Option<Succession> {
+        Some(self.sessions.get(id)?.succession)
     }
 
     /// Returns when the search for a successor ends, in ns of CLOCK_MONOTONIC.
     ///
     /// A root whose exit was not observed has been gone for an unknown time: its successor is there, or never comes.
-    pub fn handover_deadline(&self, session: &Session) -> Option<u64> {
-        let gone = session.root_gone?;
+    pub fn succession_deadline(&self, session: &Session) -> Option<u64> {
+        let gone = session.root_exit?;
         let window = match gone.cause() {
-            Ended::Exited(_) => WINDOW_NS,
+            ExitStatus::Exited(_) => WINDOW_NS,
             _ => 0,
         };
         Some(self.clock.awake(gone.at).saturating_add(window))
     }
 
     /// Searches for the agent that continues a session.
-    pub fn find_successor(&self, id: SessionId) -> Search {
+    pub fn find_successor(&self, id: SessionId) -> SuccessorSearch {
         let Some(session) = self.sessions.get(id) else {
-            return Search::NotFound;
+            return SuccessorSearch::NotFound;
         };
         let candidates = self.candidates(session);
         if candidates.is_empty() {
-            return Search::NotFound;
+            return SuccessorSearch::NotFound;
         }
         let left = self.oldest_members(id);
-        let unread = |node: &&&Node| conversations(node) == &Known::Unasked;
-        let unread: Vec<(Key, Needs)> = (left.iter().chain(&candidates).filter(unread))
-            .map(|node| (node.key, Needs::CONVERSATIONS))
+        let unread = |node: &&&Node| conversations(node) == &Fact::Unread;
+        let unread: Vec<(ProcessKey, FactSet)> = (left.iter().chain(&candidates).filter(unread))
+            .map(|node| (node.key, FactSet::CONVERSATIONS))
             .collect();
         if !unread.is_empty() {
-            return Search::Needs(unread);
+            return SuccessorSearch::Needs(unread);
         }
         let mut ids = Ids::default();
         let carried = left.iter().filter_map(|node| known(node));
         carried.for_each(|all| ids.extend(&all.inherited));
         let continues = |node: &&&Node| {
             let by_registry = known(node).is_some_and(|all| {
-                let is_left = |key: &Key| left.iter().any(|node| node.key.same_tick(*key));
+                let is_left =
+                    |key: &ProcessKey| left.iter().any(|node| node.key.has_same_tick(*key));
                 all.registered.iter().any(|id| ids.contains(id)) || all.adopted.iter().any(is_left)
             });
             by_registry || ids.is_named_in(&node.image.argv)
         };
         if let Some(successor) = candidates.iter().find(continues) {
-            return Search::Found(successor.key);
+            return SuccessorSearch::Found(successor.key);
         }
         let unread = left.iter().any(|node| known(node).is_none());
         let incomplete = |node: &&Node| known(node).is_none_or(|all| all.registry_unreadable);
         match unread || candidates.iter().any(incomplete) {
-            true => Search::Unreadable,
-            false => Search::NotFound,
+            true => SuccessorSearch::Unreadable,
+            false => SuccessorSearch::NotFound,
         }
     }
 
     /// Makes `root` the root of a session whose handover is open.
-    pub fn hand_over(&mut self, id: SessionId, root: Key) -> Vec<Turn> {
-        let mut turns = Vec::new();
+    pub fn hand_over(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
+        let mut session_events = Vec::new();
         if self
-            .handover(id)
-            .is_some_and(|state| state != Handover::Excluded)
+            .succession(id)
+            .is_some_and(|state| state != Succession::Excluded)
         {
             self.sessions
-                .hand_over(&mut self.tree, id, root, &mut turns);
+                .hand_over(&mut self.tree, id, root, &mut session_events);
         }
-        turns
+        session_events
     }
 
     /// Sets the result of a search that has found no successor.
-    pub fn set_handover(&mut self, id: SessionId, state: Handover) {
+    pub fn set_succession(&mut self, id: SessionId, state: Succession) {
         if let Some(session) = self.sessions.get_mut(id) {
-            session.handover = state;
+            session.succession = state;
         }
     }
 
@@ -159,9 +160,9 @@ impl Model {
             .map(|session| self.candidates(session));
         let candidates = candidates.unwrap_or_default();
         let all = self.oldest_members(id).into_iter().chain(candidates);
-        let all: Vec<Key> = all.map(|node| node.key).collect();
+        let all: Vec<ProcessKey> = all.map(|node| node.key).collect();
         for key in all {
-            self.forget_facts(key, Needs::CONVERSATIONS);
+            self.forget_facts(key, FactSet::CONVERSATIONS);
         }
     }
 
@@ -181,14 +182,14 @@ impl Model {
     }
 }
 
-fn conversations(node: &Node) -> &Known<std::sync::Arc<Conversations>> {
+fn conversations(node: &Node) -> &Fact<std::sync::Arc<Conversations>> {
     node.facts()
-        .map_or(&Known::Unasked, |facts| &facts.conversations)
+        .map_or(&Fact::Unread, |facts| &facts.conversations)
 }
 
 fn known(node: &Node) -> Option<&Conversations> {
     match conversations(node) {
-        Known::Is(all) => Some(all),
+        Fact::Known(all) => Some(all),
         _ => None,
     }
 }

@@ -4,25 +4,25 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::agent::RuleId;
-use crate::facts::{Known, Needs};
-use crate::matched_rules::Weighed;
+use crate::facts::{Fact, FactSet};
+use crate::matched_rules::MatchedRules;
 use crate::{Model, Node};
 
-impl Weighed {
-    pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, Weighed> {
+impl MatchedRules {
+    pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, MatchedRules> {
         let facts = node.facts();
-        if let Some(Known::Is(whole)) = facts.map(|facts| &facts.arguments) {
-            return Cow::Owned(Weighed {
+        if let Some(Fact::Known(whole)) = facts.map(|facts| &facts.arguments) {
+            return Cow::Owned(MatchedRules {
                 rules: Arc::clone(&whole.judging),
                 unreadable: None,
             });
         }
-        let own = match &node.state.cached.weighed {
+        let own = match &node.state.cached.matched_rules {
             Some(known) => Cow::Borrowed(known),
-            None => Cow::Owned(Weighed::new(&model.rules, &node.image)),
+            None => Cow::Owned(MatchedRules::new(&model.rules, &node.image)),
         };
         match facts.map(|facts| &facts.script) {
-            Some(Known::Is(read)) => Cow::Owned(Weighed {
+            Some(Fact::Known(read)) => Cow::Owned(MatchedRules {
                 rules: Arc::clone(&read.judging),
                 unreadable: own.unreadable,
             }),
@@ -32,7 +32,7 @@ impl Weighed {
 
     /// Returns the rule that might hold by the end of the command line, if that has not been read yet.
     pub fn wants_arguments(model: &Model, node: &Node) -> Option<RuleId> {
-        let might = Weighed::of(model, node).unreadable.flatten()?;
-        (!node.lacks(Needs::ARGUMENTS).is_none()).then_some(might)
+        let might = MatchedRules::of(model, node).unreadable.flatten()?;
+        (!node.missing_facts(FactSet::ARGUMENTS).is_empty()).then_some(might)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Judge, file_name, tick};
 use crate::agent::{Action, Rule, UidIs};
 use crate::event::Image;
-use crate::facts::Known;
-use crate::stray::{Row, Spare};
+use crate::facts::Fact;
+use crate::leftover::{Row, Spare};
 
 /// Terminals, by the file name of their program or the kernel's name of it.
 const TERMINALS: &[&[u8]] = &[
@@ -122,11 +122,11 @@ impl<'a> Judge<'a> {
         }
         let image = &row.seen.image;
         let rules = self.question.rules;
-        let judging = rules.judging(image);
+        let judging = rules.matching(image);
         // But for units, which are looked at below.
         let keeps = |rule: &&Rule| {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
-            keeps && rule.may_spare() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
+            keeps && rule.may_keep() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
             let spare = if rule.when.uid == Some(UidIs::Other) {
@@ -135,11 +135,11 @@ impl<'a> Judge<'a> {
                 Spare::KeepRule
             };
             return Some(Spared {
-                holds_kin: rule.holds_kin(),
+                holds_kin: rule.keeps_relatives(),
                 ..Spared::new(row, spare).by(&rule.name)
             });
         }
-        let Known::Is(trace) = &row.trace else {
+        let Fact::Known(trace) = &row.trace else {
             return spared(Spare::Unreadable);
         };
         if trace.keep && self.question.honor_keep {
@@ -148,16 +148,16 @@ impl<'a> Judge<'a> {
         if trace.cut && self.question.honor_keep || image.exe.is_empty() {
             return spared(Spare::Unreadable);
         }
-        if let Some(rule) = rules.might_spare(image, &judging) {
+        if let Some(rule) = rules.unread_keep(image, &judging) {
             return Some(Spared::new(row, Spare::Unreadable).by(rules.name(rule)));
         }
         match &row.unit {
-            Known::Is(unit) => {
+            Fact::Known(unit) => {
                 let managed = is_managed(unit) || self.is_main(row, unit);
                 let own = managed && !self.has_from_above(row, head, unit);
                 own.then(|| Spared::new(row, Spare::OwnUnit).by(unit))
             }
-            Known::Unasked | Known::Unreadable => spared(Spare::Unreadable),
+            Fact::Unread | Fact::Unreadable => spared(Spare::Unreadable),
         }
     }
 
@@ -165,11 +165,11 @@ impl<'a> Judge<'a> {
     pub(super) fn wait(&self, row: &'a Row, head: &'a Row) -> Option<Waiting> {
         let rules = self.question.rules;
         let waited = self.question.waited.get(&head.seen.key).copied();
-        let judging = rules.judging(&row.seen.image);
+        let judging = rules.matching(&row.seen.image);
         judging.iter().find_map(|id| {
             let rule = rules.rule(*id);
             let rest = rule.after.saturating_sub(waited.unwrap_or(0));
-            let waits = rule.action == Action::Reap && rule.may_spare() && rest > 0;
+            let waits = rule.action == Action::Reap && rule.may_keep() && rest > 0;
             (waits && may_hold(rule, row, head)).then(|| Waiting {
                 rule: Arc::clone(&rule.name),
                 rest,
@@ -196,7 +196,7 @@ impl<'a> Judge<'a> {
         } else {
             Some(head)
         };
-        above.is_some_and(|above| above.unit == Known::Is(Arc::clone(unit)))
+        above.is_some_and(|above| above.unit == Fact::Known(Arc::clone(unit)))
     }
 
     /// What spares a process with all that is below it, adopted or not.
@@ -221,13 +221,13 @@ impl<'a> Judge<'a> {
         if let Some(spared) = self.spare_of_all(row) {
             return spared.rule.is_none_or(|rule| hands_on(&rule));
         }
-        let judging = rules.judging(image);
+        let judging = rules.matching(image);
         let keeps = |rule: &Rule| {
             rule.action == Action::Keep && !rule.matchers.is_empty() && hands_on(&rule.name)
         };
-        let might_keep = || rules.might_spare(image, &judging);
-        let marked = matches!(&row.trace, Known::Is(trace) if !trace.marks.is_empty());
-        let is_main = || matches!(&row.unit, Known::Is(unit) if self.is_main(row, unit));
+        let might_keep = || rules.unread_keep(image, &judging);
+        let marked = matches!(&row.trace, Fact::Known(trace) if !trace.markers.is_empty());
+        let is_main = || matches!(&row.unit, Fact::Known(unit) if self.is_main(row, unit));
         judging.iter().any(|id| keeps(rules.rule(*id)))
             || marked && is_main()
             || might_keep().is_some_and(|id| hands_on(rules.name(id)))
@@ -238,7 +238,7 @@ impl<'a> Judge<'a> {
 fn may_hold(rule: &Rule, row: &Row, head: &Row) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     uid.is_none_or(|uid| uid.holds(row.seen.uids, head.seen.uids))
-        && listening.is_none_or(|wanted| row.listening != Known::Is(!wanted))
+        && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
 }
 
 /// Whether somebody manages what runs in a unit, or it only holds what a person has started.
