@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use crate::source::ladder::Choice;
+use crate::source::kind::SourceChoice;
 use crate::source::scan;
-use crate::sys::{owner, places};
+use crate::sys::{owner, paths};
 pub use error::{ConfigError, Problem};
 use reaper_model::agent::{Action, Ruleset};
 use reaper_model::rules::reader::Reader;
@@ -111,7 +111,7 @@ pub struct Config {
     /// `events = "agents" | "all"`
     pub events: EventScope,
     /// `source = "auto" | "ebpf" | "proc-connector" | "procfs"`: where events come from.
-    pub source: Choice,
+    pub source: SourceChoice,
     /// `scan_min_interval = "50ms"`, `scan_max_interval = "2s"`: how often the process table is looked at where that is the
     /// source, within [`SCAN_INTERVAL`].
     pub scan: scan::Options,
@@ -188,7 +188,7 @@ fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
             None => Path::new("/"),
         };
         let around = directory.metadata().map_err(unreadable)?;
-        if owner::is_exposed(&metadata) || owner::lets_replace(&around) {
+        if owner::is_writable_by_others(&metadata) || owner::allows_replacement(&around) {
             return Err(ConfigError::not_trusted(
                 path,
                 metadata.uid(),
@@ -296,7 +296,7 @@ impl Config {
         Config {
             mode: Mode::default(),
             events: EventScope::default(),
-            source: Choice::default(),
+            source: SourceChoice::default(),
             scan: scan::Options::default(),
             grace: Duration::from_secs(5),
             stuck_after: Duration::from_secs(1),
@@ -306,10 +306,10 @@ impl Config {
             pin_dir: PathBuf::from("/sys/fs/bpf/reaper"),
             kernel_reap: KernelReap::default(),
             reap_strays: true,
-            runtime_dir: PathBuf::from(places::RUNTIME),
+            runtime_dir: PathBuf::from(paths::RUNTIME),
             socket: true,
             journal: true,
-            journal_dir: PathBuf::from(places::STATE),
+            journal_dir: PathBuf::from(paths::STATE),
             journal_max_age: Duration::from_secs(30 * 24 * 3600),
             journal_max_size: 64 << 20,
             honor_keep: true,
@@ -327,7 +327,7 @@ impl Config {
         r.choice(root, "mode", &modes, &mut config.mode);
         let scopes = [("agents", EventScope::Agents), ("all", EventScope::All)];
         r.choice(root, "events", &scopes, &mut config.events);
-        r.choice(root, "source", &Choice::all(), &mut config.source);
+        r.choice(root, "source", &SourceChoice::all(), &mut config.source);
         let scan = &mut config.scan;
         r.duration(
             root,

@@ -11,23 +11,23 @@
 //! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
 
 mod answer;
+mod attribution;
 mod cgroups;
 mod decide;
+mod deferred;
 mod end;
-mod fall;
-mod follow;
+mod failover;
 mod gaps;
-mod handover;
+mod idle_timer;
+mod ingest;
 mod keeps;
-mod mirror;
+mod map_sync;
 mod reconcile;
 pub mod reload;
-mod rest;
 mod restore;
 mod signal;
+mod succession;
 mod survey;
-mod suspects;
-mod undecided;
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,26 +42,26 @@ use tokio::time::Instant;
 
 use crate::api::ask::Ask;
 use crate::config::{Config, EventScope, Mode};
-use crate::export::{Body, Count, Record, Sink, Who};
+use crate::export::{EventBody, EventRecord, ProcessRef, Sink, Totals};
 use crate::journal::{self, Keeper};
 use crate::reap::{Reaper, Times};
-use crate::source::ladder::Passed;
+use crate::source::kind::RejectedSource;
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::source::{Lost, Source, SourceError, ebpf};
 use crate::sys;
 use cgroups::Cgroups;
-use fall::Fall;
-use follow::{Follow, Tally};
+use deferred::Deferred;
+use failover::Failover;
 use gaps::Gap;
-use handover::Handovers;
-use keeps::Note;
-use mirror::Mirror;
+use idle_timer::{IdleTimer, at};
+use ingest::{Ingest, Tally};
+use keeps::UnsavedKeep;
+use map_sync::MapSync;
 use reaper_model::event::{Event, ProcessKey, Provenance};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{Load, Reloading};
-use rest::{Rest, at};
-use undecided::Undecided;
+use succession::Successions;
 
 /// Rounds of deciding and signalling before timers have their turn.
 const ROUNDS_MAX: usize = 64;
@@ -87,15 +87,15 @@ pub struct Settings {
     /// Reads that anew.
     pub load: Load,
     /// What users asked the service before this one to keep, as far as that is known.
-    pub keeps: Vec<journal::Keep>,
+    pub keeps: Vec<journal::JournalKeep>,
     /// Writes down what users ask for; without it that is forgotten when the service ends.
     pub keeper: Option<Keeper>,
     /// Let the probes send the first signal where they can.
     pub kernel_reap: bool,
     /// Leave what is pinned at work when stopped.
-    pub leave_armed: bool,
+    pub leave_pinned: bool,
     /// The better sources that could not be used.
-    pub passed_over: Vec<Passed>,
+    pub rejected_sources: Vec<RejectedSource>,
 }
 
 /// Why the engine cannot go on.
@@ -122,41 +122,41 @@ pub struct Engine {
     model: Model,
     /// What follows from the event that is being applied; empty between two events.
     outputs: Vec<Output>,
-    follow: Follow,
+    ingest: Ingest,
     settings: Settings,
     /// Claimed processes, for telling of them when they are gone.
-    claimed: HashMap<ProcessKey, Who>,
+    claimed: HashMap<ProcessKey, ProcessRef>,
     sessions: HashMap<SessionId, Tally>,
     /// Closed sessions whose tallies are still in `sessions`, oldest first.
-    tallied: VecDeque<SessionId>,
+    closed_tallies: VecDeque<SessionId>,
     lost: Lost,
-    unfollowed: u64,
+    untracked_members: u64,
     /// How often the kernel has left a probe out.
-    skipped: u64,
+    skipped_probes: u64,
     /// Events are missing, and are being looked for.
     gap: Option<Gap>,
     /// More that were missing before those were found.
     next_gap: Option<(&'static str, Lost)>,
-    fall: Fall,
+    failover: Failover,
     /// All that had happened by then has been told, in ns since boot.
-    whole_until: u64,
+    complete_until: u64,
     /// What is known of a process may be out of date.
-    lossy: bool,
+    has_losses: bool,
     /// All that ran already has been taken in.
     ready: bool,
     /// Nothing is waited for any more.
     stopping: bool,
-    mirror: Mirror,
+    map_sync: MapSync,
     cgroups: Cgroups,
-    undecided: Undecided,
-    handovers: Handovers,
+    deferred: Deferred,
+    successions: Successions,
     reloading: Option<Reloading>,
     /// To be written down before it is answered.
-    note: Option<Note>,
-    ladders_told: bool,
-    count: Count,
+    unsaved_keep: Option<UnsavedKeep>,
+    escalations_announced: bool,
+    count: Totals,
     /// When it began to watch, in ns since boot.
-    began: u64,
+    started_at: u64,
     /// Gaps that were opened.
     gaps: u64,
     /// In observe: processes that would have been reaped.
@@ -164,7 +164,7 @@ pub struct Engine {
     /// Records read since the engine has last asked how long it may rest.
     drained: u64,
     /// Sessions that are over, and where the ring stood when they were.
-    over: VecDeque<(u64, ProcessKey)>,
+    closed_at_position: VecDeque<(u64, ProcessKey)>,
 }
 
 impl Engine {
@@ -176,17 +176,17 @@ impl Engine {
     pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
         let rules = settings.config.rules.clone();
         let mut model = Model::new(rules, settings.scope.clone(), std::process::id());
-        model.set_misses_moves(!source.tells_moves());
+        model.set_misses_moves(!source.reports_moves());
         let reaper =
             Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
-        let undecided = Undecided::new(&model.rules)?;
+        let undecided = Deferred::new(&model.rules)?;
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
             model,
             outputs: Vec::new(),
-            follow: Follow::new(
+            ingest: Ingest::new(
                 reaper,
                 out,
                 settings.events,
@@ -195,33 +195,33 @@ impl Engine {
             settings,
             claimed: HashMap::new(),
             sessions: HashMap::new(),
-            tallied: VecDeque::new(),
+            closed_tallies: VecDeque::new(),
             lost: Lost::default(),
-            unfollowed: 0,
-            skipped: 0,
+            untracked_members: 0,
+            skipped_probes: 0,
             gap: None,
             next_gap: None,
-            fall: Fall::default(),
-            whole_until: 0,
-            lossy: false,
+            failover: Failover::default(),
+            complete_until: 0,
+            has_losses: false,
             ready: false,
             stopping: false,
-            mirror: Mirror::default(),
+            map_sync: MapSync::default(),
             cgroups,
-            undecided,
-            handovers: Handovers::default(),
+            deferred: undecided,
+            successions: Successions::default(),
             reloading: None,
-            note: None,
-            ladders_told: false,
-            count: Count::default(),
-            began: sys::boot_time(),
+            unsaved_keep: None,
+            escalations_announced: false,
+            count: Totals::default(),
+            started_at: sys::boot_time(),
             gaps: 0,
             would_have_reaped: 0,
             drained: 0,
-            over: VecDeque::new(),
+            closed_at_position: VecDeque::new(),
         };
-        engine.take_up()?;
-        engine.source.stay();
+        engine.restore()?;
+        engine.source.keep_pinned();
         engine.ready = true;
         sys::trim();
         Ok(engine)
@@ -235,61 +235,61 @@ impl Engine {
         mut self,
         stop: impl Future<Output = &'static str>,
         mut asks: mpsc::Receiver<Ask>,
-    ) -> Result<Count, EngineError> {
+    ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
-        let confirm = sys::readable(self.follow.reaper.confirm())?;
-        let mut rest = Rest::default();
+        let confirm = sys::readable(self.ingest.reaper.confirm())?;
+        let mut rest = IdleTimer::default();
         tokio::pin!(stop);
         let reason = loop {
-            if self.fall.is_new(sys::monotonic()) {
+            if self.failover.is_new(sys::monotonic()) {
                 match sys::readable(&self.source) {
                     Ok(new) => {
                         events = new;
-                        self.fall.is_waited_for();
+                        self.failover.is_waited_for();
                     }
                     Err(error) => {
                         tracing::error!(
                             "the new source cannot be waited on: {error}; trying again"
                         );
-                        self.fall.put_off(sys::monotonic());
+                        self.failover.put_off(sys::monotonic());
                     }
                 }
-                rest.read(1);
+                rest.on_records(1);
             }
             // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
             if self
-                .follow
+                .ingest
                 .reaper
                 .next_deadline()
                 .is_some_and(|at| at <= sys::monotonic())
             {
                 let procfs = &self.procfs;
-                self.follow.reaper.tick(|key| {
+                self.ingest.reaper.tick(|key| {
                     let state = procfs.state(key.pid).unwrap_or('?');
                     (state, procfs.rss_bytes(key.pid).unwrap_or(0))
                 });
-                rest.read(self.settle());
+                rest.on_records(self.settle());
             }
-            if rest.is_over() {
+            if rest.has_expired() {
                 self.look_for_skips();
-                rest.looked(self.settle());
+                rest.on_poll(self.settle());
                 self.find_adopters();
-                if rest.says_asleep() {
-                    if let Err(error) = self.source.set_idle(true) {
-                        self.give_up(&error);
-                        rest.read(1 + self.settle());
+                if rest.goes_idle() {
+                    if let Err(error) = self.source.announce_idle(true) {
+                        self.on_source_failure(&error);
+                        rest.on_records(1 + self.settle());
                         continue;
                     }
                     self.look_for_loss();
                 }
             }
             // What was read on the way may be what a probe was to wake this thread for.
-            rest.read(mem::take(&mut self.drained));
+            rest.on_records(mem::take(&mut self.drained));
             let timers = [
-                self.follow.reaper.next_deadline(),
-                self.undecided.next(),
-                self.handovers.next().filter(|_| self.gap.is_none()),
-                self.fall.next(),
+                self.ingest.reaper.next_deadline(),
+                self.deferred.next(),
+                self.successions.next().filter(|_| self.gap.is_none()),
+                self.failover.next(),
             ];
             let deadline = timers.into_iter().flatten().min().map(|at| {
                 Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
@@ -301,29 +301,29 @@ impl Engine {
                     ready?.clear_ready();
                     let read = self.settle();
                     // More of what wakes nobody may follow, where there is such.
-                    rest.read(if self.source.ring().is_some() { 1 } else { read });
+                    rest.on_records(if self.source.ring().is_some() { 1 } else { read });
                 }
-                () = self.undecided.facts.ready() => rest.read(self.settle()),
+                () = self.deferred.facts.ready() => rest.on_records(self.settle()),
                 loaded = Engine::reloaded(&mut self.reloading) => {
                     let read = self.take_over(loaded);
-                    rest.read(1 + read);
+                    rest.on_records(1 + read);
                 }
                 survey = Engine::surveyed(&mut self.gap) => {
                     self.drain_all();
                     self.close_gap(survey);
-                    rest.read(1 + self.settle());
+                    rest.on_records(1 + self.settle());
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
                     self.confirm();
-                    rest.read(self.settle());
+                    rest.on_records(self.settle());
                 }
-                Some(ask) = asks.recv() => rest.read(self.answer(ask)),
-                () = at(deadline) => rest.read(self.settle()),
+                Some(ask) = asks.recv() => rest.on_records(self.answer(ask)),
+                () = at(deadline) => rest.on_records(self.settle()),
                 () = at(rest.until) => {}
                 // Not before all others have had their turn.
                 () = yield_now(), if self.has_work() || self.source.has_waiting() => {
-                    rest.read(self.settle());
+                    rest.on_records(self.settle());
                 }
             }
         };
@@ -331,18 +331,18 @@ impl Engine {
         self.settle();
         let armed = self.leave();
         self.report();
-        let count = Count {
-            sessions: self.follow.opened,
+        let count = Totals {
+            sessions: self.ingest.sessions_opened,
             kept: self.kept(),
-            signals: self.count.signals + self.follow.signals,
+            signals: self.count.signals + self.ingest.kernel_signals,
             ..self.count
         };
-        self.tell(Body::Summary {
+        self.emit(EventBody::Summary {
             count,
             reason,
             armed,
         });
-        self.follow.out.flush();
+        self.ingest.out.flush();
         Ok(count)
     }
 
@@ -350,16 +350,16 @@ impl Engine {
     fn leave(&mut self) -> Option<String> {
         let pinned = self.source.pinned_at();
         let pinned = pinned.map(|path| path.display().to_string());
-        if let Some(pinned) = pinned.filter(|_| self.settings.leave_armed) {
-            self.mirror();
+        if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned) {
+            self.sync_maps();
             // Nobody is there to be woken.
-            let said = self.source.set_idle(false);
-            if let Err(error) = said.and_then(|()| self.source.set_ladders(false)) {
+            let said = self.source.announce_idle(false);
+            if let Err(error) = said.and_then(|()| self.source.announce_escalations(false)) {
                 tracing::error!("{error}");
             }
             return Some(pinned);
         }
-        self.follow.reaper.stop();
+        self.ingest.reaper.stop();
         if let Err(error) = self.source.disarm() {
             tracing::error!("{error}");
         }
@@ -371,39 +371,39 @@ impl Engine {
     /// The signals come first: whatever else follows from what was read waits until they are sent.
     fn settle(&mut self) -> u64 {
         let mut read = self.drain();
-        self.learn();
-        self.conclude();
+        self.apply_facts();
+        self.attribute();
         // A tree that forks without end must not keep the timers waiting.
         for _ in 0..ROUNDS_MAX {
             self.find_successors();
             self.decide();
             // Before the signals: whoever forks from now on is not to outrun them.
-            self.condemn_in_time();
+            self.sync_kill_on_fork();
             read += self.check_marks();
-            if self.follow.reaper.has_queued() {
+            if self.ingest.reaper.has_queued() {
                 read += self.signal();
             }
             self.report();
-            self.tell_ladders();
+            self.announce_escalations();
             // What was born before the probes knew of the ladder has woken nobody.
             read += self.drain();
-            self.follow.out.flush();
+            self.ingest.out.flush();
             if !self.has_work() {
                 // All that is due by now is claimed, so a ladder without a claim is at its end; unless a
                 // gap keeps some from being decided about.
-                if self.follow.pending.is_empty() && !self.undecided.is_asking() {
-                    self.follow.reaper.close_empty();
+                if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
+                    self.ingest.reaper.close_empty();
                 }
                 self.report();
-                self.tell_ladders();
+                self.announce_escalations();
                 break;
             }
         }
-        self.conclude();
-        self.look_ahead();
-        self.mirror();
+        self.attribute();
+        self.prefetch();
+        self.sync_maps();
         read += self.check_marks();
-        self.give_back();
+        self.release_ring();
         read
     }
 
@@ -443,7 +443,7 @@ impl Engine {
     /// Handles the exits that pidfds report.
     fn confirm(&mut self) {
         loop {
-            let (ready, unrecorded) = self.follow.reaper.confirm_ended();
+            let (ready, unrecorded) = self.ingest.reaper.confirm_exits();
             if ready == 0 {
                 return;
             }
@@ -455,17 +455,17 @@ impl Engine {
                 if self.model.tree.get(key).is_some() {
                     self.exited_unseen(key, Provenance::Inferred);
                 }
-                self.follow.reaper.ended_unrecorded(key);
+                self.ingest.reaper.on_unrecorded_exit(key);
             }
         }
     }
 
     /// Gives room in the ring back for what has been seen to and told: a service that comes after this one
     /// reads the rest again. Where the stream is not written as fast as that, room counts for more.
-    fn give_back(&mut self) {
-        let out = &mut self.follow.out;
+    fn release_ring(&mut self) {
+        let out = &mut self.ingest.out;
         let Some(ring) = self.source.ring() else {
-            self.over.clear();
+            self.closed_at_position.clear();
             return out.flush();
         };
         let (position, release) = (ring.position(), ring.release());
@@ -475,18 +475,21 @@ impl Engine {
         if out.is_idle() {
             release.up_to(position);
         } else if ring.held() > 0 {
-            out.then(move || release.up_to(position));
+            out.on_written(move || release.up_to(position));
         }
         out.flush();
         // Read again, the end of a session would tell nothing if nothing were known of it.
         let given_back = position - ring.held();
-        while let Some((_, first_root)) = self.over.pop_front_if(|(at, _)| *at <= given_back) {
+        while let Some((_, first_root)) = self
+            .closed_at_position
+            .pop_front_if(|(at, _)| *at <= given_back)
+        {
             self.forget_session(first_root);
         }
     }
 
     fn has_work(&self) -> bool {
-        !self.follow.pending.is_empty() && self.gap.is_none() || self.follow.reaper.has_queued()
+        !self.ingest.queued.is_empty() && self.gap.is_none() || self.ingest.reaper.has_queued()
     }
 
     /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
@@ -494,16 +497,16 @@ impl Engine {
         let Engine {
             source,
             model,
-            follow,
+            ingest: follow,
             cgroups,
             outputs,
             ready,
             ..
         } = self;
-        model.set_infers_membership(source.looks());
+        model.set_infers_membership(source.is_scan());
         let began = sys::boot_time();
-        follow.finds_news = *ready;
-        follow.notes_turned_up = !source.filters();
+        follow.emits_discovered = *ready;
+        follow.notes_late_discovered = !source.is_filtered();
         let drained = source.drain(|event| {
             cgroups.meet(model, &event);
             model.apply(&event, outputs);
@@ -511,25 +514,25 @@ impl Engine {
                 follow.on_output(model, &event, &output);
             }
         });
-        self.follow.finds_news = false;
-        self.followed();
+        self.ingest.emits_discovered = false;
+        self.after_outputs();
         self.count.events += drained.records;
         self.drained += drained.records;
-        if let Some(flaw) = drained.flaw {
-            self.tell(Body::Malformed {
+        if let Some(flaw) = drained.malformation {
+            self.emit(EventBody::Malformed {
                 count: drained.malformed,
                 reason: flaw.to_string(),
             });
             // What is found by looking is looked at again: nothing is missing for good.
-            if !self.source.looks() {
-                self.miss_one();
+            if !self.source.is_scan() {
+                self.note_malformed();
             }
         }
         if drained.lost > self.lost.total {
             self.look_for_loss();
         }
-        if !self.fall_back() && !self.source.has_untold() && self.gap.is_none() {
-            self.whole_until = began;
+        if !self.fail_over() && !self.source.has_unreported() && self.gap.is_none() {
+            self.complete_until = began;
         }
         drained.records
     }
@@ -538,53 +541,53 @@ impl Engine {
     fn apply(&mut self, event: &Event) {
         self.model.apply(event, &mut self.outputs);
         for output in self.outputs.drain(..) {
-            self.follow.on_output(&self.model, event, &output);
+            self.ingest.on_output(&self.model, event, &output);
         }
-        self.followed();
+        self.after_outputs();
     }
 
     /// Handles what has happened to sessions without an event, at `time` in ns since boot.
-    fn follow_sessions(&mut self, time: u64) {
+    fn on_session_events(&mut self, time: u64) {
         for output in self.outputs.drain(..) {
             if let Output::Session(session_event) = output {
-                self.follow
+                self.ingest
                     .on_session_event(&self.model, time, &session_event);
             }
         }
     }
 
     /// Does what following the model's steps has left to do.
-    fn followed(&mut self) {
+    fn after_outputs(&mut self) {
         // Before it is said that their session is over.
-        self.report_ends();
-        if self.follow.closed.is_empty() {
+        self.report_unclaimed_exits();
+        if self.ingest.closed.is_empty() {
             return;
         }
         // What has become of its members comes before its end.
         self.report();
-        for (id, session, last_end) in std::mem::take(&mut self.follow.closed) {
+        for (id, session, last_end) in std::mem::take(&mut self.ingest.closed) {
             let tally = self.sessions.entry(id).or_default();
-            (tally.closed, tally.last_end) = (Some(session), last_end);
+            (tally.closed_sessions, tally.last_exit_at) = (Some(session), last_end);
             // Told once the ends are confirmed, which comes after the exit records.
-            if !self.follow.reaper.has_members_of(id) {
+            if !self.ingest.reaper.has_members_of(id) {
                 self.close_decided(id);
             }
         }
     }
 
     /// Tells the probes whether every record matters now.
-    fn tell_ladders(&mut self) {
-        let open = self.follow.reaper.open_ladders() > 0;
-        if open != self.ladders_told {
-            match self.source.set_ladders(open) {
-                Ok(()) => self.ladders_told = open,
+    fn announce_escalations(&mut self) {
+        let open = self.ingest.reaper.open_escalations() > 0;
+        if open != self.escalations_announced {
+            match self.source.announce_escalations(open) {
+                Ok(()) => self.escalations_announced = open,
                 Err(error) => tracing::error!("{error}"),
             }
         }
     }
 
-    fn tell(&mut self, body: Body) {
-        self.follow.out.push(Record {
+    fn emit(&mut self, body: EventBody) {
+        self.ingest.out.push(EventRecord {
             time: sys::boot_time(),
             body,
         });

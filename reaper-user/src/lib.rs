@@ -62,9 +62,9 @@ pub mod engine;
 pub mod export;
 pub mod facts;
 pub mod journal;
+pub mod leftovers;
 pub mod reap;
 #[cfg(target_os = "linux")]
 pub mod run;
 pub mod source;
-pub mod strays;
 pub mod sys;

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::peer::{Peer, Target};
 use super::{Claimed, KeepDone, Refusal, Status};
-use crate::export::{Grounds, Record, SessionRef};
+use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
 use reaper_model::agent::{Action, Ruleset, SessionKind};
@@ -57,7 +57,7 @@ pub enum Question {
     /// What is known of who is watched: the server's own question, as the one below.
     Watched,
     /// Tell this, of what was done off the engine's thread, and count it.
-    Tell(Vec<Record>),
+    Tell(Vec<EventRecord>),
     /// Read the config anew.
     Reload,
     /// End what descends from the one who asks.
@@ -144,7 +144,7 @@ pub struct Row {
     /// Of members.
     pub judged: Option<Judged>,
     /// What makes it one, where that is concluded.
-    pub evidence: Option<Grounds>,
+    pub evidence: Option<EvidenceRef>,
 }
 
 /// A decision in the words of the stream.

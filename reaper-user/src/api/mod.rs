@@ -444,7 +444,7 @@ pub struct Finding {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     /// The newest last.
-    pub sessions: Vec<crate::journal::history::Session>,
+    pub sessions: Vec<crate::journal::history::HistorySession>,
     /// Older ones that were asked for too, and for which there is no room in an answer.
     pub left_out: u64,
 }

@@ -14,7 +14,7 @@ use crate::api::client::{Client, ClientError, Said};
 use crate::api::server::ServerError;
 use crate::api::{self, Reloaded};
 use crate::export::{self, printable};
-use crate::sys::places;
+use crate::sys::paths;
 
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
@@ -50,7 +50,7 @@ impl From<ServerError> for Failure {
 
 /// The socket of the host's service or, where there is none, that of the user's own.
 pub(super) fn usual() -> PathBuf {
-    let host = Path::new(places::RUNTIME).join(api::SOCKET);
+    let host = Path::new(paths::RUNTIME).join(api::SOCKET);
     let own = user::runtime_dir().map(|directory| directory.join(api::SOCKET));
     match own {
         Some(own) if !host.exists() && own.exists() => own,

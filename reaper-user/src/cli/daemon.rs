@@ -19,12 +19,12 @@ use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
+use crate::leftovers::Scanner;
 use crate::reap::Times;
 use crate::source::ebpf::pins::{PinError, PinOptions};
 use crate::source::ebpf::{self, Options};
-use crate::source::ladder::{self, Choice, Passed, Rung, Wanted};
+use crate::source::kind::{self, RejectedSource, SourceChoice, SourceKind, SourceSelection};
 use crate::source::{Source, SourceError};
-use crate::strays::Scanner;
 use crate::sys;
 use crate::sys::pidfd;
 use reaper_model::Scope;
@@ -78,7 +78,7 @@ pub(super) struct DaemonArgs {
     user: bool,
     /// Where events come from: auto takes the first of the others that can be used here.
     #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
-    source: Option<Choice>,
+    source: Option<SourceChoice>,
     /// Print the probes' own diagnostics to standard error.
     #[arg(long)]
     pub(super) bpf_log: bool,
@@ -146,10 +146,10 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let (source, passed_over) = open_source(&config, &options)?;
     let host = sys::host::Host::read();
     // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
-    if args.user || source.rung() != Rung::Ebpf && !host.capabilities.has("CAP_KILL") {
+    if args.user || source.kind() != SourceKind::Ebpf && !host.capabilities.has("CAP_KILL") {
         scope.uid = Some(nix::unistd::getuid().as_raw());
     }
-    if let Some(lacks) = source.rung().lacks() {
+    if let Some(lacks) = source.kind().limitation() {
         tracing::warn!("watching through {}: {lacks}", source.name());
     }
     if config.mode == Mode::Enforce && scope.uid.is_none() {
@@ -159,7 +159,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let clock = Clock::new(sys::host::Host::read().boot_id);
     let unsure = match &journal {
         None if config.journal && newer.is_none() => Some("no journal could be opened"),
-        Some(journal) if journal.is_begun_anew() => Some("the journal was begun anew"),
+        Some(journal) if journal.was_replaced() => Some("the journal was begun anew"),
         _ => None,
     };
     // Whoever asks before the engine is up waits for it.
@@ -179,8 +179,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
     let settings = Settings {
-        leave_armed: args.leave_armed,
-        passed_over,
+        leave_pinned: args.leave_armed,
+        rejected_sources: passed_over,
         mode_reason,
         keeps: journal
             .as_ref()
@@ -335,8 +335,8 @@ pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
 pub(super) fn open_source(
     config: &Config,
     options: &Options,
-) -> Result<(Source, Vec<Passed>), Failure> {
-    let (source, passed_over) = ladder::open(&Wanted {
+) -> Result<(Source, Vec<RejectedSource>), Failure> {
+    let (source, passed_over) = kind::open(&SourceSelection {
         choice: config.source,
         probes: options,
         names: &names(config)?,
@@ -381,8 +381,8 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         scope_names,
         cgroups,
         times: Times { grace, stuck_after },
-        leave_armed: false,
-        passed_over: Vec::new(),
+        leave_pinned: false,
+        rejected_sources: Vec::new(),
         kernel_reap,
         running: config.clone(),
         config,

@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
 use crate::reap;
 use crate::source::ebpf::Options;
-use crate::source::procfs::{Look, Procfs};
+use crate::source::procfs::{ProcessReading, Procfs};
 use crate::sys::pidfd::{self, Pidfd};
 use reaper_model::event::TICK_NS;
 
@@ -202,7 +202,7 @@ impl Agent {
 
     /// Whether the pid's process began no earlier than the agent and runs what the agent's children run.
     fn is_own(&self, pid: u32) -> bool {
-        let Ok(Look::Alive(seen)) = Procfs::default().read(pid) else {
+        let Ok(ProcessReading::Alive(seen)) = Procfs::default().read(pid) else {
             return false;
         };
         let runs = |arg: &[u8]| CHILDREN.iter().any(|(_, script)| arg == script.as_bytes());

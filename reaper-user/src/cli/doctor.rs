@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use crate::source::ebpf::btf::{self, Btf, BtfError};
-use crate::source::ladder::Rung;
+use crate::source::kind::SourceKind;
 use crate::sys::host::{Host, Limit};
 use crate::sys::pidfd::{self, Refused};
 
@@ -106,7 +106,7 @@ pub struct Candidate {
 pub fn run<E: Display>(
     config: &Config,
     json: bool,
-    probe: impl Fn(Rung) -> Result<(), E>,
+    probe: impl Fn(SourceKind) -> Result<(), E>,
 ) -> io::Result<u8> {
     let btf = Btf::load(Path::new(btf::VMLINUX));
     let report = examine(config, &Host::read(), &btf, pidfd::probe(), probe);
@@ -123,9 +123,9 @@ pub fn examine<E: Display>(
     host: &Host,
     btf: &Result<Btf, BtfError>,
     pidfds: Result<(), Refused>,
-    probe: impl Fn(Rung) -> Result<(), E>,
+    probe: impl Fn(SourceKind) -> Result<(), E>,
 ) -> Report {
-    let probed = probe(Rung::Ebpf).map_err(|e| e.to_string());
+    let probed = probe(SourceKind::Ebpf).map_err(|e| e.to_string());
     let loads = probed.is_ok();
     let offsets = btf
         .as_ref()
@@ -148,16 +148,16 @@ pub fn examine<E: Display>(
     let load = Check::new("programs load", loads, loaded);
     checks.push(load.needed().or(failure, advice));
     let failed = checks.iter().filter(|c| !loads && c.needed && !c.ok);
-    let candidate = |rung: &Rung| {
+    let candidate = |rung: &SourceKind| {
         let answer = match rung {
-            Rung::Ebpf => probed.clone(),
+            SourceKind::Ebpf => probed.clone(),
             other => probe(*other).map_err(|e| e.to_string()),
         };
         Candidate {
             name: rung.name(),
             usable: answer.is_ok(),
             reason: answer.err(),
-            lacks: rung.lacks(),
+            lacks: rung.limitation(),
         }
     };
     let sources: Vec<_> = config.source.rungs().iter().map(candidate).collect();

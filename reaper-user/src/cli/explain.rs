@@ -8,7 +8,7 @@ use super::client::{BOLD, DIM, client, memory, print, span};
 use super::show::{Marks, NAME_MAX, fit, user, width, wrap};
 use super::{Asking, Failure};
 use crate::api::{Explanation, Forebear, Named};
-use crate::export::{evidence_in_words, printable};
+use crate::export::{evidence_text, printable};
 
 /// Characters of the command line that is asked about, and of one above it.
 const LONG: usize = 400;
@@ -50,7 +50,7 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
     }
     if let Some(evidence) = &process.evidence {
         let by = (process.variable.as_deref(), process.directory.as_deref());
-        let words = evidence_in_words(evidence, by.0, by.1);
+        let words = evidence_text(evidence, by.0, by.1);
         rows.push(("evidence", format!("{words}: nobody saw its birth")));
     }
     if let Some(adopter) = &told.adopter {

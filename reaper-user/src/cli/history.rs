@@ -16,8 +16,10 @@ use nix::unistd::geteuid;
 use super::client::client;
 use super::{Asking, Failure};
 use crate::api::History;
-use crate::export::{self, duration, in_words, message, printable, write_object};
-use crate::journal::history::{Exit, HistoryError, Outcome, Process, Query, Session, read};
+use crate::export::{self, duration, message, printable, reason_text, write_object};
+use crate::journal::history::{
+    HistoryError, HistoryExit, HistoryOutcome, HistoryProcess, HistorySession, Query, read,
+};
 use crate::journal::{DIRECTORY, path};
 
 /// Characters of a command line that are shown.
@@ -133,7 +135,7 @@ struct Show<W> {
 }
 
 impl<W: Write> Show<W> {
-    fn session(&mut self, session: &Session) -> io::Result<()> {
+    fn session(&mut self, session: &HistorySession) -> io::Result<()> {
         self.told += 1;
         if self.json {
             return write_object(&mut self.out, session);
@@ -146,7 +148,7 @@ impl<W: Write> Show<W> {
 }
 
 /// Tells of one session, in lines.
-fn tell(out: &mut impl Write, session: &Session, zone: &TimeZone) -> io::Result<()> {
+fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::Result<()> {
     let clock =
         |time: Timestamp, format: &str| time.to_zoned(zone.clone()).strftime(format).to_string();
     let at = |time: Timestamp| {
@@ -205,8 +207,8 @@ fn tell(out: &mut impl Write, session: &Session, zone: &TimeZone) -> io::Result<
 }
 
 /// What was done about a session, in numbers.
-fn sum(session: &Session) -> String {
-    let Session {
+fn sum(session: &HistorySession) -> String {
+    let HistorySession {
         reaped,
         kept,
         failed,
@@ -233,7 +235,7 @@ fn sum(session: &Session) -> String {
 /// The decisions about a member, and the outcomes, in the order of time.
 fn member(
     out: &mut impl Write,
-    process: &Process,
+    process: &HistoryProcess,
     at: &impl Fn(Timestamp) -> String,
 ) -> io::Result<()> {
     let decisions = process.decisions.iter().map(|decision| {
@@ -243,7 +245,7 @@ fn member(
         };
         let rule = decision.rule.as_ref();
         let rule = rule.map(|rule| format!(" ({})", printable(rule, COMMAND_MAX)));
-        let why = printable(in_words(&decision.reason), COMMAND_MAX) + &rule.unwrap_or_default();
+        let why = printable(reason_text(&decision.reason), COMMAND_MAX) + &rule.unwrap_or_default();
         (decision.time, style, decision.decision.clone(), why)
     });
     let outcomes = process.outcomes.iter().map(|outcome| {
@@ -279,7 +281,7 @@ fn member(
 }
 
 /// What came of a decision to reap.
-fn came(outcome: &Outcome) -> String {
+fn came(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
         (_, Some(reason)) => printable(reason, COMMAND_MAX),
         _ => how(&outcome.exit),
@@ -298,13 +300,13 @@ fn came(outcome: &Outcome) -> String {
     text
 }
 
-fn how(exit: &Exit) -> String {
+fn how(exit: &HistoryExit) -> String {
     match exit {
-        Exit {
+        HistoryExit {
             signal: Some(signal),
             ..
         } => printable(signal, 16),
-        Exit {
+        HistoryExit {
             code: Some(code), ..
         } => format!("exit {code}"),
         _ => "nobody saw how".into(),
@@ -332,12 +334,12 @@ fn span(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::history::Decision;
+    use crate::journal::history::HistoryDecision;
 
     #[test]
     fn a_session_is_told_in_lines() {
         let at = |ms: i64| Timestamp::from_millisecond(1_760_000_000_000 + ms).unwrap();
-        let process = |pid, args: &[&str], decisions, outcomes| Process {
+        let process = |pid, args: &[&str], decisions, outcomes| HistoryProcess {
             entity_id: "boot-1-1".into(),
             pid,
             uid: 1000,
@@ -347,18 +349,18 @@ mod tests {
             decisions,
             outcomes,
         };
-        let decided = |ms, decision: &str, rule: Option<&str>| Decision {
+        let decided = |ms, decision: &str, rule: Option<&str>| HistoryDecision {
             time: at(ms),
             decision: decision.into(),
             reason: "root_gone".into(),
             rule: rule.map(Into::into),
         };
-        let ended = Outcome {
+        let ended = HistoryOutcome {
             time: at(900_002),
             outcome: "ended".into(),
             reason: None,
             signal: Some("SIGTERM".into()),
-            exit: Exit {
+            exit: HistoryExit {
                 code: Some(3),
                 signal: None,
             },
@@ -367,7 +369,7 @@ mod tests {
             pss: Some(3 << 20),
             swap: Some(0),
         };
-        let session = Session {
+        let session = HistorySession {
             name: "claude-100-1".into(),
             agent: "claude".into(),
             pid: 100,
@@ -376,7 +378,7 @@ mod tests {
             outer_session_id: None,
             opened: at(0),
             gone: Some(at(900_000)),
-            exit: Exit {
+            exit: HistoryExit {
                 code: None,
                 signal: Some("SIGKILL".into()),
             },

@@ -41,7 +41,7 @@ fn make(directory: &Path) -> Result<(), Failure> {
         meta => meta.with_context(context)?,
     };
     let around = directory.join("..").metadata().with_context(context)?;
-    if owner::is_exposed(&meta) || owner::lets_replace(&around) {
+    if owner::is_writable_by_others(&meta) || owner::allows_replacement(&around) {
         let (uid, mode) = (meta.uid(), meta.mode() & 0o7777);
         return Err(refused(&format!(
             "is not safe from others, who may write to it or put another in its place (owner {uid}, mode {mode:04o}): \

@@ -46,7 +46,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
 use crate::export::{self, message, printable};
-use crate::source::ladder::Rung;
+use crate::source::kind::SourceKind;
 use crate::sys;
 use failure::Failure;
 
@@ -322,7 +322,7 @@ struct DetachArgs {
 
 /// Runs the command that the arguments name; gives its exit status.
 pub fn main() -> ExitCode {
-    sys::keep_little();
+    sys::limit_arenas();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misused(error),
@@ -403,7 +403,7 @@ fn misused(mut error: clap::Error) -> ExitCode {
 }
 
 fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
-    doctor::run(&load(config)?, json, Rung::probe).map_err(|e| Failure::Other(e.into()))
+    doctor::run(&load(config)?, json, SourceKind::probe).map_err(|e| Failure::Other(e.into()))
 }
 
 /// The settings of a file, or the built-in ones.

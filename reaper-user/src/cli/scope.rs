@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::Failure;
 use crate::api;
 use crate::source::procfs::Procfs;
-use crate::sys::places::SOCKET_MAX;
+use crate::sys::paths::SOCKET_MAX;
 use crate::sys::{cgroup, thread_group};
 use reaper_model::Scope;
 use reaper_model::event::{ProcessKey, TICK_NS};

@@ -2,7 +2,7 @@
 //!
 //! No file is read here and nothing is put into words: whoever asks is not to keep a signal waiting.
 
-mod story;
+mod explanation;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -10,14 +10,14 @@ mod view;
 use std::time::Duration;
 
 use super::Engine;
-use super::follow::Pending;
-use super::keeps::{self, Note};
+use super::ingest::Queued;
+use super::keeps::{self, UnsavedKeep};
 use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::peer::{Peer, Target};
 use crate::api::{KeepDone, Refusal, Status};
 use crate::config::Mode;
-use crate::export::{Body, KeptFor, Record, Who};
-use crate::reap::Outcome;
+use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
+use crate::reap::ReapOutcome;
 use crate::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::Verdict as Left;
@@ -60,7 +60,7 @@ impl Engine {
         Ok(match question {
             Question::Status => Answer::Status {
                 status: Box::new(self.status(&view)),
-                began: self.began,
+                began: self.started_at,
                 members: view.members().map(|node| node.key.pid).collect(),
             },
             Question::Tree { agent, all } => Answer::Tree(view.tree(agent.as_deref(), all)?),
@@ -68,14 +68,15 @@ impl Engine {
                 let story = view.story(pid)?;
                 let node = self.model.tree.get(story.row.key);
                 let ladder = node.and_then(|node| self.model.escalation_of(node));
-                let (signal, grace) = self.follow.reaper.begins_with(ladder, self.settings.times);
+                let (signal, grace) = self.ingest.reaper.begins_with(ladder, self.settings.times);
                 Answer::Explain(Box::new(crate::api::ask::Story {
                     enforce: self.settings.mode == Mode::Enforce,
                     mode_reason: self.settings.mode_reason.clone(),
                     signal,
                     grace,
                     gap: self.gap.is_some(),
-                    unwatched: self.settings.config.reap_strays && story.row.key.start < self.began,
+                    unwatched: self.settings.config.reap_strays
+                        && story.row.key.start < self.started_at,
                     ..story
                 }))
             }
@@ -90,13 +91,13 @@ impl Engine {
             Question::Scan { reap, .. } => {
                 let rows = view.scan();
                 if reap {
-                    self.decide_anew()?;
+                    self.reevaluate_all()?;
                 }
                 Answer::Scan(rows, Box::new(self.watched()))
             }
             Question::Watched => Answer::Watched(Box::new(self.watched())),
             Question::Tell(records) => {
-                self.tell_all(records);
+                self.emit_all(records);
                 Answer::Told
             }
             // Answered elsewhere: they take more than a look.
@@ -116,7 +117,7 @@ impl Engine {
             source: self.source.name().into(),
             passed_over: self
                 .settings
-                .passed_over
+                .rejected_sources
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
@@ -125,12 +126,12 @@ impl Engine {
             uptime_s: 0,
             processes: self.model.tree.len() as u64,
             sessions_open: view.sessions().count() as u64,
-            sessions: self.follow.opened,
+            sessions: self.ingest.sessions_opened,
             events: count.events,
             lost: count.lost,
             gaps: self.gaps,
             gap: self.gap.as_ref().map(|gap| gap.reason().into()),
-            signals: count.signals + self.follow.signals,
+            signals: count.signals + self.ingest.kernel_signals,
             reaped: count.reaped,
             kept: self.kept(),
             failed: count.failed,
@@ -155,7 +156,7 @@ impl Engine {
             members: members.map(|node| node.key).collect(),
             rules: self.model.rules.clone(),
             scope: self.settings.scope.clone(),
-            began: self.began,
+            began: self.started_at,
             enforce: self.settings.mode == Mode::Enforce,
             times: self.settings.times,
             gap: self.gap.is_some(),
@@ -163,28 +164,28 @@ impl Engine {
     }
 
     /// Tells what was found and done by others of this program, and counts it.
-    fn tell_all(&mut self, records: Vec<Record>) {
+    fn emit_all(&mut self, records: Vec<EventRecord>) {
         let enforce = self.settings.mode == Mode::Enforce;
         for record in records {
             match &record.body {
-                Body::Outcome {
+                EventBody::Outcome {
                     outcome, memory, ..
                 } => match outcome {
-                    Outcome::Ended(_) => {
+                    ReapOutcome::Ended(_) => {
                         self.count.reaped += 1;
                         self.count.memory.add(*memory);
                     }
-                    Outcome::Failed(_) => self.count.failed += 1,
-                    Outcome::Released(_) => {}
+                    ReapOutcome::Failed(_) => self.count.failed += 1,
+                    ReapOutcome::NotSent(_) => {}
                 },
-                Body::Stray { stray, .. } if !enforce && stray.verdict == Left::Reap => {
+                EventBody::Leftover { stray, .. } if !enforce && stray.verdict == Left::Reap => {
                     self.would_have_reaped += 1;
                 }
                 _ => {}
             }
-            self.follow.out.push(record);
+            self.ingest.out.push(record);
         }
-        self.follow.out.flush();
+        self.ingest.out.flush();
     }
 
     /// Keeps a process because a user wants it, and says so in the stream.
@@ -195,7 +196,7 @@ impl Engine {
         lasts: Option<Duration>,
         tree: bool,
     ) -> Result<KeepDone, Refusal> {
-        let key = self.ordered(peer, &target)?;
+        let key = self.order_end_of(peer, &target)?;
         let keep = UserKeep {
             until_awake: lasts.map(sys::after),
             tree,
@@ -209,22 +210,22 @@ impl Engine {
         // What was kept with all below it stays so.
         let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
         let until = lasts.map(|lasts| sys::boot_time().saturating_add(sys::nanoseconds(lasts)));
-        self.tell_keep(
+        self.emit_keep(
             key,
             peer,
-            Some(KeptFor {
+            Some(KeepDuration {
                 until,
                 tree: keep.tree,
             }),
             processes,
         );
-        self.note_keep(key, keep);
+        self.save_keep(key, keep);
         self.kept_or_not(key);
         Ok(done(key, processes))
     }
 
     fn unkeep(&mut self, peer: Peer, target: Target) -> Result<KeepDone, Refusal> {
-        let key = self.ordered(peer, &target)?;
+        let key = self.order_end_of(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
             let what = format!(
                 "process {} is kept with process {}: take that back with `reaper unkeep {}`, and it goes for all of its tree",
@@ -238,24 +239,30 @@ impl Engine {
             let what = format!("nobody has asked to keep process {}", key.pid);
             return Err(Refusal::new("not_found", what));
         }
-        self.tell_keep(key, peer, None, processes);
-        self.note = wish.map(
+        self.emit_keep(key, peer, None, processes);
+        self.unsaved_keep = wish.map(
             |UserKeep {
                  by_uid: by,
                  made_at: made,
                  ..
-             }| Note::Unkeep { by, made },
+             }| UnsavedKeep::Unkeep { by, made },
         );
         self.kept_or_not(key);
         Ok(done(key, processes))
     }
 
-    fn tell_keep(&mut self, key: ProcessKey, peer: Peer, kept: Option<KeptFor>, processes: usize) {
+    fn emit_keep(
+        &mut self,
+        key: ProcessKey,
+        peer: Peer,
+        kept: Option<KeepDuration>,
+        processes: usize,
+    ) {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
-        self.tell(Body::Keep {
-            who: Who::new(&self.model, node),
+        self.emit(EventBody::Keep {
+            who: ProcessRef::new(&self.model, node),
             by: peer.uid,
             kept,
             processes,
@@ -264,7 +271,7 @@ impl Engine {
 
     /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
     /// take back.
-    fn ordered(&self, peer: Peer, target: &Target) -> Result<ProcessKey, Refusal> {
+    fn order_end_of(&self, peer: Peer, target: &Target) -> Result<ProcessKey, Refusal> {
         let pid = target.key.pid;
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
@@ -295,7 +302,7 @@ impl Engine {
                 "process {pid} ({comm}) lives, but events are missing and whose it is is being looked for: try again"
             )
         } else {
-            let strays = if self.settings.config.reap_strays && key.start < self.began {
+            let strays = if self.settings.config.reap_strays && key.start < self.started_at {
                 "; older than this service, it may be reaped as what an agent left behind: `reaper scan` tells, and \
                  `reap_strays = false` and a restart prevent it"
             } else {
@@ -321,11 +328,11 @@ impl Engine {
         let session = outermost.map_or(session, |outermost| outermost.id);
         let members: Vec<ProcessKey> = self.members_within(session).collect();
         // What was never decided about is nobody's concern yet.
-        let known = |key: &&ProcessKey| self.follow.decided.contains_key(*key);
+        let known = |key: &&ProcessKey| self.ingest.decided.contains_key(*key);
         let known = members.iter().filter(known).copied();
-        let known: Vec<_> = known.map(Pending::Process).collect();
-        self.follow.pending.extend(known);
-        self.follow.touched.extend(members);
+        let known: Vec<_> = known.map(Queued::Process).collect();
+        self.ingest.queued.extend(known);
+        self.ingest.map_changes.extend(members);
     }
 
     /// Members of a session and of those nested in it.
@@ -337,7 +344,7 @@ impl Engine {
     }
 
     /// Decides about all that is due once more, whatever was decided before.
-    fn decide_anew(&mut self) -> Result<(), Refusal> {
+    fn reevaluate_all(&mut self) -> Result<(), Refusal> {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
             let reason = reason.unwrap_or("start it with --enforce to have anything reaped");
@@ -353,8 +360,8 @@ impl Engine {
         let keys: Vec<ProcessKey> = members.map(|node| node.key).collect();
         let round = self.model.evaluation();
         let due = |key: &ProcessKey| round.decide(*key).verdict == Verdict::Reap;
-        let due: Vec<_> = keys.into_iter().filter(due).map(Pending::Process).collect();
-        self.follow.pending.extend(due);
+        let due: Vec<_> = keys.into_iter().filter(due).map(Queued::Process).collect();
+        self.ingest.queued.extend(due);
         Ok(())
     }
 }

@@ -4,10 +4,10 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::Engine;
-use super::follow::{Counts, Pending, Tally};
+use super::ingest::{Counts, Queued, Tally};
 use crate::config::Mode;
-use crate::export::{Body, Names, NestedRest, SessionRef, Who};
-use crate::reap::{Outcome, Released, Report};
+use crate::export::{DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
+use crate::reap::{ReapEvent, ReapOutcome, ReleaseReason};
 use crate::source::procfs::Memory;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Reason, Verdict};
@@ -18,14 +18,14 @@ impl Engine {
     /// whose ladder is open.
     pub(super) fn decide(&mut self) {
         let (mut keys, mut ended) = (Vec::new(), Vec::new());
-        for pending in std::mem::take(&mut self.follow.pending) {
-            if self.gap.is_some() && !self.has_ladder(&pending) {
-                self.follow.pending.push(pending);
+        for pending in std::mem::take(&mut self.ingest.queued) {
+            if self.gap.is_some() && !self.has_escalation(&pending) {
+                self.ingest.queued.push(pending);
                 continue;
             }
             match pending {
-                Pending::Process(key) => keys.push(key),
-                Pending::Session(id) => {
+                Queued::Process(key) => keys.push(key),
+                Queued::Session(id) => {
                     ended.push(id);
                     let members = self
                         .model
@@ -35,14 +35,14 @@ impl Engine {
                     let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
                     let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
                     let tally = self.sessions.entry(id).or_default();
-                    if !std::mem::replace(&mut tally.judged, true) {
+                    if !std::mem::replace(&mut tally.is_evaluated, true) {
                         // What was read of them while their agent lived may not be so any more.
                         members
                             .iter()
                             .for_each(|key| self.model.forget_volatile(*key));
                         let session = self.model.sessions.get(id);
                         if session.is_some_and(|s| s.root_exit.is_some_and(|gone| gone.signalled)) {
-                            self.follow.reaper.renew(id);
+                            self.ingest.reaper.renew(id);
                         }
                     }
                     keys.extend(members);
@@ -56,18 +56,18 @@ impl Engine {
         let decided = keys.into_iter().map(|key| (key, round.decide(key)));
         let decided: Vec<(ProcessKey, Decision)> = decided.collect();
         for (key, decision) in decided {
-            self.carry_out(key, decision);
+            self.execute(key, decision);
         }
         ended.retain(|_| self.settings.mode == Mode::Enforce);
-        ended.extend(std::mem::take(&mut self.undecided.ending));
+        ended.extend(std::mem::take(&mut self.deferred.ending));
         // A close counts the outcomes before it.
         self.report();
         for id in ended {
             // Nothing to be reaped: it is over but for what is kept.
-            let reaper = &self.follow.reaper;
+            let reaper = &self.ingest.reaper;
             let claims = reaper.is_open(id) || reaper.has_members_of(id);
             let tally = self.sessions.get(&id);
-            let closed = tally.is_some_and(|tally| tally.closed.is_some());
+            let closed = tally.is_some_and(|tally| tally.closed_sessions.is_some());
             let open = self.model.sessions.get(id).is_some();
             // A member was found meanwhile, and in observe a session goes on for as long as its members live.
             let goes_on = closed && open && self.settings.mode == Mode::Observe;
@@ -88,33 +88,33 @@ impl Engine {
         }
         let escaped = self.may_have_more(id);
         if escaped {
-            self.source.look_soon();
+            self.source.scan_soon();
         }
-        let undecided = self.is_undecided(id) || self.has_waiting(id);
+        let undecided = self.is_deferred(id) || self.has_waiting(id);
         if escaped || undecided || self.has_unsettled_nested(id) {
-            self.undecided.ending.insert(id);
+            self.deferred.ending.insert(id);
         } else {
             self.close(id);
         }
     }
 
     /// Whether members of a session have no decision yet, or no current one.
-    fn is_undecided(&self, id: SessionId) -> bool {
-        self.is_pending(id) || self.undecided.is_asking_about(id, &self.model)
+    fn is_deferred(&self, id: SessionId) -> bool {
+        self.is_pending(id) || self.deferred.is_asking_about(id, &self.model)
     }
 
     /// Whether members of a session wait for a delay, or until what could not be read is tried again. One that a user
     /// keeps for a time is kept.
     fn has_waiting(&self, id: SessionId) -> bool {
         let kept = Some(&(Verdict::Keep, Reason::KeptByUser));
-        let mut waiting = self.undecided.waiting_of(id, &self.model);
-        waiting.any(|key| self.follow.decided.get(&key) != kept)
+        let mut waiting = self.deferred.waiting_of(id, &self.model);
+        waiting.any(|key| self.ingest.decided.get(&key) != kept)
     }
 
     /// Whether it is not known yet what is left of the sessions nested in one.
     fn has_unsettled_nested(&self, id: SessionId) -> bool {
         let mut nested = self.nested_in(id).map(|session| session.id);
-        nested.any(|id| self.follow.reaper.has_members_of(id) || self.is_undecided(id))
+        nested.any(|id| self.ingest.reaper.has_members_of(id) || self.is_deferred(id))
     }
 
     /// Returns the sessions nested in one.
@@ -127,31 +127,31 @@ impl Engine {
 
     /// Whether something is to be decided about a session.
     fn is_pending(&self, id: SessionId) -> bool {
-        let of_it = |pending: &Pending| match *pending {
-            Pending::Process(key) => {
+        let of_it = |pending: &Queued| match *pending {
+            Queued::Process(key) => {
                 let node = self.model.tree.get(key);
                 node.is_some_and(|node| node.state.member.session == Some(id))
             }
-            Pending::Session(session) => session == id,
+            Queued::Session(session) => session == id,
         };
-        self.follow.pending.iter().any(of_it)
+        self.ingest.queued.iter().any(of_it)
     }
 
-    fn has_ladder(&self, pending: &Pending) -> bool {
+    fn has_escalation(&self, pending: &Queued) -> bool {
         let ladder = match *pending {
-            Pending::Process(key) => {
+            Queued::Process(key) => {
                 let node = self.model.tree.get(key);
                 node.and_then(|node| self.model.escalation_of(node))
             }
-            Pending::Session(id) => {
+            Queued::Session(id) => {
                 let due = self.model.sessions.due(id);
                 due.map(|(ladder, _)| ladder.id)
             }
         };
-        ladder.is_some_and(|id| self.follow.reaper.is_open(id))
+        ladder.is_some_and(|id| self.ingest.reaper.is_open(id))
     }
 
-    fn carry_out(&mut self, key: ProcessKey, decision: Decision) {
+    fn execute(&mut self, key: ProcessKey, decision: Decision) {
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
@@ -166,24 +166,24 @@ impl Engine {
             };
             // The search for a successor re-evaluates its members itself.
             let until = (decision.until).filter(|_| decision.reason != Reason::SuccessorAwaited);
-            self.wait(key, session, until.or(again));
+            self.defer(key, session, until.or(again));
         }
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
         let known = (decision.verdict, decision.reason);
-        let before = self.follow.decided.insert(key, known);
+        let before = self.ingest.decided.insert(key, known);
         // A first decision that a process lives with its agent is not reported: nothing has changed.
         let is_first_of_living = before.is_none() && decision.reason == Reason::RootAlive;
         let news = before != Some(known) && !is_first_of_living;
         match decision.verdict {
             // Told once it is verified, which changes it where the process has changed its uid.
             Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
-                if !self.follow.reaper.claim(&self.model, key, &decision) {
+                if !self.ingest.reaper.claim(&self.model, key, &decision) {
                     return;
                 }
                 self.would_have_reaped += u64::from(self.settings.mode == Mode::Observe);
-                let who = Who::new(&self.model, node);
+                let who = ProcessRef::new(&self.model, node);
                 self.claimed.insert(key, who);
                 if let Some(id) = node.state.member.session {
                     self.sessions.entry(id).or_default();
@@ -191,14 +191,14 @@ impl Engine {
             }
             // The others are kept, for now or for a person to look at.
             Verdict::Keep | Verdict::Report | Verdict::Wait if news => {
-                let who = Who::new(&self.model, node);
-                self.tell_decision(who, &decision);
+                let who = ProcessRef::new(&self.model, node);
+                self.emit_decision(who, &decision);
             }
             Verdict::Reap | Verdict::Keep | Verdict::Report | Verdict::Wait => {}
         }
     }
 
-    pub(super) fn tell_decision(&mut self, who: Who, decision: &Decision) {
+    pub(super) fn emit_decision(&mut self, who: ProcessRef, decision: &Decision) {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
         let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
@@ -207,22 +207,22 @@ impl Engine {
             .then(|| self.model.sessions.of_root(who.key))
             .flatten();
         let memory = root.and_then(|session| self.model.memory_within(session.id));
-        let names = Names {
+        let names = DecisionNames {
             verdict,
             reason,
             rule,
             memory,
         };
-        self.tell(Body::Decision { who, names });
+        self.emit(EventBody::Decision { who, names });
     }
 
     /// Counts and tells of those whom only others have signalled, and whose end was told of.
-    pub(super) fn report_ends(&mut self) {
-        for (who, session, ended, signal) in std::mem::take(&mut self.follow.ends) {
+    pub(super) fn report_unclaimed_exits(&mut self) {
+        for (who, session, ended, signal) in std::mem::take(&mut self.ingest.unclaimed_exits) {
             self.claimed.insert(who.key, who.clone());
             // It may be the first of which anything is counted.
             self.sessions.entry(session).or_default();
-            let outcome = Outcome::Ended(ended);
+            let outcome = ReapOutcome::Ended(ended);
             self.outcome(
                 who.key,
                 session,
@@ -236,26 +236,26 @@ impl Engine {
     /// Tells what the reaper has done.
     pub(super) fn report(&mut self) {
         let mut over = Vec::new();
-        for report in self.follow.reaper.take_reports() {
+        for report in self.ingest.reaper.take_reports() {
             match report {
-                Report::Decided { key, decision } => {
-                    let foretold = self.follow.foretold.contains(&key);
+                ReapEvent::Decided { key, decision } => {
+                    let foretold = self.ingest.announced.contains(&key);
                     if let Some(who) = self.claimed.get(&key).filter(|_| !foretold).cloned() {
-                        self.tell_decision(who, &decision);
+                        self.emit_decision(who, &decision);
                     }
                 }
-                Report::Signal(sent) => {
+                ReapEvent::Signal(sent) => {
                     self.count.signals += 1;
                     self.model.on_signalled(sent.key, mark_of(sent.signal));
-                    self.follow.touched.push(sent.key);
+                    self.ingest.map_changes.push(sent.key);
                     if let Some(node) = self.model.tree.get(sent.key) {
                         // As it is now: it may run another program than when it was claimed.
-                        let who = Who::new(&self.model, node);
+                        let who = ProcessRef::new(&self.model, node);
                         self.claimed.insert(sent.key, who.clone());
-                        self.tell(Body::Signal { who, sent });
+                        self.emit(EventBody::Signal { who, sent });
                     }
                 }
-                Report::Outcome {
+                ReapEvent::Outcome {
                     key,
                     session,
                     outcome,
@@ -271,12 +271,12 @@ impl Engine {
                         (duration, memory),
                     );
                     // In observe a session goes on for as long as its members live.
-                    if outcome != Outcome::Released(Released::Observed) {
+                    if outcome != ReapOutcome::NotSent(ReleaseReason::Observed) {
                         over.push(session);
                     }
                 }
                 // What is left of it and of those in it, if anything, is kept.
-                Report::Done { session } => {
+                ReapEvent::Closed { session } => {
                     self.model.end_orders_of(session);
                     let gone = |session: &&Session| session.root_exit.is_some();
                     over.extend(
@@ -302,8 +302,8 @@ impl Engine {
             let closed = self
                 .sessions
                 .get(&id)
-                .is_some_and(|tally| tally.closed.is_some());
-            let reaper = &self.follow.reaper;
+                .is_some_and(|tally| tally.closed_sessions.is_some());
+            let reaper = &self.ingest.reaper;
             if (closed || !reaper.is_open(id)) && !reaper.has_members_of(id) {
                 self.close_decided(id);
             }
@@ -314,43 +314,47 @@ impl Engine {
         &mut self,
         key: ProcessKey,
         session: SessionId,
-        outcome: Outcome,
+        outcome: ReapOutcome,
         signal: Option<&'static str>,
         (duration, memory): (Option<u64>, Option<Memory>),
     ) {
-        self.mirror.dirty.insert(session);
+        self.map_sync.dirty.insert(session);
         let mut none = Tally::default();
         let tally = self.sessions.get_mut(&session).unwrap_or(&mut none);
         match outcome {
-            Outcome::Ended(_) if signal.is_some() => {
+            ReapOutcome::Ended(_) if signal.is_some() => {
                 self.count.reaped += 1;
                 tally.reaped += 1;
                 self.count.memory.add(memory);
                 tally.memory.add(memory);
             }
-            Outcome::Ended(_) => {}
-            Outcome::Failed(_) => {
+            ReapOutcome::Ended(_) => {}
+            ReapOutcome::Failed(_) => {
                 self.count.failed += 1;
                 tally.failed += 1;
             }
             // Decided about anew, from what is known now: also what comes out as before was not told yet.
-            Outcome::Released(Released::NotDue(_)) => {
-                self.follow.decided.remove(&key);
-                self.follow.pending.push(Pending::Process(key))
+            ReapOutcome::NotSent(ReleaseReason::NotDue(_)) => {
+                self.ingest.decided.remove(&key);
+                self.ingest.queued.push(Queued::Process(key))
             }
-            Outcome::Released(Released::Unreadable) => {
-                self.follow.decided.remove(&key);
-                let again = self.undecided.again(key);
-                self.wait(key, session, again);
+            ReapOutcome::NotSent(ReleaseReason::Unreadable) => {
+                self.ingest.decided.remove(&key);
+                let again = self.deferred.again(key);
+                self.defer(key, session, again);
             }
-            Outcome::Released(_) => {}
+            ReapOutcome::NotSent(_) => {}
         }
         // Of one that has to be looked at again nothing is said yet.
-        let silent = [Released::Observed, Released::NotDue(Reason::Unread)].map(Outcome::Released);
+        let silent = [
+            ReleaseReason::Observed,
+            ReleaseReason::NotDue(Reason::Unread),
+        ]
+        .map(ReapOutcome::NotSent);
         if let Some(who) = self.claimed.remove(&key)
             && !silent.contains(&outcome)
         {
-            self.tell(Body::Outcome {
+            self.emit(EventBody::Outcome {
                 who,
                 outcome,
                 signal,
@@ -374,13 +378,13 @@ impl Engine {
         let session = session.filter(|_| self.model.sessions.due(id).is_some());
         let members = session.into_iter().flat_map(Session::members);
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        members.filter_map(|node| self.follow.decided.get(&node.key).copied())
+        members.filter_map(|node| self.ingest.decided.get(&node.key).copied())
     }
 
     /// Returns what is left of the sessions nested in one.
-    fn nested_rest(&self, id: SessionId) -> Vec<NestedRest> {
+    fn nested_rest(&self, id: SessionId) -> Vec<NestedSummary> {
         let living = self.nested_in(id).filter(|session| !session.is_empty());
-        let rest = living.map(|session| NestedRest {
+        let rest = living.map(|session| NestedSummary {
             session: SessionRef::from(session),
             kept: self.kept_of(session.id).len() as u32,
             waiting: {
@@ -407,7 +411,7 @@ impl Engine {
         // What a rule has reaped under a living agent was not the end of anything.
         let lives = self.model.sessions.get(id).is_some();
         if lives && self.model.sessions.due(id).is_none() {
-            self.mirror.dirty.insert(id);
+            self.map_sync.dirty.insert(id);
             return;
         }
         let kept = self.kept_of(id);
@@ -415,7 +419,7 @@ impl Engine {
         let tally = self.sessions.entry(id).or_default();
         let living = self.model.sessions.get(id).map(SessionRef::from);
         let over = living.is_none();
-        let first_root = tally.closed.as_ref().or(living.as_ref());
+        let first_root = tally.closed_sessions.as_ref().or(living.as_ref());
         let first_root = first_root.map(|session| session.first_root);
         let Tally {
             reaped,
@@ -429,11 +433,11 @@ impl Engine {
             kept: kept.len() as u32,
             failed,
         };
-        if let Some(session) = tally.closed.take().or(living)
-            && tally.told != Some(counts)
+        if let Some(session) = tally.closed_sessions.take().or(living)
+            && tally.reported != Some(counts)
         {
-            let again = tally.told.replace(counts).is_some();
-            self.tell(Body::SessionClose {
+            let again = tally.reported.replace(counts).is_some();
+            self.emit(EventBody::SessionClose {
                 session,
                 again,
                 reaped,
@@ -447,18 +451,19 @@ impl Engine {
         }
         match first_root {
             Some(first_root) if over => {
-                self.over.push_back((self.source.position(), first_root));
-                self.keep_tally(id);
+                self.closed_at_position
+                    .push_back((self.source.position(), first_root));
+                self.retain_tally(id);
             }
-            _ => drop(self.mirror.dirty.insert(id)),
+            _ => drop(self.map_sync.dirty.insert(id)),
         }
     }
 
     /// Keeps the tally of a closed session as long as the model may find more members of it.
-    fn keep_tally(&mut self, id: SessionId) {
-        self.tallied.push_back(id);
-        if self.tallied.len() > CLOSED_MAX
-            && let Some(oldest) = self.tallied.pop_front()
+    fn retain_tally(&mut self, id: SessionId) {
+        self.closed_tallies.push_back(id);
+        if self.closed_tallies.len() > CLOSED_MAX
+            && let Some(oldest) = self.closed_tallies.pop_front()
             && self.model.sessions.get(oldest).is_none()
         {
             self.sessions.remove(&oldest);

@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::Engine;
-use super::follow::Pending;
+use super::ingest::Queued;
 use crate::api::ask::{Answer, EndAsked};
 use crate::api::peer::Peer;
 use crate::api::{Claimed, Refusal};
@@ -40,7 +40,7 @@ impl Engine {
     /// Those of them who are being ended, on whichever ladder they are.
     fn claimed(&self, members: Vec<ProcessKey>) -> Vec<Claimed> {
         let claimed = members.into_iter().filter_map(|key| {
-            let memory = self.follow.reaper.claimed(key)?;
+            let memory = self.ingest.reaper.claimed(key)?;
             Some(Claimed {
                 pid: key.pid,
                 start_ns: key.start,
@@ -76,14 +76,14 @@ impl Engine {
             grace: asked.grace,
             ..self.settings.times
         };
-        let reaper = &mut self.follow.reaper;
+        let reaper = &mut self.ingest.reaper;
         if !meant.is_empty() && !reaper.open(order.session, times, asked.signal) {
             let what = "others of that session are being killed already";
             return Err(Refusal::new("conflict", what));
         }
         self.model.order_end(order, &meant);
-        let pending = meant.iter().copied().map(Pending::Process);
-        self.follow.pending.extend(pending);
+        let pending = meant.iter().copied().map(Queued::Process);
+        self.ingest.queued.extend(pending);
         Ok(meant)
     }
 }

@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep_until};
 use super::reconcile::Reconciled;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
-use crate::export::Body;
+use crate::export::EventBody;
 use crate::source::Lost;
-use crate::source::procfs::Glance;
+use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::{Event, EventKind, Provenance};
 
@@ -39,7 +39,7 @@ enum Search {
 }
 
 impl Gap {
-    /// As [`Body::GapOpen`] has it.
+    /// As [`EventBody::GapOpen`] has it.
     pub(super) fn reason(&self) -> &'static str {
         self.reason
     }
@@ -55,19 +55,19 @@ impl Engine {
             self.lost = lost;
             for session in self.model.sessions.iter() {
                 self.sessions.entry(session.id).or_default().lost += since.total;
-                self.mirror.dirty.insert(session.id);
+                self.map_sync.dirty.insert(session.id);
             }
-            if let Err(error) = self.source.set_lost_told(lost.total) {
+            if let Err(error) = self.source.set_lost_reported(lost.total) {
                 tracing::error!("{error}");
             }
             self.open_gap("records_lost", since);
         }
-        let unfollowed = self.source.unfollowed();
-        if unfollowed != self.unfollowed {
-            let count = unfollowed - self.unfollowed.min(unfollowed);
-            self.unfollowed = unfollowed;
+        let unfollowed = self.source.untracked_members();
+        if unfollowed != self.untracked_members {
+            let count = unfollowed - self.untracked_members.min(unfollowed);
+            self.untracked_members = unfollowed;
             let room = self.source.maps().map_or(0, |maps| maps.room());
-            self.tell(Body::Unfollowed { count, room });
+            self.emit(EventBody::MembersFull { count, room });
             let total = Lost {
                 total: count,
                 ..Lost::default()
@@ -79,18 +79,18 @@ impl Engine {
     /// If the kernel has left a probe out, says so and sees to it: nobody counts what was not told.
     pub(super) fn look_for_skips(&mut self) {
         let skipped = self.source.skipped();
-        if skipped > self.skipped {
+        if skipped > self.skipped_probes {
             let total = Lost {
-                total: skipped - self.skipped,
+                total: skipped - self.skipped_probes,
                 ..Lost::default()
             };
-            self.skipped = skipped;
+            self.skipped_probes = skipped;
             self.open_gap("probes_skipped", total);
         }
     }
 
     /// A record was none: what it would have told is as good as lost.
-    pub(super) fn miss_one(&mut self) {
+    pub(super) fn note_malformed(&mut self) {
         let total = Lost {
             total: 1,
             ..Lost::default()
@@ -99,7 +99,7 @@ impl Engine {
     }
 
     pub(super) fn open_gap(&mut self, reason: &'static str, missing: Lost) {
-        self.lossy = true;
+        self.has_losses = true;
         let (total, by_kind) = (missing.total, missing.named());
         if self.gap.is_some() {
             // The survey that is on its way may be too early for these.
@@ -108,7 +108,7 @@ impl Engine {
             return;
         }
         self.gaps += 1;
-        self.tell(Body::GapOpen {
+        self.emit(EventBody::GapOpen {
             reason,
             source: self.source.name(),
             total,
@@ -126,8 +126,8 @@ impl Engine {
     /// Begins a survey, in a thread of its own.
     fn search(&self, delay: Duration) -> Search {
         // Who is not followed is not in the map: then all of /proc has to be looked at.
-        let complete = self.source.is_complete() && self.skipped == 0;
-        let everybody = !self.source.filters() || !complete;
+        let complete = self.source.is_complete() && self.skipped_probes == 0;
+        let everybody = !self.source.is_filtered() || !complete;
         let whom = if everybody {
             Whom::Everybody
         } else {
@@ -190,14 +190,14 @@ impl Engine {
         // Where nothing else knows whose they are, what they have from their makers has to say it.
         self.model
             .set_infers_membership(self.source.probes().is_none());
-        self.suspect_those_who_turned_up();
+        self.attribute_late_discovered();
         let unreadable = survey.unreadable;
         let Reconciled { found, gone, .. } = self.reconcile(survey, |_| ());
-        if self.source.filters() {
+        if self.source.is_filtered() {
             self.model.forget_untracked();
         }
         let Some(gap) = self.gap.take() else { return };
-        self.tell(Body::GapClosed {
+        self.emit(EventBody::GapClose {
             reason: gap.reason,
             total: gap.total,
             found,
@@ -205,29 +205,29 @@ impl Engine {
             duration: sys::boot_time().saturating_sub(gap.opened),
         });
         // What could not be read is asked for again before a signal.
-        self.lossy = self.next_gap.is_some() || unreadable > 0;
+        self.has_losses = self.next_gap.is_some() || unreadable > 0;
         self.decide();
         if let Some((reason, missing)) = self.next_gap.take() {
             self.open_gap(reason, missing);
         }
-        self.mirror();
+        self.sync_maps();
     }
 
     /// Looks up in /proc who has the orphans of which the kernel's record did not come.
     pub(super) fn find_adopters(&mut self) {
-        for child in std::mem::take(&mut self.follow.parentless) {
+        for child in std::mem::take(&mut self.ingest.without_adopter) {
             let node = self.model.tree.get(child);
             let Some(node) = node.filter(|node| node.parent.is_none()) else {
                 continue;
             };
             let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
-            let Ok(Glance::Alive { parent }) = self.procfs.glance(child) else {
+            let Ok(Liveness::Alive { parent }) = self.procfs.probe(child) else {
                 continue;
             };
             let Some(adopter) = self.model.tree.by_pid(parent).map(|node| node.key) else {
                 if old_parent.is_some_and(|old| old.pid == parent) {
                     // It still has the parent that is on its way out. The next look will tell.
-                    self.follow.parentless.push(child);
+                    self.ingest.without_adopter.push(child);
                 }
                 continue;
             };

@@ -9,24 +9,24 @@ use tokio::sync::oneshot;
 use super::Engine;
 use crate::api::KeepDone;
 use crate::api::ask::Answer;
-use crate::journal::{Keep, Keeper, Until};
-use crate::source::procfs::Glance;
+use crate::journal::{JournalKeep, Keeper, Until};
+use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::user_keep::{StoredKeep, UserKeep};
 
 /// What is to be written down.
-pub enum Note {
-    Keep(Vec<Keep>),
+pub enum UnsavedKeep {
+    Keep(Vec<JournalKeep>),
     Unkeep { by: u32, made: u64 },
 }
 
-impl Note {
+impl UnsavedKeep {
     /// Returns once it is on disk; false if it is not.
     fn write(&self, keeper: &Keeper) -> bool {
         let written = match self {
-            Note::Keep(keeps) => keeper.keep(keeps),
-            Note::Unkeep { by, made } => keeper.unkeep(*by, *made),
+            UnsavedKeep::Keep(keeps) => keeper.keep(keeps),
+            UnsavedKeep::Unkeep { by, made } => keeper.unkeep(*by, *made),
         };
         written
             .inspect_err(|error| {
@@ -40,7 +40,7 @@ impl Engine {
     /// Answers; what is kept, or is not any more, only once it is written down, by a thread that may wait.
     pub(super) fn send(&mut self, said: Answer, answer: oneshot::Sender<Answer>) {
         // Whoever has asked may have gone, in all cases.
-        match (said, self.note.take(), self.settings.keeper.clone()) {
+        match (said, self.unsaved_keep.take(), self.settings.keeper.clone()) {
             (Answer::Keep(done), Some(note), Some(keeper)) => {
                 tokio::task::spawn_blocking(move || {
                     let durable = note.write(&keeper);
@@ -52,7 +52,7 @@ impl Engine {
     }
 
     /// Has it written down, with the answer, for whom a wish holds that was asked for this process.
-    pub(super) fn note_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
+    pub(super) fn save_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
         let until = wish.until_awake.map(|awake| Until {
             awake,
             wall: wish
@@ -62,7 +62,7 @@ impl Engine {
         let kept = self.model.kept_by(&wish);
         let keeps = kept.filter_map(|node| {
             let session = self.model.sessions.get(node.state.member.session?)?;
-            Some(Keep {
+            Some(JournalKeep {
                 key: node.key,
                 session: session.first_root,
                 asked: node.key == asked,
@@ -72,19 +72,19 @@ impl Engine {
                 until,
             })
         });
-        self.note = Some(Note::Keep(keeps.collect()));
+        self.unsaved_keep = Some(UnsavedKeep::Keep(keeps.collect()));
     }
 
     /// Keeps what the service before this one was asked to keep.
-    pub(super) fn keep_again(&mut self) {
+    pub(super) fn restore_keeps(&mut self) {
         let keeps = std::mem::take(&mut self.settings.keeps);
         // Of a wish that is for nobody who lives, nor for a session that may, nothing can turn up any more.
-        let lives = |key| !matches!(self.procfs.glance(key), Ok(Glance::Gone));
-        let matters = |keep: &&Keep| {
+        let lives = |key| !matches!(self.procfs.probe(key), Ok(Liveness::Gone));
+        let matters = |keep: &&JournalKeep| {
             let open = self.model.sessions.by_first_root(keep.session).is_some();
             open || lives(keep.key) || lives(keep.session)
         };
-        let name = |keep: &Keep| (keep.by, keep.made);
+        let name = |keep: &JournalKeep| (keep.by, keep.made);
         let matter: HashSet<_> = keeps.iter().filter(matters).map(name).collect();
         let keeps = keeps.iter().filter(|keep| matter.contains(&name(keep)));
         let keeps = keeps.map(|keep| StoredKeep {

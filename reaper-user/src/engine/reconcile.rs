@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 
 use super::Engine;
 use super::survey::Survey;
-use crate::source::procfs::Glance;
+use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::{
     Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance,
@@ -33,10 +33,10 @@ impl Engine {
         survey: Survey,
         between: impl FnOnce(&mut Engine),
     ) -> Reconciled {
-        let found = self.take_in(survey.rows);
+        let found = self.apply_entries(survey.rows);
         between(self);
         self.drain();
-        let gone = self.forget_vanished(&survey.pids, survey.began);
+        let gone = self.apply_missing(&survey.pids, survey.began);
         Reconciled {
             found,
             gone,
@@ -46,7 +46,7 @@ impl Engine {
 
     /// Takes in rows of the process table, parents before their children, so that membership finds its
     /// way down. Gives how many processes were not known.
-    fn take_in(&mut self, rows: Vec<ProcEntry>) -> u64 {
+    fn apply_entries(&mut self, rows: Vec<ProcEntry>) -> u64 {
         let mut found = 0;
         for row in rows {
             let key = row.key;
@@ -70,12 +70,12 @@ impl Engine {
         self.ready
             && self
                 .procfs
-                .glance(key)
-                .is_ok_and(|glance| glance == Glance::Gone)
+                .probe(key)
+                .is_ok_and(|glance| glance == Liveness::Gone)
     }
 
     /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
-    fn forget_vanished(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
+    fn apply_missing(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
         let gone: Vec<ProcessKey> = self
             .model
             .tree
@@ -88,8 +88,8 @@ impl Engine {
             // A row that could not be read is not one that is not there: unknown is never dead.
             let dead = self
                 .procfs
-                .glance(key)
-                .is_ok_and(|glance| glance == Glance::Gone);
+                .probe(key)
+                .is_ok_and(|glance| glance == Liveness::Gone);
             if dead && self.model.tree.get(key).is_some() {
                 self.exited_unseen(key, Provenance::Procfs);
                 count += 1;
@@ -108,7 +108,7 @@ impl Engine {
         let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
         // One that was before the root began was of the one before it.
         let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
-            Some(exit) => (exit.time_ns, super::mirror::ended(exit.status)),
+            Some(exit) => (exit.time_ns, super::map_sync::ended(exit.status)),
             None => (sys::boot_time(), ExitStatus::Unknown),
         };
         self.apply(&Event {

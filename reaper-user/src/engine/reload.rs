@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::follow::Pending;
-use super::{Engine, undecided};
+use super::ingest::Queued;
+use super::{Engine, deferred};
 use crate::api::Refusal;
 use crate::api::ask::Answer;
 use crate::config::Config;
-use crate::export::Body;
+use crate::export::EventBody;
 use crate::reap::Times;
 use reaper_model::agent::NameTable;
 
@@ -68,7 +68,7 @@ impl Engine {
             Ok(message) => (true, message.clone()),
             Err(message) => (false, message.clone()),
         };
-        self.tell(Body::Reload { done, message });
+        self.emit(EventBody::ConfigReload { done, message });
         // The probes go by the new rules before it is said to be done.
         let read = self.settle();
         if let Some(Reloading { answer, .. }) = self.reloading.take() {
@@ -80,35 +80,35 @@ impl Engine {
 
     fn change_rules(&mut self, Loaded { config, names }: Loaded) -> Result<String, String> {
         let unchanged = |what: String| format!("{what}; the rules are what they were");
-        let reader = undecided::reader(&config.rules);
+        let reader = deferred::reader(&config.rules);
         let reader =
             reader.map_err(|error| unchanged(format!("cannot start a thread: {error}")))?;
         // The probes know of what may be kept before anybody is judged by it.
         let told = self.source.set_names(&names);
         told.map_err(|error| unchanged(error.to_string()))?;
-        self.undecided.read_by(reader);
+        self.deferred.read_by(reader);
         self.model.set_rules(config.rules.clone());
         let Config {
             grace, stuck_after, ..
         } = config;
-        self.follow.reaper.set_times(Times { grace, stuck_after });
+        self.ingest.reaper.set_times(Times { grace, stuck_after });
         // The reader that was asked before answers no more.
-        self.follow.fresh.extend(self.model.awaited());
+        self.ingest.new_images.extend(self.model.awaited());
         let living = self.model.rules.has_rules_for_living(false);
         for node in self.model.tree.iter() {
             let Some(session) = node.state.member.session else {
                 continue;
             };
-            self.follow.touched.push(node.key);
-            self.follow.fresh.push(node.key);
+            self.ingest.map_changes.push(node.key);
+            self.ingest.new_images.push(node.key);
             let due = || self.model.sessions.due(session).is_some();
             if living
                 || self.model.has_rules_for_root(node.key)
                 || node.orphaned.is_some()
-                || self.follow.decided.contains_key(&node.key)
+                || self.ingest.decided.contains_key(&node.key)
                 || due()
             {
-                self.follow.pending.push(Pending::Process(node.key));
+                self.ingest.queued.push(Queued::Process(node.key));
             }
         }
         let restart = self.settings.running.differs_for_good(&config);

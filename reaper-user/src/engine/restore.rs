@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use reaper_common::{SESSION_SIGNALLED, SESSION_TOLD, SessionState};
 
-use super::follow::{Counts, Pending, Tally};
-use super::mirror::ended;
+use super::ingest::{Counts, Queued, Tally};
+use super::map_sync::ended;
 use super::reconcile::Reconciled;
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
-use crate::export::{Body, Resumed, SessionRef, Who};
+use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
 use crate::source::ebpf::{Ring, model_key};
-use crate::source::procfs::Glance;
+use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance, RestoredSession, Uids};
 use reaper_model::session::Succession;
@@ -26,7 +26,7 @@ const MARK_ROUNDS_MAX: usize = 100;
 impl Engine {
     /// Takes in all that runs, and all that a service before this one has left. What happens meanwhile
     /// waits in the ring and is merged afterwards.
-    pub(super) fn take_up(&mut self) -> Result<(), EngineError> {
+    pub(super) fn restore(&mut self) -> Result<(), EngineError> {
         let began = sys::boot_time();
         let lost = self.source.lost();
         let maps = self.source.maps();
@@ -44,14 +44,14 @@ impl Engine {
         if told == lost.total {
             self.lost = lost;
         }
-        self.unfollowed = self.source.unfollowed();
+        self.untracked_members = self.source.untracked_members();
         if resumed.is_some() {
             self.model.begin_restore();
         }
         let states = self.restore_sessions();
         // Of what was skipped before now, what is found here has to serve.
-        self.skipped = self.source.skipped();
-        let complete = self.source.is_complete() && self.skipped == 0;
+        self.skipped_probes = self.source.skipped();
+        let complete = self.source.is_complete() && self.skipped_probes == 0;
         if !complete {
             // Whoever is followed only from now on has children of whom nobody would tell.
             self.set_seeded(false)?;
@@ -71,12 +71,12 @@ impl Engine {
             .map(|path| path.display().to_string());
         let Reconciled { marks, .. } = self.reconcile(survey, |engine| {
             // Before what has happened since: who was born to the kept is kept.
-            engine.keep_again();
-            engine.tell(Body::Ready {
+            engine.restore_keeps();
+            engine.emit(EventBody::Ready {
                 mode: engine.settings.mode.name(),
                 mode_reason: engine.settings.mode_reason.clone(),
                 source: engine.source.name(),
-                passed_over: engine.settings.passed_over.clone(),
+                passed_over: engine.settings.rejected_sources.clone(),
                 processes: engine.model.tree.len(),
                 scope: engine.settings.scope_names.clone(),
                 resumed: resumed.map(|resumed| Resumed {
@@ -84,17 +84,17 @@ impl Engine {
                     ..resumed
                 }),
                 pinned,
-                kernel_reap: engine.settings.kernel_reap && engine.source.kills(),
+                kernel_reap: engine.settings.kernel_reap && engine.source.can_signal(),
                 ring_size: engine.source.ring().map(Ring::size),
             });
             let probes = engine.source.probes();
-            if probes.is_some_and(|probes| probes.has_left_behind()) {
+            if probes.is_some_and(|probes| probes.replaced_other_abi()) {
                 tracing::warn!(
                     "a service of another ABI version was at work here: what had left its tree before now is not known"
                 );
             }
             engine.drain();
-            engine.follow.out.flush_backlog();
+            engine.ingest.out.flush_backlog();
             // What is read says so only if it was written after the loss.
             engine.look_for_loss();
         });
@@ -104,66 +104,66 @@ impl Engine {
             if unknown
                 && self
                     .procfs
-                    .glance(*key)
-                    .is_ok_and(|glance| glance == Glance::Gone)
+                    .probe(*key)
+                    .is_ok_and(|glance| glance == Liveness::Gone)
             {
                 self.source.forget(*key)?;
             }
         }
         self.resume(&states);
         self.finish_restore();
-        self.followed();
-        if self.source.filters() {
+        self.after_outputs();
+        if self.source.is_filtered() {
             self.model.forget_untracked();
         }
-        self.mirror_all()?;
+        self.write_all_memberships()?;
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
         if let Some(maps) = self.source.maps_mut() {
-            maps.set_reaps(reaps)?;
+            maps.enable_kernel_reap(reaps)?;
         }
         self.settle();
         if resumed.is_some() {
-            self.tell(Body::CaughtUp {
+            self.emit(EventBody::CaughtUp {
                 records: self.count.events,
                 duration: sys::boot_time().saturating_sub(began),
             });
-            self.follow.out.flush();
+            self.ingest.out.flush();
         }
         Ok(())
     }
 
     /// Writes all marks, until those whom the probes follow are all who are to be followed: only then do
     /// the probes leave out the others.
-    pub(super) fn mirror_all(&mut self) -> Result<(), EngineError> {
-        self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+    pub(super) fn write_all_memberships(&mut self) -> Result<(), EngineError> {
+        self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
         if self.source.maps().is_none() {
-            self.mirror_marks()?;
+            self.write_memberships()?;
             return Ok(());
         }
         for _ in 0..MARK_ROUNDS_MAX {
-            while self.mirror_marks()? > 0 {
+            while self.write_memberships()? > 0 {
                 self.check_marks();
                 self.drain();
             }
             // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
-            if let Some(maps) = self.source.maps().filter(|_| self.source.filters()) {
+            if let Some(maps) = self.source.maps().filter(|_| self.source.is_filtered()) {
                 maps.await_probes();
                 self.drain();
-                if self.mirror_marks()? > 0 {
+                if self.write_memberships()? > 0 {
                     continue;
                 }
             }
             self.set_seeded(true)?;
             // What was born to somebody who was not marked yet has been told of, if it was before this.
             self.drain();
-            if self.mirror_marks()? == 0 {
+            if self.write_memberships()? == 0 {
                 return Ok(());
             }
             self.set_seeded(false)?;
             // Of those who were marked only now, children may have come that nobody told of.
             let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
             self.reconcile(survey, |_| ());
-            if self.source.filters() {
+            if self.source.is_filtered() {
                 self.model.forget_untracked();
             }
         }
@@ -174,7 +174,7 @@ impl Engine {
     /// All is taken in that there is: what is over is told to be.
     fn finish_restore(&mut self) {
         self.model.finish_restore(&mut self.outputs);
-        self.follow_sessions(sys::boot_time());
+        self.on_session_events(sys::boot_time());
     }
 
     /// Opens the sessions again that were open.
@@ -210,7 +210,7 @@ impl Engine {
             });
             if let Some(id) = self.model.sessions.by_first_root(*first_root).map(|s| s.id) {
                 let tally = self.sessions.entry(id).or_default();
-                self.mirror.dirty.insert(id);
+                self.map_sync.dirty.insert(id);
                 let told = Counts {
                     reaped: state.reaped,
                     kept: state.kept,
@@ -220,7 +220,7 @@ impl Engine {
                     reaped: state.reaped,
                     failed: state.failed,
                     lost: state.lost,
-                    told: (state.flags & SESSION_TOLD != 0).then_some(told),
+                    reported: (state.flags & SESSION_TOLD != 0).then_some(told),
                     ..Tally::default()
                 };
             }
@@ -237,26 +237,26 @@ impl Engine {
             let root = self.model.tree.get(session.root);
             let (id, due) = (session.id, session.root_exit.is_some());
             let handover = session.succession;
-            let body = Body::SessionResume {
+            let body = EventBody::SessionResume {
                 session: SessionRef::from(session),
                 root: session.root,
-                who: root.map(|root| Who::new(&self.model, root)),
+                who: root.map(|root| ProcessRef::new(&self.model, root)),
                 members: session.members().count(),
                 root_gone: due,
             };
             if !due && self.model.has_rules_for_root(session.root) {
-                let root = Pending::Process(session.root);
-                self.follow.pending.push(root);
+                let root = Queued::Process(session.root);
+                self.ingest.queued.push(root);
             }
-            self.tell(body);
+            self.emit(body);
             if due {
                 if state.kill_at_ns != 0 {
-                    self.follow.reaper.resume(id, state.kill_at_ns);
+                    self.ingest.reaper.resume(id, state.kill_at_ns);
                 }
                 if handover == Succession::Awaited {
-                    self.follow.handovers.push(id);
+                    self.ingest.successions.push(id);
                 }
-                self.follow.pending.push(Pending::Session(id));
+                self.ingest.queued.push(Queued::Session(id));
             }
         }
     }

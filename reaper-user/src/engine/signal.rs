@@ -7,7 +7,7 @@ use std::time::Duration;
 use hashbrown::HashSet;
 
 use super::Engine;
-use crate::source::procfs::Glance;
+use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
@@ -17,24 +17,24 @@ const PATIENCE: Duration = Duration::from_millis(100);
 impl Engine {
     /// Opens what is queued, reads what has happened by then, and signals what is still due.
     pub(super) fn signal(&mut self) -> u64 {
-        for key in self.follow.reaper.queued() {
+        for key in self.ingest.reaper.queued() {
             self.source.follow(*key, true);
         }
-        self.follow.reaper.open_queued();
+        self.ingest.reaper.open_queued();
         if self.source.lost_total() != self.lost.total {
             self.look_for_loss();
         }
-        if self.lossy {
-            self.look_again();
+        if self.has_losses {
+            self.reread_unsignalled();
         }
-        self.source.look_now();
-        let vouching = self.follow.reaper.needs_vouching(&self.model);
+        self.source.scan_now();
+        let vouching = self.ingest.reaper.needs_confirmation(&self.model);
         let lost = self.lost.total;
-        let was_lossy = mem::take(&mut self.lossy);
+        let was_lossy = mem::take(&mut self.has_losses);
         let read = self.drain();
         // Known only now, so that nothing has been looked at for it.
-        let missed = self.lossy;
-        self.lossy |= was_lossy;
+        let missed = self.has_losses;
+        self.has_losses |= was_lossy;
         // A record that was dropped says so only in the next one: what rests on there being none asks.
         let now = if vouching {
             self.source.lost_total()
@@ -42,57 +42,57 @@ impl Engine {
             lost
         };
         let lossless = now == lost && self.lost.total == lost && !missed;
-        if missed || self.source.has_untold() {
+        if missed || self.source.has_unreported() {
             // What has happened to them is not known, or not yet.
-            self.look_again();
+            self.reread_unsignalled();
         }
-        self.leave_unvouched();
-        self.follow.reaper.signal_queued(&mut self.model, lossless);
+        self.release_unconfirmed();
+        self.ingest.reaper.signal_queued(&mut self.model, lossless);
         let swaps = LazyCell::new(sys::swaps);
         let procfs = &self.procfs;
-        self.follow.reaper.weigh(|pid| procfs.memory(pid, *swaps));
+        self.ingest.reaper.weigh(|pid| procfs.memory(pid, *swaps));
         read
     }
 
     /// Lets those alone for whom the source does not vouch: their pids may be others' by now.
-    fn leave_unvouched(&mut self) {
+    fn release_unconfirmed(&mut self) {
         if self.source.probes().is_some() {
             return;
         }
-        for key in self.follow.reaper.unsignalled() {
+        for key in self.ingest.reaper.unsignalled() {
             let known = self.model.tree.get(key).is_some();
-            if !known || self.source.vouches(key) {
+            if !known || self.source.confirms_identity(key) {
                 continue;
             }
-            let glance = self.procfs.glance(key);
-            if glance.is_ok_and(|glance| glance == Glance::Gone) {
+            let glance = self.procfs.probe(key);
+            if glance.is_ok_and(|glance| glance == Liveness::Gone) {
                 self.exited_unseen(key, Provenance::Procfs);
-            } else if let Some(errno) = self.source.starved() {
-                self.follow.reaper.set_aside(key, errno);
+            } else if let Some(errno) = self.source.out_of_files() {
+                self.ingest.reaper.release_failed(key, errno);
             } else {
-                self.spare_for_now(key);
+                self.defer_unreadable(key);
             }
         }
     }
 
     /// Leaves one alone of which it cannot be told what it is by now, and decides anew a few times.
-    fn spare_for_now(&mut self, key: ProcessKey) {
+    fn defer_unreadable(&mut self, key: ProcessKey) {
         let session = self
             .model
             .tree
             .get(key)
             .and_then(|node| node.state.member.session);
-        self.follow.reaper.spare(key);
+        self.ingest.reaper.release_unreadable(key);
         if let Some(session) = session {
-            let again = self.undecided.again(key);
-            self.wait(key, session, again);
+            let again = self.deferred.again(key);
+            self.defer(key, session, again);
         }
     }
 
     /// Reads from /proc what those are by now who are to be signalled: where events are missing, one may run
     /// a program that is kept. One that cannot be read is left alone.
-    fn look_again(&mut self) {
-        let keys = self.follow.reaper.unsignalled();
+    fn reread_unsignalled(&mut self) {
+        let keys = self.ingest.reaper.unsignalled();
         let pids = keys.iter().map(|key| key.pid).collect();
         let rows = match self.procfs.snapshot_within(PATIENCE, pids) {
             Ok(snapshot) => snapshot.rows,
@@ -114,10 +114,10 @@ impl Engine {
             if unread
                 && !self
                     .procfs
-                    .glance(key)
-                    .is_ok_and(|glance| glance == Glance::Gone)
+                    .probe(key)
+                    .is_ok_and(|glance| glance == Liveness::Gone)
             {
-                self.follow.reaper.spare(key);
+                self.ingest.reaper.release_unreadable(key);
             }
         }
     }

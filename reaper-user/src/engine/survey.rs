@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 use super::EngineError;
 use crate::source::Source;
 use crate::source::ebpf::SourceError;
-use crate::source::ebpf::{Roster, Table};
+use crate::source::ebpf::{MemberMap, Table};
 use crate::source::procfs::Procfs;
 use crate::sys;
 use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
@@ -15,7 +15,7 @@ use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
 /// Takes surveys, from any thread.
 pub struct Surveyor {
     /// What the kernel alone knows, where there are probes.
-    kernel: Option<(Table, Roster)>,
+    kernel: Option<(Table, MemberMap)>,
     procfs: Procfs,
     /// Who is not in the kernel's map is no member.
     complete: bool,
@@ -59,7 +59,7 @@ impl Surveyor {
             kernel: kernel.transpose()?,
             procfs: Procfs::default(),
             complete,
-            by_tick: source.looks(),
+            by_tick: source.is_scan(),
         })
     }
 

@@ -12,11 +12,12 @@ use super::names::{
     SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
 };
 use super::record::{
-    Body, Count, GivenBack, KeptFor, Lifecycle, NestedRest, Record, SessionRef, Who,
+    EventBody, EventRecord, FreedMemory, KeepDuration, Lifecycle, NestedSummary, ProcessRef,
+    SessionRef, Totals,
 };
 use super::redact;
 use super::text::is_unprintable;
-use crate::reap::Outcome;
+use crate::reap::ReapOutcome;
 use crate::source::procfs::Memory;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
@@ -24,12 +25,18 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 /// Version of the stream: raised when a key changes its meaning or goes.
 pub const SCHEMA: u32 = 1;
 
-type Map<'a, W> = <&'a mut serde_json::Serializer<W, Harmless> as Serializer>::SerializeMap;
+type Map<'a, W> =
+    <&'a mut serde_json::Serializer<W, EscapingFormatter> as Serializer>::SerializeMap;
 type Result = std::result::Result<(), serde_json::Error>;
 
 /// Writes one record as one line.
-pub fn write(out: &mut impl Write, record: &Record, seq: u64, clock: &Clock) -> io::Result<()> {
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, Harmless);
+pub fn write(
+    out: &mut impl Write,
+    record: &EventRecord,
+    seq: u64,
+    clock: &Clock,
+) -> io::Result<()> {
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, EscapingFormatter);
     let map = serializer.serialize_map(None)?;
     let mut line = Line { map, clock };
     line.whole(record, seq)?;
@@ -52,16 +59,16 @@ pub fn to_json(value: &impl Serialize) -> Vec<u8> {
 /// # Errors
 /// Of the writer.
 pub fn write_object(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, Harmless);
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, EscapingFormatter);
     value.serialize(&mut serializer)?;
     out.write_all(b"\n")
 }
 
 /// Escapes more than JSON asks for: what some terminals take for a command (DEL, C1), some readers for the end of a line, and
 /// what hides or reorders text. It reads back as the same text.
-struct Harmless;
+struct EscapingFormatter;
 
-impl Formatter for Harmless {
+impl Formatter for EscapingFormatter {
     fn write_string_fragment<W: Write + ?Sized>(
         &mut self,
         out: &mut W,
@@ -92,8 +99,8 @@ struct Nested {
     waiting: u32,
 }
 
-impl From<&NestedRest> for Nested {
-    fn from(rest: &NestedRest) -> Nested {
+impl From<&NestedSummary> for Nested {
+    fn from(rest: &NestedSummary) -> Nested {
         Nested {
             session_id: SessionId(&rest.session).to_string(),
             root_pid: rest.session.first_root.pid,
@@ -117,14 +124,14 @@ impl<W: Write> Line<'_, '_, W> {
         self.put(key, format_args!("{value}"))
     }
 
-    fn whole(&mut self, record: &Record, seq: u64) -> Result {
+    fn whole(&mut self, record: &EventRecord, seq: u64) -> Result {
         self.put("schema", SCHEMA)?;
         self.put("seq", seq)?;
         self.text("time", self.clock.wall(record.time))?;
         self.put("time_boot_ns", record.time)?;
         self.put("event", event_name(&record.body))?;
         match &record.body {
-            Body::Ready {
+            EventBody::Ready {
                 mode,
                 mode_reason,
                 source,
@@ -160,7 +167,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("backlog_bytes", resumed.backlog)?;
                 self.put("lost_before", resumed.lost)
             }
-            Body::Lifecycle {
+            EventBody::Lifecycle {
                 what,
                 who,
                 provenance,
@@ -175,7 +182,7 @@ impl<W: Write> Line<'_, '_, W> {
                     }
                 }
             }
-            Body::Orphan {
+            EventBody::Orphan {
                 who,
                 old_parent,
                 parent_command,
@@ -187,7 +194,7 @@ impl<W: Write> Line<'_, '_, W> {
                     String::from_utf8_lossy(parent_command),
                 )
             }
-            Body::Reparent {
+            EventBody::Reparent {
                 who,
                 old_parent,
                 old_parent_command: _,
@@ -209,7 +216,7 @@ impl<W: Write> Line<'_, '_, W> {
                     false => Ok(()),
                 }
             }
-            Body::SessionOpen {
+            EventBody::SessionOpen {
                 who,
                 kind,
                 rule,
@@ -227,7 +234,7 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
-            Body::SessionResume {
+            EventBody::SessionResume {
                 session,
                 root,
                 who,
@@ -245,7 +252,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("members", members)?;
                 self.put("root_gone", root_gone)
             }
-            Body::SessionRootGone {
+            EventBody::SessionRootExit {
                 session,
                 kind,
                 root,
@@ -259,7 +266,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("members", members)?;
                 self.ended(*ended)
             }
-            Body::SessionRelaunch {
+            EventBody::SessionRelaunch {
                 session: _,
                 who,
                 old_root,
@@ -267,7 +274,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.who(who)?;
                 self.text("old_root_id", self.clock.entity(*old_root))
             }
-            Body::SessionClose {
+            EventBody::SessionClose {
                 session,
                 again: _,
                 reaped,
@@ -292,7 +299,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("failed", failed)?;
                 self.given_back(memory)
             }
-            Body::Boundary { who, session, rule } => {
+            EventBody::Boundary { who, session, rule } => {
                 self.who(who)?;
                 self.put("rule", rule)?;
                 match session {
@@ -300,7 +307,7 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
-            Body::Decision { who, names } => {
+            EventBody::Decision { who, names } => {
                 self.who(who)?;
                 self.put("decision", names.verdict)?;
                 self.put("reason", names.reason)?;
@@ -313,7 +320,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("memory.rss", rss)?;
                 self.put("memory.swap", swap)
             }
-            Body::Stray { who, stray } => {
+            EventBody::Leftover { who, stray } => {
                 self.who(who)?;
                 self.put("agent", &stray.agent)?;
                 self.put("decision", stray.verdict.name())?;
@@ -331,7 +338,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.text("head_id", self.clock.entity(stray.subtree_root))?;
                 self.put("head_pid", stray.subtree_root.pid)
             }
-            Body::Keep {
+            EventBody::Keep {
                 who,
                 by,
                 kept,
@@ -339,7 +346,7 @@ impl<W: Write> Line<'_, '_, W> {
             } => {
                 self.who(who)?;
                 self.put("by_uid", by)?;
-                if let Some(KeptFor { until, tree }) = kept {
+                if let Some(KeepDuration { until, tree }) = kept {
                     if let Some(until) = until {
                         self.text("until", self.clock.wall(*until))?;
                     }
@@ -347,11 +354,11 @@ impl<W: Write> Line<'_, '_, W> {
                 }
                 self.put("processes", processes)
             }
-            Body::Reload { done, message } => {
+            EventBody::ConfigReload { done, message } => {
                 self.put("result", if *done { "done" } else { "refused" })?;
                 self.text("message", message)
             }
-            Body::Signal { who, sent } => {
+            EventBody::Signal { who, sent } => {
                 self.who(who)?;
                 self.put("signal", sent.signal.as_str())?;
                 self.put("result", "sent")?;
@@ -361,7 +368,7 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
-            Body::Outcome {
+            EventBody::Outcome {
                 who,
                 outcome,
                 signal,
@@ -370,7 +377,7 @@ impl<W: Write> Line<'_, '_, W> {
             } => {
                 self.who(who)?;
                 self.put("outcome", outcome_name(outcome))?;
-                if let Outcome::Ended(ended) = outcome {
+                if let ReapOutcome::Ended(ended) = outcome {
                     self.ended(*ended)?;
                 }
                 if let Some(reason) = outcome_reason(outcome) {
@@ -391,7 +398,7 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
-            Body::GapOpen {
+            EventBody::GapOpen {
                 reason,
                 source,
                 total,
@@ -404,7 +411,7 @@ impl<W: Write> Line<'_, '_, W> {
                     .iter()
                     .try_for_each(|(kind, n)| self.put(&format!("lost_{kind}"), n))
             }
-            Body::GapClosed {
+            EventBody::GapClose {
                 reason,
                 total,
                 found,
@@ -417,28 +424,28 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("gone", gone)?;
                 self.put("duration_ns", duration)
             }
-            Body::Unfollowed { count, room } => {
+            EventBody::MembersFull { count, room } => {
                 self.put("count", count)?;
                 self.put("room", room)
             }
-            Body::CaughtUp { records, duration } => {
+            EventBody::CaughtUp { records, duration } => {
                 self.put("records", records)?;
                 self.put("duration_ns", duration)
             }
-            Body::Dropped { by, count } => {
+            EventBody::Dropped { by, count } => {
                 self.put("dropped_by", by)?;
                 self.put("count", count)
             }
-            Body::Malformed { count, reason } => {
+            EventBody::Malformed { count, reason } => {
                 self.put("count", count)?;
                 self.put("reason", reason)
             }
-            Body::Summary {
+            EventBody::Summary {
                 count,
                 reason,
                 armed,
             } => {
-                let Count {
+                let Totals {
                     sessions,
                     reaped,
                     kept,
@@ -465,7 +472,7 @@ impl<W: Write> Line<'_, '_, W> {
         }
     }
 
-    fn who(&mut self, who: &Who) -> Result {
+    fn who(&mut self, who: &ProcessRef) -> Result {
         self.text("entity_id", self.clock.entity(who.key))?;
         self.put("process.pid", who.key.pid)?;
         if let Some(parent) = who.parent {
@@ -517,8 +524,8 @@ impl<W: Write> Line<'_, '_, W> {
         self.put("agent", &session.agent)
     }
 
-    fn given_back(&mut self, memory: &GivenBack) -> Result {
-        let GivenBack {
+    fn given_back(&mut self, memory: &FreedMemory) -> Result {
+        let FreedMemory {
             rss,
             pss,
             swap,

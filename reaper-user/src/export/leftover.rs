@@ -4,7 +4,7 @@ use super::text::duration;
 use reaper_model::leftover::{Doubt, Evidence, Leftover, Spare, Verdict};
 
 /// Explains why a leftover is reaped or not, and by which evidence it was found.
-pub fn leftover_in_words(stray: &Leftover) -> String {
+pub fn leftover_text(stray: &Leftover) -> String {
     let evidence = match stray.evidence {
         Evidence::DeadOwner { variable, pid } => {
             format!("{variable}={pid}, and that process is gone")

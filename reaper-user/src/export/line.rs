@@ -7,12 +7,14 @@ use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
 use super::clock::Clock;
-use super::leftover::leftover_in_words;
+use super::leftover::leftover_text;
 use super::names::FailureName;
-use super::record::{Body, KeptFor, Lifecycle, Record, Resumed, SessionRef, Who};
-use super::text::{by, command, duration, ended, given_back, held, more, printable, process, rest};
-use super::words::{grounds_in_words, in_words};
-use crate::reap::{Outcome, Released, Signaller};
+use super::record::{
+    EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, SessionRef,
+};
+use super::text::{by, command, duration, ended, freed, held, more, printable, process, rest};
+use super::words::{evidence_ref_text, reason_text};
+use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
 use reaper_model::agent::SessionKind;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::Verdict;
@@ -31,26 +33,26 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// Whether a record is a line for people: an orphan is told of once its adopter is known, and what
 /// every process does only where all of it was asked for.
-pub fn is_shown(record: &Record, lifecycle: bool) -> bool {
+pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
     match record.body {
-        Body::Lifecycle { .. } => lifecycle,
-        Body::Orphan { .. } => false,
+        EventBody::Lifecycle { .. } => lifecycle,
+        EventBody::Orphan { .. } => false,
         _ => true,
     }
 }
 
 /// Writes one record as one line; colours are the writer's to take out.
-pub fn write(out: &mut impl Write, record: &Record, clock: &Clock) -> io::Result<()> {
+pub fn write(out: &mut impl Write, record: &EventRecord, clock: &Clock) -> io::Result<()> {
     let time = clock.time_of_day(record.time);
     let (style, event, subject, detail) = words(&record.body);
     // Names of rules and agents, scopes and reasons: a line break in one would forge a line.
     let detail = printable(&detail, usize::MAX);
     let (agent, pid, command) = match subject {
-        Subject::None => {
+        LineSubject::None => {
             return writeln!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  {detail}");
         }
-        Subject::Root(agent, root) => (agent, root.pid, String::new()),
-        Subject::Process(who) => (
+        LineSubject::Root(agent, root) => (agent, root.pid, String::new()),
+        LineSubject::Process(who) => (
             who.session.as_ref().map_or("-", |s| &s.agent),
             who.key.pid,
             command(who),
@@ -69,16 +71,16 @@ pub fn write(out: &mut impl Write, record: &Record, clock: &Clock) -> io::Result
 }
 
 /// Whom a line is about.
-enum Subject<'a> {
+enum LineSubject<'a> {
     None,
     Root(&'a str, ProcessKey),
-    Process(&'a Who),
+    Process(&'a ProcessRef),
 }
 
-fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
-    use Subject::{None as Nobody, Process, Root};
+fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
+    use LineSubject::{None as Nobody, Process, Root};
     match body {
-        Body::Ready {
+        EventBody::Ready {
             mode,
             mode_reason,
             source,
@@ -117,10 +119,10 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             }
             (GOOD, "ready", Nobody, detail)
         }
-        Body::Lifecycle { what, who, .. } => match what {
+        EventBody::Lifecycle { what, who, .. } => match what {
             Lifecycle::Fork => match &who.evidence {
                 Some(grounds) => {
-                    let by = format!("inferred by {}", grounds_in_words(grounds));
+                    let by = format!("inferred by {}", evidence_ref_text(grounds));
                     (DIM, "fork", Process(who), by)
                 }
                 None => (DIM, "fork", Process(who), by(who.parent)),
@@ -132,8 +134,8 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             }
             Lifecycle::Exit { ended: how, .. } => (DIM, "exit", Process(who), ended(*how)),
         },
-        Body::Orphan { who, .. } => (NOTE, "orphan", Process(who), String::new()),
-        Body::Reparent {
+        EventBody::Orphan { who, .. } => (NOTE, "orphan", Process(who), String::new()),
+        EventBody::Reparent {
             who,
             old_parent,
             old_parent_command,
@@ -150,7 +152,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let detail = format!("{parent} exited, {next}");
             (NOTE, "orphan", Process(who), detail)
         }
-        Body::SessionOpen {
+        EventBody::SessionOpen {
             who,
             kind,
             outer,
@@ -171,7 +173,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             };
             (GOOD, kind.name(), Process(who), detail)
         }
-        Body::SessionResume {
+        EventBody::SessionResume {
             session,
             root,
             who,
@@ -189,7 +191,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             };
             (GOOD, "resumed", subject, format!("{members} members{gone}"))
         }
-        Body::SessionRootGone {
+        EventBody::SessionRootExit {
             session,
             kind,
             root,
@@ -203,13 +205,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let detail = format!("{}, {members} left behind", ended(*how));
             (WARN, event, Root(&session.agent, *root), detail)
         }
-        Body::SessionRelaunch { who, old_root, .. } => (
+        EventBody::SessionRelaunch { who, old_root, .. } => (
             NOTE,
             "relaunched",
             Process(who),
             format!("{} handed over to it", old_root.pid),
         ),
-        Body::SessionClose {
+        EventBody::SessionClose {
             session,
             reaped,
             kept,
@@ -225,12 +227,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let why = match kept_reasons.as_slice() {
                 [] => String::new(),
                 reasons => {
-                    let words: Vec<&str> = reasons.iter().map(|reason| in_words(reason)).collect();
+                    let words: Vec<&str> =
+                        reasons.iter().map(|reason| reason_text(reason)).collect();
                     format!(" ({})", words.join(", "))
                 }
             };
             let mut detail = format!("{reaped} reaped, {kept} kept{why}, {failed} failed");
-            detail += &given_back(memory);
+            detail += &freed(memory);
             detail += &rest(nested);
             if *lost_before > 0 {
                 detail +=
@@ -243,34 +246,34 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 detail,
             )
         }
-        Body::Boundary { who, rule, .. } => (
+        EventBody::Boundary { who, rule, .. } => (
             NOTE,
             "boundary",
             Process(who),
             format!("{rule}: not ours from here on"),
         ),
-        Body::Decision { who, names } => {
+        EventBody::Decision { who, names } => {
             let style = if names.verdict == "reap" { WARN } else { PLAIN };
             let rule = names
                 .rule
                 .as_ref()
                 .map(|rule| format!(" ({rule})"))
                 .unwrap_or_default();
-            let by = who.evidence.as_ref().map(grounds_in_words);
+            let by = who.evidence.as_ref().map(evidence_ref_text);
             let by = by.map(|by| format!(", by {by}")).unwrap_or_default();
             let held = names.memory.map(held).unwrap_or_default();
             (
                 style,
                 names.verdict,
                 Process(who),
-                format!("{}{rule}{by}{held}", in_words(names.reason)),
+                format!("{}{rule}{by}{held}", reason_text(names.reason)),
             )
         }
-        Body::Stray { who, stray } => {
+        EventBody::Leftover { who, stray } => {
             let is_due = stray.verdict == Verdict::Reap;
             let style = if is_due { WARN } else { PLAIN };
             let agent = printable(&stray.agent, 32);
-            let why = printable(&leftover_in_words(stray), 200);
+            let why = printable(&leftover_text(stray), 200);
             (
                 style,
                 stray.verdict.name(),
@@ -278,7 +281,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 format!("left behind by {agent}: {why}"),
             )
         }
-        Body::Keep {
+        EventBody::Keep {
             who,
             by,
             kept,
@@ -286,7 +289,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
         } => {
             let (event, what) = match kept {
                 None => ("unkeep", "no longer kept".into()),
-                Some(KeptFor { until, tree }) => {
+                Some(KeepDuration { until, tree }) => {
                     let tree = if *tree { " with all below it" } else { "" };
                     let end = if until.is_some() { " for a time" } else { "" };
                     ("keep", format!("kept{tree}{end}"))
@@ -295,13 +298,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let detail = format!("{what}, by user {by}{}", more(*processes));
             (NOTE, event, Process(who), detail)
         }
-        Body::Signal { who, sent } => {
-            let from = (sent.by == Signaller::Kernel).then(|| "from the kernel".to_owned());
+        EventBody::Signal { who, sent } => {
+            let from = (sent.by == SentBy::Kernel).then(|| "from the kernel".to_owned());
             let after = sent.latency.map(|ns| format!("after {}", duration(ns)));
             let detail: Vec<_> = from.into_iter().chain(after).collect();
             (WARN, sent.signal.as_str(), Process(who), detail.join(", "))
         }
-        Body::Outcome {
+        EventBody::Outcome {
             who,
             outcome,
             duration: took,
@@ -312,33 +315,33 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 .map(|ns| format!(", {} after the first signal", duration(ns)))
                 .unwrap_or_default();
             match outcome {
-                Outcome::Ended(how) => {
-                    let memory = memory.map(|memory| given_back(&memory.into()));
+                ReapOutcome::Ended(how) => {
+                    let memory = memory.map(|memory| freed(&memory.into()));
                     let detail = ended(*how) + &after + &memory.unwrap_or_default();
                     (GOOD, "ended", Process(who), detail)
                 }
-                Outcome::Failed(why) => (
+                ReapOutcome::Failed(why) => (
                     BAD,
                     "FAILED",
                     Process(who),
                     format!("{}{after}", FailureName(why)),
                 ),
-                Outcome::Released(Released::Unreadable) => (
+                ReapOutcome::NotSent(ReleaseReason::Unreadable) => (
                     NOTE,
                     "spared",
                     Process(who),
                     "what it is cannot be read".into(),
                 ),
-                Outcome::Released(Released::Observed) => {
+                ReapOutcome::NotSent(ReleaseReason::Observed) => {
                     (DIM, "observed", Process(who), String::new())
                 }
-                Outcome::Released(Released::Gone) => {
+                ReapOutcome::NotSent(ReleaseReason::Gone) => {
                     (DIM, "gone", Process(who), "before a signal was sent".into())
                 }
-                Outcome::Released(Released::NotDue(why)) => {
+                ReapOutcome::NotSent(ReleaseReason::NotDue(why)) => {
                     (NOTE, "spared", Process(who), why.name().into())
                 }
-                Outcome::Released(Released::Identity) => (
+                ReapOutcome::NotSent(ReleaseReason::Identity) => (
                     NOTE,
                     "spared",
                     Process(who),
@@ -346,7 +349,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 ),
             }
         }
-        Body::GapOpen {
+        EventBody::GapOpen {
             reason,
             source,
             total,
@@ -367,7 +370,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             let detail = format!("{what}: nothing new is decided until it is made up for");
             (style, "gap", Nobody, detail)
         }
-        Body::GapClosed {
+        EventBody::GapClose {
             found,
             gone,
             duration: took,
@@ -381,7 +384,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 duration(*took)
             ),
         ),
-        Body::Unfollowed { count, room } => (
+        EventBody::MembersFull { count, room } => (
             BAD,
             "map full",
             Nobody,
@@ -389,7 +392,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 "{count} processes beyond the {room} of max_members: followed only while this service runs"
             ),
         ),
-        Body::CaughtUp {
+        EventBody::CaughtUp {
             records,
             duration: took,
         } => (
@@ -398,14 +401,14 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             Nobody,
             format!("{records} events in {}", duration(*took)),
         ),
-        Body::Dropped { by, count } => {
+        EventBody::Dropped { by, count } => {
             let what = match *by {
                 "journal" => "records of the journal: it is not written fast enough",
                 _ => "lines of this stream: its reader is too slow",
             };
             (BAD, "dropped", Nobody, format!("{count} {what}"))
         }
-        Body::Reload { done, message } => {
+        EventBody::ConfigReload { done, message } => {
             let (style, what) = if *done {
                 (GOOD, "config")
             } else {
@@ -413,13 +416,13 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
             };
             (style, what, Nobody, message.replace('\n', "; "))
         }
-        Body::Malformed { count, reason } => (
+        EventBody::Malformed { count, reason } => (
             BAD,
             "malformed",
             Nobody,
             format!("{count} skipped: {reason}"),
         ),
-        Body::Summary {
+        EventBody::Summary {
             count,
             reason,
             armed,
@@ -434,7 +437,7 @@ fn words(body: &Body) -> (Style, &'static str, Subject<'_>, String) {
                 count.events,
                 count.lost
             );
-            detail += &given_back(&count.memory);
+            detail += &freed(&count.memory);
             if let Some(directory) = armed {
                 let directory = printable(directory, PATH_MAX);
                 let _ = write!(detail, "; left armed in {directory}");

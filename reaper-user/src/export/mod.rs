@@ -1,6 +1,6 @@
 //! What is seen and done, told to whoever listens: readable lines and JSON lines.
 //!
-//! The engine gathers [`Record`]s and hands them over in batches, after the signals have been sent; a
+//! The engine gathers [`EventRecord`]s and hands them over in batches, after the signals have been sent; a
 //! thread of its own formats and writes them. It may fall behind, and then loses records and says how
 //! many, but it never holds the engine up.
 
@@ -22,14 +22,14 @@ mod words;
 pub use clock::Clock;
 pub use consumer::Consumer;
 pub use json::{to_json, write_object};
-pub use leftover::leftover_in_words;
+pub use leftover::leftover_text;
 pub use names::SessionId;
 pub use record::{
-    Body, Count, GivenBack, Grounds, KeptFor, Lifecycle, Names, NestedRest, Record, Resumed,
-    SessionRef, Who,
+    DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration, Lifecycle,
+    NestedSummary, ProcessRef, Resumed, SessionRef, Totals,
 };
 pub(crate) use screen::message;
 pub use screen::{Log, print, stderr, stdout, write_message};
 pub use sink::{Format, Output, Sink, Writer};
 pub use text::{command_line, duration, ended, printable};
-pub use words::{evidence_in_words, grounds_in_words, in_words};
+pub use words::{evidence_ref_text, evidence_text, reason_text};

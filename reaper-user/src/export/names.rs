@@ -5,81 +5,81 @@ use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use super::record::{Body, Lifecycle, SessionRef};
-use crate::reap::{Failure, Outcome, Released, Signaller};
+use super::record::{EventBody, Lifecycle, SessionRef};
+use crate::reap::{Failure, ReapOutcome, ReleaseReason, SentBy};
 
 /// Name of what happened, as it stands under `event`.
-pub fn event_name(body: &Body) -> &'static str {
+pub fn event_name(body: &EventBody) -> &'static str {
     match body {
-        Body::Ready { .. } => "ready",
-        Body::Lifecycle {
+        EventBody::Ready { .. } => "ready",
+        EventBody::Lifecycle {
             what: Lifecycle::Fork,
             ..
         } => "fork",
-        Body::Lifecycle {
+        EventBody::Lifecycle {
             what: Lifecycle::Exec,
             ..
         } => "exec",
-        Body::Lifecycle {
+        EventBody::Lifecycle {
             what: Lifecycle::Move,
             ..
         } => "move",
-        Body::Lifecycle {
+        EventBody::Lifecycle {
             what: Lifecycle::Exit { .. },
             ..
         } => "exit",
-        Body::Orphan { .. } => "orphan",
-        Body::Reparent { .. } => "reparent",
-        Body::SessionOpen { .. } => "session.open",
-        Body::CaughtUp { .. } => "caught_up",
-        Body::SessionResume { .. } => "session.resume",
-        Body::SessionRootGone { .. } => "session.root_gone",
-        Body::SessionRelaunch { .. } => "session.relaunch",
-        Body::SessionClose { .. } => "session.close",
-        Body::Boundary { .. } => "boundary",
-        Body::Decision { .. } => "decision",
-        Body::Stray { .. } => "stray",
-        Body::Keep { kept: Some(_), .. } => "keep",
-        Body::Keep { kept: None, .. } => "unkeep",
-        Body::Reload { .. } => "config.reload",
-        Body::Signal { .. } => "signal",
-        Body::Outcome { .. } => "outcome",
-        Body::GapOpen { .. } => "gap.open",
-        Body::GapClosed { .. } => "gap.closed",
-        Body::Unfollowed { .. } => "members.full",
-        Body::Dropped { .. } => "dropped",
-        Body::Malformed { .. } => "malformed",
-        Body::Summary { .. } => "summary",
+        EventBody::Orphan { .. } => "orphan",
+        EventBody::Reparent { .. } => "reparent",
+        EventBody::SessionOpen { .. } => "session.open",
+        EventBody::CaughtUp { .. } => "caught_up",
+        EventBody::SessionResume { .. } => "session.resume",
+        EventBody::SessionRootExit { .. } => "session.root_gone",
+        EventBody::SessionRelaunch { .. } => "session.relaunch",
+        EventBody::SessionClose { .. } => "session.close",
+        EventBody::Boundary { .. } => "boundary",
+        EventBody::Decision { .. } => "decision",
+        EventBody::Leftover { .. } => "stray",
+        EventBody::Keep { kept: Some(_), .. } => "keep",
+        EventBody::Keep { kept: None, .. } => "unkeep",
+        EventBody::ConfigReload { .. } => "config.reload",
+        EventBody::Signal { .. } => "signal",
+        EventBody::Outcome { .. } => "outcome",
+        EventBody::GapOpen { .. } => "gap.open",
+        EventBody::GapClose { .. } => "gap.closed",
+        EventBody::MembersFull { .. } => "members.full",
+        EventBody::Dropped { .. } => "dropped",
+        EventBody::Malformed { .. } => "malformed",
+        EventBody::Summary { .. } => "summary",
     }
 }
 
 /// The word under `outcome`.
-pub fn outcome_name(outcome: &Outcome) -> &'static str {
+pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
     match outcome {
-        Outcome::Ended(_) => "ended",
-        Outcome::Failed(_) => "failed",
-        Outcome::Released(_) => "not_sent",
+        ReapOutcome::Ended(_) => "ended",
+        ReapOutcome::Failed(_) => "failed",
+        ReapOutcome::NotSent(_) => "not_sent",
     }
 }
 
 /// The word under `reason` of an outcome: why a process lives on, or was let go.
-pub fn outcome_reason(outcome: &Outcome) -> Option<Cow<'static, str>> {
+pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
     Some(match outcome {
-        Outcome::Ended(_) => return None,
-        Outcome::Failed(failure) => FailureName(failure).to_string().into(),
-        Outcome::Released(Released::NotDue(reason)) => reason.name().into(),
-        Outcome::Released(Released::Unreadable) => "unreadable".into(),
-        Outcome::Released(Released::Observed) => "observe".into(),
-        Outcome::Released(Released::Gone) => "gone".into(),
-        Outcome::Released(Released::Identity) => "identity".into(),
+        ReapOutcome::Ended(_) => return None,
+        ReapOutcome::Failed(failure) => FailureName(failure).to_string().into(),
+        ReapOutcome::NotSent(ReleaseReason::NotDue(reason)) => reason.name().into(),
+        ReapOutcome::NotSent(ReleaseReason::Unreadable) => "unreadable".into(),
+        ReapOutcome::NotSent(ReleaseReason::Observed) => "observe".into(),
+        ReapOutcome::NotSent(ReleaseReason::Gone) => "gone".into(),
+        ReapOutcome::NotSent(ReleaseReason::Identity) => "identity".into(),
     })
 }
 
 /// The word under `sent_by`.
-pub fn signaller_name(signaller: Signaller) -> &'static str {
+pub fn signaller_name(signaller: SentBy) -> &'static str {
     match signaller {
-        Signaller::Service => "service",
-        Signaller::Kernel => "kernel",
+        SentBy::Service => "service",
+        SentBy::Kernel => "kernel",
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::reap::{Outcome, Sent};
-use crate::source::ladder::Passed;
+use crate::reap::{ReapOutcome, SentSignal};
+use crate::source::kind::RejectedSource;
 use crate::source::procfs::Memory;
 use reaper_model::Model;
 use reaper_model::Node;
@@ -15,23 +15,23 @@ use reaper_model::session::Session;
 
 /// Something to tell, and when it happened (ns since boot).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct EventRecord {
     pub time: u64,
-    pub body: Body,
+    pub body: EventBody,
 }
 
-impl Record {
+impl EventRecord {
     /// Whether it tells of what processes do, and not of what is decided and done about them.
     pub fn is_lifecycle(&self) -> bool {
         matches!(
             self.body,
-            Body::Lifecycle { .. } | Body::Orphan { .. } | Body::Reparent { .. }
+            EventBody::Lifecycle { .. } | EventBody::Orphan { .. } | EventBody::Reparent { .. }
         )
     }
 
     /// Whether only the journal has it: the stream has each session closed once.
     pub fn is_for_journal(&self) -> bool {
-        matches!(self.body, Body::SessionClose { again: true, .. })
+        matches!(self.body, EventBody::SessionClose { again: true, .. })
     }
 }
 
@@ -54,7 +54,7 @@ impl From<&Session> for SessionRef {
 
 /// A process as it was when something happened to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct ProcessRef {
     pub key: ProcessKey,
     pub parent: Option<ProcessKey>,
     pub birth_parent: Option<ProcessKey>,
@@ -63,18 +63,18 @@ pub struct Who {
     pub session: Option<SessionRef>,
     pub provenance: Provenance,
     /// What makes it a member, where that is concluded.
-    pub evidence: Option<Grounds>,
+    pub evidence: Option<EvidenceRef>,
 }
 
-impl Who {
-    pub fn new(model: &Model, node: &Node) -> Who {
+impl ProcessRef {
+    pub fn new(model: &Model, node: &Node) -> ProcessRef {
         let session = node
             .state
             .member
             .session
             .and_then(|id| model.sessions.find(id))
             .map(SessionRef::from);
-        Who {
+        ProcessRef {
             key: node.key,
             parent: node.parent,
             birth_parent: node.birth_parent,
@@ -82,14 +82,14 @@ impl Who {
             uids: node.uids,
             session,
             provenance: node.provenance,
-            evidence: Grounds::of(model, node),
+            evidence: EvidenceRef::of(model, node),
         }
     }
 }
 
 /// What makes a process a member, where that is concluded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grounds {
+pub struct EvidenceRef {
     /// `group`, `session`, `cgroup`, `mark` or `cwd`.
     pub evidence: &'static str,
     /// The variable of its environment that says so.
@@ -98,10 +98,10 @@ pub struct Grounds {
     pub directory: Option<String>,
 }
 
-impl Grounds {
-    pub fn of(model: &Model, node: &Node) -> Option<Grounds> {
+impl EvidenceRef {
+    pub fn of(model: &Model, node: &Node) -> Option<EvidenceRef> {
         let (evidence, directory) = model.sessions.evidence(node)?;
-        Some(Grounds {
+        Some(EvidenceRef {
             evidence: evidence.name(),
             variable: evidence.variable(),
             directory: directory.map(|path| path.to_string_lossy().into_owned()),
@@ -125,7 +125,7 @@ pub enum Lifecycle {
 /// Memory that was given back: what processes had right after their first signal, added up once the end
 /// of each is confirmed. A zombie has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GivenBack {
+pub struct FreedMemory {
     /// Bytes that were resident; pages that several of them shared count for each.
     pub rss: u64,
     /// The same, with the share of each in pages that several have, where that was read in time.
@@ -137,7 +137,7 @@ pub struct GivenBack {
     pub unread: u64,
 }
 
-impl GivenBack {
+impl FreedMemory {
     /// Counts one that has ended.
     pub fn add(&mut self, memory: Option<Memory>) {
         match memory {
@@ -151,9 +151,9 @@ impl GivenBack {
     }
 }
 
-impl From<Memory> for GivenBack {
-    fn from(memory: Memory) -> GivenBack {
-        let mut given_back = GivenBack::default();
+impl From<Memory> for FreedMemory {
+    fn from(memory: Memory) -> FreedMemory {
+        let mut given_back = FreedMemory::default();
         given_back.add(Some(memory));
         given_back
     }
@@ -161,7 +161,7 @@ impl From<Memory> for GivenBack {
 
 /// What is left of a nested session when the one that it is nested in is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NestedRest {
+pub struct NestedSummary {
     pub session: SessionRef,
     /// Members that are kept.
     pub kept: u32,
@@ -171,7 +171,7 @@ pub struct NestedRest {
 
 /// How often things happened; the last line of the stream tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct Totals {
     pub sessions: u64,
     pub reaped: u64,
     /// Processes that are kept though their agent is gone, at that time.
@@ -181,7 +181,7 @@ pub struct Count {
     pub events: u64,
     pub lost: u64,
     /// Of those reaped.
-    pub memory: GivenBack,
+    pub memory: FreedMemory,
 }
 
 /// What was found of the service before.
@@ -197,7 +197,7 @@ pub struct Resumed {
 
 /// The parts of a decision that are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct DecisionNames {
     pub verdict: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
@@ -207,7 +207,7 @@ pub struct Names {
 
 /// For how long, and with whom, a process is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptFor {
+pub struct KeepDuration {
     /// In ns since boot; `None`: until it ends.
     pub until: Option<u64>,
     /// With all that descends from it.
@@ -215,14 +215,14 @@ pub struct KeptFor {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum EventBody {
     Ready {
         mode: &'static str,
         /// Why the service only observes, whatever the config says.
         mode_reason: Option<String>,
         source: &'static str,
         /// The better sources that could not be used.
-        passed_over: Vec<Passed>,
+        passed_over: Vec<RejectedSource>,
         processes: usize,
         scope: Vec<String>,
         /// What was taken up from the service before, if there was one.
@@ -236,16 +236,16 @@ pub enum Body {
     },
     Lifecycle {
         what: Lifecycle,
-        who: Who,
+        who: ProcessRef,
         provenance: Provenance,
     },
     Orphan {
-        who: Who,
+        who: ProcessRef,
         old_parent: Option<ProcessKey>,
         parent_command: Vec<u8>,
     },
     Reparent {
-        who: Who,
+        who: ProcessRef,
         old_parent: Option<ProcessKey>,
         /// Empty if it is not known any more.
         old_parent_command: Vec<u8>,
@@ -256,7 +256,7 @@ pub enum Body {
         provenance: Provenance,
     },
     SessionOpen {
-        who: Who,
+        who: ProcessRef,
         kind: SessionKind,
         rule: Arc<str>,
         /// The session that it is nested in.
@@ -275,11 +275,11 @@ pub enum Body {
         session: SessionRef,
         root: ProcessKey,
         /// The root, if it lives.
-        who: Option<Who>,
+        who: Option<ProcessRef>,
         members: usize,
         root_gone: bool,
     },
-    SessionRootGone {
+    SessionRootExit {
         session: SessionRef,
         kind: SessionKind,
         root: ProcessKey,
@@ -288,7 +288,7 @@ pub enum Body {
     },
     SessionRelaunch {
         session: SessionRef,
-        who: Who,
+        who: ProcessRef,
         old_root: ProcessKey,
     },
     SessionClose {
@@ -301,48 +301,48 @@ pub enum Body {
         /// Why, each reason once.
         kept_reasons: Vec<&'static str>,
         /// Sessions nested in it that have living members.
-        nested: Vec<NestedRest>,
+        nested: Vec<NestedSummary>,
         failed: u32,
-        memory: GivenBack,
+        memory: FreedMemory,
         /// Records that were lost while it was open: there may be members nobody knows of.
         lost_before: u64,
     },
     Boundary {
-        who: Who,
+        who: ProcessRef,
         session: Option<SessionRef>,
         rule: Arc<str>,
     },
     Decision {
-        who: Who,
-        names: Names,
+        who: ProcessRef,
+        names: DecisionNames,
     },
     /// A leftover of an agent that nobody watched, which is to be reaped or reported.
-    Stray {
-        who: Who,
+    Leftover {
+        who: ProcessRef,
         stray: Leftover,
     },
     /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
-    Reload {
+    ConfigReload {
         done: bool,
         message: String,
     },
     /// A user has asked for a process to be kept, or has taken that back.
     Keep {
-        who: Who,
+        who: ProcessRef,
         /// Uid of who has asked.
         by: u32,
         /// `None`: no longer.
-        kept: Option<KeptFor>,
+        kept: Option<KeepDuration>,
         /// How many it is about, itself included.
         processes: usize,
     },
     Signal {
-        who: Who,
-        sent: Sent,
+        who: ProcessRef,
+        sent: SentSignal,
     },
     Outcome {
-        who: Who,
-        outcome: Outcome,
+        who: ProcessRef,
+        outcome: ReapOutcome,
         signal: Option<&'static str>,
         duration: Option<u64>,
         /// What it had right after its first signal; of one that has ended.
@@ -359,7 +359,7 @@ pub enum Body {
         by_kind: [(&'static str, u64); reaper_common::Kind::ALL.len()],
     },
     /// What was missing has been found by other means.
-    GapClosed {
+    GapClose {
         reason: &'static str,
         total: u64,
         /// Processes that nobody had told of.
@@ -371,7 +371,7 @@ pub enum Body {
     },
     /// Processes that found no room in the kernel's map of members: they are followed only while this
     /// service runs.
-    Unfollowed {
+    MembersFull {
         count: u64,
         /// How many the map has room for.
         room: u32,
@@ -387,7 +387,7 @@ pub enum Body {
         reason: String,
     },
     Summary {
-        count: Count,
+        count: Totals,
         reason: &'static str,
         /// Directory of the pins that were left at work.
         armed: Option<String>,

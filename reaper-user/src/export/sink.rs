@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::consumer::Consumer;
-use super::{Body, Record, json, line};
+use super::{EventBody, EventRecord, json, line};
 use crate::sys;
 
 /// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
@@ -137,8 +137,8 @@ impl Due {
 
 /// The engine's end.
 pub struct Sink {
-    batch: Vec<Record>,
-    sender: Sender<Vec<Record>>,
+    batch: Vec<EventRecord>,
+    sender: Sender<Vec<EventRecord>>,
     /// Records handed over since the start.
     sent: u64,
     shared: Arc<Shared>,
@@ -154,7 +154,7 @@ impl Sink {
     }
 
     /// Puts a record aside until [`Sink::flush`].
-    pub fn push(&mut self, record: Record) {
+    pub fn push(&mut self, record: EventRecord) {
         self.batch.push(record);
     }
 
@@ -175,7 +175,7 @@ impl Sink {
     /// writer's thread, or at once if there is nothing to wait for. Hands over what has gathered.
     ///
     /// One that is still waiting when another comes may never be run, but the last one always is.
-    pub fn then(&mut self, f: impl FnOnce() + Send + 'static) {
+    pub fn on_written(&mut self, f: impl FnOnce() + Send + 'static) {
         self.flush();
         self.shared.due().add(self.sent, Box::new(f));
     }
@@ -247,9 +247,9 @@ impl Writer {
             };
             while let Ok(batch) = receiver.recv() {
                 write(&mut outputs, &batch, &shared);
-                tell_dropped(&mut outputs, &shared);
+                emit_dropped(&mut outputs, &shared);
             }
-            tell_dropped(&mut outputs, &shared);
+            emit_dropped(&mut outputs, &shared);
             let _ = end.send(());
         };
         std::thread::Builder::new()
@@ -268,7 +268,7 @@ impl Writer {
 }
 
 /// Writes a batch, and says on the way how far it has come.
-fn write(outputs: &mut Outputs, batch: &[Record], shared: &Shared) {
+fn write(outputs: &mut Outputs, batch: &[EventRecord], shared: &Shared) {
     for stretch in batch.chunks(STRETCH) {
         outputs.write(stretch);
         shared.waiting.fetch_sub(stretch.len(), Ordering::SeqCst);
@@ -277,12 +277,12 @@ fn write(outputs: &mut Outputs, batch: &[Record], shared: &Shared) {
 }
 
 /// Says how many records have been left out since this was last said.
-fn tell_dropped(outputs: &mut Outputs, shared: &Shared) {
+fn emit_dropped(outputs: &mut Outputs, shared: &Shared) {
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {
-        outputs.write(&[Record {
+        outputs.write(&[EventRecord {
             time: sys::boot_time(),
-            body: Body::Dropped {
+            body: EventBody::Dropped {
                 by: "stream",
                 count,
             },
@@ -300,7 +300,7 @@ struct Outputs {
 
 impl Outputs {
     /// Writes records and flushes.
-    fn write(&mut self, records: &[Record]) {
+    fn write(&mut self, records: &[EventRecord]) {
         for record in records {
             self.seq += 1;
             for output in &mut self.all {
@@ -312,7 +312,7 @@ impl Outputs {
 }
 
 impl Output {
-    fn write(&mut self, record: &Record, seq: u64, clock: &Clock) {
+    fn write(&mut self, record: &EventRecord, seq: u64, clock: &Clock) {
         if self.closed {
             return;
         }

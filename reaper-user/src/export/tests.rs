@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::reap::{Outcome, Sent, Signaller};
+use crate::reap::{ReapOutcome, SentBy, SentSignal};
 use crate::source::procfs::Memory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 
@@ -17,13 +17,13 @@ fn session() -> SessionRef {
     }
 }
 
-fn who() -> Who {
+fn who() -> ProcessRef {
     let image = Image {
         comm: b"claude".into(),
         argv: b"claude\0--token\0hunter2\0".into(),
         ..Image::default()
     };
-    Who {
+    ProcessRef {
         key: ROOT,
         parent: None,
         birth_parent: None,
@@ -35,19 +35,19 @@ fn who() -> Who {
     }
 }
 
-fn sent(by: Signaller, latency: Option<u64>) -> Body {
+fn sent(by: SentBy, latency: Option<u64>) -> EventBody {
     let (key, signal) = (ROOT, Signal::SIGTERM);
-    let sent = Sent {
+    let sent = SentSignal {
         key,
         signal,
         latency,
         by,
     };
-    Body::Signal { who: who(), sent }
+    EventBody::Signal { who: who(), sent }
 }
 
-fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> Body {
-    Body::Ready {
+fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> EventBody {
+    EventBody::Ready {
         mode: "enforce",
         mode_reason: None,
         source: "ebpf",
@@ -61,10 +61,10 @@ fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> Body {
     }
 }
 
-fn outcome(memory: Option<Memory>) -> Body {
-    Body::Outcome {
+fn outcome(memory: Option<Memory>) -> EventBody {
+    EventBody::Outcome {
         who: who(),
-        outcome: Outcome::Ended(ExitStatus::Signalled {
+        outcome: ReapOutcome::Ended(ExitStatus::Signalled {
             signal: 15,
             core: false,
         }),
@@ -74,8 +74,8 @@ fn outcome(memory: Option<Memory>) -> Body {
     }
 }
 
-fn closed(memory: GivenBack) -> Body {
-    Body::SessionClose {
+fn closed(memory: FreedMemory) -> EventBody {
+    EventBody::SessionClose {
         session: session(),
         again: false,
         kept_reasons: vec![],
@@ -88,9 +88,9 @@ fn closed(memory: GivenBack) -> Body {
     }
 }
 
-fn nested(pid: u32, kept: u32, waiting: u32) -> NestedRest {
+fn nested(pid: u32, kept: u32, waiting: u32) -> NestedSummary {
     let first_root = ProcessKey { pid, ..ROOT };
-    NestedRest {
+    NestedSummary {
         session: SessionRef {
             first_root,
             ..session()
@@ -100,8 +100,8 @@ fn nested(pid: u32, kept: u32, waiting: u32) -> NestedRest {
     }
 }
 
-fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> Body {
-    Body::Reparent {
+fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> EventBody {
+    EventBody::Reparent {
         who: who(),
         old_parent: Some(ProcessKey { pid: 41, start: 5 }),
         old_parent_command: b"sh".into(),
@@ -112,8 +112,8 @@ fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> Body {
     }
 }
 
-fn gap(reason: &'static str, total: u64) -> Body {
-    Body::GapOpen {
+fn gap(reason: &'static str, total: u64) -> EventBody {
+    EventBody::GapOpen {
         reason,
         source: "ebpf",
         total,
@@ -128,9 +128,9 @@ fn gap(reason: &'static str, total: u64) -> Body {
 }
 
 /// A record as a line for people without its time and colours, and as JSON.
-fn told(body: Body) -> (String, Value) {
+fn told(body: EventBody) -> (String, Value) {
     let clock = Clock::new("boot".into());
-    let record = Record { time: 0, body };
+    let record = EventRecord { time: 0, body };
     let (mut text, mut object) = (Vec::new(), Vec::new());
     line::write(&mut anstream::StripStream::new(&mut text), &record, &clock).unwrap();
     json::write(&mut object, &record, 1, &clock).unwrap();
@@ -172,7 +172,7 @@ fn lines() {
             json!({"reason": "restart", "lost": 0}),
         ),
         (
-            Body::GapClosed {
+            EventBody::GapClose {
                 reason: "records_lost",
                 total: 4,
                 found: 2,
@@ -184,7 +184,7 @@ fn lines() {
                 "duration_ns": 1_500_000}),
         ),
         (
-            Body::CaughtUp {
+            EventBody::CaughtUp {
                 records: 7,
                 duration: 1_500_000,
             },
@@ -192,7 +192,7 @@ fn lines() {
             json!({"event": "caught_up", "records": 7, "duration_ns": 1_500_000}),
         ),
         (
-            Body::Unfollowed {
+            EventBody::MembersFull {
                 count: 9,
                 room: 1024,
             },
@@ -200,7 +200,7 @@ fn lines() {
             json!({"event": "members.full", "count": 9, "room": 1024}),
         ),
         (
-            Body::SessionResume {
+            EventBody::SessionResume {
                 session: session(),
                 root: ROOT,
                 who: Some(who()),
@@ -212,7 +212,7 @@ fn lines() {
                 "root_gone": false, "process.command_args": ["claude", "--token", "[redacted]"]}),
         ),
         (
-            Body::SessionResume {
+            EventBody::SessionResume {
                 session: session(),
                 root: ROOT,
                 who: None,
@@ -223,12 +223,12 @@ fn lines() {
             json!({"session_id": "claude-42-7", "entity_id": "boot-7-42", "process.pid": 42, "root_gone": true}),
         ),
         (
-            sent(Signaller::Kernel, Some(22_000)),
+            sent(SentBy::Kernel, Some(22_000)),
             "claude         SIGTERM         42  claude --token [redacted]  from the kernel, after 22 µs",
             json!({"event": "signal", "sent_by": "kernel", "latency_ns": 22_000}),
         ),
         (
-            sent(Signaller::Service, None),
+            sent(SentBy::Service, None),
             "claude         SIGTERM         42  claude --token [redacted]",
             json!({"sent_by": "service"}),
         ),
@@ -248,8 +248,8 @@ fn lines() {
             json!({"adopter_pid": null, "adopter_reason": null}),
         ),
         (
-            Body::Summary {
-                count: Count::default(),
+            EventBody::Summary {
+                count: Totals::default(),
                 reason: "SIGTERM",
                 armed: Some("/sys/fs/bpf/r".into()),
             },
@@ -279,7 +279,7 @@ fn lines() {
             json!({"event": "outcome", "memory.rss": 3 << 20, "memory.pss": 2 << 20}),
         ),
         (
-            closed(GivenBack {
+            closed(FreedMemory {
                 rss: 3 << 30,
                 pss: 1 << 30,
                 swap: 1 << 29,
@@ -291,7 +291,7 @@ fn lines() {
                 "memory.unread": 2, "reaped": 5}),
         ),
         (
-            Body::SessionClose {
+            EventBody::SessionClose {
                 session: session(),
                 reaped: 5,
                 kept: 3,
@@ -299,14 +299,14 @@ fn lines() {
                 kept_reasons: vec!["keep_rule", "kept_by_user"],
                 nested: vec![],
                 failed: 0,
-                memory: GivenBack::default(),
+                memory: FreedMemory::default(),
                 lost_before: 0,
             },
             "claude         closed          42  5 reaped, 3 kept (a rule keeps it, a user keeps it), 0 failed",
             json!({"kept": 3, "kept_reasons": ["keep_rule", "kept_by_user"]}),
         ),
         (
-            Body::SessionClose {
+            EventBody::SessionClose {
                 session: session(),
                 again: false,
                 reaped: 5,
@@ -314,7 +314,7 @@ fn lines() {
                 kept_reasons: vec![],
                 nested: vec![nested(43, 0, 1), nested(44, 2, 3)],
                 failed: 0,
-                memory: GivenBack::default(),
+                memory: FreedMemory::default(),
                 lost_before: 0,
             },
             "claude         closed          42  5 reaped, 0 kept, 0 failed, the rest belongs to 43, 1 waits, and \
@@ -325,12 +325,12 @@ fn lines() {
             ]}),
         ),
         (
-            closed(GivenBack::default()),
+            closed(FreedMemory::default()),
             "claude         closed          42  5 reaped, 1 kept, 0 failed",
             json!({"memory.rss": 0, "nested": null}),
         ),
         (
-            Body::Dropped {
+            EventBody::Dropped {
                 by: "journal",
                 count: 7,
             },
@@ -356,8 +356,8 @@ fn what_does_not_hold_has_no_key() {
     for key in ["pinned", "resumed_sessions", "lost_before"] {
         assert_eq!(ready.get(key), None, "{key} in {ready}");
     }
-    let count = Count::default();
-    let (_, summary) = told(Body::Summary {
+    let count = Totals::default();
+    let (_, summary) = told(EventBody::Summary {
         count,
         reason: "SIGTERM",
         armed: None,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use bytesize::ByteSize;
 
 use super::names::SignalName;
-use super::record::{GivenBack, NestedRest, Who};
+use super::record::{FreedMemory, NestedSummary, ProcessRef};
 use super::redact;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
@@ -14,8 +14,8 @@ use reaper_model::event::{ExitStatus, Image, ProcessKey};
 const COMMAND_MAX: usize = 48;
 
 /// `, 1.2 GiB given back`, and what is not in that; empty where nobody has ended.
-pub(super) fn given_back(memory: &GivenBack) -> String {
-    let GivenBack {
+pub(super) fn freed(memory: &FreedMemory) -> String {
+    let FreedMemory {
         pss, swap, unread, ..
     } = *memory;
     let mut text = String::new();
@@ -43,8 +43,8 @@ pub(super) fn held(memory: TreeMemory) -> String {
 }
 
 /// Returns `, the rest belongs to 10906, 2 kept, 1 waits` for what is left of nested sessions; empty if there are none.
-pub(super) fn rest(nested: &[NestedRest]) -> String {
-    let of_each = |rest: &NestedRest| {
+pub(super) fn rest(nested: &[NestedSummary]) -> String {
+    let of_each = |rest: &NestedSummary| {
         let kept = match rest.kept {
             0 => String::new(),
             n => format!(", {n} kept"),
@@ -108,7 +108,7 @@ pub fn duration(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-pub(super) fn command(who: &Who) -> String {
+pub(super) fn command(who: &ProcessRef) -> String {
     printable(&command_line(&who.image, 4 * COMMAND_MAX), COMMAND_MAX)
 }
 

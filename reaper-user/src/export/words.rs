@@ -1,14 +1,10 @@
 //! Reasons and evidence in words for people.
 
-use super::record::Grounds;
+use super::record::EvidenceRef;
 use super::text::printable;
 
 /// Describes the evidence by which a process was inferred to be a member.
-pub fn evidence_in_words(
-    evidence: &str,
-    variable: Option<&str>,
-    directory: Option<&str>,
-) -> String {
+pub fn evidence_text(evidence: &str, variable: Option<&str>, directory: Option<&str>) -> String {
     let variable =
         variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
     let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
@@ -25,12 +21,12 @@ pub fn evidence_in_words(
 }
 
 /// Describes the evidence that a record carries.
-pub fn grounds_in_words(by: &Grounds) -> String {
-    evidence_in_words(by.evidence, by.variable, by.directory.as_deref())
+pub fn evidence_ref_text(by: &EvidenceRef) -> String {
+    evidence_text(by.evidence, by.variable, by.directory.as_deref())
 }
 
 /// Describes the reason of a decision, given by its name in the stream.
-pub fn in_words(reason: &str) -> &str {
+pub fn reason_text(reason: &str) -> &str {
     match reason {
         "root_gone" => "its agent is gone",
         "born_while_due" => "born after its agent was gone",

@@ -14,10 +14,10 @@
 //! answered with [`Fact::Unreadable`](reaper_model::facts::Fact::Unreadable) in time, and another takes its
 //! place, up to a bound. With nothing asked for no thread wakes up.
 
-#[cfg_attr(target_os = "macos", path = "census/darwin.rs")]
-mod census;
-mod look;
 mod pool;
+mod reading;
+#[cfg_attr(target_os = "macos", path = "scan/darwin.rs")]
+mod scan;
 #[cfg(test)]
 mod tests;
 
@@ -33,12 +33,12 @@ use hashbrown::HashMap;
 use tokio::sync::Notify;
 
 use crate::sys;
-pub use census::{census, listening};
-use look::Used;
 use pool::{Common, Done, Job, Pool, Size};
+use reading::Used;
 use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
+pub use scan::{listening, scan_processes};
 
 /// How long a thread may take over one process that somebody waits for, in ns.
 #[cfg(not(test))]
@@ -91,10 +91,10 @@ pub enum Urgency {
 
 /// What was found out about a process.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct FactAnswer {
     pub key: ProcessKey,
     /// Which facts this is about; all others in `found` mean nothing.
-    pub asked: FactSet,
+    pub requested: FactSet,
     pub found: Facts,
     /// When the look began, in ns since boot. Marks of a process that has run another program since are
     /// those of the program before it.
@@ -103,7 +103,7 @@ pub struct Answer {
 
 /// See the module. Belongs to one thread, which it never keeps waiting. When it is dropped, its threads end
 /// with what they are at.
-pub struct Reader {
+pub struct FactReader {
     urgent: Pool,
     ahead: Pool,
     scripts: Pool,
@@ -115,7 +115,7 @@ pub struct Reader {
     about: HashMap<ProcessKey, Vec<u64>>,
     /// When to see to what, in ns of the monotonic clock. Some of it may be closed by then.
     timers: BinaryHeap<Reverse<(u64, u64)>>,
-    answers: Vec<Answer>,
+    answers: Vec<FactAnswer>,
     /// Among the answers is one that somebody waits for.
     ready: bool,
 }
@@ -138,13 +138,13 @@ struct Ask {
     used: Option<Used>,
 }
 
-impl Reader {
+impl FactReader {
     /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::markers`], [`Facts::conversations`] and
     /// [`Facts::arguments`] are about.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<Reader> {
+    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<FactReader> {
         let woken = Arc::new(Notify::new());
         let common = Arc::new(Common {
             root: root.into(),
@@ -152,7 +152,7 @@ impl Reader {
             woken: Arc::clone(&woken),
         });
         let (send, done) = channel();
-        Ok(Reader {
+        Ok(FactReader {
             urgent: Pool::start("facts", URGENT, true, &common, &send)?,
             ahead: Pool::start("facts-ahead", AHEAD, false, &common, &send)?,
             scripts: Pool::start("scripts", SCRIPTS, false, &common, &send)?,
@@ -171,12 +171,12 @@ impl Reader {
     /// this is. What is not urgent is answered with [`Fact::Unread`] where there is too much of it, or it
     /// takes too long: nobody has looked, and whoever needs it asks again. Without knowing what the process runs,
     /// [`FactSet::ARGUMENTS`] cannot be read.
-    pub fn ask(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
-        self.ask_of(key, None, needs, urgency);
+    pub fn request(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
+        self.request_of(key, None, needs, urgency);
     }
 
-    /// Does the same as [`Reader::ask`] for a process that is known to run `image`.
-    pub fn ask_of(
+    /// Does the same as [`FactReader::request`] for a process that is known to run `image`.
+    pub fn request_of(
         &mut self,
         key: ProcessKey,
         image: Option<&Arc<Image>>,
@@ -208,9 +208,9 @@ impl Reader {
             if self.open.len() >= OPEN_MAX {
                 let (found, at) = (Facts::default(), sys::boot_time());
                 let asked = fresh;
-                return self.answers.push(Answer {
+                return self.answers.push(FactAnswer {
                     key,
-                    asked,
+                    requested: asked,
                     found,
                     at,
                 });
@@ -249,7 +249,7 @@ impl Reader {
     /// Asks for [`FactSet::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
     /// It is [`Fact::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
     /// hangs.
-    pub fn ask_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
+    pub fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
         let about = self.about.get(&key).into_iter().flatten();
         let mut about = about.filter_map(|id| self.open.get(id));
         if about.any(|ask| ask.needs == FactSet::SCRIPT) {
@@ -257,9 +257,9 @@ impl Reader {
         }
         let now = sys::monotonic();
         if self.open.len() >= OPEN_MAX {
-            self.answers.push(Answer {
+            self.answers.push(FactAnswer {
                 key,
-                asked: FactSet::SCRIPT,
+                requested: FactSet::SCRIPT,
                 found: Facts::unreadable(),
                 at: sys::boot_time(),
             });
@@ -305,7 +305,7 @@ impl Reader {
     }
 
     /// All answers since the last call, urgent or not.
-    pub fn take(&mut self) -> Vec<Answer> {
+    pub fn take(&mut self) -> Vec<FactAnswer> {
         self.collect();
         self.ready = false;
         std::mem::take(&mut self.answers)
@@ -384,9 +384,9 @@ impl Reader {
             }
         }
         self.ready |= ask.waited;
-        self.answers.push(Answer {
+        self.answers.push(FactAnswer {
             key: ask.key,
-            asked: ask.needs,
+            requested: ask.needs,
             found,
             at,
         });

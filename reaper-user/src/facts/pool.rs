@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::look::{Found, look};
+use super::reading::{Found, read_facts};
 use crate::sys;
 use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey};
@@ -205,7 +205,7 @@ impl Worker {
             let at = sys::boot_time();
             let Common { root, rules, .. } = &*self.common;
             let found = match self.begin(job.uid) {
-                true => look(root, key, needs, job.image.as_ref(), rules),
+                true => read_facts(root, key, needs, job.image.as_ref(), rules),
                 false => Found::nothing(),
             };
             self.finish(job.uid);

@@ -80,8 +80,8 @@ impl Fake {
         nix::unistd::mkfifo(&environ, Mode::S_IRWXU).unwrap();
         (key, environ)
     }
-    fn reader(&self) -> Reader {
-        Reader::start(self.root(), rules()).unwrap()
+    fn reader(&self) -> FactReader {
+        FactReader::start(self.root(), rules()).unwrap()
     }
 }
 
@@ -101,7 +101,7 @@ fn needs(all: &[FactSet]) -> FactSet {
 }
 
 /// Waits for what is urgent.
-fn wait(reader: &mut Reader) -> Vec<Answer> {
+fn wait(reader: &mut FactReader) -> Vec<FactAnswer> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -113,13 +113,13 @@ fn wait(reader: &mut Reader) -> Vec<Answer> {
 }
 
 /// Asks and waits.
-fn ask(reader: &mut Reader, key: ProcessKey, needs: FactSet) -> Facts {
-    reader.ask(key, needs, Urgency::Urgent);
+fn ask(reader: &mut FactReader, key: ProcessKey, needs: FactSet) -> Facts {
+    reader.request(key, needs, Urgency::Urgent);
     let mut facts = Facts::default();
     while !reader.open.is_empty() {
         for answer in wait(reader) {
             assert_eq!(answer.key, key);
-            facts.update(answer.asked, answer.found);
+            facts.update(answer.requested, answer.found);
         }
     }
     facts
@@ -251,7 +251,7 @@ fn what_cannot_be_read_is_unreadable() {
     assert!(matches!(facts.kernel_session, Fact::Known(_)), "{facts:?}");
     // The mark may stand behind the bound.
     let key = fake.process(43);
-    let long = format!("A={}\0REAPER_KEEP=1\0", "x".repeat(look::ENVIRON_MAX));
+    let long = format!("A={}\0REAPER_KEEP=1\0", "x".repeat(reading::ENVIRON_MAX));
     fake.file("43/environ".into(), &long);
     let facts = ask(&mut reader, key, FactSet::MARKERS);
     assert_eq!(facts.markers, Fact::Unreadable);
@@ -271,12 +271,12 @@ fn cut(argv: &str) -> Arc<Image> {
 }
 
 /// Asks what the rules say of the whole command line; the names of those that judge it.
-fn judged(reader: &mut Reader, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
-    reader.ask_of(key, Some(image), FactSet::ARGUMENTS, Urgency::Urgent);
+fn judged(reader: &mut FactReader, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
+    reader.request_of(key, Some(image), FactSet::ARGUMENTS, Urgency::Urgent);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
     };
-    assert_eq!((answer.key, answer.asked), (key, FactSet::ARGUMENTS));
+    assert_eq!((answer.key, answer.requested), (key, FactSet::ARGUMENTS));
     let rules = rules();
     match &answer.found.arguments {
         Fact::Unread => panic!("it was asked for"),
@@ -297,7 +297,7 @@ fn rules_are_asked_about_the_whole_command_line() {
     let key = fake.process(44);
     let argv = |len: usize, last: &str| format!("x\0{}\0{last}\0", "y".repeat(len));
     let daemon = || Fact::Known(vec!["daemon".to_owned()]);
-    let most = look::ARGUMENTS_MAX - argv(0, "Daemon").len();
+    let most = reading::ARGUMENTS_MAX - argv(0, "Daemon").len();
     for (told, found, expected) in [
         (argv(100_000, "Daemon"), None, daemon()),
         (argv(100_000, "Main"), None, Fact::Known(vec![])),
@@ -332,7 +332,7 @@ fn rules_are_asked_about_the_whole_command_line() {
 
 #[test]
 fn whole_command_line_of_a_real_process_is_read() {
-    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let mut reader = FactReader::start("/proc", rules()).unwrap();
     let long = "y".repeat(100_000);
     let (_own, key) = Own::start(
         shell("read x")
@@ -342,7 +342,7 @@ fn whole_command_line_of_a_real_process_is_read() {
     let argv = format!("sh\0-c\0echo up; read x\0{long}\0Daemon\0");
     let daemon = Fact::Known(vec!["daemon".to_owned()]);
     assert_eq!(judged(&mut reader, key, &cut(&argv)), daemon);
-    let table = census(&Procfs::default()).unwrap();
+    let table = scan_processes(&Procfs::default()).unwrap();
     let image = &table.rows[&key.pid].seen.image;
     assert_eq!(image.argv, argv.as_bytes());
     assert!(!image.truncated);
@@ -356,9 +356,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     // As many as there are threads at first, and one more behind them.
     let fine = fake.process(70);
     for (key, _) in &stuck[..2] {
-        reader.ask(*key, FactSet::MARKERS, Urgency::Urgent);
+        reader.request(*key, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.ask(fine, FactSet::MARKERS, Urgency::Urgent);
+    reader.request(fine, FactSet::MARKERS, Urgency::Urgent);
     let mut answers = Vec::new();
     while answers.len() < 3 {
         answers.extend(wait(&mut reader));
@@ -374,9 +374,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     }
     // More than there can be threads: even then there is an answer.
     for (key, _) in &stuck[2..] {
-        reader.ask(*key, FactSet::MARKERS, Urgency::Urgent);
+        reader.request(*key, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.ask(fine, FactSet::MARKERS, Urgency::Urgent);
+    reader.request(fine, FactSet::MARKERS, Urgency::Urgent);
     answers.clear();
     while answers.len() < stuck.len() - 1 {
         answers.extend(wait(&mut reader));
@@ -412,19 +412,19 @@ fn what_nobody_waits_for_wakes_nobody() {
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
-        reader.ask(first, FactSet::UNIT, Urgency::Ahead);
+        reader.request(first, FactSet::UNIT, Urgency::Ahead);
     }
     assert_eq!(reader.open.len(), 1, "asked twice");
     let mut answers = Vec::new();
     while answers.is_empty() {
         answers = reader.take();
     }
-    assert!(!reader.ready && answers.len() == 1 && answers[0].asked == FactSet::UNIT);
+    assert!(!reader.ready && answers.len() == 1 && answers[0].requested == FactSet::UNIT);
     // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
     let (stuck, _pipe) = fake.stuck(82);
-    reader.ask(stuck, FactSet::MARKERS, Urgency::Ahead);
-    reader.ask(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Ahead);
-    reader.ask(
+    reader.request(stuck, FactSet::MARKERS, Urgency::Ahead);
+    reader.request(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Ahead);
+    reader.request(
         second,
         FactSet::MARKERS | FactSet::KERNEL_SESSION,
         Urgency::Urgent,
@@ -433,12 +433,12 @@ fn what_nobody_waits_for_wakes_nobody() {
     while !known.contains(FactSet::MARKERS | FactSet::UNIT | FactSet::KERNEL_SESSION) {
         for answer in wait(&mut reader) {
             assert_eq!(answer.key, second);
-            known |= answer.asked;
+            known |= answer.requested;
         }
     }
     // The thread ahead is given up for the next who asks.
     std::thread::sleep(Duration::from_nanos(2 * LIMIT));
-    reader.ask(first, FactSet::KERNEL_SESSION, Urgency::Ahead);
+    reader.request(first, FactSet::KERNEL_SESSION, Urgency::Ahead);
     let began = Instant::now();
     while reader.take().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -478,7 +478,7 @@ fn shell(script: &str) -> Command {
 
 #[test]
 fn real_processes() {
-    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let mut reader = FactReader::start("/proc", rules()).unwrap();
     let (_kept, key) = Own::start(
         shell("read x")
             .stdin(Stdio::piped())
@@ -515,13 +515,13 @@ fn real_processes() {
 
 #[test]
 fn cpu_use_takes_two_looks() {
-    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let mut reader = FactReader::start("/proc", rules()).unwrap();
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
-    reader.ask(busy, FactSet::CPU, Urgency::Urgent);
-    reader.ask(idle, FactSet::CPU, Urgency::Ahead);
-    reader.ask(idle, FactSet::CPU, Urgency::Urgent);
+    reader.request(busy, FactSet::CPU, Urgency::Urgent);
+    reader.request(idle, FactSet::CPU, Urgency::Ahead);
+    reader.request(idle, FactSet::CPU, Urgency::Urgent);
     let mut found = HashMap::new();
     while found.len() < 2 {
         for answer in wait(&mut reader) {
@@ -594,7 +594,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(48);
-    reader.ask(key, FactSet::UNIT, Urgency::Waited);
+    reader.request(key, FactSet::UNIT, Urgency::Waited);
     let answers = wait(&mut reader);
     assert_eq!(answers[0].found.unit, Fact::Known("x.service".into()));
     assert!(reader.open.is_empty() && reader.timers.is_empty());
@@ -603,7 +603,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
 /// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
-    let mut reader = Reader::start("/proc", rules()).unwrap();
+    let mut reader = FactReader::start("/proc", rules()).unwrap();
     let sleep = |input: Stdio, output: Stdio| {
         let mut command = Command::new("sleep");
         // Returns once the program runs.

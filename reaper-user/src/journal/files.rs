@@ -40,7 +40,7 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
         return Err(JournalError::Remote { directory, kind });
     }
     let meta = std::fs::metadata(&directory).map_err(file)?;
-    if crate::sys::owner::is_exposed(&meta) {
+    if crate::sys::owner::is_writable_by_others(&meta) {
         return Err(JournalError::Exposed { directory });
     }
     Ok(directory)

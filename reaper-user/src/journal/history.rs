@@ -29,7 +29,7 @@ pub struct Query {
 
 /// A session, and what was decided about its members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Session {
+pub struct HistorySession {
     #[serde(rename = "session_id")]
     pub name: String,
     pub agent: String,
@@ -48,7 +48,7 @@ pub struct Session {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gone: Option<Timestamp>,
     #[serde(flatten)]
-    pub exit: Exit,
+    pub exit: HistoryExit,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed: Option<Timestamp>,
     pub reaped: u32,
@@ -63,12 +63,12 @@ pub struct Session {
     pub swap: u64,
     #[serde(rename = "memory.unread")]
     pub unread: u64,
-    pub processes: Vec<Process>,
+    pub processes: Vec<HistoryProcess>,
 }
 
 /// How a process ended; nothing of it is known where both are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
+pub struct HistoryExit {
     #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]
     pub code: Option<u8>,
     #[serde(
@@ -80,7 +80,7 @@ pub struct Exit {
 
 /// A member about which something was decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Process {
+pub struct HistoryProcess {
     pub entity_id: String,
     #[serde(rename = "process.pid")]
     pub pid: u32,
@@ -92,12 +92,12 @@ pub struct Process {
     pub exe: String,
     #[serde(rename = "process.command_args")]
     pub args: Vec<String>,
-    pub decisions: Vec<Decision>,
-    pub outcomes: Vec<Outcome>,
+    pub decisions: Vec<HistoryDecision>,
+    pub outcomes: Vec<HistoryOutcome>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
+pub struct HistoryDecision {
     pub time: Timestamp,
     pub decision: String,
     pub reason: String,
@@ -106,7 +106,7 @@ pub struct Decision {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct HistoryOutcome {
     pub time: Timestamp,
     pub outcome: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,7 +115,7 @@ pub struct Outcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     #[serde(flatten)]
-    pub exit: Exit,
+    pub exit: HistoryExit,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
     #[serde(rename = "memory.rss", skip_serializing_if = "Option::is_none")]
@@ -163,7 +163,7 @@ pub enum HistoryError {
 pub fn read(
     path: &Path,
     query: &Query,
-    tell: impl FnMut(Session) -> io::Result<()>,
+    tell: impl FnMut(HistorySession) -> io::Result<()>,
 ) -> Result<(), HistoryError> {
     let mut told = Ok(());
     opened(path, |connection| {
@@ -251,7 +251,7 @@ impl From<rusqlite::Error> for Problem {
 fn sessions(
     connection: &Connection,
     query: &Query,
-    mut tell: impl FnMut(Session) -> io::Result<()>,
+    mut tell: impl FnMut(HistorySession) -> io::Result<()>,
 ) -> Result<(), Problem> {
     let mut statement = connection.prepare(
         "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
@@ -275,7 +275,7 @@ fn sessions(
     Ok(())
 }
 
-fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
+fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
     let name = |at: usize| -> rusqlite::Result<Option<String>> {
         let Some(agent) = row.get::<_, Option<String>>(at)? else {
             return Ok(None);
@@ -289,7 +289,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
             SessionId(&SessionRef { agent, first_root }).to_string(),
         ))
     };
-    Ok(Session {
+    Ok(HistorySession {
         name: name(1)?.unwrap_or_default(),
         agent: row.get(1)?,
         pid: row.get(2)?,
@@ -299,7 +299,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
         outer_session_id: name(6)?,
         opened: time(row.get(9)?),
         gone: row.get::<_, Option<i64>>(10)?.map(time),
-        exit: Exit {
+        exit: HistoryExit {
             code: row.get(11)?,
             signal: row.get(12)?,
         },
@@ -321,7 +321,7 @@ fn processes(
     connection: &Connection,
     session: i64,
     uid: Option<u32>,
-) -> rusqlite::Result<Vec<Process>> {
+) -> rusqlite::Result<Vec<HistoryProcess>> {
     let mut statement = connection.prepare_cached(
         "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args
          FROM process p JOIN boot ON boot.id = p.boot
@@ -332,7 +332,7 @@ fn processes(
     while let Some(row) = rows.next()? {
         let id: i64 = row.get(0)?;
         let (boot, pid, start): (String, u32, u64) = (row.get(1)?, row.get(2)?, unsigned(row, 3)?);
-        let process = Process {
+        let process = HistoryProcess {
             entity_id: format!("{boot}-{start}-{pid}"),
             pid,
             uid: row.get(4)?,
@@ -346,11 +346,11 @@ fn processes(
             processes.push(process);
         }
     }
-    processes.sort_by_key(Process::first);
+    processes.sort_by_key(HistoryProcess::first);
     Ok(processes)
 }
 
-impl Process {
+impl HistoryProcess {
     /// When something was first decided about it, or came of that.
     fn first(&self) -> Option<Timestamp> {
         let decided = self.decisions.first().map(|decision| decision.time);
@@ -358,12 +358,12 @@ impl Process {
     }
 }
 
-fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Decision>> {
+fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<HistoryDecision>> {
     let mut statement = connection.prepare_cached(
         "SELECT time, verdict, reason, rule FROM decision WHERE process = ?1 ORDER BY id",
     )?;
     let rows = statement.query_map([process], |row| {
-        Ok(Decision {
+        Ok(HistoryDecision {
             time: time(row.get(0)?),
             decision: row.get(1)?,
             reason: row.get(2)?,
@@ -373,7 +373,7 @@ fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Deci
     rows.collect()
 }
 
-fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Outcome>> {
+fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<HistoryOutcome>> {
     let mut statement = connection.prepare_cached(
         "SELECT time, outcome, reason, signal, exit_code, exit_signal, duration, rss, swap, pss
          FROM outcome WHERE process = ?1 ORDER BY id",
@@ -383,12 +383,12 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Outco
             row.get::<_, Option<i64>>(at)
                 .map(|n| n.map(i64::cast_unsigned))
         };
-        Ok(Outcome {
+        Ok(HistoryOutcome {
             time: time(row.get(0)?),
             outcome: row.get(1)?,
             reason: row.get(2)?,
             signal: row.get(3)?,
-            exit: Exit {
+            exit: HistoryExit {
                 code: row.get(4)?,
                 signal: row.get(5)?,
             },

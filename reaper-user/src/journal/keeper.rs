@@ -5,8 +5,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use super::JournalError;
-use super::keeps::{Change, Keep};
-use super::message::{Asked, Message};
+use super::keeps::{Change, JournalKeep};
+use super::message::{KeepChange, Message};
 
 /// Time limit for an answer of the journal's thread, and for its last writes when it is closed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -15,7 +15,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Keeper {
     pub(super) sender: Sender<Message>,
-    pub(super) asking: Sender<Asked>,
+    pub(super) asking: Sender<KeepChange>,
     pub(super) path: PathBuf,
 }
 
@@ -25,11 +25,11 @@ impl Keeper {
     ///
     /// # Errors
     /// They could not be written, or not in time.
-    pub fn keep(&self, keeps: &[Keep]) -> Result<(), JournalError> {
+    pub fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError> {
         self.change(Change::Keep(keeps.to_vec()))
     }
 
-    /// Removes all that the user `by` asked for at the time `made`, as in [`Keep`]. There may be none.
+    /// Removes all that the user `by` asked for at the time `made`, as in [`JournalKeep`]. There may be none.
     ///
     /// # Errors
     /// As [`Keeper::keep`].

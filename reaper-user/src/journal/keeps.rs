@@ -8,7 +8,7 @@ use reaper_model::event::ProcessKey;
 
 /// A user's word that a process is to be kept, of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct JournalKeep {
     pub key: ProcessKey,
     /// First root of the session that it is a member of.
     pub session: ProcessKey,
@@ -36,13 +36,13 @@ pub struct Until {
 
 /// What is to become of keeps.
 pub(super) enum Change {
-    Keep(Vec<Keep>),
+    Keep(Vec<JournalKeep>),
     Unkeep { by: u32, made: u64 },
 }
 
 impl Store {
     /// The keeps of this boot that are not over; the others are taken out.
-    pub(super) fn keeps(&mut self) -> rusqlite::Result<Vec<Keep>> {
+    pub(super) fn keeps(&mut self) -> rusqlite::Result<Vec<JournalKeep>> {
         let (boot, now) = (self.boot, int(sys::monotonic()));
         self.connection.execute(
             "DELETE FROM keep WHERE boot <> ?1 OR until_awake <= ?2",
@@ -56,7 +56,7 @@ impl Store {
             let number = |n: usize| row.get::<_, i64>(n).map(i64::cast_unsigned);
             let awake: Option<i64> = row.get(5)?;
             let wall: Option<i64> = row.get(6)?;
-            Ok(Keep {
+            Ok(JournalKeep {
                 key: ProcessKey {
                     pid: row.get(0)?,
                     start: number(1)?,
@@ -93,7 +93,7 @@ impl Store {
     }
 }
 
-fn put(transaction: &Transaction, boot: i64, keeps: &[Keep]) -> rusqlite::Result<()> {
+fn put(transaction: &Transaction, boot: i64, keeps: &[JournalKeep]) -> rusqlite::Result<()> {
     for keep in keeps.iter().filter(|keep| keep.asked) {
         transaction.execute(
             "DELETE FROM keep WHERE boot = ?1 AND (by_uid, made) IN

@@ -5,18 +5,18 @@ use std::sync::mpsc::Sender;
 
 use super::JournalError;
 use super::keeps::Change;
-use crate::export::Record;
+use crate::export::EventRecord;
 
 /// A message to the journal's thread.
 pub(super) enum Message {
-    Records(Vec<Record>),
+    Records(Vec<EventRecord>),
     /// A change of the keeps is queued.
     Asked,
     Stop,
 }
 
 /// A change of the keeps, and the channel for its result. Has a queue of its own, so that it does not wait for records.
-pub(super) type Asked = (Change, Sender<Result<(), JournalError>>);
+pub(super) type KeepChange = (Change, Sender<Result<(), JournalError>>);
 
 /// Counters that the feed and the journal's thread share.
 #[derive(Default)]

@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use keeper::Keeper;
-pub use keeps::{Keep, Until};
+pub use keeps::{JournalKeep, Until};
 pub use writer::{Feed, Journal};
 
 /// Where the journal of the host's service is, unless the config says otherwise.
-pub const DIRECTORY: &str = crate::sys::places::STATE;
+pub const DIRECTORY: &str = crate::sys::paths::STATE;
 
 /// What a journal is opened with.
 #[derive(Clone, Debug)]

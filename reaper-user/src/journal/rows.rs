@@ -4,20 +4,20 @@ use rusqlite::{Transaction, params};
 
 use super::keeps::int;
 use crate::export::names::{SignalName, outcome_name, outcome_reason};
-use crate::export::{Body, Clock, GivenBack, Record, SessionRef, Who, redact};
+use crate::export::{Clock, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef, redact};
 use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// Whether a record is kept: what sessions come to, what is decided, and what came of that.
-pub(super) fn is_kept(record: &Record) -> bool {
+pub(super) fn is_kept(record: &EventRecord) -> bool {
     matches!(
         record.body,
-        Body::SessionOpen { .. }
-            | Body::SessionResume { .. }
-            | Body::SessionRelaunch { .. }
-            | Body::SessionRootGone { .. }
-            | Body::SessionClose { .. }
-            | Body::Decision { .. }
-            | Body::Outcome { .. }
+        EventBody::SessionOpen { .. }
+            | EventBody::SessionResume { .. }
+            | EventBody::SessionRelaunch { .. }
+            | EventBody::SessionRootExit { .. }
+            | EventBody::SessionClose { .. }
+            | EventBody::Decision { .. }
+            | EventBody::Outcome { .. }
     )
 }
 
@@ -32,10 +32,10 @@ type Result<T> = rusqlite::Result<T>;
 
 impl Rows<'_> {
     /// Writes one record; what is known already is left as it is.
-    pub(super) fn write(&self, record: &Record) -> Result<()> {
+    pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = self.wall(record.time);
         match &record.body {
-            Body::SessionOpen { who, outer, .. } => {
+            EventBody::SessionOpen { who, outer, .. } => {
                 let Some(session) = &who.session else {
                     return Ok(());
                 };
@@ -47,14 +47,14 @@ impl Rows<'_> {
                     params![id, root, outer.transpose()?, who.uids.real],
                 )
             }
-            Body::SessionResume { session, who, .. } => {
+            EventBody::SessionResume { session, who, .. } => {
                 let id = self.session(session, time)?;
                 who.as_ref().map_or(Ok(()), |who| self.root(id, who))
             }
-            Body::SessionRelaunch { session, who, .. } => {
+            EventBody::SessionRelaunch { session, who, .. } => {
                 self.root(self.session(session, time)?, who)
             }
-            Body::SessionRootGone { session, ended, .. } => {
+            EventBody::SessionRootExit { session, ended, .. } => {
                 let (code, signal) = exit(*ended);
                 self.execute(
                     "UPDATE session SET gone = coalesce(gone, ?2), exit_code = ?3, exit_signal = ?4
@@ -62,13 +62,13 @@ impl Rows<'_> {
                     params![self.session(session, time)?, time, code, signal],
                 )
             }
-            Body::SessionClose {
+            EventBody::SessionClose {
                 session,
                 reaped,
                 kept,
                 failed,
                 memory:
-                    GivenBack {
+                    FreedMemory {
                         rss,
                         pss,
                         swap,
@@ -99,12 +99,12 @@ impl Rows<'_> {
                 )
             }
             // That it is kept while its agent lives would tell the next service that it is a member, beyond doubt.
-            Body::Decision { who, names }
+            EventBody::Decision { who, names }
                 if who.evidence.is_some() && matches!(names.reason, "detached" | "root_alive") =>
             {
                 self.member(who, time).map(drop)
             }
-            Body::Decision { who, names } => {
+            EventBody::Decision { who, names } => {
                 let process = self.member(who, time)?;
                 let rule = names.rule.as_deref();
                 // The last word on it was the same.
@@ -117,7 +117,7 @@ impl Rows<'_> {
                     params![process, time, names.verdict, names.reason, rule],
                 )
             }
-            Body::Outcome {
+            EventBody::Outcome {
                 who,
                 outcome,
                 signal,
@@ -125,7 +125,7 @@ impl Rows<'_> {
                 memory,
             } => {
                 let ended = match outcome {
-                    crate::reap::Outcome::Ended(ended) => *ended,
+                    crate::reap::ReapOutcome::Ended(ended) => *ended,
                     _ => ExitStatus::Unknown,
                 };
                 let (code, exit_signal) = exit(ended);
@@ -176,14 +176,14 @@ impl Rows<'_> {
     }
 
     /// The row of a process, in its session.
-    fn member(&self, who: &Who, time: i64) -> Result<i64> {
+    fn member(&self, who: &ProcessRef, time: i64) -> Result<i64> {
         let session = who.session.as_ref();
         let session = session.map(|session| self.session(session, time));
         self.process(who, session.transpose()?)
     }
 
     /// The row of a process, as it is now.
-    fn process(&self, who: &Who, session: Option<i64>) -> Result<i64> {
+    fn process(&self, who: &ProcessRef, session: Option<i64>) -> Result<i64> {
         let args: Vec<_> = redact::arguments(who.image.args())
             .map(|arg| String::from_utf8_lossy(&arg).into_owned())
             .collect();
@@ -206,7 +206,7 @@ impl Rows<'_> {
         )
     }
 
-    fn root(&self, session: i64, who: &Who) -> Result<()> {
+    fn root(&self, session: i64, who: &ProcessRef) -> Result<()> {
         let root = self.process(who, Some(session))?;
         self.execute(
             "UPDATE session SET root = ?2, uid = coalesce(uid, ?3) WHERE id = ?1",

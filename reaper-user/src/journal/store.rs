@@ -27,15 +27,15 @@ pub(super) struct Store {
 }
 
 /// Why a file cannot be used.
-enum Unfit {
+enum OpenFailure {
     /// Whatever is in it is to be set aside.
     Content(String),
     Error(JournalError),
 }
 
-impl From<JournalError> for Unfit {
-    fn from(error: JournalError) -> Unfit {
-        Unfit::Error(error)
+impl From<JournalError> for OpenFailure {
+    fn from(error: JournalError) -> OpenFailure {
+        OpenFailure::Error(error)
     }
 }
 
@@ -49,13 +49,13 @@ impl Store {
         let directory = files::directory(path.parent().unwrap_or(Path::new("/")))?;
         let path = directory.join(path.file_name().unwrap_or_default());
         match Store::attempt(&path, boot_id) {
-            Err(Unfit::Content(why)) => set_aside(&path, &why)?,
-            Err(Unfit::Error(error)) => return Err(error),
+            Err(OpenFailure::Content(why)) => set_aside(&path, &why)?,
+            Err(OpenFailure::Error(error)) => return Err(error),
             Ok(store) => return Ok(store),
         }
         let store = Store::attempt(&path, boot_id).map_err(|unfit| match unfit {
-            Unfit::Error(error) => error,
-            Unfit::Content(why) => JournalError::File {
+            OpenFailure::Error(error) => error,
+            OpenFailure::Content(why) => JournalError::File {
                 path,
                 source: std::io::Error::other(why),
             },
@@ -66,11 +66,11 @@ impl Store {
         })
     }
 
-    fn attempt(path: &Path, boot_id: &str) -> Result<Store, Unfit> {
+    fn attempt(path: &Path, boot_id: &str) -> Result<Store, OpenFailure> {
         NewerSchema::check(path).map_err(JournalError::from)?;
         let foreign = files::prepare(path).map_err(|source| file_error(path, source))?;
         if let Some(why) = foreign {
-            return Err(Unfit::Content(why.into()));
+            return Err(OpenFailure::Content(why.into()));
         }
         let open = || -> Result<Store, Problem> {
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
@@ -98,15 +98,15 @@ impl Store {
             })
         };
         open().map_err(|problem| match problem {
-            Problem::Foreign(why) => Unfit::Content(why),
+            Problem::Foreign(why) => OpenFailure::Content(why),
             Problem::Newer(found) => {
                 let path = path.to_owned();
-                Unfit::Error(NewerSchema { path, found }.into())
+                OpenFailure::Error(NewerSchema { path, found }.into())
             }
             Problem::Sql(error) if is_damage(&error) => {
-                Unfit::Content(format!("it is damaged ({error})"))
+                OpenFailure::Content(format!("it is damaged ({error})"))
             }
-            Problem::Sql(source) => Unfit::Error(JournalError::Database {
+            Problem::Sql(source) => OpenFailure::Error(JournalError::Database {
                 path: path.to_owned(),
                 source,
             }),
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// Sets it aside, since it turned out to be damaged, and begins a new one.
-    pub(super) fn begin_anew(self, why: &str, boot_id: &str) -> Result<Store, JournalError> {
+    pub(super) fn replace(self, why: &str, boot_id: &str) -> Result<Store, JournalError> {
         let Store {
             path, connection, ..
         } = self;
@@ -226,8 +226,8 @@ fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
     Ok(())
 }
 
-fn file_error(path: &Path, source: std::io::Error) -> Unfit {
-    Unfit::Error(JournalError::File {
+fn file_error(path: &Path, source: std::io::Error) -> OpenFailure {
+    OpenFailure::Error(JournalError::File {
         path: path.to_owned(),
         source,
     })

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use hashbrown::HashSet;
 
 use super::keeper::{Keeper, PATIENCE};
-use super::keeps::{Change, Keep};
-use super::message::{Asked, Message, Shared};
+use super::keeps::{Change, JournalKeep};
+use super::message::{KeepChange, Message, Shared};
 use super::prune::{self, EVERY};
 use super::rows::{Rows, is_kept};
 use super::store::{Store, is_damage, may_pass};
 use super::{JournalError, Options};
-use crate::export::{Body, Clock, Consumer, Record};
+use crate::export::{Clock, Consumer, EventBody, EventRecord};
 use crate::sys;
 
 /// Records that may wait for the database; what comes beyond is dropped.
@@ -35,10 +35,10 @@ const ASIDE_MAX: u32 = 3;
 /// An open journal.
 pub struct Journal {
     sender: Sender<Message>,
-    asking: Sender<Asked>,
+    asking: Sender<KeepChange>,
     pub(super) shared: Arc<Shared>,
     path: PathBuf,
-    keeps: Vec<Keep>,
+    keeps: Vec<JournalKeep>,
     set_aside: bool,
     done: Receiver<()>,
 }
@@ -93,12 +93,12 @@ impl Journal {
     }
 
     /// The keeps that were in it when it was opened, of this boot and not over.
-    pub fn keeps(&self) -> &[Keep] {
+    pub fn keeps(&self) -> &[JournalKeep] {
         &self.keeps
     }
 
     /// Whether what was there could not be used, so that keeps may be missing.
-    pub fn is_begun_anew(&self) -> bool {
+    pub fn was_replaced(&self) -> bool {
         self.set_aside
     }
 
@@ -153,9 +153,9 @@ impl Consumer for Feed {
     /// Queues the records that a journal keeps.
     ///
     /// Returns the number of dropped records: at the first one, when there is room again, and at the end.
-    fn take(&mut self, records: &[Record]) -> Option<Record> {
+    fn take(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
         let kept = records.iter().filter(|record| is_kept(record));
-        let mut kept: Vec<Record> = kept.cloned().collect();
+        let mut kept: Vec<EventRecord> = kept.cloned().collect();
         let was_full = self.full;
         if !kept.is_empty() {
             let waiting = self.shared.waiting.load(Ordering::Acquire);
@@ -171,12 +171,11 @@ impl Consumer for Feed {
                 let _ = self.sender.send(Message::Records(kept));
             }
         }
-        let last =
-            matches!(records.last(), Some(record) if matches!(record.body, Body::Summary { .. }));
+        let last = matches!(records.last(), Some(record) if matches!(record.body, EventBody::Summary { .. }));
         let tell = self.untold > 0 && (!was_full || !self.full || last);
-        tell.then(|| Record {
+        tell.then(|| EventRecord {
             time: sys::boot_time(),
-            body: Body::Dropped {
+            body: EventBody::Dropped {
                 by: "journal",
                 count: std::mem::take(&mut self.untold),
             },
@@ -185,13 +184,13 @@ impl Consumer for Feed {
 }
 
 /// Opens the database, and reads the keeps in it.
-fn open(options: &Options, boot_id: &str) -> Result<(Store, Vec<Keep>), JournalError> {
+fn open(options: &Options, boot_id: &str) -> Result<(Store, Vec<JournalKeep>), JournalError> {
     let mut store = Store::open(&options.path(), boot_id)?;
     match store.keeps() {
         Ok(keeps) => Ok((store, keeps)),
         Err(error) if is_damage(&error) => {
             let why = format!("it is damaged ({error})");
-            Ok((store.begin_anew(&why, boot_id)?, Vec::new()))
+            Ok((store.replace(&why, boot_id)?, Vec::new()))
         }
         Err(source) => Err(JournalError::Database {
             path: store.path,
@@ -205,13 +204,13 @@ struct Work {
     /// `None` once it was given up.
     store: Option<Store>,
     /// As they are in the database, for a new one.
-    keeps: Vec<Keep>,
+    keeps: Vec<JournalKeep>,
     options: Options,
     boot_id: String,
     clock: Clock,
     shared: Arc<Shared>,
     /// To be written next.
-    batch: VecDeque<Record>,
+    batch: VecDeque<EventRecord>,
     /// When.
     write_at: Option<Instant>,
     /// How long it is waited after the next failure; `None` while it works.
@@ -223,7 +222,7 @@ struct Work {
 impl Work {
     fn new(
         store: Store,
-        keeps: Vec<Keep>,
+        keeps: Vec<JournalKeep>,
         options: Options,
         boot_id: String,
         shared: Arc<Shared>,
@@ -244,7 +243,7 @@ impl Work {
     }
 
     /// Works until it is stopped. Sleeps for good while there is nothing to write.
-    fn run(&mut self, receiver: &Receiver<Message>, asked: &Receiver<Asked>) {
+    fn run(&mut self, receiver: &Receiver<Message>, asked: &Receiver<KeepChange>) {
         if let Some(Err(error)) = self.store.as_ref().map(Store::check) {
             self.failed(&error);
         }
@@ -276,7 +275,7 @@ impl Work {
         }
     }
 
-    fn take(&mut self, records: Vec<Record>) {
+    fn take(&mut self, records: Vec<EventRecord>) {
         if self.store.is_none() {
             self.shared
                 .waiting
@@ -364,7 +363,7 @@ impl Work {
         let begun = if self.aside > ASIDE_MAX {
             Err("too many of them were damaged".to_owned())
         } else {
-            let begun = store.begin_anew(why, &self.boot_id);
+            let begun = store.replace(why, &self.boot_id);
             begun.map_err(|error| error.to_string())
         };
         self.adopt(begun);
@@ -413,9 +412,9 @@ impl Work {
         written.map_err(|source| JournalError::Database { path, source })?;
         match change {
             Change::Keep(keeps) => {
-                let name = |keep: &Keep| (keep.by, keep.made);
-                let is_new = |old: &&Keep| {
-                    let same = |new: &Keep| new.asked && new.key == old.key;
+                let name = |keep: &JournalKeep| (keep.by, keep.made);
+                let is_new = |old: &&JournalKeep| {
+                    let same = |new: &JournalKeep| new.asked && new.key == old.key;
                     old.asked && keeps.iter().any(same)
                 };
                 let replaced = self.keeps.iter().filter(is_new).map(name);
@@ -435,7 +434,7 @@ impl Work {
 /// much.
 fn write<'a>(
     store: &mut Store,
-    batch: impl Iterator<Item = &'a Record>,
+    batch: impl Iterator<Item = &'a EventRecord>,
     clock: &Clock,
     shared: &Shared,
     (options, pruned): (&Options, &mut Option<Instant>),

@@ -10,11 +10,11 @@ use reaper_model::event::ProcessKey;
 
 /// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
 #[derive(Clone)]
-pub struct Confirm(Arc<Epoll>);
+pub struct ExitPoll(Arc<Epoll>);
 
-impl Confirm {
-    pub(super) fn new() -> nix::Result<Confirm> {
-        Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| Confirm(Arc::new(epoll)))
+impl ExitPoll {
+    pub(super) fn new() -> nix::Result<ExitPoll> {
+        Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| ExitPoll(Arc::new(epoll)))
     }
 
     /// Waits for one more. It may be in the set already.
@@ -40,7 +40,7 @@ impl Confirm {
     }
 }
 
-impl AsFd for Confirm {
+impl AsFd for ExitPoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.0.as_fd()
     }

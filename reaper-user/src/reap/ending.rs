@@ -13,7 +13,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
-use super::{Ladder, Outcome, Step, Times, files_max, send};
+use super::{Escalation, ReapOutcome, SignalStep, Times, files_max, send};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::cgroup::Cgroup;
@@ -33,7 +33,7 @@ pub type Due = HashMap<ProcessKey, Option<Uids>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
     pub key: ProcessKey,
-    pub outcome: Outcome,
+    pub outcome: ReapOutcome,
     /// The strongest signal it was sent.
     pub signal: Option<Signal>,
     /// From its first signal to its confirmed end, in ns.
@@ -74,7 +74,7 @@ pub fn end_all<E>(
 /// Processes on their way to their end.
 pub struct Endings {
     targets: HashMap<ProcessKey, Target>,
-    ladder: Ladder,
+    ladder: Escalation,
     /// Those who were handed over to another, by pid.
     handed: HashMap<u32, Handed>,
     /// That is at it.
@@ -105,7 +105,7 @@ impl Endings {
         let limit = limit.saturating_add(LIMIT).as_nanos();
         Endings {
             targets: HashMap::new(),
-            ladder: Ladder::new(times, now).asking(gentle),
+            ladder: Escalation::new(times, now).with_first_signal(gentle),
             handed: HashMap::new(),
             by_another: false,
             has_unasked: false,
@@ -136,7 +136,7 @@ impl Endings {
             }
         }
         self.by_another = true;
-        if !self.ladder.is_gentle() && self.until.is_none() {
+        if !self.ladder.is_before_kill() && self.until.is_none() {
             self.until = Some(sys::after(self.stuck_after));
         }
     }
@@ -156,7 +156,7 @@ impl Endings {
                 target.strongest = None;
             }
         }
-        if !self.ladder.is_gentle() {
+        if !self.ladder.is_before_kill() {
             // With as much patience as if they had been its own.
             self.ladder = self.ladder.begun_anew(sys::monotonic());
             self.resident = u64::MAX;
@@ -165,7 +165,7 @@ impl Endings {
 
     /// The grace is over now.
     pub fn hasten(&mut self) {
-        if !self.ladder.is_gentle() {
+        if !self.ladder.is_before_kill() {
             return;
         }
         self.kill(sys::monotonic());
@@ -175,7 +175,7 @@ impl Endings {
         let theirs = targets.filter(|(key, target)| {
             self.by_another && target.done.is_none() && is_among(handed, **key)
         });
-        theirs.for_each(|(_, target)| target.handed(Step::Kill));
+        theirs.for_each(|(_, target)| target.handed(SignalStep::Kill));
     }
 
     fn kill(&mut self, now: u64) {
@@ -185,7 +185,7 @@ impl Endings {
 
     /// Whether it is not time for SIGKILL.
     pub fn is_gentle(&self) -> bool {
-        self.ladder.is_gentle()
+        self.ladder.is_before_kill()
     }
 
     /// Whether nothing more can be done about those who are left.
@@ -236,9 +236,9 @@ impl Endings {
             due = find(&all)?;
             opened.retain(|key, target| due.contains_key(key) && !target.has_exited());
             for _ in &opened {
-                self.ladder.claimed();
+                self.ladder.on_claim();
             }
-            if self.by_another && self.ladder.is_gentle() {
+            if self.by_another && self.ladder.is_before_kill() {
                 let handed = |key: &&ProcessKey| is_among(&self.handed, **key);
                 fresh.extend(opened.keys().filter(|key| !handed(key)).copied());
             }
@@ -246,7 +246,7 @@ impl Endings {
         }
         self.has_unasked = !fresh.is_empty();
         let now = sys::monotonic();
-        if self.ladder.is_gentle() && self.ladder.deadline() <= now {
+        if self.ladder.is_before_kill() && self.ladder.deadline() <= now {
             self.kill(now);
         }
         if self.by_another && self.until.is_some_and(|until| until <= now) {
@@ -270,12 +270,12 @@ impl Endings {
                 signalled.push((key, target));
             }
         }
-        if matches!(step, Step::Ask(_)) {
+        if matches!(step, SignalStep::Terminate(_)) {
             signalled.sort_unstable_by_key(|(key, _)| Reverse((key.start, key.pid)));
             for (key, target) in &signalled {
                 if let Some(pidfd) = &target.pidfd {
                     // If it is gone already, so much the better.
-                    let _ = send::send(pidfd, key.pid, own, Step::Wake);
+                    let _ = send::send(pidfd, key.pid, own, SignalStep::Wake);
                 }
             }
         }
@@ -308,7 +308,7 @@ impl Endings {
     /// nobody is left. Gives how many are.
     pub fn wait(&mut self, wake: Option<BorrowedFd<'_>>) -> usize {
         let mut until = sys::monotonic() + LOOK_EVERY.as_nanos() as u64;
-        if self.ladder.is_gentle() {
+        if self.ladder.is_before_kill() {
             until = until.min(self.ladder.deadline());
         }
         loop {
@@ -321,7 +321,11 @@ impl Endings {
             let one = self.targets.values().find(|target| target.done.is_none());
             // What has ended meanwhile is seen when its turn comes.
             let rest = Duration::from_nanos(rest.saturating_add(999_999));
-            let woken = pidfd::wait_first(one.and_then(|target| target.pidfd.as_ref()), wake, rest);
+            let woken = pidfd::wait_exit_or_readable(
+                one.and_then(|target| target.pidfd.as_ref()),
+                wake,
+                rest,
+            );
             if woken {
                 return self.confirm();
             }
@@ -348,8 +352,8 @@ impl Endings {
         {
             if target.has_exited() {
                 target.pidfd = None;
-                target.done = Some((Outcome::Ended(ExitStatus::Unknown), sys::boot_time()));
-                self.ladder.finished(sys::monotonic());
+                target.done = Some((ReapOutcome::Ended(ExitStatus::Unknown), sys::boot_time()));
+                self.ladder.on_finished(sys::monotonic());
             } else {
                 left += 1;
             }
@@ -358,7 +362,7 @@ impl Endings {
     }
 
     fn look_for_progress(&mut self, left: usize) {
-        if left == 0 || self.ladder.is_gentle() || self.ladder.deadline() > sys::monotonic() {
+        if left == 0 || self.ladder.is_before_kill() || self.ladder.deadline() > sys::monotonic() {
             return;
         }
         let left = self.targets.iter();
@@ -371,7 +375,7 @@ impl Endings {
         }
         if runs || resident < self.resident || !self.ladder.warned() {
             self.resident = resident;
-            self.ladder.progress(sys::monotonic());
+            self.ladder.on_progress(sys::monotonic());
         } else if !self.by_another {
             self.stuck = true;
         }
@@ -406,7 +410,7 @@ impl Handed {
     fn told(self) -> Ending {
         Ending {
             key: self.key,
-            outcome: Outcome::Ended(ExitStatus::Unknown),
+            outcome: ReapOutcome::Ended(ExitStatus::Unknown),
             signal: Some(self.signal),
             duration: None,
             memory: self.memory,

@@ -20,7 +20,7 @@
 #[cfg_attr(target_os = "macos", path = "confirm/darwin.rs")]
 mod confirm;
 mod ending;
-mod ladder;
+mod escalation;
 mod reaper;
 mod send;
 mod target;
@@ -34,13 +34,13 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
-pub use confirm::Confirm;
+pub use confirm::ExitPoll;
 pub use ending::{Due, Ending, Endings, Handed, end_all};
-pub use ladder::{Ladder, Stage, Step, Times};
+pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
 pub use send::end_own;
 #[cfg(target_os = "linux")]
-pub use send::{STOP, ask_own, forward, stop_owner};
+pub use send::{STOP, forward, stop_supervisor, terminate_own};
 
 /// How many files are left for others to open, if there are so many.
 const FILES_LEFT: u64 = 256;
@@ -53,7 +53,7 @@ pub fn files_max() -> u64 {
 
 /// Who has sent a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signaller {
+pub enum SentBy {
     /// This program, through a pidfd.
     Service,
     /// A probe, to one at whose fork, exec or orphaning it was.
@@ -62,23 +62,23 @@ pub enum Signaller {
 
 /// What came of trying to signal a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct SentSignal {
     pub key: ProcessKey,
     pub signal: Signal,
-    pub by: Signaller,
+    pub by: SentBy,
     /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
     pub latency: Option<u64>,
 }
 
 /// How it ended for a process that was claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ReapOutcome {
     /// It has exited, as its pidfd says, or as was read before there was one for what others signalled.
     Ended(ExitStatus),
     /// It lives on.
     Failed(Failure),
     /// It was let go without a signal: it had exited before, or is not due any more.
-    Released(Released),
+    NotSent(ReleaseReason),
 }
 
 /// Why a process could not be ended.
@@ -95,7 +95,7 @@ pub enum Failure {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
+pub enum ReleaseReason {
     Gone,
     NotDue(Reason),
     /// Under which uid it runs cannot be told any more.
@@ -108,19 +108,19 @@ pub enum Released {
 
 /// A report of the reaper, in the order in which things happened.
 #[derive(Clone, Debug)]
-pub enum Report {
+pub enum ReapEvent {
     /// It has been verified, or needs no verifying, that a process is the one that was decided about,
     /// and that it is still to be reaped.
     Decided {
         key: ProcessKey,
         decision: Decision,
     },
-    Signal(Sent),
+    Signal(SentSignal),
     Outcome {
         key: ProcessKey,
         /// The session it was a member of.
         session: SessionId,
-        outcome: Outcome,
+        outcome: ReapOutcome,
         /// The strongest signal it was sent, by whomever.
         signal: Option<Signal>,
         /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
@@ -130,7 +130,7 @@ pub enum Report {
         memory: Option<Memory>,
     },
     /// Nothing is left on a session's ladder.
-    Done {
+    Closed {
         session: SessionId,
     },
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use super::target::Target;
 use super::weigh::Scales;
-use super::{Confirm, Ladder, Outcome, Released, Report, Stage, Times, files_max};
+use super::{Escalation, ExitPoll, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
 use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::Model;
@@ -27,7 +27,7 @@ pub struct Reaper {
     /// Nothing is signalled.
     observe: bool,
     targets: HashMap<ProcessKey, Target>,
-    ladders: BTreeMap<SessionId, Ladder>,
+    escalations: BTreeMap<SessionId, Escalation>,
     /// How many of the targets are members of each session.
     members: HashMap<SessionId, usize>,
     /// How many of the targets have a pidfd.
@@ -37,14 +37,14 @@ pub struct Reaper {
     /// To be signalled next: opened, if need be, and then drained past, before it is.
     queue: Vec<ProcessKey>,
     /// To be opened once there is room for more open files.
-    starved: Vec<ProcessKey>,
+    waiting_for_files: Vec<ProcessKey>,
     /// Sent their first signal since they were last weighed.
     unweighed: Vec<ProcessKey>,
     scales: Scales,
-    confirm: Confirm,
+    confirm: ExitPoll,
     tokens: HashMap<u64, ProcessKey>,
     last_token: u64,
-    reports: Vec<Report>,
+    reports: Vec<ReapEvent>,
 }
 
 impl Reaper {
@@ -56,15 +56,15 @@ impl Reaper {
             times,
             observe,
             targets: HashMap::new(),
-            ladders: BTreeMap::new(),
+            escalations: BTreeMap::new(),
             members: HashMap::new(),
             open: 0,
             files_max: files_max(),
             queue: Vec::new(),
-            starved: Vec::new(),
+            waiting_for_files: Vec::new(),
             unweighed: Vec::new(),
             scales: Scales::default(),
-            confirm: Confirm::new()?,
+            confirm: ExitPoll::new()?,
             tokens: HashMap::new(),
             last_token: 0,
             reports: Vec::new(),
@@ -77,13 +77,13 @@ impl Reaper {
     }
 
     /// Ladders that are open.
-    pub fn open_ladders(&self) -> usize {
-        self.ladders.len()
+    pub fn open_escalations(&self) -> usize {
+        self.escalations.len()
     }
 
     /// Whether a session's ladder is open.
     pub fn is_open(&self, session: SessionId) -> bool {
-        self.ladders.contains_key(&session)
+        self.escalations.contains_key(&session)
     }
 
     /// Whether members of this very session are claimed, be it on another's ladder.
@@ -93,7 +93,7 @@ impl Reaper {
 
     /// The open ladders, and where they are.
     pub fn stages(&self) -> impl Iterator<Item = (SessionId, Stage)> {
-        self.ladders
+        self.escalations
             .iter()
             .map(|(session, ladder)| (*session, ladder.stage()))
     }
@@ -103,8 +103,8 @@ impl Reaper {
     /// [`Reaper::close_empty`]; the session is one that is due by itself, in no other that is.
     pub fn resume(&mut self, session: SessionId, kill_at: u64) {
         if !self.observe {
-            let ladder = Ladder::resumed(self.times, kill_at, sys::monotonic());
-            self.ladders.entry(session).or_insert(ladder);
+            let ladder = Escalation::resumed(self.times, kill_at, sys::monotonic());
+            self.escalations.entry(session).or_insert(ladder);
         }
     }
 
@@ -113,16 +113,16 @@ impl Reaper {
     /// another signal, or has come to SIGKILL.
     pub fn open(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
         let now = sys::monotonic();
-        let open = self.ladders.get_mut(&session);
+        let open = self.escalations.get_mut(&session);
         let Some(ladder) = open.filter(|ladder| !ladder.is_empty()) else {
-            let ladder = Ladder::new(times, now).asking(gentle);
-            self.ladders.insert(session, ladder);
+            let ladder = Escalation::new(times, now).with_first_signal(gentle);
+            self.escalations.insert(session, ladder);
             return true;
         };
         if !times.grace.is_zero() {
-            return ladder.is_gentle() && ladder.begins_with() == (gentle, times.grace);
+            return ladder.is_before_kill() && ladder.begins_with() == (gentle, times.grace);
         }
-        if ladder.is_gentle() {
+        if ladder.is_before_kill() {
             ladder.kill(now);
             self.queue_all(session);
         }
@@ -132,23 +132,23 @@ impl Reaper {
     /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
     /// the tree is only now due.
     pub fn renew(&mut self, session: SessionId) {
-        if let Some(ladder) = self.ladders.get_mut(&session) {
+        if let Some(ladder) = self.escalations.get_mut(&session) {
             *ladder = ladder.renewed(self.times, sys::monotonic());
         }
     }
 
     /// What a session's ladder sends first, and how long before SIGKILL: of that which goes on, or else of one that began now.
     pub fn begins_with(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
-        let open = session.and_then(|session| self.ladders.get(&session));
+        let open = session.and_then(|session| self.escalations.get(&session));
         let usual = (Signal::SIGTERM, times.grace);
-        open.map_or(usual, Ladder::begins_with)
+        open.map_or(usual, Escalation::begins_with)
     }
 
     /// What a claimed process had right after its first signal, as far as it has been read; `None` where it is not claimed,
     /// has exited, or may not be signalled.
     pub fn claimed(&self, key: ProcessKey) -> Option<Option<Memory>> {
         let target = self.targets.get(&key);
-        let target = target.filter(|one| one.ended.is_none() && one.refused.is_none());
+        let target = target.filter(|one| one.exit_status.is_none() && one.refused.is_none());
         target.map(Target::memory)
     }
 
@@ -164,11 +164,11 @@ impl Reaper {
 
     /// When [`Reaper::tick`] is wanted next, on the monotonic clock.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.ladders.values().map(Ladder::deadline).min()
+        self.escalations.values().map(Escalation::deadline).min()
     }
 
     /// What to wait on for ends to confirm.
-    pub fn confirm(&self) -> Confirm {
+    pub fn confirm(&self) -> ExitPoll {
         self.confirm.clone()
     }
 
@@ -177,8 +177,10 @@ impl Reaper {
     }
 
     /// Whether it has been reported of a process that it is to be reaped.
-    pub fn has_told(&self, key: ProcessKey) -> bool {
-        self.targets.get(&key).is_some_and(|target| target.told)
+    pub fn has_reported(&self, key: ProcessKey) -> bool {
+        self.targets
+            .get(&key)
+            .is_some_and(|target| target.is_reported)
     }
 
     /// Takes on a process that is to be reaped; false if somebody has already.
@@ -203,16 +205,16 @@ impl Reaper {
             .due
             .map(|due| if late { key.start } else { due.at });
         let target = Target {
-            ladder,
+            escalation: ladder,
             session,
-            told,
+            is_reported: told,
             pidfd: None,
             token: self.last_token,
             due_at: due_at.filter(|_| !held),
             first_signal: None,
-            strongest: None,
-            had,
-            ended: None,
+            last_signal: None,
+            signals_had: had,
+            exit_status: None,
             refused: None,
             rss: u64::MAX,
             memory: None,
@@ -222,7 +224,7 @@ impl Reaper {
         *self.members.entry(session).or_default() += 1;
         if told {
             let decision = decision.clone();
-            self.reports.push(Report::Decided { key, decision });
+            self.reports.push(ReapEvent::Decided { key, decision });
         }
         if !held {
             self.queue.push(key);
@@ -234,24 +236,24 @@ impl Reaper {
     /// handler of that may have made it to clean up, so it is left to its maker while that lives.
     fn step_on(&mut self, session: SessionId, late: bool) -> bool {
         let now = sys::monotonic();
-        let ladder = self.ladders.entry(session);
-        let ladder = ladder.or_insert_with(|| Ladder::new(self.times, now));
-        ladder.claimed();
-        if late && ladder.birth(now) {
+        let ladder = self.escalations.entry(session);
+        let ladder = ladder.or_insert_with(|| Escalation::new(self.times, now));
+        ladder.on_claim();
+        if late && ladder.on_birth(now) {
             self.queue_all(session);
             return false;
         }
-        late && ladder.is_gentle()
+        late && ladder.is_before_kill()
     }
 
     /// The exit record of a process and the orphans it left.
-    pub fn exited(&mut self, node: &Node, ended: ExitStatus, orphans: &[ProcessKey]) {
+    pub fn on_exit(&mut self, node: &Node, ended: ExitStatus, orphans: &[ProcessKey]) {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
-            target.ended = Some(ended);
-            target.had |= node.state.member.signalled;
+            target.exit_status = Some(ended);
+            target.signals_had |= node.state.member.signalled;
             if target.pidfd.is_none() {
-                self.finish(key, Outcome::Released(Released::Gone));
+                self.finish(key, ReapOutcome::NotSent(ReleaseReason::Gone));
             }
         }
         // The clean-up's maker is gone: nobody waits for it any more.
@@ -259,7 +261,7 @@ impl Reaper {
             if self
                 .targets
                 .get(orphan)
-                .is_some_and(|target| target.strongest.is_none())
+                .is_some_and(|target| target.last_signal.is_none())
             {
                 self.queue.push(*orphan);
             }
@@ -267,7 +269,7 @@ impl Reaper {
     }
 
     /// What has happened since the last call.
-    pub fn take_reports(&mut self) -> Vec<Report> {
+    pub fn take_reports(&mut self) -> Vec<ReapEvent> {
         std::mem::take(&mut self.reports)
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
-use super::{Released, Step};
+use super::{ReleaseReason, SignalStep};
 use crate::source::procfs::Procfs;
 use crate::sys::cgroup::Cgroup;
 use crate::sys::pidfd::Pidfd;
@@ -15,38 +15,47 @@ use reaper_model::policy::{Decision, Evaluation, Verdict};
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
 /// The ring has been drained past the opening.
-pub(super) fn identify(model: &mut Model, key: ProcessKey, pidfd: &Pidfd) -> Result<(), Released> {
-    let node = model.tree.get(key).ok_or(Released::Gone)?;
+pub(super) fn identify(
+    model: &mut Model,
+    key: ProcessKey,
+    pidfd: &Pidfd,
+) -> Result<(), ReleaseReason> {
+    let node = model.tree.get(key).ok_or(ReleaseReason::Gone)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
     if inode != 0 && pidfd.inode() != Some(inode) {
-        return Err(Released::Identity);
+        return Err(ReleaseReason::Identity);
     }
     // A process may have changed its uid without anybody telling; a keep may follow from that.
     match pidfd.uids(key.pid) {
         Some(now) if now != uids => model.set_uids(key, now),
         Some(_) => {}
-        None if pidfd.has_exited() => return Err(Released::Gone),
-        None => return Err(Released::Unreadable),
+        None if pidfd.has_exited() => return Err(ReleaseReason::Gone),
+        None => return Err(ReleaseReason::Unreadable),
     }
     Ok(())
 }
 
 /// Whether it is still due.
-pub(super) fn still_due(round: &Evaluation<'_>, key: ProcessKey) -> Result<Decision, Released> {
+pub(super) fn still_due(
+    round: &Evaluation<'_>,
+    key: ProcessKey,
+) -> Result<Decision, ReleaseReason> {
     let decision = round.decide(key);
     match decision.verdict {
         Verdict::Reap => Ok(decision),
-        Verdict::Keep | Verdict::Report | Verdict::Wait => Err(Released::NotDue(decision.reason)),
+        Verdict::Keep | Verdict::Report | Verdict::Wait => {
+            Err(ReleaseReason::NotDue(decision.reason))
+        }
     }
 }
 
-/// Sends what the step asks for. Who is asked has to be woken, once all are that are asked together: see [`Step::Ask`].
-pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: Step) -> nix::Result<()> {
-    never(pid, own_pid)?;
+/// Sends what the step asks for. Who is asked has to be woken, once all are that are asked together: see [`SignalStep::Terminate`].
+pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: SignalStep) -> nix::Result<()> {
+    check_never_list(pid, own_pid)?;
     match step {
-        Step::Ask(signal) => pidfd.send_signal(signal),
-        Step::Wake => pidfd.send_signal(Signal::SIGCONT),
-        Step::Kill => pidfd.send_signal(Signal::SIGKILL),
+        SignalStep::Terminate(signal) => pidfd.send_signal(signal),
+        SignalStep::Wake => pidfd.send_signal(Signal::SIGCONT),
+        SignalStep::Kill => pidfd.send_signal(Signal::SIGKILL),
     }
 }
 
@@ -57,7 +66,7 @@ pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSe
     let own = std::process::id();
     let inside = cgroup.pids()?;
     for pid in &inside {
-        never(*pid, own)?;
+        check_never_list(*pid, own)?;
     }
     for pid in procfs.line(own).map_err(io::Error::other)? {
         if cgroup.holds(pid)? {
@@ -69,7 +78,7 @@ pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSe
 }
 
 /// Nobody decides so; that it cannot happen is worth a second line of defence.
-fn never(pid: u32, own_pid: u32) -> nix::Result<()> {
+fn check_never_list(pid: u32, own_pid: u32) -> nix::Result<()> {
     if pid <= 1 || pid == own_pid {
         return Err(nix::Error::EPERM);
     }
@@ -95,8 +104,8 @@ pub const STOP: i32 = 0x7265_6170;
 /// # Errors
 /// As [`end_own`].
 #[cfg(target_os = "linux")]
-pub fn stop_owner(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
-    never(pid, std::process::id())?;
+pub fn stop_supervisor(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
+    check_never_list(pid, std::process::id())?;
     pidfd.send_signal_with(Signal::SIGTERM, STOP)?;
     pidfd.send_signal(Signal::SIGCONT)
 }
@@ -106,7 +115,7 @@ pub fn stop_owner(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
 /// # Errors
 /// As [`end_own`].
 #[cfg(target_os = "linux")]
-pub fn ask_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
     end_own(pidfd, pid, signal)?;
     pidfd.send_signal(Signal::SIGCONT)
 }
@@ -117,6 +126,6 @@ pub fn ask_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
 /// # Errors
 /// As `pidfd_send_signal(2)`; `EPERM` for those that are never signalled.
 pub fn end_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
-    never(pid, std::process::id())?;
+    check_never_list(pid, std::process::id())?;
     pidfd.send_signal(signal)
 }

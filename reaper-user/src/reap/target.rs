@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::weigh::Share;
-use super::{Failure, Outcome, Released};
+use super::{Failure, ReapOutcome, ReleaseReason};
 use crate::source::procfs::Memory;
 use crate::sys::pidfd::Pidfd;
 use reaper_model::event::ExitStatus;
@@ -13,11 +13,11 @@ use reaper_model::session::SessionId;
 /// See the module.
 pub(super) struct Target {
     /// The session on whose ladder it is.
-    pub(super) ladder: SessionId,
+    pub(super) escalation: SessionId,
     /// The session it is a member of: that one, or one nested in it.
     pub(super) session: SessionId,
     /// That it is to be reaped has been told.
-    pub(super) told: bool,
+    pub(super) is_reported: bool,
     pub(super) pidfd: Option<Pidfd>,
     /// Number under which the pidfd is waited on.
     pub(super) token: u64,
@@ -26,11 +26,11 @@ pub(super) struct Target {
     /// When this program sent it its first signal, if nobody had before.
     pub(super) first_signal: Option<u64>,
     /// How far it has come here: the signal of the last step.
-    pub(super) strongest: Option<Signal>,
+    pub(super) last_signal: Option<Signal>,
     /// What it has been sent by others, and maybe by this program: `MEMBER_TERM` and `MEMBER_KILL`.
-    pub(super) had: u32,
+    pub(super) signals_had: u32,
     /// Its exit record, which comes before the end is confirmed.
-    pub(super) ended: Option<ExitStatus>,
+    pub(super) exit_status: Option<ExitStatus>,
     pub(super) refused: Option<Failure>,
     /// Memory at the last look, to tell progress from none.
     pub(super) rss: u64,
@@ -43,11 +43,11 @@ pub(super) struct Target {
 impl Target {
     /// The strongest signal it was sent, by whomever.
     pub(super) fn signal(&self) -> Option<Signal> {
-        if self.had & MEMBER_KILL != 0 {
+        if self.signals_had & MEMBER_KILL != 0 {
             Some(Signal::SIGKILL)
         } else {
-            let had = (self.had & MEMBER_TERM != 0).then_some(Signal::SIGTERM);
-            self.strongest.or(had)
+            let had = (self.signals_had & MEMBER_TERM != 0).then_some(Signal::SIGTERM);
+            self.last_signal.or(had)
         }
     }
 
@@ -58,10 +58,10 @@ impl Target {
     }
 
     /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.
-    pub(super) fn outcome(&self, outcome: Outcome) -> Outcome {
+    pub(super) fn outcome(&self, outcome: ReapOutcome) -> ReapOutcome {
         match outcome {
-            Outcome::Released(Released::Gone) if self.signal().is_some() => {
-                Outcome::Ended(self.ended.unwrap_or(ExitStatus::Unknown))
+            ReapOutcome::NotSent(ReleaseReason::Gone) if self.signal().is_some() => {
+                ReapOutcome::Ended(self.exit_status.unwrap_or(ExitStatus::Unknown))
             }
             outcome => outcome,
         }

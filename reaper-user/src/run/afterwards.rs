@@ -4,10 +4,10 @@ use std::io;
 use std::process::Command;
 
 use super::{CgroupError, End, Outcome, Report, Run, RunError, attend};
-use crate::sys::child::Held;
+use crate::sys::child::BlockedSignals;
 
 /// Runs what was asked for, and cleans up. What fails is added to the report.
-pub(super) fn see_to(run: &Run, held: &Held, report: &mut Report) {
+pub(super) fn see_to(run: &Run, held: &BlockedSignals, report: &mut Report) {
     let (option, hook) = match report.outcome {
         Outcome::Success => ("--on-success", &run.on_success),
         Outcome::Cancelled => return,
@@ -41,7 +41,12 @@ pub(super) fn see_to(run: &Run, held: &Held, report: &mut Report) {
 }
 
 /// Runs a command to its end, and leaves nothing of it behind either.
-fn follow_up(run: &Run, hook: &str, held: &Held, report: &mut Report) -> Result<(), String> {
+fn follow_up(
+    run: &Run,
+    hook: &str,
+    held: &BlockedSignals,
+    report: &mut Report,
+) -> Result<(), String> {
     let mut command = Command::new("sh");
     command
         .arg("-c")

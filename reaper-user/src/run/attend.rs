@@ -18,7 +18,7 @@ use super::stand_in::Supervisor;
 use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
 use crate::reap;
 use crate::sys;
-use crate::sys::child::{self, Change, Held};
+use crate::sys::child::{self, BlockedSignals, ChildChange};
 use crate::sys::pidfd::Pidfd;
 
 const NO_HANDLE: &str = "no handle on a process is to be had";
@@ -26,7 +26,7 @@ const NO_HANDLE: &str = "no handle on a process is to be had";
 /// A command that runs, and what is known of it.
 pub(super) struct Attended<'a> {
     pub(super) run: &'a Run,
-    held: &'a Held,
+    held: &'a BlockedSignals,
     pub(super) pid: u32,
     pidfd: Pidfd,
     /// The cgroup that it was born in, if it has one for itself.
@@ -46,10 +46,14 @@ pub(super) struct Attended<'a> {
 }
 
 /// Runs it, up to where nothing is left of it.
-pub(super) fn attend(run: &mut Run, held: &Held, leaf: Option<Leaf>) -> Result<Report, RunError> {
+pub(super) fn attend(
+    run: &mut Run,
+    held: &BlockedSignals,
+    leaf: Option<Leaf>,
+) -> Result<Report, RunError> {
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
-    held.inherited.hand_on(&mut run.command);
+    held.inherited.forward_signals(&mut run.command);
     let silence = run
         .idle
         .map(|_| Silence::begin(&mut run.command, run.idle_cpu));
@@ -276,9 +280,9 @@ impl Attended<'_> {
             match child::next_change() {
                 Ok(Some((pid, change))) if pid == self.pid => {
                     match change {
-                        Change::Exited(status) => self.end = Some(End::Exited(status)),
-                        Change::Killed(signal) => self.end = Some(End::Killed(signal)),
-                        Change::Stopped(signal) => self.stop_too(signal),
+                        ChildChange::Exited(status) => self.end = Some(End::Exited(status)),
+                        ChildChange::Killed(signal) => self.end = Some(End::Killed(signal)),
+                        ChildChange::Stopped(signal) => self.stop_too(signal),
                     }
                     self.ended = sys::monotonic();
                 }
@@ -309,7 +313,7 @@ impl Attended<'_> {
     /// Sends the command alone the signal to end, and waits for at most the grace. Returns whether it exited.
     pub(super) fn end_leader(&mut self) -> bool {
         let until = sys::after(self.run.times.grace);
-        if let Err(error) = reap::ask_own(&self.pidfd, self.pid, self.run.signal) {
+        if let Err(error) = reap::terminate_own(&self.pidfd, self.pid, self.run.signal) {
             tracing::debug!("pid {}: it cannot be asked to end: {error}", self.pid);
         }
         loop {

@@ -15,7 +15,7 @@ use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, Over, Record};
 use super::recording::{claim, close};
 use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
 use super::{Left, Outcome};
-use crate::reap::{Due, Ending, Endings, Outcome as Reaped, Times, end_own, files_max};
+use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::host::boot_id;

@@ -12,7 +12,7 @@ use super::received_signal::ReceivedSignal;
 use super::report::children;
 use super::service::Service;
 use super::{Left, Outcome, Report};
-use crate::reap::{Due, Ending, Endings, Outcome as Reaped};
+use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped};
 use crate::source::procfs::{Descendant, Procfs, ProcfsError};
 use crate::sys;
 use reaper_model::event::ProcessKey;

@@ -63,7 +63,7 @@ use nix::sys::signal::Signal;
 use crate::reap::Times;
 use crate::sys;
 use crate::sys::cgroup::own;
-use crate::sys::child::{self, Held};
+use crate::sys::child::{self, BlockedSignals};
 use crate::sys::held_path::HeldPath;
 pub use crate::sys::held_path::HeldPathError;
 pub use cgroup::CgroupError;
@@ -233,7 +233,7 @@ impl Run {
     }
 
     /// Leaves in `held` what has signals wait.
-    fn attend_recorded(&mut self, held: &mut Option<Held>) -> Result<Report, RunError> {
+    fn attend_recorded(&mut self, held: &mut Option<BlockedSignals>) -> Result<Report, RunError> {
         // Before it is waited for: that it cannot be made is told at once.
         let leaf = self.make_leaf()?;
         let _place = self.take_place()?;
@@ -245,7 +245,8 @@ impl Run {
                 source,
             })?;
         }
-        let held = held.insert(Held::begin().map_err(RunError::system("signals cannot be held"))?);
+        let held = held
+            .insert(BlockedSignals::begin().map_err(RunError::system("signals cannot be held"))?);
         if self.recording.as_ref().is_some_and(Recording::is_stopped) {
             return Err(RunError::Stopped(Signal::SIGTERM));
         }

@@ -10,7 +10,7 @@ use super::DoneWhen;
 use crate::reap::{Due, Endings, Times};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
-use crate::sys::child::{self, Change, Inherited};
+use crate::sys::child::{self, ChildChange, Inherited};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -94,10 +94,10 @@ impl<'a> Probe<'a> {
     }
 
     /// A child of this process has changed.
-    pub(super) fn note(&mut self, pid: u32, change: Change) {
+    pub(super) fn note(&mut self, pid: u32, change: ChildChange) {
         match (self.asked, change) {
-            (Some(asked), Change::Exited(_) | Change::Killed(_)) if asked.pid == pid => {
-                self.answered(asked, change == Change::Exited(0));
+            (Some(asked), ChildChange::Exited(_) | ChildChange::Killed(_)) if asked.pid == pid => {
+                self.answered(asked, change == ChildChange::Exited(0));
             }
             _ => {}
         }
@@ -112,7 +112,7 @@ impl<'a> Probe<'a> {
             .stderr(Stdio::null());
         // What the terminal sends is not for it.
         command.process_group(0);
-        self.inherited.hand_on(&mut command);
+        self.inherited.forward_signals(&mut command);
         // It is asked too often to be written down, so nobody else would know of it.
         child::die_with_this(&mut command);
         match command.spawn() {

@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::{End, Outcome};
-use crate::reap::{Ending, Failure, Outcome as Reaped};
+use crate::reap::{Ending, Failure, ReapOutcome as Reaped};
 use crate::source::procfs::Procfs;
 
 /// See the module.
@@ -95,7 +95,7 @@ impl Left {
                 format!("it does not die of SIGKILL (state {state})")
             }
             Reaped::Failed(Failure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
-            Reaped::Failed(Failure::Stopped) | Reaped::Released(_) | Reaped::Ended(_) => {
+            Reaped::Failed(Failure::Stopped) | Reaped::NotSent(_) | Reaped::Ended(_) => {
                 return None;
             }
         };

@@ -51,7 +51,7 @@ use super::Outcome;
 use super::record::{OTHER_BOOT, Over, Record, UNWRITTEN, Unreadable};
 use crate::export::write_object;
 use crate::sys::host::boot_id;
-use crate::sys::{owner, places, remote, xdg};
+use crate::sys::{owner, paths, remote, xdg};
 
 /// How many of those that are closed are kept, and for how long.
 pub const CLOSED_MAX: usize = 100;
@@ -149,7 +149,7 @@ impl Runs {
     pub fn of_user() -> Result<Runs, RecordError> {
         let roots = nix::unistd::geteuid().is_root() && xdg::absolute("XDG_STATE_HOME").is_none();
         let state = match roots {
-            true => Some(PathBuf::from(places::STATE)),
+            true => Some(PathBuf::from(paths::STATE)),
             false => xdg::state_home().map(|home| home.join("reaper")),
         };
         Runs::open(&state.ok_or(RecordError::NoPlace)?.join("runs"))
@@ -173,7 +173,7 @@ impl Runs {
             let dir = dir.to_owned();
             Err(RecordError::Exposed { dir, uid, mode })
         };
-        if owner::is_exposed(&meta) {
+        if owner::is_writable_by_others(&meta) {
             return exposed(dir, &meta);
         }
         // Whoever could put another directory in its place would say whom root ends.
@@ -183,7 +183,7 @@ impl Runs {
             .filter(|_| nix::unistd::geteuid().is_root());
         for above in above.filter(|above| !above.as_os_str().is_empty()) {
             let meta = fs::metadata(above).map_err(RecordError::file(above))?;
-            if owner::lets_replace(&meta) {
+            if owner::allows_replacement(&meta) {
                 return exposed(above, &meta);
             }
         }

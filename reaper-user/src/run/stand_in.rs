@@ -19,7 +19,7 @@ use nix::unistd::{Pid, getppid};
 use super::RunError;
 use super::received_signal::ReceivedSignal;
 use crate::reap;
-use crate::sys::child::{self, Change, Held};
+use crate::sys::child::{self, BlockedSignals, ChildChange};
 use crate::sys::pidfd::Pidfd;
 
 /// Which process this one is.
@@ -57,7 +57,7 @@ pub fn role() -> Result<Role, RunError> {
         return Ok(Role::Supervisor(Supervisor { stand_in: None }));
     }
     // Before the fork: the command may be up, and be sent a signal, before this process runs again.
-    let held = Held::begin().map_err(&failed)?;
+    let held = BlockedSignals::begin().map_err(&failed)?;
     match child::fork_dependent().map_err(&failed)? {
         None => {
             held.release();
@@ -73,7 +73,7 @@ pub fn role() -> Result<Role, RunError> {
 }
 
 /// Passes signals and stops on until the supervisor has ended. Returns its status as a shell has it.
-fn stand_in(supervisor: Pid, held: Held) -> nix::Result<u8> {
+fn stand_in(supervisor: Pid, held: BlockedSignals) -> nix::Result<u8> {
     let pid = supervisor.as_raw().cast_unsigned();
     // The process id cannot be reused: only this process waits for it.
     let pidfd = Pidfd::open(pid)?;
@@ -91,8 +91,8 @@ fn stand_in(supervisor: Pid, held: Held) -> nix::Result<u8> {
             }
         }
         match child::change_of(supervisor)? {
-            Some(Change::Exited(status)) => return Ok(status),
-            Some(Change::Killed(signal)) => {
+            Some(ChildChange::Exited(status)) => return Ok(status),
+            Some(ChildChange::Killed(signal)) => {
                 drop(held);
                 if signal == Signal::SIGINT as i32 {
                     // A shell that waits stops its loop only for a process that SIGINT has ended.
@@ -100,7 +100,7 @@ fn stand_in(supervisor: Pid, held: Held) -> nix::Result<u8> {
                 }
                 return Ok(u8::try_from(128 + signal).unwrap_or(u8::MAX));
             }
-            Some(Change::Stopped(signal)) => {
+            Some(ChildChange::Stopped(signal)) => {
                 if let Ok(signal) = Signal::try_from(signal) {
                     child::stop_self(signal)?;
                 }

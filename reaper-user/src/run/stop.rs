@@ -17,8 +17,8 @@ use super::hearing::Hearing;
 use super::record::Record;
 use super::recording::claim;
 use super::runs::{self, Known, RecordError, Runs};
-use crate::reap::{ask_own, stop_owner};
-use crate::source::procfs::{Glance, Procfs};
+use crate::reap::{stop_supervisor, terminate_own};
+use crate::source::procfs::{Liveness, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
 
 /// How long a run whose outcome is decided has to be over by itself, and how often that is asked.
@@ -75,9 +75,9 @@ fn owner(known: &Known) -> Result<Option<Pidfd>, StopError> {
     }
     // Opened before it is known to be the owner's.
     let pidfd = Pidfd::open(start.wrapper.pid);
-    match Procfs::default().glance(start.wrapper.key()) {
-        Ok(Glance::Alive { .. }) => {}
-        Ok(Glance::Gone) => return Ok(None),
+    match Procfs::default().probe(start.wrapper.key()) {
+        Ok(Liveness::Alive { .. }) => {}
+        Ok(Liveness::Gone) => return Ok(None),
         Err(error) => return Err(failed(io::Error::other(error))),
     }
     match pidfd {
@@ -135,11 +135,11 @@ impl Runs {
         }
         let pid = known.record.start.wrapper.pid;
         let sent = match claimed {
-            Ok(_) => ask_own(&owner, pid, Signal::SIGTERM),
+            Ok(_) => terminate_own(&owner, pid, Signal::SIGTERM),
             Err(error) => {
                 let id = known.id();
                 tracing::warn!("run {id}: that it is stopped cannot be written down: {error}");
-                stop_owner(&owner, pid)
+                stop_supervisor(&owner, pid)
             }
         };
         drop(hearing);

@@ -7,7 +7,7 @@
 pub mod darwin;
 #[cfg(target_os = "linux")]
 pub mod ebpf;
-pub mod ladder;
+pub mod kind;
 #[cfg(target_os = "linux")]
 pub mod proc_connector;
 #[cfg(target_os = "linux")]
@@ -28,7 +28,7 @@ use reaper_common::{Defect, Kind};
 #[cfg(target_os = "macos")]
 use darwin::kernel::{Scan, ScanError};
 use ebpf::{Ring, State};
-use ladder::Rung;
+use kind::SourceKind;
 #[cfg(target_os = "linux")]
 use proc_connector::{ConnectorError, ProcConnector};
 use reaper_model::agent::NameTable;
@@ -69,14 +69,14 @@ pub struct Drained {
     pub records: u64,
     /// How much of what was read was not understood, and what was wrong with the last of it.
     pub malformed: u64,
-    pub flaw: Option<Flaw>,
+    pub malformation: Option<Malformation>,
     /// Highest count of lost records that a record told of.
     pub lost: u64,
 }
 
 /// Something that was read and not understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Flaw {
+pub enum Malformation {
     /// A record of the kernel's is none.
     #[error("{0}")]
     Record(Defect),
@@ -96,18 +96,18 @@ pub enum Flaw {
 
 impl Source {
     /// Where it stands among the sources.
-    pub fn rung(&self) -> Rung {
+    pub fn kind(&self) -> SourceKind {
         match self {
-            Source::Ebpf(_) => Rung::Ebpf,
-            Source::Scan(_) => Rung::Scan,
+            Source::Ebpf(_) => SourceKind::Ebpf,
+            Source::Scan(_) => SourceKind::Scan,
             #[cfg(target_os = "linux")]
-            Source::ProcConnector(_) => Rung::ProcConnector,
+            Source::ProcConnector(_) => SourceKind::ProcConnector,
         }
     }
 
     /// What it is called in configs, on command lines and in the stream.
     pub fn name(&self) -> &'static str {
-        self.rung().name()
+        self.kind().name()
     }
 
     /// Hands over all that has happened before this call, in order. What is no record is counted and skipped.
@@ -161,13 +161,13 @@ impl Source {
     }
 
     /// Whether it tells only of those who are followed.
-    pub fn filters(&self) -> bool {
-        self.probes().is_some_and(ebpf::Source::filters)
+    pub fn is_filtered(&self) -> bool {
+        self.probes().is_some_and(ebpf::Source::is_filtered)
     }
 
     /// Whether it can send signals to others than the current process.
-    pub fn kills(&self) -> bool {
-        self.probes().is_some_and(ebpf::Source::kills)
+    pub fn can_signal(&self) -> bool {
+        self.probes().is_some_and(ebpf::Source::can_signal)
     }
 
     /// How often the kernel has left a probe out.
@@ -205,7 +205,7 @@ impl Source {
     }
 
     /// Whether there is something that has been told of and not been handed over.
-    pub fn has_untold(&self) -> bool {
+    pub fn has_unreported(&self) -> bool {
         match self {
             #[cfg(target_os = "linux")]
             Source::ProcConnector(connector) => connector.has_untold(),
@@ -234,7 +234,7 @@ impl Source {
     }
 
     /// How many could not be followed for want of room.
-    pub fn unfollowed(&self) -> u64 {
+    pub fn untracked_members(&self) -> u64 {
         self.maps().map_or(0, State::unfollowed)
     }
 
@@ -249,9 +249,9 @@ impl Source {
     }
 
     /// From now on what is pinned outlives this program, however that ends.
-    pub fn stay(&mut self) {
+    pub fn keep_pinned(&mut self) {
         if let Some(probes) = self.probes_mut() {
-            probes.stay();
+            probes.keep_pinned();
         }
     }
 
@@ -267,7 +267,7 @@ impl Source {
     ///
     /// # Errors
     /// A map cannot be written.
-    pub fn set_idle(&mut self, idle: bool) -> Result<(), SourceError> {
+    pub fn announce_idle(&mut self, idle: bool) -> Result<(), SourceError> {
         self.with_probes(|probes| probes.state.set_idle(idle))
     }
 
@@ -275,11 +275,11 @@ impl Source {
     ///
     /// # Errors
     /// A map cannot be written.
-    pub fn set_ladders(&mut self, open: bool) -> Result<(), SourceError> {
+    pub fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
         if let Source::Scan(scan) = self {
             scan.set_ladders(open);
         }
-        self.with_probes(|probes| probes.state.set_ladders(open))
+        self.with_probes(|probes| probes.state.announce_escalations(open))
     }
 
     /// The end of a process matters, or does not any more. The kernel tells of all of them but to a scan.
@@ -290,14 +290,14 @@ impl Source {
     }
 
     /// What is drained next is no older than this call, also where it is found by looking.
-    pub fn look_now(&mut self) {
+    pub fn scan_now(&mut self) {
         if let Source::Scan(scan) = self {
             scan.look_now();
         }
     }
 
     /// Where processes are found by looking: the next look comes soon.
-    pub fn look_soon(&mut self) {
+    pub fn scan_soon(&mut self) {
         if let Source::Scan(scan) = self {
             scan.look_soon();
         }
@@ -305,13 +305,13 @@ impl Source {
 
     /// Whether it finds who is born by looking, so that what comes and goes between two looks is only concluded. On macOS
     /// too, where the kernel tells of forks and exits, but not of who was born.
-    pub fn looks(&self) -> bool {
+    pub fn is_scan(&self) -> bool {
         matches!(self, Source::Scan(_))
     }
 
     /// Where processes are found by looking: until when, in ns since boot, whoever was born and lives has been told of, but
     /// for those who cannot be read for long.
-    pub fn looked(&self) -> Option<u64> {
+    pub fn last_scan(&self) -> Option<u64> {
         match self {
             Source::Scan(scan) => Some(scan.looked()),
             Source::Ebpf(_) => None,
@@ -324,7 +324,7 @@ impl Source {
     /// anybody else can have the pid; a scan of /proc knows it only of whom it has a hold on, and one on macOS as of its
     /// last pass; and the proc connector tells of an exit a moment after the parent may have waited, so that /proc is asked
     /// as well.
-    pub fn vouches(&mut self, key: ProcessKey) -> bool {
+    pub fn confirms_identity(&mut self, key: ProcessKey) -> bool {
         match self {
             Source::Ebpf(_) => true,
             Source::Scan(scan) => scan.vouches(key),
@@ -334,12 +334,12 @@ impl Source {
     }
 
     /// Whether it tells of processes that go to another cgroup.
-    pub fn tells_moves(&self) -> bool {
-        self.probes().is_some_and(ebpf::Source::tells_moves)
+    pub fn reports_moves(&self) -> bool {
+        self.probes().is_some_and(ebpf::Source::reports_moves)
     }
 
     /// Why it has no hold on some, if it has to have one and that is so.
-    pub fn starved(&self) -> Option<Errno> {
+    pub fn out_of_files(&self) -> Option<Errno> {
         match self {
             Source::Scan(scan) => scan.starved(),
             Source::Ebpf(_) => None,
@@ -352,7 +352,7 @@ impl Source {
     ///
     /// # Errors
     /// A map cannot be written.
-    pub fn set_lost_told(&mut self, records: u64) -> Result<(), SourceError> {
+    pub fn set_lost_reported(&mut self, records: u64) -> Result<(), SourceError> {
         self.with_probes(|probes| probes.state.set_lost_told(records))
     }
 

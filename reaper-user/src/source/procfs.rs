@@ -18,7 +18,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
-pub use super::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
+pub use super::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
 pub use descendants::Descendant;
@@ -136,7 +136,7 @@ impl Procfs {
     ///
     /// # Errors
     /// If it is there and cannot be read; names the file.
-    pub fn read(&self, pid: u32) -> Result<Look, ProcfsError> {
+    pub fn read(&self, pid: u32) -> Result<ProcessReading, ProcfsError> {
         Reader::new(self).look(pid)
     }
 
@@ -144,7 +144,7 @@ impl Procfs {
     ///
     /// # Errors
     /// If it is there and cannot be read; names the file.
-    pub fn glance(&self, key: ProcessKey) -> Result<Glance, ProcfsError> {
+    pub fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
         let path = self.root.join(key.pid.to_string()).join("stat");
         match std::fs::read(&path) {
             Ok(bytes) => {
@@ -155,15 +155,15 @@ impl Procfs {
                     start,
                 }) && (!stat.dead() || stat.threads > 1);
                 Ok(if alive {
-                    Glance::Alive {
+                    Liveness::Alive {
                         parent: stat.parent,
                     }
                 } else {
-                    Glance::Gone
+                    Liveness::Gone
                 })
             }
             Err(source) => match source.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Glance::Gone),
+                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Liveness::Gone),
                 _ => Err(ProcfsError::Read { path, source }),
             },
         }
@@ -251,12 +251,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn look(&mut self, pid: u32) -> Result<Look, ProcfsError> {
+    fn look(&mut self, pid: u32) -> Result<ProcessReading, ProcfsError> {
         let dir = self.root.join(pid.to_string());
         self.process(&dir, pid).or_else(|(name, source)| {
             let path = dir.join(name);
             match source.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Look::Vanished),
+                Some(Errno::ENOENT | Errno::ESRCH) => Ok(ProcessReading::Vanished),
                 None => Err(ProcfsError::Malformed { path }),
                 Some(_) => Err(ProcfsError::Read { path, source }),
             }
@@ -264,7 +264,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Errors carry the file's name; one without an errno is about its content.
-    fn process(&mut self, path: &Path, pid: u32) -> Result<Look, (&'static str, io::Error)> {
+    fn process(
+        &mut self,
+        path: &Path,
+        pid: u32,
+    ) -> Result<ProcessReading, (&'static str, io::Error)> {
         let malformed = |name| (name, io::Error::from(io::ErrorKind::InvalidData));
         let at = sys::boot_time();
         let dir = Dir::open(path).map_err(|e| ("", e))?;
@@ -277,7 +281,7 @@ impl<'a> Reader<'a> {
             None
         };
         if stat.dead() && thread.is_none() {
-            return Ok(Look::Zombie);
+            return Ok(ProcessReading::Zombie);
         }
         let runner = thread.as_ref().map_or(&dir, |(_, thread)| thread);
 
@@ -303,7 +307,7 @@ impl<'a> Reader<'a> {
         if runner.read("cgroup", &mut self.buffer).is_ok() {
             image.cgroup_id = self.cgroups.id(&self.buffer);
         }
-        Ok(Look::Alive(ProcEntry {
+        Ok(ProcessReading::Alive(ProcEntry {
             read_at: at,
             exact: false,
             pidfd_inode: 0,

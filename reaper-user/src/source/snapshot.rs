@@ -6,7 +6,7 @@ use reaper_model::event::{ProcEntry, ProcessKey};
 
 /// What a look at one pid found.
 #[derive(Debug)]
-pub enum Look {
+pub enum ProcessReading {
     Alive(ProcEntry),
     /// Nothing of it runs any more; only its parent has not waited for it yet.
     Zombie,
@@ -29,7 +29,7 @@ pub struct Snapshot {
 
 /// What a short look at a process found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Glance {
+pub enum Liveness {
     Alive {
         /// Pid of the parent, 0 for none.
         parent: u32,
@@ -95,11 +95,11 @@ impl Snapshot {
         self.rows
     }
 
-    pub(super) fn add(&mut self, look: Result<Look, impl Sized>) {
+    pub(super) fn add(&mut self, look: Result<ProcessReading, impl Sized>) {
         match look {
-            Ok(Look::Alive(row)) => self.rows.push(row),
-            Ok(Look::Zombie) => self.zombies += 1,
-            Ok(Look::Vanished) => self.vanished += 1,
+            Ok(ProcessReading::Alive(row)) => self.rows.push(row),
+            Ok(ProcessReading::Zombie) => self.zombies += 1,
+            Ok(ProcessReading::Vanished) => self.vanished += 1,
             Err(_) => self.unreadable += 1,
         }
     }

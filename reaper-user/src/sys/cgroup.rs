@@ -204,7 +204,7 @@ pub fn is_cgroup(directory: &Path) -> bool {
 
 /// Whether a process's cgroup of version 2 tells its unit of systemd: not where systemd keeps units in a hierarchy of
 /// version 1 alone, and all processes are in the first cgroup of version 2. Told by where this program is.
-pub fn tell_units() -> bool {
+pub fn has_systemd_units() -> bool {
     static TELL: LazyLock<bool> = LazyLock::new(|| {
         let own = std::fs::read("/proc/self/cgroup");
         own.is_ok_and(|own| agree(&own))

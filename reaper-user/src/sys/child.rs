@@ -53,7 +53,7 @@ extern "C" fn note_pipe() {
 
 /// Signals that wait until they are asked for.
 #[derive(Debug)]
-pub struct Held {
+pub struct BlockedSignals {
     pub signals: SignalFd,
     pub inherited: Inherited,
 }
@@ -66,13 +66,13 @@ pub struct Inherited {
     child: SigHandler,
 }
 
-impl Held {
+impl BlockedSignals {
     /// Has all signals wait from now on that a command could be meant by, and those that tell of children: in this
     /// thread, and in all that it starts, until this is dropped.
     ///
     /// # Errors
     /// `EMFILE` and the like.
-    pub fn begin() -> nix::Result<Held> {
+    pub fn begin() -> nix::Result<BlockedSignals> {
         let mut held = SigSet::all();
         for fault in FAULTS {
             held.remove(fault);
@@ -93,7 +93,7 @@ impl Held {
             pipe,
             child,
         };
-        Ok(Held { signals, inherited })
+        Ok(BlockedSignals { signals, inherited })
     }
 
     /// Ends the hold. Signals that have come meanwhile act on this process.
@@ -132,7 +132,7 @@ fn is_ignored(signal: Signal) -> bool {
     asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
-impl Drop for Held {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // Those that were for the command have come too late, and must not end this process in its place.
         while let Ok(Some(_)) = self.signals.read_signal() {}
@@ -146,7 +146,7 @@ impl Drop for Held {
 
 impl Inherited {
     /// Has the command begin with the mask of signals, and with SIGPIPE and SIGCHLD, as they were.
-    pub fn hand_on(self, command: &mut Command) {
+    pub fn forward_signals(self, command: &mut Command) {
         let child = match self.child {
             SigHandler::SigIgn => SigHandler::SigIgn,
             _ => SigHandler::SigDfl,
@@ -187,7 +187,7 @@ pub fn adopt_orphans() -> nix::Result<()> {
 
 /// What has become of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ChildChange {
     /// It has exited with this status.
     Exited(u8),
     /// A signal of this number has ended it.
@@ -201,7 +201,7 @@ pub enum Change {
 ///
 /// # Errors
 /// `ECHILD`: this process has no children.
-pub fn next_change() -> nix::Result<Option<(u32, Change)>> {
+pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
     // SAFETY: the structure is one of integers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // Threads of others do not count, children by clone(2) that tell nobody do.
@@ -221,9 +221,9 @@ pub fn next_change() -> nix::Result<Option<(u32, Change)>> {
         return Ok(None);
     };
     let change = match info.si_code {
-        libc::CLD_EXITED => Change::Exited(status as u8),
-        libc::CLD_STOPPED | libc::CLD_TRAPPED => Change::Stopped(status),
-        _ => Change::Killed(status),
+        libc::CLD_EXITED => ChildChange::Exited(status as u8),
+        libc::CLD_STOPPED | libc::CLD_TRAPPED => ChildChange::Stopped(status),
+        _ => ChildChange::Killed(status),
     };
     Ok(Some((pid, change)))
 }
@@ -363,12 +363,12 @@ pub fn fork_dependent() -> nix::Result<Option<Pid>> {
 ///
 /// # Errors
 /// `ECHILD`: it is no child of this process.
-pub fn change_of(child: Pid) -> nix::Result<Option<Change>> {
+pub fn change_of(child: Pid) -> nix::Result<Option<ChildChange>> {
     let wanted = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
     Ok(match waitpid(child, Some(wanted))? {
-        WaitStatus::Exited(_, status) => Some(Change::Exited(status as u8)),
-        WaitStatus::Signaled(_, signal, _) => Some(Change::Killed(signal as i32)),
-        WaitStatus::Stopped(_, signal) => Some(Change::Stopped(signal as i32)),
+        WaitStatus::Exited(_, status) => Some(ChildChange::Exited(status as u8)),
+        WaitStatus::Signaled(_, signal, _) => Some(ChildChange::Killed(signal as i32)),
+        WaitStatus::Stopped(_, signal) => Some(ChildChange::Stopped(signal as i32)),
         _ => None,
     })
 }
@@ -377,7 +377,7 @@ pub fn change_of(child: Pid) -> nix::Result<Option<Change>> {
 ///
 /// # Errors
 /// It has another name by now, or none. Nothing has changed then.
-pub fn begin_anew(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
+pub fn reset_signals(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     let begin = || -> io::Result<()> {
         let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
         let words = words.iter().map(|word| CString::new(word.as_bytes()));
@@ -402,7 +402,7 @@ pub fn begin_anew(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error
     error.unwrap_or_else(|| io::Error::other("it was begun anew"))
 }
 
-/// Takes over a pipe by the number that [`begin_anew`] has left it open by; `None` where there is none. No standard stream is one.
+/// Takes over a pipe by the number that [`reset_signals`] has left it open by; `None` where there is none. No standard stream is one.
 pub fn inherit(number: i32) -> Option<PipeWriter> {
     if number <= 2 {
         return None;
@@ -435,19 +435,19 @@ mod tests {
             // SAFETY: no handler is set.
             unsafe { signal(signal_to_restore, SigHandler::SigDfl) }.unwrap();
         }
-        let held = Held::begin().unwrap();
+        let held = BlockedSignals::begin().unwrap();
         assert_eq!(held.asked_to_end(), None);
         raise(Signal::SIGWINCH).unwrap();
         assert_eq!(held.asked_to_end(), None);
         raise(Signal::SIGINT).unwrap();
         assert_eq!(held.asked_to_end(), Some(Signal::SIGINT));
-        let inner = Held::begin().unwrap();
+        let inner = BlockedSignals::begin().unwrap();
         assert_eq!(inner.asked_to_end(), None);
         drop(inner);
         raise(Signal::SIGQUIT).unwrap();
         assert_eq!(held.asked_to_end(), Some(Signal::SIGQUIT));
         drop(held);
-        assert_eq!(Held::begin().unwrap().asked_to_end(), None);
+        assert_eq!(BlockedSignals::begin().unwrap().asked_to_end(), None);
     }
 
     #[test]

@@ -206,7 +206,7 @@ pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
 /// Has large pieces of memory come from the system and go back there, each on its own, whatever was
 /// freed before. Otherwise the allocator learns from the first ones, which are only needed to load the
 /// probes, to keep such pieces for good.
-pub fn keep_little() {
+pub fn limit_arenas() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number of the allocator's.
     unsafe {

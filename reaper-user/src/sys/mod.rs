@@ -22,10 +22,10 @@ mod memory;
 #[cfg(target_os = "linux")]
 pub mod netlink;
 pub mod owner;
+#[cfg_attr(target_os = "macos", path = "darwin/paths.rs")]
+pub mod paths;
 #[cfg_attr(target_os = "macos", path = "darwin/pidfd.rs")]
 pub mod pidfd;
-#[cfg_attr(target_os = "macos", path = "darwin/places.rs")]
-pub mod places;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
 mod ready;
@@ -39,12 +39,12 @@ use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};
-pub use memory::{keep_little, swaps, trim};
+pub use memory::{limit_arenas, swaps, trim};
 pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
 pub use ready::readable;
 #[cfg(target_os = "linux")]
 pub use thread::{await_probes, many_files, runnable_per_processor};
-pub use thread::{hurry, prioritise, raise_open_files};
+pub use thread::{prioritise, raise_open_files, raise_priority};
 
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {

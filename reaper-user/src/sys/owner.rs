@@ -7,12 +7,12 @@ use std::os::unix::fs::MetadataExt;
 const STICKY: u32 = 0o1000;
 
 /// Whether others may write to it.
-pub fn is_exposed(meta: &Metadata) -> bool {
+pub fn is_writable_by_others(meta: &Metadata) -> bool {
     is_others(meta) || meta.mode() & 0o022 != 0
 }
 
 /// Whether others may put something else in the place of what lies in this directory and is not theirs.
-pub fn lets_replace(directory: &Metadata) -> bool {
+pub fn allows_replacement(directory: &Metadata) -> bool {
     is_others(directory) || directory.mode() & 0o022 != 0 && directory.mode() & STICKY == 0
 }
 

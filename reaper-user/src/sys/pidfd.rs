@@ -148,7 +148,7 @@ impl Pidfd {
     /// The process's user ids now, by its pidfd (`PIDFD_GET_INFO`, 6.13), before that from /proc by its
     /// pid, which is still its own if it lives on afterwards. `None` if neither tells.
     pub fn uids(&self, pid: u32) -> Option<Uids> {
-        self.told_uids().or_else(|| {
+        self.uids_from_info().or_else(|| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
             let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
             let mut ids = line.split_whitespace().map(str::parse);
@@ -157,7 +157,7 @@ impl Pidfd {
         })
     }
 
-    fn told_uids(&self) -> Option<Uids> {
+    fn uids_from_info(&self) -> Option<Uids> {
         let info = self.info(INFO_CREDS)?;
         Some(Uids {
             real: info.ruid,
@@ -178,7 +178,11 @@ impl Pidfd {
 }
 
 /// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
-pub fn wait_first(one: Option<&Pidfd>, wake: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+pub fn wait_exit_or_readable(
+    one: Option<&Pidfd>,
+    wake: Option<BorrowedFd<'_>>,
+    timeout: Duration,
+) -> bool {
     let fds = one.map(Pidfd::as_fd).into_iter().chain(wake);
     let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);

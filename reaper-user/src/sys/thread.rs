@@ -15,7 +15,7 @@ const PROBE_MAX: Duration = Duration::from_millis(20);
 ///
 /// See [`hurry`].
 pub fn prioritise() {
-    hurry();
+    raise_priority();
     low_oom_score();
 }
 
@@ -23,7 +23,7 @@ pub fn prioritise() {
 ///
 /// Real-time, at its lowest priority: what is being ended wakes up to die, and would take the processor
 /// from a thread that is merely nice. The kernel leaves others 5 % in any case (sched(7)).
-pub fn hurry() {
+pub fn raise_priority() {
     let lowest = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the structure is read, for the calling thread.

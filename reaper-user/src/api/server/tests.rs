@@ -9,8 +9,8 @@ use crate::api::ask::{Answer, Ask, EndAsked, Question, Watched};
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claimed, Claims, EndRequest, Keeps, Refusal};
 use crate::config::Config;
+use crate::leftovers::Scanner;
 use crate::reap::Times;
-use crate::strays::Scanner;
 use reaper_model::Scope;
 use reaper_model::event::ProcessKey;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{seconds_since, seconds_until};
 use crate::api::ask::{Group, Judged, Story, Stranger};
-use crate::export::{ended, grounds_in_words};
+use crate::export::{ended, evidence_ref_text};
 use reaper_model::agent::Action;
 use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
@@ -81,7 +81,7 @@ fn reason(story: &Story, judged: &Judged) -> String {
             "it may come from a boundary: what was told of its makers was lost".into()
         }
         "inferred" => {
-            let by = story.row.evidence.as_ref().map(grounds_in_words);
+            let by = story.row.evidence.as_ref().map(evidence_ref_text);
             let by = by.unwrap_or_else(|| "evidence".into());
             format!(
                 "nobody saw its birth, and only {by} says that it comes from the agent; no rule says that this is enough"

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::table;
-use crate::source::ladder::Rung;
+use crate::source::kind::SourceKind;
 use crate::sys::darwin;
 use crate::sys::host::Host;
 use crate::sys::pidfd::exit_of;
@@ -48,9 +48,9 @@ struct Report {
 pub fn run<E: Display>(
     _: &Config,
     json: bool,
-    probe: impl Fn(Rung) -> Result<(), E>,
+    probe: impl Fn(SourceKind) -> Result<(), E>,
 ) -> io::Result<u8> {
-    let report = examine(&Host::read(), probe(Rung::Scan));
+    let report = examine(&Host::read(), probe(SourceKind::Scan));
     match json {
         true => print(to_json(&report))?,
         false => print(render(&report))?,
@@ -93,7 +93,7 @@ fn examine<E: Display>(host: &Host, probed: Result<(), E>) -> Report {
     let usable = reasons.is_empty();
     Report {
         usable,
-        source: usable.then_some(Rung::Scan.name()),
+        source: usable.then_some(SourceKind::Scan.name()),
         reasons,
         checks,
     }

@@ -1,7 +1,7 @@
 //! What is said of a host, by what it is.
 
 use super::*;
-use crate::source::ladder::Choice;
+use crate::source::kind::SourceChoice;
 
 fn host() -> Host {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn where_nothing_can_be_signalled_that_is_the_verdict() {
 #[test]
 fn where_the_probes_are_refused_the_next_source_is_named() {
     let no_probes = |rung| match rung {
-        Rung::Ebpf => Err("no"),
+        SourceKind::Ebpf => Err("no"),
         _ => Ok(()),
     };
     let config = Config::default();
@@ -146,7 +146,7 @@ fn where_the_probes_are_refused_the_next_source_is_named() {
         "{text}"
     );
     let config = Config {
-        source: Choice::of(Rung::Ebpf),
+        source: SourceChoice::of(SourceKind::Ebpf),
         ..config
     };
     assert_eq!(

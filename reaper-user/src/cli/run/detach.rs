@@ -64,7 +64,7 @@ fn become_owner(to: &PipeWriter) {
     *word = OWNER.into();
     let number = to.as_fd().as_raw_fd().to_string();
     words.splice(2..2, ["--tell".into(), number.into()]);
-    let error = child::begin_anew(&words, Some(to.as_fd()));
+    let error = child::reset_signals(&words, Some(to.as_fd()));
     tracing::debug!("no service will know of this run: {error}");
 }
 

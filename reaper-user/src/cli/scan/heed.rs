@@ -59,10 +59,10 @@ fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Journal, Keep, Options};
+    use crate::journal::{Journal, JournalKeep, Options};
 
-    fn keep(pid: u32) -> Keep {
-        Keep {
+    fn keep(pid: u32) -> JournalKeep {
+        JournalKeep {
             key: ProcessKey { pid, start: 7 },
             session: ProcessKey { pid: 1, start: 1 },
             asked: true,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::api::Refusal;
 use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
 use crate::api::peer::Peer;
-use crate::export::{Grounds, SessionRef};
+use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::agent::{Rule, SessionKind};
@@ -175,7 +175,7 @@ impl<'a> View<'a> {
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.state.member.boundary.clone(),
             judged,
-            evidence: Grounds::of(self.model, node),
+            evidence: EvidenceRef::of(self.model, node),
         }
     }
 

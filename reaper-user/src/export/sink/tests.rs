@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::*;
-use crate::export::{GivenBack, SessionRef};
+use crate::export::{FreedMemory, SessionRef};
 use crate::journal::{self, Journal};
 use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, ProcessKey};
@@ -59,9 +59,9 @@ impl Write for Slow {
     }
 }
 
-fn decided() -> Record {
-    let body = Body::Unfollowed { count: 1, room: 1 };
-    Record { time: 0, body }
+fn decided() -> EventRecord {
+    let body = EventBody::MembersFull { count: 1, room: 1 };
+    EventRecord { time: 0, body }
 }
 
 /// Pushes records as they come at a restart: in few batches, each larger than the bound.
@@ -123,7 +123,7 @@ fn what_comes_then_comes_after_what_was_pushed_before() {
     for pushed in 1..=1000 {
         sink.push(decided());
         let (seen, out) = (Arc::clone(&seen), out.clone());
-        sink.then(move || {
+        sink.on_written(move || {
             let flushed = out.flushed.load(Ordering::SeqCst);
             let written = out.events().len();
             seen.lock().unwrap().push((pushed, written, flushed));
@@ -137,7 +137,7 @@ fn what_comes_then_comes_after_what_was_pushed_before() {
     assert_eq!(*seen.lock().unwrap(), [(1, 1, true), (1000, 1000, true)]);
     eventually(|| sink.is_idle());
     let (ran, told) = channel();
-    sink.then(move || ran.send(()).unwrap());
+    sink.on_written(move || ran.send(()).unwrap());
     assert!(told.try_recv().is_ok(), "not at once");
     drop(sink);
     writer.join();
@@ -153,7 +153,7 @@ fn what_comes_then_comes_though_records_keep_coming() {
         // Asked for so often that the last one is hardly ever due.
         sink.push(decided());
         let ran = ran.clone();
-        sink.then(move || ran.send(pushed).unwrap());
+        sink.on_written(move || ran.send(pushed).unwrap());
         if told.try_iter().count() > 0 && pushed > 1000 {
             break;
         }
@@ -168,7 +168,7 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
     let stopped = out.stop();
     flood(&mut sink, 4 * WAITING_MAX);
     let (ran, told) = channel();
-    sink.then(move || ran.send(()).unwrap());
+    sink.on_written(move || ran.send(()).unwrap());
     drop(stopped);
     told.recv().unwrap();
     eventually(|| sink.is_idle());
@@ -188,7 +188,7 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
     let (mut sink, _writer) = Writer::start(vec![closed], Clock::new("boot".into())).unwrap();
     let (ran, told) = channel();
     sink.push(decided());
-    sink.then(move || ran.send(()).unwrap());
+    sink.on_written(move || ran.send(()).unwrap());
     told.recv().unwrap();
 }
 
@@ -238,14 +238,14 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
         agent: "claude".into(),
         first_root,
     };
-    let gone = Body::SessionRootGone {
+    let gone = EventBody::SessionRootExit {
         session,
         kind: SessionKind::Agent,
         root: first_root,
         ended: ExitStatus::Exited(0),
         members: 0,
     };
-    sink.push(Record {
+    sink.push(EventRecord {
         time: 1,
         body: gone,
     });
@@ -275,7 +275,7 @@ fn close_that_was_reported_before_is_not_in_the_stream() {
             agent: "claude".into(),
             first_root,
         };
-        let body = Body::SessionClose {
+        let body = EventBody::SessionClose {
             session,
             again,
             reaped: 1,
@@ -283,10 +283,10 @@ fn close_that_was_reported_before_is_not_in_the_stream() {
             kept_reasons: vec![],
             nested: vec![],
             failed: 0,
-            memory: GivenBack::default(),
+            memory: FreedMemory::default(),
             lost_before: 0,
         };
-        sink.push(Record { time: 1, body });
+        sink.push(EventRecord { time: 1, body });
         sink.flush();
     }
     drop(sink);

@@ -33,14 +33,14 @@ impl Fake {
         key
     }
 
-    fn script_reader(&self) -> Reader {
+    fn script_reader(&self) -> FactReader {
         let script = Condition {
             field: Field::Script,
             any_of: vec![Pattern::exe("**/lib/gemini.js").unwrap()],
             negative: false,
         };
         let rule = Rule::new("gemini", Action::Agent, vec![Matcher::new(vec![script])]);
-        Reader::start(self.root(), Ruleset::new(vec![rule])).unwrap()
+        FactReader::start(self.root(), Ruleset::new(vec![rule])).unwrap()
     }
 }
 
@@ -53,12 +53,12 @@ fn node(script: &str) -> Arc<Image> {
 }
 
 /// Whether the script of a process is the agent's.
-fn is_agent(reader: &mut Reader, key: ProcessKey, script: &str) -> Fact<bool> {
-    reader.ask_script(key, &node(script), 1000);
+fn is_agent(reader: &mut FactReader, key: ProcessKey, script: &str) -> Fact<bool> {
+    reader.request_script(key, &node(script), 1000);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
     };
-    assert_eq!((answer.key, answer.asked), (key, FactSet::SCRIPT));
+    assert_eq!((answer.key, answer.requested), (key, FactSet::SCRIPT));
     match &answer.found.script {
         Fact::Known(matched) => Fact::Known(matches!(matched.class, Class::Agent(_))),
         Fact::Unreadable => Fact::Unreadable,
@@ -113,7 +113,7 @@ fn script_of_a_real_process_is_resolved() {
     let (_own, key) = Own::start(shell("exec ./node 300").current_dir(&directory));
     let deadline = Instant::now() + Duration::from_secs(30);
     let found = loop {
-        let table = census(&Procfs::default()).unwrap();
+        let table = scan_processes(&Procfs::default()).unwrap();
         let image = &table.rows[&key.pid].seen.image;
         if image.exe.ends_with(b"/node") {
             break image.script.clone();
@@ -122,8 +122,8 @@ fn script_of_a_real_process_is_resolved() {
     };
     let script = at("lib/gemini.js").canonicalize().unwrap();
     assert_eq!(found, script.into_os_string().into_encoded_bytes());
-    let mut reader = Reader::start("/proc", rules()).unwrap();
-    reader.ask_script(key, &node("300"), 1000);
+    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    reader.request_script(key, &node("300"), 1000);
     let answers = wait(&mut reader);
     assert!(matches!(answers[0].found.script, Fact::Known(_)));
 }
@@ -135,12 +135,12 @@ fn hung_file_system_of_one_user_delays_no_other() {
     // Many more than there are threads.
     let hung: Vec<ProcessKey> = (50..90).map(|pid| fake.hung(pid)).collect();
     for key in &hung {
-        reader.ask_script(*key, &node("x"), 1000);
+        reader.request_script(*key, &node("x"), 1000);
     }
     let fine = fake.script_process(100);
-    reader.ask_script(fine, &node("relative"), 1001);
+    reader.request_script(fine, &node("relative"), 1001);
     let mut answers = Vec::new();
-    while !answers.iter().any(|answer: &Answer| answer.key == fine) {
+    while !answers.iter().any(|answer: &FactAnswer| answer.key == fine) {
         answers.extend(wait(&mut reader));
     }
     let found = answers.iter().find(|answer| answer.key == fine).unwrap();
@@ -155,8 +155,8 @@ fn hung_file_system_of_one_user_delays_no_other() {
     assert_eq!(marks, Fact::Known(1));
 }
 
-fn ask_of_fine(reader: &mut Reader, key: ProcessKey) -> Fact<u64> {
-    reader.ask(key, FactSet::MARKERS, Urgency::Urgent);
+fn ask_of_fine(reader: &mut FactReader, key: ProcessKey) -> Fact<u64> {
+    reader.request(key, FactSet::MARKERS, Urgency::Urgent);
     loop {
         let answers = wait(reader);
         let mut marks = answers.iter().filter(|answer| answer.key == key);

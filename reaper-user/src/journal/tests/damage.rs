@@ -24,7 +24,7 @@ fn what_is_no_database_is_set_aside() {
         std::fs::create_dir(&world.options.directory).unwrap();
         std::fs::write(world.path(), content).unwrap();
         let journal = world.open();
-        assert!(journal.is_begun_anew());
+        assert!(journal.was_replaced());
         journal.close();
         sets_aside(&world, content);
     }
@@ -34,7 +34,7 @@ fn what_is_no_database_is_set_aside() {
     std::fs::write(world.path(), "").unwrap();
     world.tell(&whole(1, 100, 0));
     assert_eq!((world.all().len(), world.aside().len()), (1, 0));
-    assert!(!world.open().is_begun_anew());
+    assert!(!world.open().was_replaced());
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn one_that_is_damaged_is_set_aside_and_the_keeps_in_it_that_could_be_read_are_t
     let world = World::new();
     let mut damaged = large(&world);
     let journal = world.open();
-    let keep = Keep {
+    let keep = JournalKeep {
         key: key(7),
         session: key(100),
         asked: true,
@@ -137,7 +137,7 @@ fn asides_of_one_second_do_not_replace_each_other() {
 fn one_that_is_removed_while_it_is_written_is_begun_anew() {
     let world = World::new();
     let journal = world.open();
-    let keep = Keep {
+    let keep = JournalKeep {
         key: key(7),
         session: key(100),
         asked: true,

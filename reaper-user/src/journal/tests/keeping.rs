@@ -56,7 +56,7 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
     let now = sys::boot_time();
     let close = |time, again, (reaped, kept)| {
         let mut record = closed(time, 100, reaped);
-        if let Body::SessionClose {
+        if let EventBody::SessionClose {
             again: a, kept: k, ..
         } = &mut record.body
         {
@@ -79,8 +79,8 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
 #[test]
 fn what_does_not_cross_is_not_kept() {
     let world = World::new();
-    let body = Body::Unfollowed { count: 1, room: 1 };
-    let fork = Body::Lifecycle {
+    let body = EventBody::MembersFull { count: 1, room: 1 };
+    let fork = EventBody::Lifecycle {
         what: crate::export::Lifecycle::Fork,
         who: who(5, 5, 0),
         provenance: Provenance::Kernel,
@@ -161,7 +161,7 @@ fn sessions_are_chosen_by_time_agent_name_and_user() {
 fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
     let world = World::new();
     let mut inner = opened(2, 200, 0);
-    if let Body::SessionOpen { outer, .. } = &mut inner.body {
+    if let EventBody::SessionOpen { outer, .. } = &mut inner.body {
         *outer = Some(session(100));
     }
     let mut root = who(101, 100, 0);
@@ -171,7 +171,7 @@ fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
     });
     let (session, old_root) = (session(100), key(100));
     let who = root;
-    let relaunched = Body::SessionRelaunch {
+    let relaunched = EventBody::SessionRelaunch {
         session,
         who,
         old_root,
@@ -209,7 +209,7 @@ fn only_its_owner_may_read_it_whatever_it_was_before() {
 fn keeps_are_there_for_the_next_service_until_they_are_over() {
     let world = World::new();
     let now = sys::monotonic();
-    let keep = |pid, awake: Option<u64>| Keep {
+    let keep = |pid, awake: Option<u64>| JournalKeep {
         key: key(pid),
         session: key(100),
         asked: true,
@@ -228,7 +228,7 @@ fn keeps_are_there_for_the_next_service_until_they_are_over() {
     keeper.unkeep(1001, 2).unwrap();
     keeper.unkeep(1000, 99).unwrap();
     // Asked for anew.
-    let replaced = Keep { by: 0, ..kept[0] };
+    let replaced = JournalKeep { by: 0, ..kept[0] };
     keeper.keep(&[replaced]).unwrap();
     journal.close();
     assert!(keeper.keep(&kept).is_err(), "nobody is there to write it");
@@ -249,7 +249,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     records.push(decided(now, who(302, 300, 0), "reap"));
     world.tell(&records);
     let journal = world.open();
-    let keep = Keep {
+    let keep = JournalKeep {
         key: key(102),
         session: key(100),
         asked: true,
@@ -277,7 +277,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     ] {
         let until = until.map(|awake| Until { awake, wall: 0 });
         let journal = world.open();
-        let keep = Keep {
+        let keep = JournalKeep {
             tree,
             until,
             ..keep
@@ -313,7 +313,7 @@ fn write_without_end(directory: PathBuf) {
     for root in (1..).map(|n| n * 10) {
         feed.take(&whole(1, root, 0));
         if root % 1000 == 0 {
-            let keep = Keep {
+            let keep = JournalKeep {
                 key: key(root),
                 session: key(100),
                 asked: true,

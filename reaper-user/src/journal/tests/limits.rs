@@ -75,8 +75,8 @@ fn what_finds_no_room_is_counted_and_told_in_the_stream_and_in_the_journal() {
     feed.room = ROOM;
     let decided = |n: u32| decided(1, who(n, 1, 0), "reap");
     let batch: Vec<_> = (2..ROOM as u32).map(decided).collect();
-    let count = |told: Option<Record>| match told.map(|record| record.body) {
-        Some(Body::Dropped {
+    let count = |told: Option<EventRecord>| match told.map(|record| record.body) {
+        Some(EventBody::Dropped {
             by: "journal",
             count,
         }) => count,
@@ -88,7 +88,7 @@ fn what_finds_no_room_is_counted_and_told_in_the_stream_and_in_the_journal() {
     let first = count(feed.take(&[decided(1_000_000), decided(1_000_001), decided(1_000_002)]));
     assert_eq!(first, 2);
     assert!(feed.take(&[decided(1_000_003)]).is_none(), "told already");
-    let body = Body::Unfollowed { count: 1, room: 1 };
+    let body = EventBody::MembersFull { count: 1, room: 1 };
     assert!(feed.take(&[record(1, body)]).is_none(), "does not cross");
     other.execute_batch("ROLLBACK").unwrap();
     let written = || world.number("SELECT count(*) FROM decision");
@@ -115,13 +115,16 @@ fn what_was_dropped_last_is_told_with_the_summary() {
         .collect();
     assert!(feed.take(&batch).is_some());
     assert!(feed.take(&batch[..5]).is_none());
-    let summary = Body::Summary {
-        count: crate::export::Count::default(),
+    let summary = EventBody::Summary {
+        count: crate::export::Totals::default(),
         reason: "SIGTERM",
         armed: None,
     };
     let told = feed.take(&[record(1, summary)]);
-    assert!(matches!(told.unwrap().body, Body::Dropped { count: 5, .. }));
+    assert!(matches!(
+        told.unwrap().body,
+        EventBody::Dropped { count: 5, .. }
+    ));
     drop(other);
 }
 

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-use super::history::{self, Query, Session};
+use super::history::{self, HistorySession, Query};
 use super::*;
-use crate::export::{Body, Consumer, GivenBack, Names, Record, SessionRef, Who};
+use crate::export::{
+    Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef,
+};
 use crate::source::procfs::Memory;
 use crate::sys;
 use reaper_model::agent::SessionKind;
@@ -44,7 +46,7 @@ impl World {
     }
 
     /// Opens the journal, hands over records, and closes it.
-    fn tell(&self, records: &[Record]) {
+    fn tell(&self, records: &[EventRecord]) {
         let journal = self.open();
         assert!(journal.feed().take(records).is_none(), "dropped some");
         eventually("all is written", || {
@@ -57,7 +59,7 @@ impl World {
         self.options.path()
     }
 
-    fn history(&self, query: &Query) -> Vec<Session> {
+    fn history(&self, query: &Query) -> Vec<HistorySession> {
         let mut sessions = Vec::new();
         history::read(&self.path(), query, |session| {
             sessions.push(session);
@@ -68,7 +70,7 @@ impl World {
     }
 
     /// All that was kept.
-    fn all(&self) -> Vec<Session> {
+    fn all(&self) -> Vec<HistorySession> {
         self.history(&Query::default())
     }
 
@@ -104,7 +106,7 @@ fn session(root: u32) -> SessionRef {
     }
 }
 
-fn who(pid: u32, root: u32, uid: u32) -> Who {
+fn who(pid: u32, root: u32, uid: u32) -> ProcessRef {
     let image = Image {
         comm: b"sh".into(),
         argv: format!("sh\0-c\0run {pid} --token hunter2 now\0").into(),
@@ -114,7 +116,7 @@ fn who(pid: u32, root: u32, uid: u32) -> Who {
         real: uid,
         effective: uid,
     };
-    Who {
+    ProcessRef {
         key: key(pid),
         parent: None,
         birth_parent: None,
@@ -126,13 +128,13 @@ fn who(pid: u32, root: u32, uid: u32) -> Who {
     }
 }
 
-fn record(time: u64, body: Body) -> Record {
-    Record { time, body }
+fn record(time: u64, body: EventBody) -> EventRecord {
+    EventRecord { time, body }
 }
 
-fn opened(time: u64, root: u32, uid: u32) -> Record {
+fn opened(time: u64, root: u32, uid: u32) -> EventRecord {
     let (who, rule) = (who(root, root, uid), "claude".into());
-    let body = Body::SessionOpen {
+    let body = EventBody::SessionOpen {
         who,
         kind: SessionKind::Agent,
         rule,
@@ -142,8 +144,8 @@ fn opened(time: u64, root: u32, uid: u32) -> Record {
     record(time, body)
 }
 
-fn gone(time: u64, root: u32) -> Record {
-    let body = Body::SessionRootGone {
+fn gone(time: u64, root: u32) -> EventRecord {
+    let body = EventBody::SessionRootExit {
         session: session(root),
         kind: SessionKind::Agent,
         root: key(root),
@@ -156,8 +158,8 @@ fn gone(time: u64, root: u32) -> Record {
     record(time, body)
 }
 
-fn closed(time: u64, root: u32, reaped: u32) -> Record {
-    let body = Body::SessionClose {
+fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
+    let body = EventBody::SessionClose {
         session: session(root),
         again: false,
         kept_reasons: vec![],
@@ -165,7 +167,7 @@ fn closed(time: u64, root: u32, reaped: u32) -> Record {
         reaped,
         kept: 0,
         failed: 0,
-        memory: GivenBack {
+        memory: FreedMemory {
             rss: 4096,
             pss: 2048,
             swap: 0,
@@ -176,20 +178,20 @@ fn closed(time: u64, root: u32, reaped: u32) -> Record {
     record(time, body)
 }
 
-fn decided(time: u64, who: Who, verdict: &'static str) -> Record {
-    let names = Names {
+fn decided(time: u64, who: ProcessRef, verdict: &'static str) -> EventRecord {
+    let names = DecisionNames {
         verdict,
         reason: "root_gone",
         rule: (verdict == "keep").then(|| "my-servers".into()),
         memory: None,
     };
-    record(time, Body::Decision { who, names })
+    record(time, EventBody::Decision { who, names })
 }
 
-fn ended(time: u64, who: Who) -> Record {
-    let body = Body::Outcome {
+fn ended(time: u64, who: ProcessRef) -> EventRecord {
+    let body = EventBody::Outcome {
         who,
-        outcome: crate::reap::Outcome::Ended(ExitStatus::Exited(3)),
+        outcome: crate::reap::ReapOutcome::Ended(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
         memory: Some(Memory {
@@ -202,7 +204,7 @@ fn ended(time: u64, who: Who) -> Record {
 }
 
 /// A session from its beginning to its end, with a child that is reaped.
-fn whole(time: u64, root: u32, uid: u32) -> Vec<Record> {
+fn whole(time: u64, root: u32, uid: u32) -> Vec<EventRecord> {
     let child = || who(root + 1, root, uid);
     vec![
         opened(time, root, uid),

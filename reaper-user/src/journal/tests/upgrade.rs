@@ -38,7 +38,7 @@ impl World {
 fn journal_of_version_3_keeps_history_and_keeps_when_upgraded() {
     let world = World::with(V3);
     let journal = world.open();
-    assert!(!journal.is_begun_anew());
+    assert!(!journal.was_replaced());
     let keeps = journal.keeps().iter().map(|keep| {
         let ends = keep.until.map(|until| (until.awake, until.wall));
         (keep.key.pid, keep.asked, keep.tree, keep.by, ends)

@@ -11,7 +11,7 @@ use reaper_model::event::ProcessKey;
 
 /// A set of processes, readable when one of them has exited. Each is told once.
 #[derive(Clone)]
-pub struct Confirm(Arc<Set>);
+pub struct ExitPoll(Arc<Set>);
 
 struct Set {
     queue: Kqueue,
@@ -26,14 +26,14 @@ struct Fact {
     gone: Vec<u64>,
 }
 
-impl Confirm {
-    pub(super) fn new() -> nix::Result<Confirm> {
+impl ExitPoll {
+    pub(super) fn new() -> nix::Result<ExitPoll> {
         let set = Set {
             queue: Kqueue::new()?,
             known: Mutex::default(),
         };
         set.ask(poke(EvFlags::EV_ADD | EvFlags::EV_CLEAR))?;
-        Ok(Confirm(Arc::new(set)))
+        Ok(ExitPoll(Arc::new(set)))
     }
 
     /// Waits for one more. It may be in the set already.
@@ -83,7 +83,7 @@ impl Set {
     }
 }
 
-impl AsFd for Confirm {
+impl AsFd for ExitPoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.queue.as_fd()
     }

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use super::Ending;
-use crate::reap::{Failure, Outcome, Released, Step, send};
+use crate::reap::{Failure, ReapOutcome, ReleaseReason, SignalStep, send};
 use crate::source::procfs::{Memory, Procfs};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
@@ -20,7 +20,7 @@ pub(super) struct Target {
     /// At the last look there was something that spares it.
     pub(super) spared: bool,
     /// What came of it, and when.
-    pub(super) done: Option<(Outcome, u64)>,
+    pub(super) done: Option<(ReapOutcome, u64)>,
 }
 
 impl Target {
@@ -45,7 +45,7 @@ impl Target {
     }
 
     /// Sends what is due, if it has not been sent; whether it was. Who is asked to end has to be woken after it.
-    pub(super) fn signal(&mut self, key: ProcessKey, own: u32, step: Step) -> bool {
+    pub(super) fn signal(&mut self, key: ProcessKey, own: u32, step: SignalStep) -> bool {
         let signal = step.signal();
         if self.strongest == Some(signal) {
             return false;
@@ -68,7 +68,7 @@ impl Target {
     }
 
     /// Another sees to it that it is sent what is due.
-    pub(super) fn handed(&mut self, step: Step) {
+    pub(super) fn handed(&mut self, step: SignalStep) {
         self.strongest = Some(step.signal());
         self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
     }
@@ -85,18 +85,20 @@ impl Target {
     pub(super) fn told(self, key: ProcessKey, procfs: &Procfs) -> Ending {
         let (outcome, at) = self.done.unwrap_or_else(|| {
             let failure = match self.refused {
-                _ if self.spared => return (Outcome::Released(Released::Unreadable), 0),
+                _ if self.spared => return (ReapOutcome::NotSent(ReleaseReason::Unreadable), 0),
                 Some(nix::Error::EPERM) => Failure::Eperm,
                 Some(errno) => Failure::Errno(errno as i32),
                 None => Failure::Stuck(procfs.state(key.pid).unwrap_or('?')),
             };
-            (Outcome::Failed(failure), 0)
+            (ReapOutcome::Failed(failure), 0)
         });
         let outcome = match outcome {
-            Outcome::Ended(_) if self.strongest.is_none() => Outcome::Released(Released::Gone),
+            ReapOutcome::Ended(_) if self.strongest.is_none() => {
+                ReapOutcome::NotSent(ReleaseReason::Gone)
+            }
             outcome => outcome,
         };
-        let ended = matches!(outcome, Outcome::Ended(_));
+        let ended = matches!(outcome, ReapOutcome::Ended(_));
         let first = self.first_signal.filter(|_| ended);
         Ending {
             key,

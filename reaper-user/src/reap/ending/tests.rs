@@ -93,7 +93,7 @@ fn who_should_have_been_killed_by_the_other_is_taken_over() {
         assert_eq!(one.ended(), Some(9), "{grace:?}");
         let told = endings.told();
         assert_eq!(told[0].signal, Some(Signal::SIGKILL));
-        assert!(matches!(told[0].outcome, Outcome::Ended(_)));
+        assert!(matches!(told[0].outcome, ReapOutcome::Ended(_)));
     }
 }
 
@@ -151,5 +151,5 @@ fn who_was_gone_before_they_were_looked_for_was_ended_by_the_other() {
     drop(one);
     let told = endings.told();
     assert_eq!((told[0].key, told[0].signal), (key, Some(Signal::SIGTERM)));
-    assert!(matches!(told[0].outcome, Outcome::Ended(_)));
+    assert!(matches!(told[0].outcome, ReapOutcome::Ended(_)));
 }

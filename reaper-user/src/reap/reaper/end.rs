@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::reap::{Failure, Outcome, Report};
+use crate::reap::{Failure, ReapEvent, ReapOutcome};
 use crate::sys;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
@@ -15,17 +15,17 @@ const CONFIRM_AT_STOP: Duration = Duration::from_millis(200);
 
 impl Reaper {
     /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,
-    /// and those of which no exit record was read: these must be told by [`Reaper::ended_unrecorded`]
+    /// and those of which no exit record was read: these must be told by [`Reaper::on_unrecorded_exit`]
     /// before the next call.
-    pub fn confirm_ended(&mut self) -> (usize, Vec<ProcessKey>) {
+    pub fn confirm_exits(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
         let ready = self.confirm.ready();
         for token in &ready {
             let Some(key) = self.tokens.get(token).copied() else {
                 continue;
             };
-            match self.targets.get(&key).and_then(|target| target.ended) {
-                Some(ended) => self.finish(key, Outcome::Ended(ended)),
+            match self.targets.get(&key).and_then(|target| target.exit_status) {
+                Some(ended) => self.finish(key, ReapOutcome::Ended(ended)),
                 None => unrecorded.push(key),
             }
         }
@@ -33,11 +33,11 @@ impl Reaper {
     }
 
     /// Ends a claim whose exit is confirmed, whether or not anything told how it came.
-    pub fn ended_unrecorded(&mut self, key: ProcessKey) {
+    pub fn on_unrecorded_exit(&mut self, key: ProcessKey) {
         if let Some(target) = self.targets.get(&key) {
             self.finish(
                 key,
-                Outcome::Ended(target.ended.unwrap_or(ExitStatus::Unknown)),
+                ReapOutcome::Ended(target.exit_status.unwrap_or(ExitStatus::Unknown)),
             );
         }
     }
@@ -46,16 +46,16 @@ impl Reaper {
     pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
         let now = sys::monotonic();
         let expired: Vec<_> = self
-            .ladders
+            .escalations
             .iter()
             .filter(|(_, ladder)| ladder.deadline() <= now)
             .map(|(id, _)| *id)
             .collect();
         for session in expired {
-            let Some(ladder) = self.ladders.get_mut(&session) else {
+            let Some(ladder) = self.escalations.get_mut(&session) else {
                 continue;
             };
-            if ladder.is_gentle() {
+            if ladder.is_before_kill() {
                 ladder.kill(now);
                 self.queue_all(session);
             } else {
@@ -76,32 +76,34 @@ impl Reaper {
         for (key, target) in self
             .targets
             .iter_mut()
-            .filter(|(_, target)| target.ladder == session)
+            .filter(|(_, target)| target.escalation == session)
         {
             let (state, rss) = memory(*key);
             progress |= rss < target.rss && target.rss != u64::MAX;
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
-            progress |= target.strongest == Some(Signal::SIGKILL) && state == 'R';
+            progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
             match target.refused {
                 Some(failure) => stuck.push((*key, failure)),
                 // Or it has exited, and that does not come to its end.
-                None if target.ended.is_some() || target.strongest == Some(Signal::SIGKILL) => {
+                None if target.exit_status.is_some()
+                    || target.last_signal == Some(Signal::SIGKILL) =>
+                {
                     stuck.push((*key, Failure::Stuck(state)));
                 }
                 // It has come since, and has not had its signal yet.
                 None => self.queue.push(*key),
             }
         }
-        let Some(ladder) = self.ladders.get_mut(&session) else {
+        let Some(ladder) = self.escalations.get_mut(&session) else {
             return;
         };
         if progress || !ladder.warned() || stuck.is_empty() {
-            ladder.progress(now);
+            ladder.on_progress(now);
             return;
         }
         for (key, failure) in stuck {
-            self.finish(key, Outcome::Failed(failure));
+            self.finish(key, ReapOutcome::Failed(failure));
         }
     }
 
@@ -109,12 +111,12 @@ impl Reaper {
         self.queue.extend(
             self.targets
                 .iter()
-                .filter(|(_, target)| target.ladder == session)
+                .filter(|(_, target)| target.escalation == session)
                 .map(|(key, _)| *key),
         );
     }
 
-    pub(super) fn finish(&mut self, key: ProcessKey, outcome: Outcome) {
+    pub(super) fn finish(&mut self, key: ProcessKey, outcome: ReapOutcome) {
         let Some(target) = self.targets.remove(&key) else {
             return;
         };
@@ -127,11 +129,11 @@ impl Reaper {
             }
         }
         // There is room for another pidfd now.
-        self.queue.append(&mut self.starved);
+        self.queue.append(&mut self.waiting_for_files);
         let now = sys::boot_time();
         let outcome = target.outcome(outcome);
-        let ended = matches!(outcome, Outcome::Ended(_));
-        self.reports.push(Report::Outcome {
+        let ended = matches!(outcome, ReapOutcome::Ended(_));
+        self.reports.push(ReapEvent::Outcome {
             key,
             session: target.session,
             outcome,
@@ -139,8 +141,8 @@ impl Reaper {
             duration: target.first_signal.map(|first| now.saturating_sub(first)),
             memory: target.memory().filter(|_| ended),
         });
-        if let Some(ladder) = self.ladders.get_mut(&target.ladder) {
-            ladder.finished(sys::monotonic());
+        if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
+            ladder.on_finished(sys::monotonic());
         }
     }
 
@@ -156,14 +158,14 @@ impl Reaper {
             let Some(target) = self.targets.get(&key) else {
                 continue;
             };
-            let patience = match target.ended {
+            let patience = match target.exit_status {
                 Some(_) => end.saturating_duration_since(Instant::now()),
                 None => Duration::ZERO,
             };
             let pidfd = target.pidfd.as_ref();
             let outcome = match pidfd.is_some_and(|pidfd| pidfd.wait(patience)) {
-                true => Outcome::Ended(target.ended.unwrap_or(ExitStatus::Unknown)),
-                false => Outcome::Failed(Failure::Stopped),
+                true => ReapOutcome::Ended(target.exit_status.unwrap_or(ExitStatus::Unknown)),
+                false => ReapOutcome::Failed(Failure::Stopped),
             };
             self.finish(key, outcome);
         }
@@ -173,10 +175,10 @@ impl Reaper {
     /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
     pub fn close_empty(&mut self) {
         let reports = &mut self.reports;
-        self.ladders.retain(|session, ladder| {
+        self.escalations.retain(|session, ladder| {
             let done = ladder.is_empty();
             if done {
-                reports.push(Report::Done { session: *session });
+                reports.push(ReapEvent::Closed { session: *session });
             }
             !done
         });

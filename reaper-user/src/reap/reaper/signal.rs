@@ -3,7 +3,9 @@
 use nix::errno::Errno;
 
 use super::Reaper;
-use crate::reap::{Failure, Outcome, Released, Report, Sent, Signaller, Step, send};
+use crate::reap::{
+    Failure, ReapEvent, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
+};
 use crate::source::procfs::Memory;
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
@@ -32,7 +34,7 @@ impl Reaper {
             match Pidfd::open(key.pid) {
                 // What is open already ends, and then it has its turn.
                 Ok(pidfd) if pidfd.file() >= self.files_max && self.open > 0 && !self.observe => {
-                    self.starved.push(key);
+                    self.waiting_for_files.push(key);
                 }
                 Ok(pidfd) => {
                     target.pidfd = Some(pidfd);
@@ -40,24 +42,26 @@ impl Reaper {
                     self.queue.push(key);
                 }
                 // Its exit record, which is in the ring by now, tells how it ended.
-                Err(nix::Error::ESRCH) if target.had != 0 => {}
-                Err(nix::Error::ESRCH) => self.finish(key, Outcome::Released(Released::Gone)),
+                Err(nix::Error::ESRCH) if target.signals_had != 0 => {}
+                Err(nix::Error::ESRCH) => {
+                    self.finish(key, ReapOutcome::NotSent(ReleaseReason::Gone))
+                }
                 // Nothing is sent: what cannot be opened is decided about all the same.
                 Err(errno) if self.observe => {
                     target.refused = Some(Failure::Errno(errno as i32));
                     self.queue.push(key);
                 }
                 Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open > 0 => {
-                    self.starved.push(key)
+                    self.waiting_for_files.push(key)
                 }
-                Err(errno) => self.finish(key, Outcome::Failed(Failure::Errno(errno as i32))),
+                Err(errno) => self.finish(key, ReapOutcome::Failed(Failure::Errno(errno as i32))),
             }
         }
     }
 
     /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
     /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
-    pub fn needs_vouching(&self, model: &Model) -> bool {
+    pub fn needs_confirmation(&self, model: &Model) -> bool {
         let unnumbered = |key: &ProcessKey| {
             model
                 .tree
@@ -72,30 +76,30 @@ impl Reaper {
     pub fn unsignalled(&self) -> Vec<ProcessKey> {
         let unsignalled = |key: &&ProcessKey| {
             let target = self.targets.get(*key);
-            target.is_some_and(|target| target.pidfd.is_some() && target.strongest.is_none())
+            target.is_some_and(|target| target.pidfd.is_some() && target.last_signal.is_none())
         };
         self.queue.iter().filter(unsignalled).copied().collect()
     }
 
     /// Closes what was opened for one of which nobody can say that it is that one, as the source could not get hold of
     /// it: when others have given their open files back, it has its turn again.
-    pub fn set_aside(&mut self, key: ProcessKey, errno: Errno) {
+    pub fn release_failed(&mut self, key: ProcessKey, errno: Errno) {
         self.queue.retain(|queued| *queued != key);
         let Some(target) = self.targets.get_mut(&key) else {
             return;
         };
         self.open -= usize::from(target.pidfd.take().is_some());
         if self.open > 0 {
-            self.starved.push(key);
+            self.waiting_for_files.push(key);
         } else {
-            self.finish(key, Outcome::Failed(Failure::Errno(errno as i32)));
+            self.finish(key, ReapOutcome::Failed(Failure::Errno(errno as i32)));
         }
     }
 
     /// Lets go of one of which it cannot be told what it is by now.
-    pub fn spare(&mut self, key: ProcessKey) {
+    pub fn release_unreadable(&mut self, key: ProcessKey) {
         self.queue.retain(|queued| *queued != key);
-        self.finish(key, Outcome::Released(Released::Unreadable));
+        self.finish(key, ReapOutcome::NotSent(ReleaseReason::Unreadable));
     }
 
     /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
@@ -114,7 +118,10 @@ impl Reaper {
                 continue;
             };
             let numbered = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
-            if !lossless && !numbered && target.strongest.is_none() && target.pidfd.take().is_some()
+            if !lossless
+                && !numbered
+                && target.last_signal.is_none()
+                && target.pidfd.take().is_some()
             {
                 self.open -= 1;
             }
@@ -129,9 +136,9 @@ impl Reaper {
         let mut asked = Vec::new();
         for (key, identified) in opened {
             match self.signal(&round, key, identified) {
-                Ok(Some(Step::Ask(_))) => asked.push(key),
+                Ok(Some(SignalStep::Terminate(_))) => asked.push(key),
                 Ok(_) => {}
-                Err(released) => self.finish(key, Outcome::Released(released)),
+                Err(released) => self.finish(key, ReapOutcome::NotSent(released)),
             }
         }
         // They stand with the oldest first.
@@ -139,7 +146,7 @@ impl Reaper {
             let target = self.targets.get(&key);
             if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
                 // If it is gone already, so much the better.
-                let _ = send::send(pidfd, key.pid, self.own_pid, Step::Wake);
+                let _ = send::send(pidfd, key.pid, self.own_pid, SignalStep::Wake);
             }
         }
     }
@@ -173,63 +180,63 @@ impl Reaper {
         &mut self,
         round: &Evaluation<'_>,
         key: ProcessKey,
-        identified: Result<(), Released>,
-    ) -> Result<Option<Step>, Released> {
+        identified: Result<(), ReleaseReason>,
+    ) -> Result<Option<SignalStep>, ReleaseReason> {
         let Some(target) = self.targets.get_mut(&key) else {
             return Ok(None);
         };
         let Some(pidfd) = &target.pidfd else {
             let decision = send::still_due(round, key)?;
-            self.reports.push(Report::Decided { key, decision });
-            return Err(Released::Observed);
+            self.reports.push(ReapEvent::Decided { key, decision });
+            return Err(ReleaseReason::Observed);
         };
         // One that has had a signal and is gone now has its end confirmed by its pidfd.
-        let waited_for = target.strongest.is_some();
-        if target.ended.is_some() {
+        let waited_for = target.last_signal.is_some();
+        if target.exit_status.is_some() {
             return if waited_for {
                 Ok(None)
             } else {
-                Err(Released::Gone)
+                Err(ReleaseReason::Gone)
             };
         }
         let node = round.node(key);
         let init = node.is_some_and(|node| node.namespace_init);
-        target.had |= node.map_or(0, |node| node.state.member.signalled);
+        target.signals_had |= node.map_or(0, |node| node.state.member.signalled);
         let decision = match identified.and_then(|()| send::still_due(round, key)) {
-            Err(Released::Gone) if waited_for => return Ok(None),
+            Err(ReleaseReason::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
-            Err(Released::Gone) if target.had != 0 => {
+            Err(ReleaseReason::Gone) if target.signals_had != 0 => {
                 self.confirm.add(pidfd, key, target.token);
                 return Ok(None);
             }
             verified => verified?,
         };
-        if !std::mem::replace(&mut target.told, true) {
-            self.reports.push(Report::Decided { key, decision });
+        if !std::mem::replace(&mut target.is_reported, true) {
+            self.reports.push(ReapEvent::Decided { key, decision });
         }
-        let Some(ladder) = self.ladders.get(&target.ladder) else {
-            return Err(Released::Observed);
+        let Some(ladder) = self.escalations.get(&target.escalation) else {
+            return Err(ReleaseReason::Observed);
         };
-        let step = ladder.step(target.had, init);
-        let first = target.strongest.is_none() && target.had == 0;
-        if target.strongest == Some(step.signal()) {
+        let step = ladder.step(target.signals_had, init);
+        let first = target.last_signal.is_none() && target.signals_had == 0;
+        if target.last_signal == Some(step.signal()) {
             return Ok(None);
         }
         let sent = send::send(pidfd, key.pid, self.own_pid, step);
         match sent {
             Ok(()) => {
                 target.refused = None;
-                if target.strongest.replace(step.signal()).is_none() {
+                if target.last_signal.replace(step.signal()).is_none() {
                     self.unweighed.push(key);
                 }
-                if step != Step::Wake {
+                if step != SignalStep::Wake {
                     let now = sys::boot_time();
                     target.first_signal = target.first_signal.or(first.then_some(now));
                     let due_at = target.due_at.filter(|_| first);
-                    self.reports.push(Report::Signal(Sent {
+                    self.reports.push(ReapEvent::Signal(SentSignal {
                         key,
                         signal: step.signal(),
-                        by: Signaller::Service,
+                        by: SentBy::Service,
                         latency: due_at.map(|due_at| now.saturating_sub(due_at)),
                     }));
                 }

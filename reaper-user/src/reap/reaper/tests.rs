@@ -127,7 +127,7 @@ impl Orphan {
         assert!(self.reaper.claim(&self.model, self.key, &decision));
     }
 
-    fn signal(&mut self) -> Vec<Report> {
+    fn signal(&mut self) -> Vec<ReapEvent> {
         self.reaper.open_queued();
         self.reaper.signal_queued(&mut self.model, true);
         self.reaper.take_reports()
@@ -150,15 +150,15 @@ impl Drop for Orphan {
 }
 
 /// The signals of some reports, and how it ended, if it has.
-fn told(reports: &[Report]) -> (Vec<Signal>, Option<(Outcome, Option<Signal>)>) {
+fn told(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Signal>)>) {
     let mut outcomes = reports.iter().filter_map(|report| match report {
-        Report::Outcome {
+        ReapEvent::Outcome {
             outcome, signal, ..
         } => Some((*outcome, *signal)),
         _ => None,
     });
     let signals = reports.iter().filter_map(|report| match report {
-        Report::Signal(sent) => Some(sent.signal),
+        ReapEvent::Signal(sent) => Some(sent.signal),
         _ => None,
     });
     (signals.collect(), outcomes.next())
@@ -183,18 +183,21 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
         orphan.reaper.stages().collect::<Vec<_>>()[..],
         [(id, Stage::Term { .. })] if id == session
     ));
-    orphan.reaper.ladders.get_mut(&session).unwrap().kill(0);
+    orphan.reaper.escalations.get_mut(&session).unwrap().kill(0);
     orphan.reaper.queue_all(session);
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
     assert_eq!(orphan.last_words(), "");
-    let (ready, unrecorded) = orphan.reaper.confirm_ended();
+    let (ready, unrecorded) = orphan.reaper.confirm_exits();
     assert_eq!((ready, unrecorded), (1, vec![orphan.key]));
-    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(
         told(&orphan.reaper.take_reports()),
         (
             vec![],
-            Some((Outcome::Ended(ExitStatus::Unknown), Some(Signal::SIGKILL)))
+            Some((
+                ReapOutcome::Ended(ExitStatus::Unknown),
+                Some(Signal::SIGKILL)
+            ))
         )
     );
 }
@@ -212,7 +215,7 @@ fn process_that_has_exited_at_stop_is_no_failure() {
             core: false,
         };
         if is_recorded {
-            orphan.reaper.exited(&node, ended, &[]);
+            orphan.reaper.on_exit(&node, ended, &[]);
         }
         orphan.reaper.stop();
         let expected = if is_recorded {
@@ -222,7 +225,7 @@ fn process_that_has_exited_at_stop_is_no_failure() {
         };
         let (_, outcome) = told(&orphan.reaper.take_reports());
         let (outcome, _) = outcome.unwrap();
-        assert_eq!(outcome, Outcome::Ended(expected), "{is_recorded}");
+        assert_eq!(outcome, ReapOutcome::Ended(expected), "{is_recorded}");
     }
 }
 
@@ -234,7 +237,7 @@ fn process_that_lives_at_stop_is_a_failure() {
     orphan.reaper.stop();
     let (_, outcome) = told(&orphan.reaper.take_reports());
     let (outcome, _) = outcome.unwrap();
-    assert_eq!(outcome, Outcome::Failed(Failure::Stopped));
+    assert_eq!(outcome, ReapOutcome::Failed(Failure::Stopped));
 }
 
 #[test]
@@ -269,11 +272,14 @@ fn one_that_ends_of_anothers_signal_was_reaped() {
             assert!(orphan.reaper.is_claimed(orphan.key), "how is not known");
         }
         let node = orphan.model.tree.get(orphan.key).unwrap().clone();
-        orphan.reaper.exited(&node, ExitStatus::Exited(1), &[]);
+        orphan.reaper.on_exit(&node, ExitStatus::Exited(1), &[]);
         reports.extend(orphan.signal());
-        orphan.reaper.confirm_ended();
+        orphan.reaper.confirm_exits();
         reports.extend(orphan.reaper.take_reports());
-        let ended = (Outcome::Ended(ExitStatus::Exited(1)), Some(Signal::SIGTERM));
+        let ended = (
+            ReapOutcome::Ended(ExitStatus::Exited(1)),
+            Some(Signal::SIGTERM),
+        );
         assert_eq!(told(&reports), (vec![], Some(ended)), "{when}");
     }
 }
@@ -294,10 +300,10 @@ fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
     orphan.claim();
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
     assert_eq!(orphan.last_words(), "");
-    orphan.reaper.confirm_ended();
-    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.confirm_exits();
+    orphan.reaper.on_unrecorded_exit(orphan.key);
     orphan.reaper.close_empty();
-    assert_eq!(orphan.reaper.open_ladders(), 0);
+    assert_eq!(orphan.reaper.open_escalations(), 0);
 }
 
 #[test]
@@ -318,7 +324,7 @@ fn killed_process_that_runs_is_not_given_up() {
     for _ in 0..2 {
         orphan.reaper.tick(|_| ('D', 0));
     }
-    let stuck = Outcome::Failed(Failure::Stuck('D'));
+    let stuck = ReapOutcome::Failed(Failure::Stuck('D'));
     let stuck = Some((stuck, Some(Signal::SIGKILL)));
     assert_eq!(told(&orphan.signal()), (vec![], stuck));
 }
@@ -328,8 +334,8 @@ fn one_for_whom_nobody_vouches_is_sent_nothing() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.open_queued();
-    orphan.reaper.set_aside(orphan.key, nix::Error::EPERM);
-    let failed = Outcome::Failed(Failure::Errno(nix::libc::EPERM));
+    orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
+    let failed = ReapOutcome::Failed(Failure::Errno(nix::libc::EPERM));
     assert_eq!(told(&orphan.signal()), (vec![], Some((failed, None))));
     assert_eq!(orphan.last_words(), "");
     // While another is open, it may yet have its turn.
@@ -337,9 +343,9 @@ fn one_for_whom_nobody_vouches_is_sent_nothing() {
     orphan.claim();
     orphan.reaper.open_queued();
     orphan.reaper.open += 1;
-    orphan.reaper.set_aside(orphan.key, nix::Error::EPERM);
+    orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
     assert_eq!(told(&orphan.signal()), (vec![], None));
-    assert_eq!(orphan.reaper.starved, [orphan.key]);
+    assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
     assert_eq!(orphan.last_words(), "");
 }
 
@@ -350,10 +356,10 @@ fn some_open_files_are_left_for_others() {
     orphan.reaper.files_max = 0;
     orphan.reaper.open += 1;
     assert_eq!(told(&orphan.signal()), (vec![], None));
-    assert_eq!(orphan.reaper.starved, [orphan.key]);
+    assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
     // But for the only one.
     orphan.reaper.open -= 1;
-    orphan.reaper.queue = std::mem::take(&mut orphan.reaper.starved);
+    orphan.reaper.queue = std::mem::take(&mut orphan.reaper.waiting_for_files);
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
     orphan.last_words();
 }
@@ -370,9 +376,12 @@ fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     orphan.reaper.open -= 1;
     orphan.reaper.signal_queued(&mut orphan.model, true);
     let reports = orphan.reaper.take_reports();
-    let observed = Outcome::Released(Released::Observed);
+    let observed = ReapOutcome::NotSent(ReleaseReason::Observed);
     assert_eq!(told(&reports), (vec![], Some((observed, None))));
-    assert!(matches!(reports[0], Report::Decided { .. }), "{reports:?}");
+    assert!(
+        matches!(reports[0], ReapEvent::Decided { .. }),
+        "{reports:?}"
+    );
     assert!(!orphan.reaper.has_queued());
     assert_eq!(orphan.last_words(), "");
 }
@@ -394,8 +403,8 @@ fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
     orphan.reaper.weigh(read);
     assert_eq!(reads.get(), 1);
     orphan.last_words();
-    orphan.reaper.confirm_ended();
-    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.confirm_exits();
+    orphan.reaper.on_unrecorded_exit(orphan.key);
     assert!(memory_told(&mut orphan).is_some_and(|memory| memory.rss > 100 << 10));
 }
 
@@ -411,7 +420,7 @@ fn one_that_is_gone_before_it_is_weighed_has_no_reading() {
         ..Memory::default()
     };
     orphan.reaper.weigh(|_| Some(memory));
-    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(memory_told(&mut orphan), None);
 }
 
@@ -438,7 +447,7 @@ fn its_own_share_of_memory_is_told_where_it_was_read_in_time() {
         orphan.reaper.unweighed.push(orphan.key);
     }
     orphan.last_words();
-    orphan.reaper.ended_unrecorded(orphan.key);
+    orphan.reaper.on_unrecorded_exit(orphan.key);
     let memory = memory_told(&mut orphan).unwrap();
     assert!(
         memory.pss.is_some_and(|pss| 0 < pss && pss < memory.rss),
@@ -462,7 +471,7 @@ fn one_that_lives_on_gives_nothing_back() {
 fn memory_told(orphan: &mut Orphan) -> Option<Memory> {
     let reports = orphan.reaper.take_reports();
     let outcome = reports.iter().find_map(|report| match report {
-        Report::Outcome { memory, .. } => Some(*memory),
+        ReapEvent::Outcome { memory, .. } => Some(*memory),
         _ => None,
     });
     outcome.expect("an outcome")

@@ -2,12 +2,12 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use super::*;
-use crate::sys::child::Held;
+use crate::sys::child::BlockedSignals;
 
 /// One that hangs: when its time is over it is killed, and what it has started too, and the next is asked.
 #[test]
 fn one_that_does_not_answer_is_given_up() {
-    let held = Held::begin().unwrap();
+    let held = BlockedSignals::begin().unwrap();
     let what = DoneWhen {
         command: "sleep 600; :".to_owned(),
         every: Duration::ZERO,

@@ -88,10 +88,10 @@ impl Source {
     uncallable! {
         ring() -> &Ring;
         is_taken_up() -> bool;
-        has_left_behind() -> bool;
-        kills() -> bool;
-        filters() -> bool;
-        tells_moves() -> bool;
+        replaced_other_abi() -> bool;
+        can_signal() -> bool;
+        is_filtered() -> bool;
+        reports_moves() -> bool;
         skipped() -> u64;
         pinned_at() -> Option<&Path>;
         drain(impl FnMut(Event)) -> Drained;
@@ -99,7 +99,7 @@ impl Source {
         logger() -> Result<Logger, SourceError>;
     }
 
-    pub fn stay(&mut self) {
+    pub fn keep_pinned(&mut self) {
         self.never()
     }
 
@@ -120,17 +120,17 @@ impl State {
     uncallable! {
         failure() -> Option<SourceError>;
         room() -> u32;
-        roster() -> Result<Roster, SourceError>;
-        set_mark(ProcessKey, Option<Membership>, Option<Membership>) -> Result<bool, SourceError>;
+        roster() -> Result<MemberMap, SourceError>;
+        set_membership(ProcessKey, Option<Membership>, Option<Membership>) -> Result<bool, SourceError>;
         remove(ProcessKey) -> Done;
         sessions() -> Vec<(ProcessKey, SessionState)>;
         root_exit(ProcessKey) -> Option<RootExit>;
         set_session(ProcessKey, Option<&SessionState>) -> Done;
         set_names(&NameTable) -> Done;
         set_idle(bool) -> Done;
-        set_ladders(bool) -> Done;
-        set_condemned(u64) -> Done;
-        set_reaps(bool) -> Done;
+        announce_escalations(bool) -> Done;
+        set_kill_on_fork(u64) -> Done;
+        enable_kernel_reap(bool) -> Done;
         await_probes();
         set_seeded(bool) -> Done;
         set_lost_told(u64) -> Done;
@@ -174,9 +174,9 @@ impl Release {
     pub fn up_to(self, _: u64) {}
 }
 
-pub struct Roster;
+pub struct MemberMap;
 
-impl Roster {
+impl MemberMap {
     pub fn read(&self) -> HashMap<ProcessKey, Membership> {
         HashMap::new()
     }

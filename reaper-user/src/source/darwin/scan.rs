@@ -20,9 +20,9 @@ use hashbrown::{HashMap, HashSet};
 use super::births::{Birth, Births};
 use super::kinfo::{Identity, Process};
 use crate::source::scan::Options;
-use crate::source::scan::pace::{Found, Pace};
-use crate::source::scan::table::{Glimpse, Print, Table, exit, parents_first};
-use crate::source::{Drained, Flaw};
+use crate::source::scan::interval::{Found, ScanPace};
+use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, exit, parents_first};
+use crate::source::{Drained, Malformation};
 use crate::sys;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
@@ -78,8 +78,8 @@ pub enum Told {
 /// See the module.
 pub struct Scan<K> {
     kernel: K,
-    table: Table,
-    pace: Pace,
+    table: ScanTable,
+    pace: ScanPace,
     /// By pid.
     watched: HashMap<u32, Watched>,
     /// By what the kernel calls them, which they are known by also when they are gone.
@@ -115,8 +115,8 @@ impl<K: Kernel> Scan<K> {
     pub(super) fn of(kernel: K, options: &Options) -> Scan<K> {
         let mut scan = Scan {
             kernel,
-            table: Table::default(),
-            pace: Pace::new(
+            table: ScanTable::default(),
+            pace: ScanPace::new(
                 sys::nanoseconds(options.min_interval),
                 sys::nanoseconds(options.max_interval),
             ),
@@ -150,7 +150,7 @@ impl<K: Kernel> Scan<K> {
         if self.pace.due() <= self.kernel.now() {
             let flawed = self.pass(&mut tell);
             drained.malformed = flawed as u64;
-            drained.flaw = (flawed > 0).then_some(Flaw::Row);
+            drained.malformation = (flawed > 0).then_some(Malformation::Row);
         }
         self.arm();
         drained
@@ -404,16 +404,16 @@ impl<K: AsFd> AsFd for Scan<K> {
 }
 
 /// A short look at a process.
-fn glimpse(key: ProcessKey, process: &Process, watched: Option<&Watched>) -> Glimpse {
+fn glimpse(key: ProcessKey, process: &Process, watched: Option<&Watched>) -> StatRow {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
     comm[..shown].copy_from_slice(&process.comm[..shown]);
     // Of one that is not watched its name has to tell.
     let watched = watched.filter(|watched| watched.told);
-    Glimpse {
+    StatRow {
         key,
         parent: process.parent,
-        print: Print {
+        print: ImageFingerprint {
             sid: 0,
             pgid: process.group,
             tty: process.terminal,

@@ -12,7 +12,7 @@ use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
 use super::kinfo::Process;
-pub use crate::source::snapshot::{Glance, Look, Memory, Snapshot, Zombie};
+pub use crate::source::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
@@ -63,11 +63,11 @@ impl Procfs {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn read(&self, pid: u32) -> Result<Look, ProcfsError> {
+    pub fn read(&self, pid: u32) -> Result<ProcessReading, ProcfsError> {
         Ok(match one(pid)? {
-            Some(process) if process.is_zombie() => Look::Zombie,
-            Some(process) => seen(&process).map_or(Look::Vanished, Look::Alive),
-            None => Look::Vanished,
+            Some(process) if process.is_zombie() => ProcessReading::Zombie,
+            Some(process) => seen(&process).map_or(ProcessReading::Vanished, ProcessReading::Alive),
+            None => ProcessReading::Vanished,
         })
     }
 
@@ -75,12 +75,12 @@ impl Procfs {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn glance(&self, key: ProcessKey) -> Result<Glance, ProcfsError> {
+    pub fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
         let lives =
             |process: &Process| !process.is_zombie() && key.has_same_tick(self::key(process));
         Ok(match one(key.pid)?.filter(lives) {
-            Some(Process { parent, .. }) => Glance::Alive { parent },
-            None => Glance::Gone,
+            Some(Process { parent, .. }) => Liveness::Alive { parent },
+            None => Liveness::Gone,
         })
     }
 
@@ -103,7 +103,7 @@ impl Procfs {
     /// Memory that this very process has resident, in bytes; `None` if it is gone or another user's.
     pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
-        let alive = matches!(self.glance(key), Ok(Glance::Alive { .. }));
+        let alive = matches!(self.probe(key), Ok(Liveness::Alive { .. }));
         // Still it, so that was its too.
         alive.then_some(rss)
     }

@@ -25,7 +25,7 @@ pub(super) const MAPS: [&str; 9] = [
 ];
 
 /// An object ready to be loaded: what of it differs from kernel to kernel is settled.
-pub(super) struct Prepared {
+pub(super) struct PreparedObject {
     object: Vec<u8>,
     btf: aya::Btf,
     offsets: reaper_common::Offsets,
@@ -40,13 +40,13 @@ pub(super) struct Prepared {
     pub identity: String,
 }
 
-impl Prepared {
+impl PreparedObject {
     /// Reads the object and the running kernel's type information. The size of the ring is that of the one
     /// that is there, if there is one.
     ///
     /// # Errors
     /// Either cannot be used.
-    pub fn new(options: &Options, ring_size: u32) -> Result<Prepared, SourceError> {
+    pub fn new(options: &Options, ring_size: u32) -> Result<PreparedObject, SourceError> {
         let object = match &options.object {
             None => OBJECT.to_vec(),
             Some(path) => std::fs::read(path).map_err(|source| SourceError::Object {
@@ -85,7 +85,7 @@ impl Prepared {
         let hash = hash.finalize();
         let identity = hash.iter().take(8).map(|byte| format!("{byte:02x}"));
         let identity = identity.collect();
-        Ok(Prepared {
+        Ok(PreparedObject {
             identity,
             kills: patched.is_some(),
             object: patched.unwrap_or(object),
@@ -170,7 +170,7 @@ impl Prepared {
 /// An object with its maps.
 pub(super) struct Loaded<'a> {
     pub ebpf: Ebpf,
-    prepared: &'a Prepared,
+    prepared: &'a PreparedObject,
 }
 
 impl Loaded<'_> {

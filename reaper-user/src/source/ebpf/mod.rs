@@ -23,14 +23,14 @@ use aya::programs::links::FdLink;
 use reaper_common::{Offsets, RawKey, TableRow, decode_row};
 
 use super::{Drained, Lost};
-use load::{Loaded, Prepared};
-use pins::{PinError, PinOptions, Place};
+use load::{Loaded, PreparedObject};
+use pins::{PinDir, PinError, PinOptions};
 use reaper_model::agent::NameTable;
 use reaper_model::event::{Event, ProcessKey};
 
 pub use error::SourceError;
 pub use ring::{Release, Ring};
-pub use state::{Roster, State};
+pub use state::{MemberMap, State};
 
 /// What differs between the kernels that the object runs on.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ impl Default for Options {
 /// # Errors
 /// Why they do not.
 pub fn probe() -> Result<(), SourceError> {
-    let prepared = Prepared::new(
+    let prepared = PreparedObject::new(
         &Options {
             ring_size: 64 << 10,
             max_members: 1024,
@@ -126,7 +126,7 @@ pub struct Source {
     table: Table,
     /// Hold the probes: also where they are pinned, since somebody may remove the pins.
     links: Vec<FdLink>,
-    place: Option<Place>,
+    place: Option<PinDir>,
     /// The programs at work, for what the kernel counts of them.
     probes: Vec<OwnedFd>,
     /// Maps and ring are those of a service before this one.
@@ -155,7 +155,7 @@ impl Source {
                 other => return other,
             },
         };
-        let prepared = Prepared::new(options, options.ring_size)?;
+        let prepared = PreparedObject::new(options, options.ring_size)?;
         let mut loaded = prepared.load(None)?;
         let (ring, state) = shared(&prepared, &mut loaded, names)?;
         loaded.load_probes()?;
@@ -171,7 +171,7 @@ impl Source {
         names: &NameTable,
         pin: &PinOptions,
     ) -> Result<Source, SourceError> {
-        let mut place = Place::take(pin)?;
+        let mut place = PinDir::take(pin)?;
         let found = place.found_maps()?;
         place.fresh = found.is_none();
         let source = Source::pinned_at_place(options, names, &place, found)?;
@@ -184,14 +184,14 @@ impl Source {
     fn pinned_at_place(
         options: &Options,
         names: &NameTable,
-        place: &Place,
+        place: &PinDir,
         found: Option<(PathBuf, u32)>,
     ) -> Result<Source, SourceError> {
         let (maps, ring_size) = match &found {
             Some((maps, ring_size)) => (Some(maps.as_path()), *ring_size),
             None => (None, options.ring_size),
         };
-        let prepared = Prepared::new(options, ring_size)?;
+        let prepared = PreparedObject::new(options, ring_size)?;
         let mut loaded = prepared.load(maps)?;
         if maps.is_none() {
             place.pin_maps(&loaded)?;
@@ -245,22 +245,22 @@ impl Source {
     }
 
     /// Whether a service of another ABI version has left what could not be gone on from.
-    pub fn has_left_behind(&self) -> bool {
+    pub fn replaced_other_abi(&self) -> bool {
         self.left_behind > 0
     }
 
     /// Whether the probes can send signals to others than the current process.
-    pub fn kills(&self) -> bool {
+    pub fn can_signal(&self) -> bool {
         self.kills
     }
 
     /// Whether the probes tell of processes that go to another cgroup.
-    pub fn tells_moves(&self) -> bool {
+    pub fn reports_moves(&self) -> bool {
         self.tells_moves
     }
 
     /// Whether the probes tell only of those who are followed.
-    pub fn filters(&self) -> bool {
+    pub fn is_filtered(&self) -> bool {
         self.filters
     }
 
@@ -280,11 +280,11 @@ impl Source {
 
     /// Where it is pinned, if it is.
     pub fn pinned_at(&self) -> Option<&std::path::Path> {
-        self.place.as_ref().map(Place::path)
+        self.place.as_ref().map(PinDir::path)
     }
 
     /// From now on what is pinned outlives this program, however that ends.
-    pub fn stay(&mut self) {
+    pub fn keep_pinned(&mut self) {
         if let Some(place) = &mut self.place {
             place.fresh = false;
         }
@@ -390,7 +390,7 @@ impl From<TableRow> for Row {
 
 /// What the probes and the service share, with the names in place before a probe can ask for one.
 fn shared(
-    prepared: &Prepared,
+    prepared: &PreparedObject,
     loaded: &mut Loaded<'_>,
     names: &NameTable,
 ) -> Result<(Ring, State), SourceError> {
@@ -400,9 +400,9 @@ fn shared(
         return Err(SourceError::OtherNamespace);
     }
     // What the service before this one wanted of the probes need not be what this one wants.
-    state.set_condemned(0)?;
-    state.set_reaps(false)?;
-    state.set_ladders(false)?;
+    state.set_kill_on_fork(0)?;
+    state.enable_kernel_reap(false)?;
+    state.announce_escalations(false)?;
     state.set_names(names)?;
     loaded.load_table()?;
     if prepared.pid_namespace() != 0 {

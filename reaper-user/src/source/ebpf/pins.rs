@@ -124,14 +124,14 @@ fn check(scope: &Path) -> Result<(), PinError> {
 }
 
 /// The place of one service's pins, held for as long as this lives.
-pub struct Place {
+pub struct PinDir {
     path: PathBuf,
     /// What is pinned is of no use to anybody yet, and goes when this does.
     pub(super) fresh: bool,
     _lock: Flock<File>,
 }
 
-impl Drop for Place {
+impl Drop for PinDir {
     fn drop(&mut self) {
         if self.fresh {
             // Half of it would be in the way; the next start says so if it is.
@@ -140,12 +140,12 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl PinDir {
     /// Makes the place if it is not there, and takes it.
     ///
     /// # Errors
     /// There is no BPF file system that can be written, or another service has it.
-    pub fn take(options: &PinOptions) -> Result<Place, PinError> {
+    pub fn take(options: &PinOptions) -> Result<PinDir, PinError> {
         bpffs::mount_default_for(&options.dir);
         let path = options.dir.join(&options.name);
         let parent = bpffs::existing_part(&options.dir);
@@ -155,7 +155,7 @@ impl Place {
             });
         }
         fs::create_dir_all(&path).map_err(|e| io_error(&path, e))?;
-        let place = Place {
+        let place = PinDir {
             _lock: lock(&path)?,
             fresh: false,
             path,
@@ -279,7 +279,7 @@ impl Place {
     /// were there before, so that there is no moment at which none is at work.
     ///
     /// # Errors
-    /// As [`Place::pin_maps`]; then the links are gone.
+    /// As [`PinDir::pin_maps`]; then the links are gone.
     pub(super) fn pin_probes(
         &self,
         identity: &str,
@@ -397,7 +397,7 @@ fn remove_whole(path: &Path) -> Result<usize, PinError> {
     remove_tree(&set_aside(path)?)
 }
 
-/// Renames a directory, if it is there, to what [`Place::take`] removes; gives that name.
+/// Renames a directory, if it is there, to what [`PinDir::take`] removes; gives that name.
 fn set_aside(path: &Path) -> Result<PathBuf, PinError> {
     let aside = path.with_file_name(format!("{UNFINISHED}no-{}", name_of(path)));
     remove_tree(&aside)?;

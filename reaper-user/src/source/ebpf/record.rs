@@ -7,7 +7,7 @@ use reaper_common::{
     PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO, RawKey, Record, decode,
 };
 
-use crate::sys::cgroup::tell_units;
+use crate::sys::cgroup::has_systemd_units;
 use reaper_model::event::{
     Event, EventKind, ExitStatus, Image, Membership, ProcessKey, Provenance, Uids,
 };
@@ -185,7 +185,7 @@ fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image 
 
 /// The id of a cgroup, 0 where it tells nothing.
 fn told(cgroup_id: u64) -> u64 {
-    if tell_units() { cgroup_id } else { 0 }
+    if has_systemd_units() { cgroup_id } else { 0 }
 }
 
 /// Components from the last to the first, each with a NUL, as a path. One that was cut short begins

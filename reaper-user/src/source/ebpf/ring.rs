@@ -12,7 +12,7 @@ use std::time::Duration;
 use aya::maps::MapData;
 
 use super::{Drained, SourceError, record};
-use crate::source::Flaw;
+use crate::source::Malformation;
 use crate::sys::{Record, RingMemory};
 use reaper_model::event::Event;
 
@@ -175,7 +175,7 @@ impl Reader {
                 Ok(lost) => drained.lost = drained.lost.max(lost),
                 Err(defect) => {
                     drained.malformed += 1;
-                    drained.flaw = Some(Flaw::Record(defect));
+                    drained.malformation = Some(Malformation::Record(defect));
                 }
             }
             self.go_on_at(next);
@@ -186,7 +186,7 @@ impl Reader {
     /// What stands here is no record, so that nothing before that position can be found.
     fn skip_to(&mut self, position: u64, drained: &mut Drained) {
         drained.malformed += 1;
-        drained.flaw = Some(Flaw::Ring(position - self.read));
+        drained.malformation = Some(Malformation::Ring(position - self.read));
         self.go_on_at(position);
     }
 }

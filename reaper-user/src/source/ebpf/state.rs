@@ -37,14 +37,14 @@ const IF_NOT_THERE: u64 = 1;
 const IF_THERE: u64 = 2;
 
 /// Who is followed, to be read as a whole.
-pub struct Roster(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
+pub struct MemberMap(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
 
-impl Roster {
-    fn new(map: MapData) -> Result<Roster, SourceError> {
+impl MemberMap {
+    fn new(map: MapData) -> Result<MemberMap, SourceError> {
         let room = map.info().map_err(SourceError::map)?.max_entries();
         let map = Map::from_map_data(map).map_err(SourceError::map)?;
         let members = HashMap::try_from(map).map_err(SourceError::map)?;
-        Ok(Roster(members, room as usize))
+        Ok(MemberMap(members, room as usize))
     }
 
     /// All who are followed, as of now: who comes or goes meanwhile may be in it or not.
@@ -129,10 +129,10 @@ impl State {
     ///
     /// # Errors
     /// The file descriptor cannot be doubled.
-    pub fn roster(&self) -> Result<Roster, SourceError> {
+    pub fn roster(&self) -> Result<MemberMap, SourceError> {
         let fd = self.members_fd.as_fd().try_clone_to_owned();
         let map = MapData::from_fd(fd.map_err(|e| SourceError::Map(e.into()))?);
-        Roster::new(map.map_err(SourceError::map)?)
+        MemberMap::new(map.map_err(SourceError::map)?)
     }
 
     /// Whether a process is followed.
@@ -146,7 +146,7 @@ impl State {
     ///
     /// # Errors
     /// The map cannot be written.
-    pub fn set_mark(
+    pub fn set_membership(
         &mut self,
         of: ProcessKey,
         wanted: Option<Membership>,
@@ -283,17 +283,17 @@ impl State {
     }
 
     /// Says whether a ladder is open; while there is one, every record wakes the reader.
-    pub fn set_ladders(&mut self, open: bool) -> Result<(), SourceError> {
+    pub fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
         self.say(CONTROL_LADDERS, open.into())
     }
 
     /// Says how many sessions are condemned.
-    pub fn set_condemned(&mut self, sessions: u64) -> Result<(), SourceError> {
+    pub fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError> {
         self.say(CONTROL_CONDEMNED, sessions)
     }
 
     /// Says whether the probes may send first signals.
-    pub fn set_reaps(&mut self, reaps: bool) -> Result<(), SourceError> {
+    pub fn enable_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
         self.say(CONTROL_REAPS, reaps.into())
     }
 

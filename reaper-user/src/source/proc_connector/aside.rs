@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use crate::source::procfs::{Look, Procfs};
+use crate::source::procfs::{ProcessReading, Procfs};
 use crate::sys;
 
 /// So many may be held up; then nothing is read until one comes loose.
@@ -23,7 +23,7 @@ pub struct Aside {
 /// The thread that is free.
 struct Worker {
     pids: Sender<u32>,
-    looks: Receiver<Option<Look>>,
+    looks: Receiver<Option<ProcessReading>>,
 }
 
 impl Aside {
@@ -38,7 +38,7 @@ impl Aside {
     }
 
     /// Looks at one process. `None` if it is there, and cannot be read, or not in time.
-    pub fn look(&mut self, pid: u32) -> Option<Look> {
+    pub fn look(&mut self, pid: u32) -> Option<ProcessReading> {
         let worker = self.worker.take().or_else(|| self.start())?;
         worker.pids.send(pid).ok()?;
         // One that is not heard of in time is left to what holds it, and ends when that lets go.
@@ -56,7 +56,7 @@ impl Aside {
         let (procfs, counted) = (self.procfs.clone(), Arc::clone(&self.threads));
         let work = move || {
             let _counted = counted;
-            sys::hurry();
+            sys::raise_priority();
             for pid in asked {
                 let look = procfs.read(pid).inspect_err(|e| tracing::debug!("{e}"));
                 if answer.send(look.ok()).is_err() {

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::listening::Listening;
 use super::parse::{Message, What, messages};
 use super::{DATAGRAM_MAX, WAITING_MAX};
-use crate::source::{Drained, Flaw, Lost};
+use crate::source::{Drained, Lost, Malformation};
 
 /// See the module.
 pub struct Inbox {
@@ -107,7 +107,7 @@ impl Inbox {
                     Err(defect) => {
                         self.read.records += 1;
                         self.read.malformed += 1;
-                        self.read.flaw = Some(Flaw::Record(defect));
+                        self.read.malformation = Some(Malformation::Record(defect));
                     }
                 }
             }

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::What;
-use crate::source::procfs::{Look, Procfs, ProcfsError};
+use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use again::{Doubted, Unread};
 use held::{HasMovedOn, Held, Out};
 use reaper_model::event::{
@@ -277,7 +277,9 @@ impl Translator {
         let doubtful = found.is_none() && !gone;
         let seen = found.and_then(|found| match found {
             // Whoever it forked before it ran the next one is none of that one's.
-            Look::Alive(seen) if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) => {
+            ProcessReading::Alive(seen)
+                if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) =>
+            {
                 Some(seen)
             }
             // Of what it runs by now, as of whoever has the pid by now, events of its own tell.
@@ -329,7 +331,7 @@ impl Translator {
         if process.uids.replace(uids) == Some(uids) {
             return;
         }
-        let Some(Look::Alive(mut seen)) = self.programs.look(pid) else {
+        let Some(ProcessReading::Alive(mut seen)) = self.programs.look(pid) else {
             return;
         };
         // The exec tells of them too.

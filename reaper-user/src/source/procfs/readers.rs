@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Look, Procfs, ProcfsError, Reader};
+use super::{ProcessReading, Procfs, ProcfsError, Reader};
 use crate::sys;
 
 /// How often in the time that a pass waits in vain others take the place of those who are stuck.
@@ -32,18 +32,18 @@ struct Thread {
 }
 
 /// A place among the readers, given back when this is dropped.
-struct Place {
+struct ReaderSlot {
     readers: &'static Readers,
     id: u64,
 }
 
-impl Drop for Place {
+impl Drop for ReaderSlot {
     fn drop(&mut self) {
         self.readers.threads().retain(|thread| thread.id != self.id);
     }
 }
 
-impl Place {
+impl ReaderSlot {
     /// Whether another has taken over.
     fn is_stuck(&self) -> bool {
         let threads = self.readers.threads();
@@ -66,13 +66,13 @@ impl Readers {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&'static self) -> Option<Place> {
+    fn place(&'static self) -> Option<ReaderSlot> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut threads = self.threads();
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         (threads.len() < self.most).then(|| {
             threads.push(Thread { id, stuck: None });
-            Place { readers: self, id }
+            ReaderSlot { readers: self, id }
         })
     }
 
@@ -104,7 +104,7 @@ impl Readers {
         procfs: &Procfs,
         patience: Duration,
         mut pids: Vec<u32>,
-        more: fn(&Procfs, u32, Result<Look, ProcfsError>) -> T,
+        more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
         mut take: impl FnMut(u32, T),
     ) -> Result<usize, ProcfsError> {
         let all = pids.len();
@@ -180,7 +180,7 @@ struct Work<T> {
     pids: Vec<u32>,
     /// Index of the next pid.
     next: AtomicUsize,
-    more: fn(&Procfs, u32, Result<Look, ProcfsError>) -> T,
+    more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
 }
 
 /// What a reader, by its id, says of a process.
@@ -190,7 +190,7 @@ enum Said<T> {
 }
 
 impl<T> Work<T> {
-    fn run(&self, place: &Place, send: &Sender<Said<T>>) {
+    fn run(&self, place: &ReaderSlot, send: &Sender<Said<T>>) {
         let mut reader = Reader::new(&self.procfs);
         while let Some(pid) = self.pids.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             if send.send(Said::Begun(place.id, *pid)).is_err() {
@@ -254,8 +254,8 @@ mod tests {
         let (mut read, mut pids) = (Vec::new(), procfs.pids().unwrap());
         // Those who hold their readers are first in line.
         pids.sort_unstable();
-        let take = |pid, look: Result<Look, ProcfsError>| {
-            assert!(matches!(look, Ok(Look::Alive(_))), "{look:?}");
+        let take = |pid, look: Result<ProcessReading, ProcfsError>| {
+            assert!(matches!(look, Ok(ProcessReading::Alive(_))), "{look:?}");
             read.push(pid);
         };
         let unread = readers.pass(&procfs, patience, pids, |_, _, look| look, take);

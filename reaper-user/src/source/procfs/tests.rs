@@ -46,7 +46,7 @@ impl Fake {
     }
     fn alive(&self, pid: u32) -> ProcEntry {
         match self.procfs().read(pid) {
-            Ok(Look::Alive(seen)) => seen,
+            Ok(ProcessReading::Alive(seen)) => seen,
             other => panic!("pid {pid}: {other:?}"),
         }
     }
@@ -166,7 +166,7 @@ fn a_dead_leader_of_living_threads_is_alive() {
     fake.task("7/task/8", "gone", 'X', 3);
     std::fs::remove_file(fake.dir.path().join("7/exe")).unwrap();
     fake.file("7/cmdline", "");
-    assert!(matches!(fake.procfs().read(7), Ok(Look::Zombie)));
+    assert!(matches!(fake.procfs().read(7), Ok(ProcessReading::Zombie)));
     fake.task("7/task/9", "worker", 'S', 3);
     let seen = fake.alive(7);
     assert_eq!(seen.image.comm, b"leader");
@@ -266,7 +266,10 @@ fn this_process_in_the_real_table() {
     assert!(seen.image.args().eq(args));
     assert_eq!(procfs.start_ticks(me), Some(seen.key.start / TICK_NS));
     assert!(procfs.rss_bytes(me).unwrap() > 0);
-    assert!(matches!(procfs.read(u32::MAX), Ok(Look::Vanished)));
+    assert!(matches!(
+        procfs.read(u32::MAX),
+        Ok(ProcessReading::Vanished)
+    ));
 }
 
 /// Polls to a deadline.
@@ -290,10 +293,12 @@ fn a_child_lives_becomes_a_zombie_and_vanishes() {
     let pid = child.id();
     let start = b"sh\0-c\0read line\0a name\nof two lines\0xxx";
     until("the child does not run", || match procfs.read(pid) {
-        Ok(Look::Alive(seen)) => seen.image.argv.starts_with(start) && seen.image.comm == b"sh",
+        Ok(ProcessReading::Alive(seen)) => {
+            seen.image.argv.starts_with(start) && seen.image.comm == b"sh"
+        }
         _ => false,
     });
-    let Ok(Look::Alive(seen)) = procfs.read(pid) else {
+    let Ok(ProcessReading::Alive(seen)) = procfs.read(pid) else {
         panic!("the child is gone");
     };
     assert!(seen.image.truncated);
@@ -304,7 +309,7 @@ fn a_child_lives_becomes_a_zombie_and_vanishes() {
     );
     child.kill().unwrap();
     until("the child is no zombie", || {
-        matches!(procfs.read(pid), Ok(Look::Zombie))
+        matches!(procfs.read(pid), Ok(ProcessReading::Zombie))
     });
     // It is told as soon as it is on its way out, which is a moment earlier.
     until("the child has a state of its own", || {
@@ -312,5 +317,5 @@ fn a_child_lives_becomes_a_zombie_and_vanishes() {
     });
     assert_eq!(procfs.rss_bytes(pid), Some(0));
     child.wait().unwrap();
-    assert!(matches!(procfs.read(pid), Ok(Look::Vanished)));
+    assert!(matches!(procfs.read(pid), Ok(ProcessReading::Vanished)));
 }

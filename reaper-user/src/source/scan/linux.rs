@@ -9,8 +9,8 @@
 //! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
 //! ([`Scan::vouches`]).
 
-mod held;
 mod late;
+mod pidfds;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -27,15 +27,15 @@ use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::Options;
-use super::pace::{Found, Pace};
-use super::table::Table;
+use super::interval::{Found, ScanPace};
+use super::table::ScanTable;
 use crate::source::procfs::{Procfs, ProcfsError};
-use crate::source::{Drained, Flaw};
+use crate::source::{Drained, Malformation};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
-use held::Followed;
 use late::Late;
-use read::{Look, Reader};
+use pidfds::Followed;
+use read::{Reader, ScanReading};
 use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
 
 /// How long a pass waits for a look at somebody new.
@@ -65,8 +65,8 @@ pub enum ScanError {
 pub struct Scan {
     reader: Reader,
     procfs: Procfs,
-    table: Table,
-    pace: Pace,
+    table: ScanTable,
+    pace: ScanPace,
     /// By pid.
     followed: HashMap<u32, Followed>,
     /// How many of those are held, and may be at most.
@@ -114,8 +114,8 @@ impl Scan {
         let mut scan = Scan {
             reader: Reader::open(root).map_err(ScanError::List)?,
             procfs: Procfs::new(root),
-            table: Table::default(),
-            pace: Pace::new(min, max),
+            table: ScanTable::default(),
+            pace: ScanPace::new(min, max),
             followed: HashMap::new(),
             held: 0,
             // The rest is for those who are signalled.
@@ -152,7 +152,7 @@ impl Scan {
         if ordered || self.pace.is_due(sys::monotonic(), busy) {
             let flawed = self.pass(&mut tell);
             drained.malformed = flawed.len() as u64;
-            drained.flaw = flawed.last().copied().map(Flaw::Stat);
+            drained.malformation = flawed.last().copied().map(Malformation::Stat);
         }
         self.arm();
         drained
@@ -193,7 +193,7 @@ impl Scan {
                 self.failing = false;
                 let reader = &mut self.reader;
                 let unread = self.unread.iter().copied();
-                let unread = unread.filter(|pid| reader.look(*pid) != Look::Gone);
+                let unread = unread.filter(|pid| reader.look(*pid) != ScanReading::Gone);
                 if !self.late.passed(unread) {
                     self.looked = now.saturating_sub(TICK_NS);
                 }
@@ -228,22 +228,22 @@ impl Scan {
         table.begin();
         let listed = reader.pass(|pid, look| {
             // One whose file can be understood now and then is told of once.
-            if look != Look::Gone && before.contains(&pid) {
+            if look != ScanReading::Gone && before.contains(&pid) {
                 still.insert(pid);
             }
             match look {
-                Look::Alive(glimpse) => {
+                ScanReading::Alive(glimpse) => {
                     table.list(glimpse, glimpse.key.start.saturating_add(TICK_NS) > now)
                 }
-                Look::Kernel | Look::Gone => {}
-                Look::Unreadable(errno) => {
+                ScanReading::Kernel | ScanReading::Gone => {}
+                ScanReading::Unreadable(errno) => {
                     if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
                         exhausted = Some(errno);
                     }
                     unread.insert(pid);
                     table.keep(pid);
                 }
-                Look::Malformed => {
+                ScanReading::Malformed => {
                     if still.insert(pid) {
                         flawed.push(pid);
                     }

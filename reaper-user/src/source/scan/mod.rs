@@ -3,9 +3,9 @@
 //! What a pass saw is compared with what the one before it saw ([`table`]); how often is up to what happens ([`pace`]).
 //! How a pass looks is each system's own.
 
+pub mod interval;
 #[cfg(target_os = "linux")]
 mod linux;
-pub mod pace;
 pub mod table;
 
 #[cfg(target_os = "linux")]

@@ -10,17 +10,17 @@ use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey};
 
 /// A short look at a process: enough to tell whether anything of it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Glimpse {
+pub struct StatRow {
     /// The start is a whole tick.
     pub key: ProcessKey,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
-    pub print: Print,
+    pub print: ImageFingerprint,
 }
 
 /// What changes when a process becomes something else than it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Print {
+pub struct ImageFingerprint {
     pub sid: u32,
     pub pgid: u32,
     pub tty: u32,
@@ -31,10 +31,10 @@ pub struct Print {
 }
 
 /// What was told of a process last.
-struct Row {
+struct ScanRow {
     start: u64,
     parent: u32,
-    print: Print,
+    print: ImageFingerprint,
     /// The pass in which it was there last.
     pass: u64,
     /// It has had another parent than the one told of, though that was still there.
@@ -49,8 +49,8 @@ const UNREAD_MAX: u32 = 16;
 
 /// See the module.
 #[derive(Default)]
-pub struct Table {
-    rows: HashMap<u32, Row, foldhash::fast::FixedState>,
+pub struct ScanTable {
+    rows: HashMap<u32, ScanRow, foldhash::fast::FixedState>,
     pass: u64,
     /// Of this pass.
     differences: Differences,
@@ -59,9 +59,9 @@ pub struct Table {
 /// What a pass found to be other than before.
 #[derive(Default)]
 pub struct Differences {
-    pub new: Vec<Glimpse>,
+    pub new: Vec<StatRow>,
     /// They run another program, perhaps.
-    pub changed: Vec<Glimpse>,
+    pub changed: Vec<StatRow>,
     /// They have another parent, whose pid stands here.
     moved: Vec<(ProcessKey, u32)>,
     pub gone: Vec<ProcessKey>,
@@ -69,9 +69,9 @@ pub struct Differences {
     pub unsettled: bool,
 }
 
-impl Print {
+impl ImageFingerprint {
     /// Whether an exec lies between the two, rather than a new name or another process group.
-    fn is_exec(&self, before: &Print) -> bool {
+    fn is_exec(&self, before: &ImageFingerprint) -> bool {
         if self.exec == [0; 2] && before.exec == [0; 2] {
             self.comm != before.comm
         } else {
@@ -89,8 +89,8 @@ impl Differences {
 
     /// Whether any of this is about somebody of whom `matters` holds, or who may descend from one.
     pub fn concern(&self, matters: impl Fn(u32) -> bool) -> bool {
-        let born = |glimpse: &Glimpse| {
-            let Print { sid, pgid, .. } = glimpse.print;
+        let born = |glimpse: &StatRow| {
+            let ImageFingerprint { sid, pgid, .. } = glimpse.print;
             [glimpse.parent, sid, pgid].into_iter().any(&matters)
         };
         let moved = |(key, parent): &(ProcessKey, u32)| matters(key.pid) || matters(*parent);
@@ -101,7 +101,7 @@ impl Differences {
     }
 }
 
-impl Table {
+impl ScanTable {
     /// Begins a pass. One that is given up half-way changes nothing.
     pub fn begin(&mut self) {
         self.pass += 1;
@@ -111,8 +111,8 @@ impl Table {
     /// A process is there. `fresh`: the tick in which it began was not over, so that another one may still come that
     /// has the same pid and the same start for all that can be seen. It is left for the next pass, after which nobody
     /// can be taken for it any more.
-    pub fn list(&mut self, glimpse: Glimpse, fresh: bool) {
-        let Glimpse { key, parent, print } = glimpse;
+    pub fn list(&mut self, glimpse: StatRow, fresh: bool) {
+        let StatRow { key, parent, print } = glimpse;
         let known = self.rows.get_mut(&key.pid);
         let Some(row) = known.filter(|row| row.start == key.start) else {
             if fresh {
@@ -225,7 +225,7 @@ impl Table {
         let known: HashMap<ProcessKey, u32> =
             rows.iter().map(|(key, row)| (*key, row.parent)).collect();
         found.new.sort_by_key(|new| order(&new.key));
-        let prints: HashMap<ProcessKey, Print> =
+        let prints: HashMap<ProcessKey, ImageFingerprint> =
             found.new.iter().map(|g| (g.key, g.print)).collect();
         let born: Vec<ProcessKey> = found.new.iter().map(|new| new.key).collect();
         let mut unread = taken.clone();
@@ -278,8 +278,8 @@ impl Table {
         children.filter_map(key).collect()
     }
 
-    fn insert(&mut self, key: ProcessKey, parent: u32, print: Print) {
-        let row = Row {
+    fn insert(&mut self, key: ProcessKey, parent: u32, print: ImageFingerprint) {
+        let row = ScanRow {
             start: key.start,
             parent,
             print,

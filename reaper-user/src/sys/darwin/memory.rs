@@ -1,7 +1,7 @@
 //! Giving memory back: the allocator of this system does so by itself.
 
 /// Nothing has to be said.
-pub fn keep_little() {}
+pub fn limit_arenas() {}
 
 /// Nothing has to be done.
 pub fn trim() {}

@@ -128,7 +128,11 @@ impl Pidfd {
 }
 
 /// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
-pub fn wait_first(one: Option<&Pidfd>, wake: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+pub fn wait_exit_or_readable(
+    one: Option<&Pidfd>,
+    wake: Option<BorrowedFd<'_>>,
+    timeout: Duration,
+) -> bool {
     let Some(wake) = wake else {
         if let Some(one) = one {
             one.wait(timeout);

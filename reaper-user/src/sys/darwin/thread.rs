@@ -7,11 +7,11 @@ const OPEN_MAX: u64 = 10240;
 
 /// See [`hurry`].
 pub fn prioritise() {
-    hurry();
+    raise_priority();
 }
 
 /// Puts this process before ordinary ones. What is not permitted is left out: it makes things slower, not wrong.
-pub fn hurry() {
+pub fn raise_priority() {
     // SAFETY: no memory is involved.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
         tracing::debug!("no raised priority: {}", std::io::Error::last_os_error());

@@ -76,7 +76,7 @@ fn where_no_record_begins_all_that_is_there_is_skipped() {
         kernel.write(LENGTH, 40);
         let drained = drain(&mut reader);
         assert_eq!((drained.records, drained.malformed), (1, 2));
-        assert_eq!(drained.flaw, Some(Flaw::Ring(80)));
+        assert_eq!(drained.malformation, Some(Malformation::Ring(80)));
         // What comes next is read again.
         kernel.write(LENGTH, 40);
         let drained = drain(&mut reader);

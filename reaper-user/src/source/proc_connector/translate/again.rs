@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::held::{HasMovedOn, Out};
 use super::{Process, Translator, ended};
 use crate::source::proc_connector::glimpse::State;
-use crate::source::procfs::Look;
+use crate::source::procfs::ProcessReading;
 use crate::sys;
 use reaper_model::event::{Event, ProcessKey, Provenance};
 
@@ -105,7 +105,7 @@ impl Translator {
                 continue;
             }
             match self.programs.look(key.pid) {
-                Some(Look::Alive(seen))
+                Some(ProcessReading::Alive(seen))
                     if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) =>
                 {
                     // Otherwise those were told of without it.

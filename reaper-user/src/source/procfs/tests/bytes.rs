@@ -109,11 +109,11 @@ proptest! {
             fake.file(&format!("7/{name}"), content);
         }
         let procfs = fake.procfs();
-        if let Ok(Look::Alive(seen)) = procfs.read(7) {
+        if let Ok(ProcessReading::Alive(seen)) = procfs.read(7) {
             prop_assert_eq!(seen.key.pid, 7);
             prop_assert!(seen.image.comm.len() <= COMM_MAX);
-            let glance = procfs.glance(seen.key).unwrap();
-            prop_assert_eq!(glance, Glance::Alive { parent: seen.parent });
+            let glance = procfs.probe(seen.key).unwrap();
+            prop_assert_eq!(glance, Liveness::Alive { parent: seen.parent });
         }
         procfs.memory(7, false);
         procfs.memory(7, true);

@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
 use crate::source::procfs::parse::{Stat, number};
-use crate::source::scan::table::{Glimpse, Print};
+use crate::source::scan::table::{ImageFingerprint, StatRow};
 use crate::sys::listing::Listing;
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
@@ -20,8 +20,8 @@ const STAT_MAX: usize = 2048;
 
 /// What a short look found.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Look {
-    Alive(Glimpse),
+pub enum ScanReading {
+    Alive(StatRow),
     /// A thread of the kernel.
     Kernel,
     /// Nothing of it runs any more, or there is no such process.
@@ -51,7 +51,7 @@ impl Reader {
     ///
     /// # Errors
     /// They cannot be listed to the end: who was not among them may be there all the same.
-    pub fn pass(&mut self, mut take: impl FnMut(u32, Look)) -> nix::Result<()> {
+    pub fn pass(&mut self, mut take: impl FnMut(u32, ScanReading)) -> nix::Result<()> {
         let Reader { list, proc, buffer } = self;
         list.names(|name| {
             if let Some(pid) = number(name) {
@@ -61,7 +61,7 @@ impl Reader {
     }
 
     /// Looks at one.
-    pub fn look(&mut self, pid: u32) -> Look {
+    pub fn look(&mut self, pid: u32) -> ScanReading {
         look(&self.proc, pid, &mut self.buffer)
     }
 
@@ -77,23 +77,23 @@ impl Reader {
     }
 }
 
-fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> Look {
+fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
     let length = match read(proc, pid, buffer) {
         Ok(length) => length,
-        Err(Errno::ENOENT | Errno::ESRCH) => return Look::Gone,
-        Err(errno) => return Look::Unreadable(errno),
+        Err(Errno::ENOENT | Errno::ESRCH) => return ScanReading::Gone,
+        Err(errno) => return ScanReading::Unreadable(errno),
     };
     let glimpse = |stat: &Stat<'_>| {
         let mut comm = [0; 16];
         let shown = stat.comm.len().min(comm.len());
         comm[..shown].copy_from_slice(&stat.comm[..shown]);
-        Some(Glimpse {
+        Some(StatRow {
             key: ProcessKey {
                 pid,
                 start: stat.start.checked_mul(TICK_NS)?,
             },
             parent: stat.parent,
-            print: Print {
+            print: ImageFingerprint {
                 sid: stat.sid,
                 pgid: stat.pgid,
                 tty: stat.tty,
@@ -103,10 +103,10 @@ fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> Look {
         })
     };
     match whole(&buffer[..length]) {
-        None => Look::Malformed,
-        Some(stat) if stat.is_kernel_thread() => Look::Kernel,
-        Some(stat) if stat.dead() && stat.threads < 2 => Look::Gone,
-        Some(stat) => glimpse(&stat).map_or(Look::Malformed, Look::Alive),
+        None => ScanReading::Malformed,
+        Some(stat) if stat.is_kernel_thread() => ScanReading::Kernel,
+        Some(stat) if stat.dead() && stat.threads < 2 => ScanReading::Gone,
+        Some(stat) => glimpse(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
     }
 }
 

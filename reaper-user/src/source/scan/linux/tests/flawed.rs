@@ -1,7 +1,7 @@
 //! Files that cannot be understood: what is said of them, and how often.
 
 use crate::source::scan::{Options, Scan};
-use crate::source::{Drained, Flaw};
+use crate::source::{Drained, Malformation};
 use reaper_model::event::Event;
 
 /// A /proc of files, and a scan of it.
@@ -24,11 +24,13 @@ impl World {
     }
 
     /// What another pass says of them: how many, and the last.
-    fn told(&mut self) -> (u64, Option<Flaw>) {
+    fn told(&mut self) -> (u64, Option<Malformation>) {
         self.scan.look_now();
         let drained = self.scan.drain(|event: Event| panic!("{event:?}"));
         let Drained {
-            malformed, flaw, ..
+            malformed,
+            malformation: flaw,
+            ..
         } = drained;
         (malformed, flaw)
     }
@@ -39,10 +41,10 @@ fn each_is_told_of_once() {
     let mut w = World::new();
     assert_eq!(w.told(), (0, None));
     w.stat(7, "7 (x) S 1");
-    assert_eq!(w.told(), (1, Some(Flaw::Stat(7))));
+    assert_eq!(w.told(), (1, Some(Malformation::Stat(7))));
     assert_eq!(w.told(), (0, None));
     w.stat(8, "");
-    assert_eq!(w.told(), (1, Some(Flaw::Stat(8))), "another");
+    assert_eq!(w.told(), (1, Some(Malformation::Stat(8))), "another");
     // A zombie is nothing to be told of, and one that may be understood now and then is the same.
     let zombie = format!("7 (x) Z 1{}\n", " 0".repeat(48));
     let kernels = zombie.replace(" Z 1 0 0 0 0 0", " S 1 0 0 0 0 2129984");

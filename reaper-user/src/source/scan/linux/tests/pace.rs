@@ -1,13 +1,13 @@
 //! How often it looks.
 
-use crate::source::scan::pace::{Found, Pace};
+use crate::source::scan::interval::{Found, ScanPace};
 use reaper_model::event::TICK_NS;
 
 const MS: u64 = 1_000_000;
 
 #[test]
 fn fast_while_something_happens_and_slower_and_slower_while_nothing_does() {
-    let mut pace = Pace::new(50 * MS, 2000 * MS);
+    let mut pace = ScanPace::new(50 * MS, 2000 * MS);
     assert_eq!(pace.due(), 0);
     let mut intervals = Vec::new();
     let mut now = 0;
@@ -37,7 +37,7 @@ fn fast_while_something_happens_and_slower_and_slower_while_nothing_does() {
 
 #[test]
 fn never_more_than_a_fifth_of_a_processor() {
-    let mut pace = Pace::new(50 * MS, 2000 * MS);
+    let mut pace = ScanPace::new(50 * MS, 2000 * MS);
     pace.passed(0, 100 * MS, Found::News);
     assert_eq!(pace.due(), 500 * MS);
     pace.hurry(100 * MS);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::damage::{damaged, real};
 use crate::source::procfs::parse::Stat;
-use crate::source::scan::linux::read::{Look, Reader};
+use crate::source::scan::linux::read::{Reader, ScanReading};
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
 /// A /proc of files, and a reader.
@@ -29,7 +29,7 @@ impl Fake {
         std::fs::write(dir.join("stat"), stat).unwrap();
     }
 
-    fn look(&mut self, stat: impl AsRef<[u8]>) -> Look {
+    fn look(&mut self, stat: impl AsRef<[u8]>) -> ScanReading {
         self.process(7, stat);
         self.reader.look(7)
     }
@@ -58,7 +58,7 @@ fn names_may_hold_anything() {
         "7 (x) Z 1",
         "\u{fffd}",
     ] {
-        let Look::Alive(glimpse) = fake.look(stat(comm, &[])) else {
+        let ScanReading::Alive(glimpse) = fake.look(stat(comm, &[])) else {
             panic!("{comm:?}");
         };
         let start = 22 * TICK_NS;
@@ -71,29 +71,31 @@ fn names_may_hold_anything() {
     }
     // Those of the kernel's workers are longer than others.
     let long = "x".repeat(64);
-    assert!(matches!(fake.look(stat(&long, &[])), Look::Alive(g) if g.print.comm == [b'x'; 16]));
+    assert!(
+        matches!(fake.look(stat(&long, &[])), ScanReading::Alive(g) if g.print.comm == [b'x'; 16])
+    );
 }
 
 #[test]
 fn who_is_there_and_who_is_not() {
     let mut fake = Fake::new();
-    assert_eq!(fake.look(stat("x", &[(3, "Z")])), Look::Gone);
-    assert_eq!(fake.look(stat("x", &[(3, "X")])), Look::Gone);
+    assert_eq!(fake.look(stat("x", &[(3, "Z")])), ScanReading::Gone);
+    assert_eq!(fake.look(stat("x", &[(3, "X")])), ScanReading::Gone);
     // Others of its threads run on.
     let leader = fake.look(stat("x", &[(3, "Z"), (20, "2")]));
-    assert!(matches!(leader, Look::Alive(_)));
-    assert_eq!(fake.look(stat("k", &[(9, "2129984")])), Look::Kernel);
-    assert_eq!(fake.reader.look(8), Look::Gone);
+    assert!(matches!(leader, ScanReading::Alive(_)));
+    assert_eq!(fake.look(stat("k", &[(9, "2129984")])), ScanReading::Kernel);
+    assert_eq!(fake.reader.look(8), ScanReading::Gone);
     // Negative where nothing is to be told.
     let inner = fake.look(stat("x", &[(4, "0"), (5, "-1"), (6, "-1"), (7, "-1")]));
-    assert!(matches!(inner, Look::Alive(g) if g.parent == 0 && g.print.sid == 0));
+    assert!(matches!(inner, ScanReading::Alive(g) if g.parent == 0 && g.print.sid == 0));
     // As wrapped as the kernel can make it.
     let most = "18446744073709551615";
     let wrapped = fake.look(stat("x", &[(14, most), (15, most), (20, most), (52, "-9")]));
-    assert!(matches!(wrapped, Look::Alive(_)));
+    assert!(matches!(wrapped, ScanReading::Alive(_)));
     // A directory where a file should be.
     std::fs::create_dir_all(fake.dir.path().join("9/stat")).unwrap();
-    assert_eq!(fake.reader.look(9), Look::Unreadable(Errno::EISDIR));
+    assert_eq!(fake.reader.look(9), ScanReading::Unreadable(Errno::EISDIR));
 }
 
 /// As somebody who may not read what is others'.
@@ -120,8 +122,8 @@ fn what_may_not_be_read_is_not_gone() {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(fake.dir.path(), open).unwrap();
     let looks = as_nobody(|| [7, 8, 9].map(|pid| fake.reader.look(pid)));
-    let denied = || Look::Unreadable(Errno::EACCES);
-    assert_eq!(looks, [denied(), denied(), Look::Gone]);
+    let denied = || ScanReading::Unreadable(Errno::EACCES);
+    assert_eq!(looks, [denied(), denied(), ScanReading::Gone]);
     // So that it can be removed by who is not root.
     let open = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(fake.dir.path().join("7"), open).unwrap();
@@ -132,7 +134,11 @@ fn what_is_no_whole_file_is_malformed() {
     let mut fake = Fake::new();
     let whole = stat("x", &[]);
     for length in 0..whole.len() {
-        assert_eq!(fake.look(&whole[..length]), Look::Malformed, "{length}");
+        assert_eq!(
+            fake.look(&whole[..length]),
+            ScanReading::Malformed,
+            "{length}"
+        );
     }
     for (field, value) in [
         (4, "4294967296"),
@@ -143,12 +149,12 @@ fn what_is_no_whole_file_is_malformed() {
         (28, "0x7f"),
     ] {
         let look = fake.look(stat("x", &[(field, value)]));
-        assert_eq!(look, Look::Malformed, "{field} {value}");
+        assert_eq!(look, ScanReading::Malformed, "{field} {value}");
     }
-    assert_eq!(fake.look("\n"), Look::Malformed);
-    assert_eq!(fake.look(")(\n"), Look::Malformed);
-    assert_eq!(fake.look("7 (x) S 1 2 3\n"), Look::Malformed);
-    assert_eq!(fake.look([b'x'; 10_000]), Look::Malformed);
+    assert_eq!(fake.look("\n"), ScanReading::Malformed);
+    assert_eq!(fake.look(")(\n"), ScanReading::Malformed);
+    assert_eq!(fake.look("7 (x) S 1 2 3\n"), ScanReading::Malformed);
+    assert_eq!(fake.look([b'x'; 10_000]), ScanReading::Malformed);
 }
 
 #[test]
@@ -165,7 +171,7 @@ fn a_pass_looks_at_all_and_at_nothing_else() {
     for _ in 0..2 {
         let mut all = Vec::new();
         fake.reader
-            .pass(|pid, look| all.push((pid, matches!(look, Look::Alive(_)))))
+            .pass(|pid, look| all.push((pid, matches!(look, ScanReading::Alive(_)))))
             .unwrap();
         all.sort_unstable();
         assert_eq!(all, [(1, true), (20, true), (30, false), (4_194_304, true)]);
@@ -208,7 +214,7 @@ proptest! {
 
     #[test]
     fn what_is_read_of_real_ones_that_were_damaged_is_theirs(bytes in damaged(real("stat"))) {
-        if let Look::Alive(found) = Fake::new().look(&bytes) {
+        if let ScanReading::Alive(found) = Fake::new().look(&bytes) {
             let stat = Stat::parse(&bytes).unwrap();
             prop_assert_eq!(found.key.start, stat.start * TICK_NS);
             prop_assert_eq!(found.parent, stat.parent);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::source::scan::table::{Glimpse, Print, Table, parents_first};
+use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, parents_first};
 use reaper_model::agent::Ruleset;
 use reaper_model::event::{
     Event, EventKind, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
@@ -21,12 +21,12 @@ fn key(pid: u32, start: u64) -> ProcessKey {
     ProcessKey { pid, start }
 }
 
-fn glimpse(pid: u32, (start, parent, program): Process) -> Glimpse {
-    let mut print = Print::default();
+fn glimpse(pid: u32, (start, parent, program): Process) -> StatRow {
+    let mut print = ImageFingerprint::default();
     print.comm[..program.len()].copy_from_slice(program.as_bytes());
     print.exec[0] = u64::from(program.as_bytes()[0]);
     let key = key(pid, start);
-    Glimpse { key, parent, print }
+    StatRow { key, parent, print }
 }
 
 fn row(pid: u32, (start, parent, program): Process) -> ProcEntry {
@@ -49,7 +49,7 @@ fn row(pid: u32, (start, parent, program): Process) -> ProcEntry {
 }
 
 /// A pass: what is told. `unread` are those of whom no row can be had, `fresh` those in the tick of their birth.
-fn pass(table: &mut Table, all: &Processes, unread: &[u32], fresh: &[u32]) -> Vec<EventKind> {
+fn pass(table: &mut ScanTable, all: &Processes, unread: &[u32], fresh: &[u32]) -> Vec<EventKind> {
     table.begin();
     for (pid, process) in all {
         table.list(glimpse(*pid, *process), fresh.contains(pid));
@@ -88,19 +88,19 @@ fn words(told: &[EventKind]) -> Vec<String> {
     told.iter().map(word).collect()
 }
 
-fn said(table: &mut Table, all: &Processes) -> Vec<String> {
+fn said(table: &mut ScanTable, all: &Processes) -> Vec<String> {
     words(&pass(table, all, &[], &[]))
 }
 
 /// A shell (2) of init's with a child (3) that has one (4), told of.
-fn seeded() -> (Table, Processes) {
+fn seeded() -> (ScanTable, Processes) {
     let all = [
         (1, (1, 0, "init")),
         (2, (2, 1, "sh")),
         (3, (3, 2, "make")),
         (4, (4, 3, "cc")),
     ];
-    let (all, mut table) = (Processes::from(all), Table::default());
+    let (all, mut table) = (Processes::from(all), ScanTable::default());
     let told = said(&mut table, &all);
     assert_eq!(
         told,
@@ -322,7 +322,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 fn play(acts: &[Act]) {
     let mut all = Processes::from([(1, (0, 0, "init")), (2, (1, 1, "subreaper"))]);
-    let mut table = Table::default();
+    let mut table = ScanTable::default();
     let mut model = Model::new(Ruleset::default(), Scope::default(), u32::MAX);
     let (mut now, mut next) = (2, 3);
     let mut look = |all: &Processes, unread: &[u32], fresh: &[u32], now: u64| {

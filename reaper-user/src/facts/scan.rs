@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::look::{Subject, look};
-use crate::source::procfs::{Look, Procfs, ProcfsError, Readers};
+use super::reading::{ProcDir, read_facts};
+use crate::source::procfs::{ProcessReading, Procfs, ProcfsError, Readers};
 use reaper_model::agent::{Ruleset, script_path};
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};
@@ -34,7 +34,7 @@ enum Met {
 ///
 /// # Errors
 /// The table cannot be listed, or no thread can be started.
-pub fn census(procfs: &Procfs) -> Result<Table, ProcfsError> {
+pub fn scan_processes(procfs: &Procfs) -> Result<Table, ProcfsError> {
     let pids = procfs.pids()?;
     let mut table = Table::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
@@ -91,10 +91,10 @@ fn resolve_scripts(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError
     let rows = table.rows.iter().filter(|(_, row)| runs_script(row));
     let pids: Vec<u32> = rows.map(|(pid, _)| *pid).collect();
     let read = |procfs: &Procfs, _, look| {
-        let Ok(Look::Alive(seen)) = look else {
+        let Ok(ProcessReading::Alive(seen)) = look else {
             return None;
         };
-        let mut subject = Subject::open(procfs.root(), seen.key)?;
+        let mut subject = ProcDir::open(procfs.root(), seen.key)?;
         let script = subject.script(&seen.image)?;
         subject.lives().then_some((seen, script))
     };
@@ -121,12 +121,12 @@ fn image_of<'t>(table: &'t mut Table, pid: u32, now: &ProcEntry) -> Option<&'t m
 /// Returns a process with its whole command line.
 fn whole_arguments(
     procfs: &Procfs,
-    look: Result<Look, ProcfsError>,
+    look: Result<ProcessReading, ProcfsError>,
 ) -> Option<(ProcEntry, Vec<u8>)> {
-    let Ok(Look::Alive(seen)) = look else {
+    let Ok(ProcessReading::Alive(seen)) = look else {
         return None;
     };
-    let mut subject = Subject::open(procfs.root(), seen.key)?;
+    let mut subject = ProcDir::open(procfs.root(), seen.key)?;
     let argv = subject.arguments(&seen.image)?;
     subject.lives().then_some((seen, argv))
 }
@@ -140,11 +140,11 @@ pub fn listening(
     pids: Vec<u32>,
 ) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
     let mut all = HashMap::new();
-    let ask = |procfs: &Procfs, _, seen: Result<Look, ProcfsError>| {
-        let Ok(Look::Alive(seen)) = seen else {
+    let ask = |procfs: &Procfs, _, seen: Result<ProcessReading, ProcfsError>| {
+        let Ok(ProcessReading::Alive(seen)) = seen else {
             return None;
         };
-        let found = look(
+        let found = read_facts(
             procfs.root(),
             seen.key,
             FactSet::LISTENING,
@@ -157,10 +157,10 @@ pub fn listening(
     Ok(all)
 }
 
-fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
+fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> Met {
     let seen = match look {
-        Ok(Look::Alive(seen)) => seen,
-        Ok(Look::Zombie | Look::Vanished) => return Met::Nobody,
+        Ok(ProcessReading::Alive(seen)) => seen,
+        Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return Met::Nobody,
         Err(_) => return Met::Unread,
     };
     let mut row = Row {
@@ -174,7 +174,7 @@ fn meet(procfs: &Procfs, _: u32, look: Result<Look, ProcfsError>) -> Met {
         seen,
     };
     if !row.seen.kernel_thread
-        && let Some(mut subject) = Subject::open(procfs.root(), row.seen.key)
+        && let Some(mut subject) = ProcDir::open(procfs.root(), row.seen.key)
     {
         let (nested, inner_pid) = subject.is_nested().unwrap_or((true, None));
         let unit = subject.unit();

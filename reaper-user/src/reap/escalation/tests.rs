@@ -3,18 +3,18 @@ use super::*;
 const S: u64 = 1_000_000_000;
 
 /// Opened at 10 s with a grace of 5 s, giving up after 1 s; `n` processes are on it.
-fn ladder(n: u32) -> Ladder {
-    let mut ladder = Ladder::new(Times::default(), 10 * S);
-    (0..n).for_each(|_| ladder.claimed());
+fn ladder(n: u32) -> Escalation {
+    let mut ladder = Escalation::new(Times::default(), 10 * S);
+    (0..n).for_each(|_| ladder.on_claim());
     ladder
 }
 
 /// A look at the ladder's deadline, as the reaper takes it; true if it gives up.
-fn look(ladder: &mut Ladder, moves: bool) -> bool {
+fn look(ladder: &mut Escalation, moves: bool) -> bool {
     let now = ladder.deadline();
     let stuck = !moves && ladder.warned();
     if !stuck {
-        ladder.progress(now);
+        ladder.on_progress(now);
     }
     stuck
 }
@@ -22,10 +22,10 @@ fn look(ladder: &mut Ladder, moves: bool) -> bool {
 #[test]
 fn the_grace_runs_from_the_opening_and_ends_in_sigkill() {
     let mut ladder = ladder(1);
-    assert!(ladder.is_gentle());
+    assert!(ladder.is_before_kill());
     assert_eq!(ladder.deadline(), 15 * S);
     ladder.kill(15 * S);
-    assert!(!ladder.is_gentle());
+    assert!(!ladder.is_before_kill());
     assert!(ladder.deadline() <= 16 * S);
 }
 
@@ -38,9 +38,9 @@ fn one_that_is_taken_over_goes_on_where_it_was() {
         (15 * S, false, 15 * S + S / 2),
         (99 * S, false, 99 * S + S / 2),
     ] {
-        let ladder = Ladder::resumed(Times::default(), 15 * S, now);
+        let ladder = Escalation::resumed(Times::default(), 15 * S, now);
         assert_eq!(
-            (ladder.is_gentle(), ladder.deadline()),
+            (ladder.is_before_kill(), ladder.deadline()),
             (gentle, deadline),
             "{now}"
         );
@@ -53,40 +53,40 @@ fn what_a_process_is_sent() {
     const BOTH: u32 = MEMBER_TERM | MEMBER_KILL;
     let mut ladder = ladder(1);
     for (had, init, gentle) in [
-        (0, false, Step::Ask(Signal::SIGTERM)),
-        (MEMBER_TERM, false, Step::Wake),
-        (MEMBER_KILL, false, Step::Kill),
-        (BOTH, false, Step::Kill),
-        (0, true, Step::Kill),
-        (MEMBER_TERM, true, Step::Kill),
+        (0, false, SignalStep::Terminate(Signal::SIGTERM)),
+        (MEMBER_TERM, false, SignalStep::Wake),
+        (MEMBER_KILL, false, SignalStep::Kill),
+        (BOTH, false, SignalStep::Kill),
+        (0, true, SignalStep::Kill),
+        (MEMBER_TERM, true, SignalStep::Kill),
     ] {
         assert_eq!(ladder.step(had, init), gentle, "{had} {init}");
     }
     ladder.kill(15 * S);
     for had in [0, MEMBER_TERM, MEMBER_KILL, BOTH] {
-        assert_eq!(ladder.step(had, false), Step::Kill, "{had}");
+        assert_eq!(ladder.step(had, false), SignalStep::Kill, "{had}");
     }
 }
 
 #[test]
 fn nothing_that_happens_in_the_grace_moves_its_end() {
     let mut ladder = ladder(3);
-    ladder.progress(12 * S);
-    ladder.finished(13 * S);
+    ladder.on_progress(12 * S);
+    ladder.on_finished(13 * S);
     assert!(!ladder.is_empty());
-    assert!(!ladder.birth(14 * S));
-    assert!(ladder.is_gentle());
+    assert!(!ladder.on_birth(14 * S));
+    assert!(ladder.is_before_kill());
     assert_eq!(ladder.deadline(), 15 * S);
 }
 
 #[test]
 fn more_than_256_births_end_the_grace_once() {
     let mut ladder = ladder(1);
-    assert!((0..256).all(|_| !ladder.birth(11 * S)));
-    assert!(ladder.is_gentle());
-    assert!(ladder.birth(11 * S), "the 257th");
-    assert!(!ladder.is_gentle());
-    assert!(!ladder.birth(11 * S), "it is told once");
+    assert!((0..256).all(|_| !ladder.on_birth(11 * S)));
+    assert!(ladder.is_before_kill());
+    assert!(ladder.on_birth(11 * S), "the 257th");
+    assert!(!ladder.is_before_kill());
+    assert!(!ladder.on_birth(11 * S), "it is told once");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn births_after_the_grace_change_nothing() {
     let mut ladder = ladder(1);
     ladder.kill(15 * S);
     let deadline = ladder.deadline();
-    assert!((0..1000).all(|_| !ladder.birth(15 * S)));
+    assert!((0..1000).all(|_| !ladder.on_birth(15 * S)));
     assert_eq!(ladder.deadline(), deadline);
 }
 
@@ -124,7 +124,7 @@ fn an_end_is_progress() {
     let mut ladder = ladder(2);
     ladder.kill(15 * S);
     assert!(!look(&mut ladder, false));
-    ladder.finished(ladder.deadline());
+    ladder.on_finished(ladder.deadline());
     assert!(!ladder.is_empty());
     assert!(!look(&mut ladder, false), "only half of the time is over");
     assert!(look(&mut ladder, false));
@@ -133,12 +133,12 @@ fn an_end_is_progress() {
 #[test]
 fn the_last_one_off_closes_it() {
     let mut ladder = ladder(2);
-    ladder.finished(11 * S);
+    ladder.on_finished(11 * S);
     assert!(!ladder.is_empty());
-    ladder.claimed();
-    ladder.finished(11 * S);
+    ladder.on_claim();
+    ladder.on_finished(11 * S);
     assert!(!ladder.is_empty());
-    ladder.finished(11 * S);
+    ladder.on_finished(11 * S);
     assert!(ladder.is_empty());
 }
 
@@ -148,7 +148,7 @@ fn times_without_end_do_not_overflow() {
         grace: Duration::MAX,
         stuck_after: Duration::MAX,
     };
-    let mut ladder = Ladder::new(times, 10 * S);
+    let mut ladder = Escalation::new(times, 10 * S);
     assert!(ladder.deadline() > u64::MAX / 2);
     ladder.kill(10 * S);
     assert!(ladder.deadline() > 10 * S);

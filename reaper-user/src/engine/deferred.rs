@@ -6,8 +6,8 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
-use super::follow::Pending;
-use crate::facts::{Answer, Reader, Urgency};
+use super::ingest::Queued;
+use crate::facts::{FactAnswer, FactReader, Urgency};
 use crate::sys;
 use reaper_model::Model;
 use reaper_model::agent::Ruleset;
@@ -27,11 +27,11 @@ const TRIED_MAX: usize = 4096;
 const PROC: &str = "/proc";
 
 /// See the module.
-pub struct Undecided {
+pub struct Deferred {
     /// Reads what is asked for, in threads that nobody waits for.
-    pub facts: Reader,
+    pub facts: FactReader,
     /// Whose facts a decision waits for.
-    asked: HashMap<ProcessKey, Asked>,
+    requested: HashMap<ProcessKey, Asked>,
     /// Number of the last that was asked.
     last: u64,
     /// Who waits for the facts of its kin.
@@ -56,13 +56,13 @@ struct Asked {
     number: u64,
 }
 
-impl Undecided {
+impl Deferred {
     /// # Errors
     /// No thread can be started.
-    pub fn new(rules: &Ruleset) -> io::Result<Undecided> {
-        Ok(Undecided {
+    pub fn new(rules: &Ruleset) -> io::Result<Deferred> {
+        Ok(Deferred {
             facts: reader(rules)?,
-            asked: HashMap::new(),
+            requested: HashMap::new(),
             last: 0,
             kin: HashMap::new(),
             unread: HashMap::new(),
@@ -74,18 +74,18 @@ impl Undecided {
     }
 
     /// Reads by other rules from now on; what was asked for is asked for again by whoever is decided about.
-    pub fn read_by(&mut self, reader: Reader) {
+    pub fn read_by(&mut self, reader: FactReader) {
         self.facts = reader;
         // Nobody answers these any more.
-        self.asked.clear();
+        self.requested.clear();
         self.kin.clear();
         self.unread.clear();
         self.looks.clear();
     }
 
     /// Whether facts are being read that decisions wait for.
-    pub fn is_asking(&self) -> bool {
-        !self.asked.is_empty() || !self.kin.is_empty()
+    pub fn is_reading(&self) -> bool {
+        !self.requested.is_empty() || !self.kin.is_empty()
     }
 
     /// When somebody is to be decided about though nothing happens, in ns of the monotonic clock.
@@ -106,7 +106,7 @@ impl Undecided {
 
     /// Whether facts of living members of a session are being read.
     pub fn is_asking_about(&self, id: SessionId, model: &Model) -> bool {
-        let mut asked = self.asked.iter().chain(&self.kin);
+        let mut asked = self.requested.iter().chain(&self.kin);
         asked.any(|(key, asked)| asked.session == id && model.tree.get(*key).is_some())
     }
 
@@ -123,8 +123,8 @@ impl Undecided {
 ///
 /// # Errors
 /// No thread can be started.
-pub fn reader(rules: &Ruleset) -> io::Result<Reader> {
-    Reader::start(PROC, rules.clone())
+pub fn reader(rules: &Ruleset) -> io::Result<FactReader> {
+    FactReader::start(PROC, rules.clone())
 }
 
 impl Engine {
@@ -142,13 +142,15 @@ impl Engine {
         let its = node
             .and_then(|node| node.state.member.session)
             .unwrap_or(session);
-        let undecided = &mut self.undecided;
+        let undecided = &mut self.deferred;
         undecided.last += 1;
         let number = undecided.last;
         let asked = |session| Asked { session, number };
-        undecided.asked.entry(of).or_insert(asked(its));
+        undecided.requested.entry(of).or_insert(asked(its));
         let image = node.map(|node| &node.image);
-        undecided.facts.ask_of(of, image, needs, Urgency::Urgent);
+        undecided
+            .facts
+            .request_of(of, image, needs, Urgency::Urgent);
         if of != key {
             undecided.kin.insert(key, asked(session));
         }
@@ -161,37 +163,37 @@ impl Engine {
         let members = self.model.members_within(session);
         let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
         for key in members {
-            let undecided = &mut self.undecided;
+            let undecided = &mut self.deferred;
             let roots = undecided.unread.entry(key).or_default();
             if !roots.contains(&root) {
                 roots.push(root);
                 *undecided.looks.entry(root).or_default() += 1;
             }
             let facts = &mut undecided.facts;
-            facts.ask(key, FactSet::ACTIVITY, Urgency::Waited);
+            facts.request(key, FactSet::ACTIVITY, Urgency::Waited);
         }
     }
 
     /// Takes note of an answer about how busy a process is, and has each root evaluated again that waited for no other.
     fn on_activity(&mut self, key: ProcessKey) {
-        for root in self.undecided.unread.remove(&key).unwrap_or_default() {
-            let Some(left) = self.undecided.looks.get_mut(&root) else {
+        for root in self.deferred.unread.remove(&key).unwrap_or_default() {
+            let Some(left) = self.deferred.looks.get_mut(&root) else {
                 continue;
             };
             *left -= 1;
             if *left == 0 {
-                self.undecided.looks.remove(&root);
+                self.deferred.looks.remove(&root);
                 self.model.on_tree_read(root);
-                self.follow.pending.push(Pending::Process(root));
+                self.ingest.queued.push(Queued::Process(root));
             }
         }
     }
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
-    pub(super) fn wait(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
+    pub(super) fn defer(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
         match until {
-            Some(until) => drop(self.undecided.waiting.insert(key, (until, session))),
-            None => drop(self.undecided.waiting.remove(&key)),
+            Some(until) => drop(self.deferred.waiting.insert(key, (until, session))),
+            None => drop(self.deferred.waiting.remove(&key)),
         }
     }
 
@@ -200,14 +202,14 @@ impl Engine {
         if !self.model.is_unread(key) {
             return None;
         }
-        self.undecided.again(key)
+        self.deferred.again(key)
     }
 
     /// Has what rules may ask for, and what changes with the program only, read before anything is due.
-    pub(super) fn look_ahead(&mut self) {
-        let mut fresh = std::mem::take(&mut self.follow.fresh);
+    pub(super) fn prefetch(&mut self) {
+        let mut fresh = std::mem::take(&mut self.ingest.new_images);
         let wanted = self.model.rules.facts_to_prefetch();
-        self.follow.touched.extend(self.model.take_released());
+        self.ingest.map_changes.extend(self.model.take_released());
         fresh.sort_unstable_by_key(|key| (key.start, key.pid));
         fresh.dedup();
         for key in fresh {
@@ -221,7 +223,7 @@ impl Engine {
                 .and_then(|id| self.model.sessions.get(id));
             if self.model.wants_script(node) {
                 let (image, uid) = (Arc::clone(&node.image), node.uids.real);
-                self.undecided.facts.ask_script(key, &image, uid);
+                self.deferred.facts.request_script(key, &image, uid);
             }
             if session.is_none() {
                 continue;
@@ -244,7 +246,7 @@ impl Engine {
                 needs |= node.missing_facts(FactSet::STDIN);
             }
             // When it has ended, nobody can ask it any more.
-            if is_root && self.source.looks() {
+            if is_root && self.source.is_scan() {
                 needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
             }
             if self.model.wants_arguments(node) {
@@ -252,41 +254,41 @@ impl Engine {
             }
             if !needs.is_empty() {
                 let image = Some(&node.image);
-                self.undecided
+                self.deferred
                     .facts
-                    .ask_of(key, image, needs, Urgency::Ahead);
+                    .request_of(key, image, needs, Urgency::Ahead);
             }
         }
     }
 
     /// Takes in what has been read, and sees to those whose time has come.
-    pub(super) fn learn(&mut self) {
+    pub(super) fn apply_facts(&mut self) {
         let now = sys::monotonic();
         self.model
             .set_suspended(sys::boot_time().saturating_sub(now));
         self.model.set_now(sys::boot_time());
-        for Answer {
+        for FactAnswer {
             key,
-            asked,
+            requested: asked,
             found,
             at,
-        } in self.undecided.facts.take()
+        } in self.deferred.facts.take()
         {
             self.model.set_facts(key, asked, found, at);
             if asked.contains(FactSet::CONVERSATIONS) {
-                self.handovers.on_facts();
+                self.successions.on_facts();
             }
             if asked.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT) {
                 let all = self.model.reclassify(key, at, &mut self.outputs);
-                self.follow_sessions(at);
-                self.follow.touched.extend(all.left);
+                self.on_session_events(at);
+                self.ingest.map_changes.extend(all.left);
                 for key in all.joined {
-                    self.follow.joined_late(&self.model, key, at);
+                    self.ingest.on_late_join(&self.model, key, at);
                 }
                 // What was read is of the program before, where it has run another since.
                 let node = self.model.tree.get(key);
                 if node.is_some_and(|node| self.model.wants_script(node)) {
-                    self.follow.fresh.push(key);
+                    self.ingest.new_images.push(key);
                 }
             }
             if asked.contains(FactSet::ACTIVITY) {
@@ -294,31 +296,31 @@ impl Engine {
                 continue;
             }
             // That nothing spares it may have come to be known.
-            self.follow.touched.push(key);
-            let asked = self.undecided.asked.remove(&key).is_some();
+            self.ingest.map_changes.push(key);
+            let asked = self.deferred.requested.remove(&key).is_some();
             let node = self.model.tree.get(key);
             // A stranger may have been asked in the place of a root.
             if asked && node.is_some_and(|node| node.state.member.session.is_some()) {
-                self.follow.pending.push(Pending::Process(key));
+                self.ingest.queued.push(Queued::Process(key));
             }
         }
         // Among its kin are often many who are asked about: once what was asked before it is all there.
         let oldest = self
-            .undecided
-            .asked
+            .deferred
+            .requested
             .values()
             .map(|asked| asked.number)
             .min();
         let is_free = |asked: &Asked| oldest.is_none_or(|oldest| oldest > asked.number);
-        let free = self.undecided.kin.extract_if(|_, asked| is_free(asked));
-        let free = free.map(|(key, _)| Pending::Process(key));
-        self.follow.pending.extend(free);
-        if self.undecided.next().is_some_and(|at| at <= now) {
-            let over = self.undecided.waiting.extract_if(|_, (at, _)| *at <= now);
+        let free = self.deferred.kin.extract_if(|_, asked| is_free(asked));
+        let free = free.map(|(key, _)| Queued::Process(key));
+        self.ingest.queued.extend(free);
+        if self.deferred.next().is_some_and(|at| at <= now) {
+            let over = self.deferred.waiting.extract_if(|_, (at, _)| *at <= now);
             for (key, _) in over {
                 self.model.forget_volatile(key);
                 self.model.forget_unreadable(key);
-                self.follow.pending.push(Pending::Process(key));
+                self.ingest.queued.push(Queued::Process(key));
             }
         }
     }

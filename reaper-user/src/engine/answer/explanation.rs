@@ -47,7 +47,7 @@ impl View<'_> {
             due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.ended)),
             if_killed: self.foreseen(node, KILLED),
             if_done: self.foreseen(node, ExitStatus::Exited(0)),
-            stranger: self.stranger(node, &lineage),
+            stranger: self.untracked_reason(node, &lineage),
             facts: facts(node),
             lineage,
             enforce: true,
@@ -131,7 +131,7 @@ impl View<'_> {
         })
     }
 
-    fn stranger(&self, node: &Node, lineage: &[Ancestor]) -> Option<Stranger> {
+    fn untracked_reason(&self, node: &Node, lineage: &[Ancestor]) -> Option<Stranger> {
         if node.state.member.session.is_some() {
             return None;
         }

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
-use super::read::{Look, Reader};
+use super::read::{Reader, ScanReading};
 use super::{Scan, tick};
 use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
@@ -31,7 +31,7 @@ impl Followed {
 }
 
 /// Why one is not held.
-enum Unheld {
+enum UnconfirmedMember {
     /// It is another by now, or nobody.
     Gone,
     /// It cannot be, for now or for good.
@@ -57,8 +57,8 @@ impl Scan {
         let pidfd = match self.hold(key) {
             Ok(pidfd) => Some(pidfd),
             // The next pass finds that out.
-            Err(Unheld::Gone) => return,
-            Err(Unheld::Refused(errno)) => {
+            Err(UnconfirmedMember::Gone) => return,
+            Err(UnconfirmedMember::Refused(errno)) => {
                 if self.refused.is_none() && self.starved.replace(errno).is_none() {
                     tracing::warn!(
                         "pid {}: its end cannot be waited for: {errno}; raise the limit of open files",
@@ -97,25 +97,27 @@ impl Scan {
     }
 
     /// Opens a pidfd on this very process, and has its end wake whoever waits.
-    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, Unheld> {
+    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, UnconfirmedMember> {
         if let Some(errno) = self.refused {
-            return Err(Unheld::Refused(errno));
+            return Err(UnconfirmedMember::Refused(errno));
         }
         if self.held >= self.held_max {
-            return Err(Unheld::Refused(Errno::EMFILE));
+            return Err(UnconfirmedMember::Refused(Errno::EMFILE));
         }
         let pidfd = Pidfd::open(key.pid).map_err(|errno| match errno {
             // Nobody, or a thread, which is no process.
-            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => Unheld::Gone,
-            errno => Unheld::Refused(errno),
+            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => UnconfirmedMember::Gone,
+            errno => UnconfirmedMember::Refused(errno),
         })?;
         match self.reader.look(key.pid) {
-            Look::Alive(now) if now.key == key && !pidfd.has_exited() => {}
-            Look::Unreadable(errno) => return Err(Unheld::Refused(errno)),
-            _ => return Err(Unheld::Gone),
+            ScanReading::Alive(now) if now.key == key && !pidfd.has_exited() => {}
+            ScanReading::Unreadable(errno) => return Err(UnconfirmedMember::Refused(errno)),
+            _ => return Err(UnconfirmedMember::Gone),
         }
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key.pid.into());
-        self.epoll.add(&pidfd, event).map_err(Unheld::Refused)?;
+        self.epoll
+            .add(&pidfd, event)
+            .map_err(UnconfirmedMember::Refused)?;
         Ok(pidfd)
     }
 

@@ -9,8 +9,8 @@ use reaper_model::session::SessionId;
 impl Engine {
     /// Asks what has to be read of those who have been found and whose makers are gone, and concludes whose they are
     /// once it is there: in the order of their births, since one may say whose the next is. Nobody waits for it.
-    pub(super) fn conclude(&mut self) {
-        let mut suspects = std::mem::take(&mut self.follow.suspects);
+    pub(super) fn attribute(&mut self) {
+        let mut suspects = std::mem::take(&mut self.ingest.unattributed);
         if suspects.is_empty() {
             return;
         }
@@ -19,15 +19,15 @@ impl Engine {
         let mut told = true;
         for key in suspects {
             let wanted = self.model.facts_to_attribute(key);
-            let facts = &mut self.undecided.facts;
+            let facts = &mut self.deferred.facts;
             wanted
                 .iter()
-                .for_each(|(of, needs)| facts.ask(*of, *needs, Urgency::Urgent));
+                .for_each(|(of, needs)| facts.request(*of, *needs, Urgency::Urgent));
             told &= wanted.is_empty();
             if !told {
-                self.follow.suspects.push(key);
+                self.ingest.unattributed.push(key);
             } else if self.model.tree.get(key).is_some() {
-                self.concluded(key);
+                self.on_attributed(key);
             } else {
                 self.suspect_orphans_of(key);
             }
@@ -36,10 +36,10 @@ impl Engine {
 
     /// After a gap: who was known by what they did before they were looked for were never asked about, as the look found
     /// nobody new in them.
-    pub(super) fn suspect_those_who_turned_up(&mut self) {
-        let turned_up = std::mem::take(&mut self.follow.turned_up).into_iter();
+    pub(super) fn attribute_late_discovered(&mut self) {
+        let turned_up = std::mem::take(&mut self.ingest.late_discovered).into_iter();
         let escaped = turned_up.filter(|key| self.model.may_have_escaped(*key));
-        self.follow.suspects.extend(escaped);
+        self.ingest.unattributed.extend(escaped);
     }
 
     /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
@@ -53,20 +53,20 @@ impl Engine {
             .sessions
             .get(id)
             .map(|session| session.last_exit_at);
-        let closed = || self.sessions.get(&id).map(|tally| tally.last_end);
+        let closed = || self.sessions.get(&id).map(|tally| tally.last_exit_at);
         let last_end = known.or_else(closed).unwrap_or(0);
-        let mut suspects = self.follow.suspects.iter();
+        let mut suspects = self.ingest.unattributed.iter();
         let unseen = self
             .source
-            .looked()
+            .last_scan()
             .is_some_and(|looked| looked <= last_end);
         unseen || suspects.any(|key| key.start <= last_end)
     }
 
-    fn concluded(&mut self, key: ProcessKey) {
+    fn on_attributed(&mut self, key: ProcessKey) {
         let now = sys::boot_time();
         for key in self.model.attribute(key) {
-            self.follow.joined_late(&self.model, key, now);
+            self.ingest.on_late_join(&self.model, key, now);
         }
     }
 
@@ -75,6 +75,6 @@ impl Engine {
         let nodes = self.model.tree.iter();
         let orphans = nodes.filter(|node| node.birth_parent == Some(key));
         let orphans = orphans.map(|node| node.key);
-        self.follow.suspects.extend(orphans);
+        self.ingest.unattributed.extend(orphans);
     }
 }

@@ -4,7 +4,7 @@
 //! appear, and decides. The model says what has to be read; worker threads read it.
 
 use super::Engine;
-use super::follow::Pending;
+use super::ingest::Queued;
 use crate::facts::Urgency;
 use crate::sys;
 use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
@@ -16,7 +16,7 @@ const TRY_AFTER_NS: u64 = 1_000_000_000;
 
 /// Sessions for which a successor is searched.
 #[derive(Default)]
-pub struct Handovers {
+pub struct Successions {
     open: Vec<Open>,
     /// Whether facts that a search asked for have been read since the last search.
     has_facts: bool,
@@ -30,7 +30,7 @@ struct Open {
     tries: u32,
 }
 
-impl Handovers {
+impl Successions {
     /// Returns when the next search is due, in ns of CLOCK_MONOTONIC.
     pub fn next(&self) -> Option<u64> {
         self.open.iter().filter_map(|open| open.next).min()
@@ -45,23 +45,23 @@ impl Handovers {
 impl Engine {
     /// Runs the searches that are due, and those whose facts have been read.
     pub(super) fn find_successors(&mut self) {
-        let new = std::mem::take(&mut self.follow.handovers).into_iter();
-        self.handovers.open.extend(new.map(|session| Open {
+        let new = std::mem::take(&mut self.ingest.successions).into_iter();
+        self.successions.open.extend(new.map(|session| Open {
             session,
             next: Some(0),
             tries: 0,
         }));
         // A successor may be among the processes that a gap hides.
-        if self.handovers.open.is_empty() || self.gap.is_some() {
+        if self.successions.open.is_empty() || self.gap.is_some() {
             return;
         }
         let now = sys::monotonic();
-        let has_facts = std::mem::take(&mut self.handovers.has_facts);
-        let open = std::mem::take(&mut self.handovers.open).into_iter();
+        let has_facts = std::mem::take(&mut self.successions.has_facts);
+        let open = std::mem::take(&mut self.successions.open).into_iter();
         let open: Vec<Open> = open
             .filter_map(|open| self.search_successor(open, now, has_facts))
             .collect();
-        self.handovers.open.extend(open);
+        self.successions.open.extend(open);
     }
 
     /// Runs one search if it is due, or if facts for it may have been read. A search looks at all sessions, so it does not
@@ -80,13 +80,13 @@ impl Engine {
         let found = self.model.find_successor(id);
         if let SuccessorSearch::Needs(needs) = found {
             for (key, needs) in needs {
-                self.undecided.facts.ask(key, needs, Urgency::Urgent);
+                self.deferred.facts.request(key, needs, Urgency::Urgent);
             }
             return Some(open);
         }
         if let SuccessorSearch::Found(root) = found {
             for session_event in self.model.hand_over(id, root) {
-                self.follow
+                self.ingest
                     .on_session_event(&self.model, sys::boot_time(), &session_event);
             }
             self.reevaluate(id);
@@ -104,7 +104,7 @@ impl Engine {
             false => Succession::Excluded,
         };
         self.model.set_succession(id, state);
-        self.follow.pending.push(Pending::Session(id));
+        self.ingest.queued.push(Queued::Session(id));
         open.next = Some(now + (TRY_AFTER_NS << (2 * open.tries)));
         open.tries += 1;
         (unreadable && open.tries <= TRIES).then_some(open)
@@ -114,7 +114,7 @@ impl Engine {
     fn reevaluate(&mut self, id: SessionId) {
         let members = self.model.sessions.inwards(id).flat_map(Session::members);
         let nodes = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        let members = nodes.map(|node| Pending::Process(node.key));
-        self.follow.pending.extend(members);
+        let members = nodes.map(|node| Queued::Process(node.key));
+        self.ingest.queued.extend(members);
     }
 }

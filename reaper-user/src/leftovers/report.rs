@@ -3,8 +3,8 @@
 use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
-use crate::export::{command_line, leftover_in_words};
-use crate::reap::{Ending, Failure, Outcome};
+use crate::export::{command_line, leftover_text};
+use crate::reap::{Ending, Failure, ReapOutcome};
 use crate::source::procfs::Procfs;
 use crate::sys;
 use reaper_model::event::ProcessKey;
@@ -62,7 +62,7 @@ impl ScanReport {
         for finding in self.found.iter_mut().filter(|f| f.session.is_none()) {
             finding.outcome.get_or_insert_with(|| "not_sent".into());
         }
-        let is_ended = |end: &&Ending| matches!(end.outcome, Outcome::Ended(_));
+        let is_ended = |end: &&Ending| matches!(end.outcome, ReapOutcome::Ended(_));
         let confirmed = done.ended.iter().filter(is_ended);
         self.ended = Some(confirmed.clone().count() as u64);
         let memory = confirmed.filter_map(|end| end.memory);
@@ -72,9 +72,9 @@ impl ScanReport {
 
 fn ended(finding: &mut Finding, end: &Ending) {
     let (outcome, why) = match end.outcome {
-        Outcome::Ended(_) => ("ended", None),
-        Outcome::Failed(failure) => ("failed", Some(failed(failure))),
-        Outcome::Released(_) => (
+        ReapOutcome::Ended(_) => ("ended", None),
+        ReapOutcome::Failed(failure) => ("failed", Some(failed(failure))),
+        ReapOutcome::NotSent(_) => (
             "not_sent",
             Some("gone, or not to be ended any more".to_owned()),
         ),
@@ -103,7 +103,7 @@ fn finding(row: &Row, stray: &Leftover) -> Finding {
         evidence: Some(stray.evidence.name().into()),
         variable: stray.evidence.variable().map(str::to_owned),
         owner_pid: stray.evidence.owner(),
-        why: leftover_in_words(stray),
+        why: leftover_text(stray),
         age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,
         rss: Procfs::default().rss_of(stray.key),
         ..Finding::default()

@@ -12,7 +12,7 @@ use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::leftovers::Leftovers;
 use crate::api::peer::Peer;
 use crate::config::Config;
-use crate::export::{Body, Record};
+use crate::export::{EventBody, EventRecord};
 use reaper_model::event::TICK_NS;
 
 const ROOT: Peer = Peer { uid: 0 };
@@ -62,11 +62,14 @@ fn watched(members: Vec<ProcessKey>, gap: bool) -> Watched {
 }
 
 /// A scanner without a journal, and the records that it sent.
-fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
+fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
     scanner_with(answer, None)
 }
 
-fn scanner_with(answer: Watched, journal: Option<PathBuf>) -> (Scanner, Arc<Mutex<Vec<Record>>>) {
+fn scanner_with(
+    answer: Watched,
+    journal: Option<PathBuf>,
+) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
     let (asks, mut asked) = mpsc::channel::<Ask>(1);
     let told = Arc::new(Mutex::new(Vec::new()));
     let also = Arc::clone(&told);
@@ -141,8 +144,8 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
     scanner.reap(&mut report, &look, ROOT, None).unwrap();
     assert_eq!(find(&report, key), Some("spared"));
     let told = told.lock().unwrap();
-    let of = |record: &Record| match &record.body {
-        Body::Stray { who, stray } if who.key.pid == key.pid => Some(stray.verdict.clone()),
+    let of = |record: &EventRecord| match &record.body {
+        EventBody::Leftover { who, stray } if who.key.pid == key.pid => Some(stray.verdict.clone()),
         _ => None,
     };
     let verdict = told.iter().find_map(of);
@@ -150,7 +153,7 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
     assert!(
         !told
             .iter()
-            .any(|record| matches!(record.body, Body::Outcome { .. }))
+            .any(|record| matches!(record.body, EventBody::Outcome { .. }))
     );
     assert!(sleeper.0.try_wait().unwrap().is_none(), "it lives");
 }

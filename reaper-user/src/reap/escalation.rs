@@ -36,30 +36,30 @@ pub enum Stage {
 
 /// What a process is sent on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The signal that is to be first. A stopped process sees it when it is woken, by [`Step::Wake`], after all others of its
+pub enum SignalStep {
+    /// The signal that is to be first. A stopped process sees it when it is woken, by [`SignalStep::Wake`], after all others of its
     /// tree have had it and the youngest first: none is to end while others stand. Where it was their process group's last tie to
     /// the session, the kernel sends those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which nobody has asked for.
-    Ask(Signal),
+    Terminate(Signal),
     /// SIGCONT alone: SIGTERM has been sent to it by another, and a second one may mean more to it.
     Wake,
     Kill,
 }
 
-impl Step {
+impl SignalStep {
     /// What the process has been sent after it, be it by another.
     pub fn signal(self) -> Signal {
         match self {
-            Step::Ask(signal) => signal,
-            Step::Wake => Signal::SIGTERM,
-            Step::Kill => Signal::SIGKILL,
+            SignalStep::Terminate(signal) => signal,
+            SignalStep::Wake => Signal::SIGTERM,
+            SignalStep::Kill => Signal::SIGKILL,
         }
     }
 }
 
 /// See the module. Times are ns on the monotonic clock.
 #[derive(Clone, Debug)]
-pub struct Ladder {
+pub struct Escalation {
     times: Times,
     /// Sent first.
     gentle: Signal,
@@ -72,14 +72,14 @@ pub struct Ladder {
     looking: bool,
 }
 
-impl Ladder {
-    pub fn new(times: Times, now: u64) -> Ladder {
-        Ladder::resumed(times, now.saturating_add(ns(times.grace)), now)
+impl Escalation {
+    pub fn new(times: Times, now: u64) -> Escalation {
+        Escalation::resumed(times, now.saturating_add(ns(times.grace)), now)
     }
 
     /// The same with another signal first than SIGTERM.
-    pub fn asking(self, gentle: Signal) -> Ladder {
-        Ladder { gentle, ..self }
+    pub fn with_first_signal(self, gentle: Signal) -> Escalation {
+        Escalation { gentle, ..self }
     }
 
     /// What it sends first, and how long before SIGKILL.
@@ -88,8 +88,8 @@ impl Ladder {
     }
 
     /// One that another service has opened, whose SIGKILL is due at `kill_at`.
-    pub fn resumed(times: Times, kill_at: u64, now: u64) -> Ladder {
-        let mut ladder = Ladder {
+    pub fn resumed(times: Times, kill_at: u64, now: u64) -> Escalation {
+        let mut ladder = Escalation {
             times,
             gentle: Signal::SIGTERM,
             stage: Stage::Term { kill_at },
@@ -110,19 +110,19 @@ impl Ladder {
 
     /// What a process on it is to be sent. `had` is what it has been sent by others (`MEMBER_TERM`,
     /// `MEMBER_KILL`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
-    pub fn step(&self, had: u32, init: bool) -> Step {
+    pub fn step(&self, had: u32, init: bool) -> SignalStep {
         // Whether a SIGKILL that is told of was sent cannot be seen, and one more does no harm.
-        if !self.is_gentle() || init || had & MEMBER_KILL != 0 {
-            Step::Kill
+        if !self.is_before_kill() || init || had & MEMBER_KILL != 0 {
+            SignalStep::Kill
         } else if had & MEMBER_TERM != 0 {
-            Step::Wake
+            SignalStep::Wake
         } else {
-            Step::Ask(self.gentle)
+            SignalStep::Terminate(self.gentle)
         }
     }
 
     /// Whether SIGKILL is not called for yet.
-    pub fn is_gentle(&self) -> bool {
+    pub fn is_before_kill(&self) -> bool {
         matches!(self.stage, Stage::Term { .. })
     }
 
@@ -134,14 +134,14 @@ impl Ladder {
     }
 
     /// One more process is on it.
-    pub fn claimed(&mut self) {
+    pub fn on_claim(&mut self) {
         self.open += 1;
     }
 
     /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
-    pub fn birth(&mut self, now: u64) -> bool {
+    pub fn on_birth(&mut self, now: u64) -> bool {
         self.births = self.births.saturating_add(1);
-        let overrun = self.is_gentle() && self.births > BIRTHS_MAX;
+        let overrun = self.is_before_kill() && self.births > BIRTHS_MAX;
         if overrun {
             self.kill(now);
         }
@@ -157,8 +157,8 @@ impl Ladder {
     }
 
     /// One that has come to SIGKILL, with those on it, as it was when it came to that.
-    pub fn begun_anew(&self, now: u64) -> Ladder {
-        let mut ladder = Ladder {
+    pub fn begun_anew(&self, now: u64) -> Escalation {
+        let mut ladder = Escalation {
             looked: false,
             looking: false,
             ..self.clone()
@@ -168,33 +168,33 @@ impl Ladder {
     }
 
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
-    pub fn renewed(&self, times: Times, now: u64) -> Ladder {
-        Ladder {
+    pub fn renewed(&self, times: Times, now: u64) -> Escalation {
+        Escalation {
             open: self.open,
             gentle: self.gentle,
-            ..Ladder::new(times, now)
+            ..Escalation::new(times, now)
         }
     }
 
     /// A look that finds nothing moving: whether there has been one before since the last sign of
-    /// progress. If not, [`Ladder::progress`] sets the time of the next one.
+    /// progress. If not, [`Escalation::on_progress`] sets the time of the next one.
     pub fn warned(&mut self) -> bool {
         self.looking = true;
         self.looked
     }
 
     /// Something moves, or may still.
-    pub fn progress(&mut self, now: u64) {
+    pub fn on_progress(&mut self, now: u64) {
         self.looked = std::mem::take(&mut self.looking);
-        if !self.is_gentle() {
+        if !self.is_before_kill() {
             self.kill(now);
         }
     }
 
     /// One is off it.
-    pub fn finished(&mut self, now: u64) {
+    pub fn on_finished(&mut self, now: u64) {
         self.looking = false;
-        self.progress(now);
+        self.on_progress(now);
         self.open = self.open.saturating_sub(1);
     }
 

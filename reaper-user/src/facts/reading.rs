@@ -1,23 +1,23 @@
 //! One look at one process for its facts.
 
+#[cfg_attr(target_os = "macos", path = "reading/darwin.rs")]
+mod proc_dir;
 #[cfg(target_os = "linux")]
 mod registry;
 #[cfg(target_os = "linux")]
 mod sockets;
-#[cfg_attr(target_os = "macos", path = "look/darwin.rs")]
-mod subject;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub(super) use proc_dir::ProcDir;
+#[cfg(test)]
+pub(super) use proc_dir::{ARGUMENTS_MAX, ENVIRON_MAX};
 use reaper_model::agent::{Pattern, Ruleset};
 use reaper_model::event::{Image, ProcessKey};
 use reaper_model::facts::{Fact, FactSet, Facts};
-pub(super) use subject::Subject;
-#[cfg(test)]
-pub(super) use subject::{ARGUMENTS_MAX, ENVIRON_MAX};
 
 /// Processor time used up to a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl Found {
 }
 
 /// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run.
-pub(super) fn look(
+pub(super) fn read_facts(
     root: &Path,
     key: ProcessKey,
     needs: FactSet,
     image: Option<&Arc<Image>>,
     rules: &Ruleset,
 ) -> Found {
-    let Some(mut subject) = Subject::open(root, key) else {
+    let Some(mut subject) = ProcDir::open(root, key) else {
         return Found::nothing();
     };
     let mut found = Found::nothing();

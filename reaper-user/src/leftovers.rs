@@ -14,7 +14,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
-use crate::facts::{census, listening};
+use crate::facts::{listening, scan_processes};
 use crate::reap::{Due, Ending, Times, end_all};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys::{self, pidfd::Pidfd};
@@ -44,7 +44,7 @@ pub struct Terms {
 }
 
 /// What a look has found.
-pub struct Found {
+pub struct FoundLeftovers {
     pub table: Table,
     pub strays: Vec<Leftover>,
 }
@@ -61,14 +61,14 @@ pub struct Done {
 ///
 /// # Errors
 /// The process table cannot be read.
-pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<Found, ProcfsError> {
+pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<FoundLeftovers, ProcfsError> {
     let procfs = Procfs::default();
-    let mut table = census(&procfs)?;
+    let mut table = scan_processes(&procfs)?;
     find_hidden(&mut table);
     let strays = terms.find(&table, held);
     let asks = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
     if !terms.rules.rules().iter().any(asks) {
-        return Ok(Found { table, strays });
+        return Ok(FoundLeftovers { table, strays });
     }
     // What is open is asked of those alone of whom it matters.
     let matters = |stray: &&Leftover| !matches!(stray.verdict, Verdict::Report(_));
@@ -81,7 +81,7 @@ pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<Found, ProcfsEr
         }
     }
     let strays = terms.find(&table, held);
-    Ok(Found { table, strays })
+    Ok(FoundLeftovers { table, strays })
 }
 
 /// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
@@ -138,9 +138,9 @@ impl Terms {
 /// # Errors
 /// Those of `look`; what has been signalled by then stays so.
 pub fn end<E>(
-    found: &Found,
+    found: &FoundLeftovers,
     times: Times,
-    mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<Found, E>,
+    mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
 ) -> Result<Done, E> {
     let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
     let first = found.strays.iter().filter(is_due);
@@ -152,7 +152,7 @@ pub fn end<E>(
     };
     let mut late: HashMap<ProcessKey, (Row, Leftover)> = HashMap::new();
     let find = |held: &HashSet<ProcessKey>| {
-        let Found { mut table, strays } = look(held)?;
+        let FoundLeftovers { mut table, strays } = look(held)?;
         let mut due = Due::new();
         for stray in strays.into_iter().filter(|stray| is_due(&stray)) {
             let (key, known) = (stray.key, first.contains(&stray.key));

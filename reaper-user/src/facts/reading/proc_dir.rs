@@ -34,17 +34,17 @@ pub(in crate::facts) const ARGUMENTS_MAX: usize = 2 << 20;
 const FILES_MAX: usize = 16 << 10;
 /// A process that is being looked at: all that is read through this is of one process, whoever has its
 /// pid meanwhile.
-pub(in crate::facts) struct Subject {
+pub(in crate::facts) struct ProcDir {
     path: PathBuf,
     /// Of the process, or of a thread that still runs where its leader has exited.
     dir: Dir,
     buffer: Vec<u8>,
 }
 
-impl Subject {
+impl ProcDir {
     /// The living process with this key, of which the start needs to be right to the tick only. `None` if
     /// it is gone or cannot be read.
-    pub(in crate::facts) fn open(root: &Path, key: ProcessKey) -> Option<Subject> {
+    pub(in crate::facts) fn open(root: &Path, key: ProcessKey) -> Option<ProcDir> {
         let mut path = root.join(key.pid.to_string());
         let mut dir = Dir::open(&path).ok()?;
         let mut buffer = Vec::with_capacity(4 << 10);
@@ -58,7 +58,7 @@ impl Subject {
             let (name, thread) = living_thread(&path, &dir, &stat)?;
             (path, dir) = (path.join(name), thread);
         }
-        Some(Subject { path, dir, buffer })
+        Some(ProcDir { path, dir, buffer })
     }
 
     /// Whether it still runs. One that is on its way out has no environment and no files any more, and must
@@ -229,7 +229,7 @@ impl Subject {
         now.map_or(Fact::Unreadable, Fact::Known)
     }
 
-    /// By path, as [`Subject::listening`].
+    /// By path, as [`ProcDir::listening`].
     pub(super) fn input(&self) -> Fact<bool> {
         match std::fs::read_link(self.path.join("fd/0")) {
             Ok(file) => Fact::Known(is_terminal(file.as_os_str().as_bytes())),
@@ -297,7 +297,7 @@ impl Subject {
         Ok(Some(activity))
     }
 
-    /// Looks at the other ends of standard input and output. By path, as [`Subject::listening`].
+    /// Looks at the other ends of standard input and output. By path, as [`ProcDir::listening`].
     pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {
@@ -339,7 +339,7 @@ impl Subject {
     }
 
     /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
-    /// from this one by [`Subject::lives`].
+    /// from this one by [`ProcDir::lives`].
     pub(super) fn listening(&self) -> io::Result<Option<bool>> {
         let (sockets, all) = self.sockets()?;
         let listens = !sockets.is_empty() && {
@@ -457,7 +457,7 @@ mod tests {
             ] {
                 std::fs::write(dir.join(name), content).unwrap();
             }
-            let subject = Subject::open(root.path(), ProcessKey { pid: 7, start });
+            let subject = ProcDir::open(root.path(), ProcessKey { pid: 7, start });
             prop_assert!(subject.is_none() || Stat::parse(&stat).is_some());
             if let Some(mut subject) = subject {
                 let keep = [Pattern::argv("REAPER_KEEP=1").unwrap()];

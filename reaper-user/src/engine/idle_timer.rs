@@ -8,25 +8,25 @@ use tokio::time::{Instant, sleep_until};
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
 
 /// When the ring is looked into without having been woken for it.
-pub(super) struct Rest {
+pub(super) struct IdleTimer {
     /// When to look next, if nothing wakes it before.
     pub(super) until: Option<Instant>,
     /// The probes have been told that this thread sleeps until it is woken.
     asleep: bool,
 }
 
-impl Default for Rest {
-    fn default() -> Rest {
-        Rest {
+impl Default for IdleTimer {
+    fn default() -> IdleTimer {
+        IdleTimer {
             until: Some(Instant::now() + DRAIN_EVERY),
             asleep: false,
         }
     }
 }
 
-impl Rest {
+impl IdleTimer {
     /// Records have been read out of turn: more may come that wake nobody.
-    pub(super) fn read(&mut self, records: u64) {
+    pub(super) fn on_records(&mut self, records: u64) {
         if records > 0 {
             self.asleep = false;
             self.until
@@ -34,12 +34,12 @@ impl Rest {
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_expired(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
     /// It was time to look, and so many records were there.
-    pub(super) fn looked(&mut self, records: u64) {
+    pub(super) fn on_poll(&mut self, records: u64) {
         self.until = (records > 0 || !self.asleep).then(|| Instant::now() + DRAIN_EVERY);
         if records > 0 {
             self.asleep = false;
@@ -50,7 +50,7 @@ impl Rest {
 
     /// Whether it is time to tell the probes so. One more look follows: a probe may have committed a
     /// record on what had been said before.
-    pub(super) fn says_asleep(&self) -> bool {
+    pub(super) fn goes_idle(&self) -> bool {
         self.asleep && self.until.is_some()
     }
 }

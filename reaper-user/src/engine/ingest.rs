@@ -6,15 +6,17 @@ use nix::sys::signal::Signal;
 use reaper_common::MEMBER_KILL;
 
 use crate::config::EventScope;
-use crate::export::{Body, GivenBack, Lifecycle, Names, Record, SessionRef, Sink, Who};
-use crate::reap::{Reaper, Sent, Signaller};
+use crate::export::{
+    DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef, Sink,
+};
+use crate::reap::{Reaper, SentBy, SentSignal};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
 use reaper_model::{Change, Model, Node, Output};
 
 /// What has to be decided about once the ring is drained.
-pub enum Pending {
+pub enum Queued {
     Process(ProcessKey),
     /// All members of a session and of those nested in it.
     Session(SessionId),
@@ -26,17 +28,17 @@ pub struct Tally {
     pub reaped: u32,
     pub failed: u32,
     /// Memory of those reaped.
-    pub memory: GivenBack,
+    pub memory: FreedMemory,
     /// Records that were lost while it was open.
     pub lost: u64,
     /// Nothing of it lives any more, but not all ends are confirmed, or who has escaped from it is still looked for.
-    pub closed: Option<SessionRef>,
+    pub closed_sessions: Option<SessionRef>,
     /// Then: when the last of its members had ended, in ns since boot.
-    pub last_end: u64,
+    pub last_exit_at: u64,
     /// Its members were decided about as those of one whose root is gone.
-    pub judged: bool,
+    pub is_evaluated: bool,
     /// Counts of the last report that it is closed. The stream has the first report only, the journal each change.
-    pub told: Option<Counts>,
+    pub reported: Option<Counts>,
 }
 
 /// Numbers of members in a report that a session is closed.
@@ -48,68 +50,68 @@ pub struct Counts {
 }
 
 /// See the module.
-pub struct Follow {
+pub struct Ingest {
     pub reaper: Reaper,
     pub out: Sink,
     events: EventScope,
     /// Who descends from a process in scope is followed, whether or not an agent has begun there.
     scoped: bool,
     /// Who is found now is news: it came since the last look.
-    pub finds_news: bool,
-    pub pending: Vec<Pending>,
+    pub emits_discovered: bool,
+    pub queued: Vec<Queued>,
     /// What was decided last about a living member.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Sessions whose root has exited and that another agent may continue.
-    pub handovers: Vec<SessionId>,
+    pub successions: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
-    pub parentless: Vec<ProcessKey>,
+    pub without_adopter: Vec<ProcessKey>,
     /// Members that run another program, or have only now been found to be members.
-    pub fresh: Vec<ProcessKey>,
+    pub new_images: Vec<ProcessKey>,
     /// Of whom what they have from their makers may tell whose they are.
-    pub suspects: Vec<ProcessKey>,
+    pub unattributed: Vec<ProcessKey>,
     /// Who lives and has come to be known by something else than a fork or a look: of whom the fork was lost.
-    pub turned_up: HashSet<ProcessKey>,
+    pub late_discovered: HashSet<ProcessKey>,
     /// These are taken note of: the source tells of the forks of all.
-    pub notes_turned_up: bool,
+    pub notes_late_discovered: bool,
     /// Of whom the kernel's map may have to say something else than it does.
-    pub touched: Vec<ProcessKey>,
+    pub map_changes: Vec<ProcessKey>,
     /// Sessions that are not any more what was left of them in the kernel.
-    pub changed: Vec<SessionId>,
+    pub changed_sessions: Vec<SessionId>,
     /// Sessions of which nothing lives, and when the last of each had ended.
     pub closed: Vec<(SessionId, SessionRef, u64)>,
     /// Sessions opened.
-    pub opened: u64,
+    pub sessions_opened: u64,
     /// Signals that probes have sent.
-    pub signals: u64,
+    pub kernel_signals: u64,
     /// To whom: that they are to be reaped has been told with the signal.
-    pub foretold: HashSet<ProcessKey>,
+    pub announced: HashSet<ProcessKey>,
     /// Ends of processes that somebody else has signalled, and that nobody had claimed yet.
-    pub ends: Vec<(Who, SessionId, ExitStatus, Signal)>,
+    pub unclaimed_exits: Vec<(ProcessRef, SessionId, ExitStatus, Signal)>,
 }
 
-impl Follow {
-    pub fn new(reaper: Reaper, out: Sink, events: EventScope, scoped: bool) -> Follow {
-        Follow {
+impl Ingest {
+    pub fn new(reaper: Reaper, out: Sink, events: EventScope, scoped: bool) -> Ingest {
+        Ingest {
             reaper,
             out,
             events,
             scoped,
-            finds_news: false,
-            pending: Vec::new(),
+            emits_discovered: false,
+            queued: Vec::new(),
             decided: HashMap::new(),
-            handovers: Vec::new(),
-            parentless: Vec::new(),
-            fresh: Vec::new(),
-            suspects: Vec::new(),
-            turned_up: HashSet::new(),
-            notes_turned_up: false,
-            touched: Vec::new(),
-            changed: Vec::new(),
+            successions: Vec::new(),
+            without_adopter: Vec::new(),
+            new_images: Vec::new(),
+            unattributed: Vec::new(),
+            late_discovered: HashSet::new(),
+            notes_late_discovered: false,
+            map_changes: Vec::new(),
+            changed_sessions: Vec::new(),
             closed: Vec::new(),
-            opened: 0,
-            signals: 0,
-            foretold: HashSet::new(),
-            ends: Vec::new(),
+            sessions_opened: 0,
+            kernel_signals: 0,
+            announced: HashSet::new(),
+            unclaimed_exits: Vec::new(),
         }
     }
 
@@ -136,27 +138,27 @@ impl Follow {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
-                self.joined(model, node);
+                self.on_joined(model, node);
                 let is_found =
                     provenance == Provenance::Procfs && node.state.member.session.is_some();
                 if is_found || model.is_awaited(key) {
-                    self.fresh.push(key);
+                    self.new_images.push(key);
                 }
                 match event.kind {
                     EventKind::Discovered(_) if model.is_unattributed(key) => {
-                        self.suspects.push(key)
+                        self.unattributed.push(key)
                     }
                     EventKind::Discovered(_) | EventKind::Fork { .. } => {}
-                    _ if self.notes_turned_up => drop(self.turned_up.insert(key)),
+                    _ if self.notes_late_discovered => drop(self.late_discovered.insert(key)),
                     _ => {}
                 }
                 // The process table is no news, nor is what was known before.
-                if provenance != Provenance::Procfs || self.finds_news {
+                if provenance != Provenance::Procfs || self.emits_discovered {
                     let how = match node.state.member.inferred {
                         Some(_) => Provenance::Inferred,
                         None => provenance,
                     };
-                    self.lifecycle(model, node, time, Lifecycle::Fork, how);
+                    self.emit_lifecycle(model, node, time, Lifecycle::Fork, how);
                 }
             }
             Change::Execed { key } => {
@@ -167,33 +169,33 @@ impl Follow {
                 if self.decided.contains_key(&key)
                     || member && model.rules.has_rules_for_living(node.orphaned.is_some())
                 {
-                    self.pending.push(Pending::Process(key));
+                    self.queued.push(Queued::Process(key));
                 }
                 if member || model.is_awaited(key) {
-                    self.fresh.push(key);
+                    self.new_images.push(key);
                 }
                 // It may have become a server.
                 if node.state.member.root && model.has_rules_for_root(key) {
-                    self.pending.push(Pending::Process(key));
+                    self.queued.push(Queued::Process(key));
                 }
                 // As the program of its root says whether the probes may end a session.
-                self.changed
+                self.changed_sessions
                     .extend(node.state.member.session.filter(|_| node.state.member.root));
-                self.touch(node);
-                self.lifecycle(model, node, time, Lifecycle::Exec, told_by);
+                self.note_map_change(node);
+                self.emit_lifecycle(model, node, time, Lifecycle::Exec, told_by);
             }
             Change::Moved { key } => {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
                 if node.state.member.session.is_some() {
-                    self.fresh.push(key);
+                    self.new_images.push(key);
                 }
                 if self.decided.contains_key(&key) {
-                    self.pending.push(Pending::Process(key));
+                    self.queued.push(Queued::Process(key));
                 }
-                self.touch(node);
-                self.lifecycle(model, node, time, Lifecycle::Move, told_by);
+                self.note_map_change(node);
+                self.emit_lifecycle(model, node, time, Lifecycle::Move, told_by);
             }
             Change::Exited {
                 ref node,
@@ -202,7 +204,7 @@ impl Follow {
                 provenance,
                 ref orphans,
             } => {
-                self.lifecycle(
+                self.emit_lifecycle(
                     model,
                     node,
                     time,
@@ -210,9 +212,9 @@ impl Follow {
                     provenance,
                 );
                 let claimed = self.reaper.is_claimed(node.key);
-                self.foretold.remove(&node.key);
-                self.turned_up.remove(&node.key);
-                self.reaper.exited(node, ended, orphans);
+                self.announced.remove(&node.key);
+                self.late_discovered.remove(&node.key);
+                self.reaper.on_exit(node, ended, orphans);
                 if let Some(session) = node
                     .state
                     .member
@@ -223,8 +225,8 @@ impl Follow {
                         0 => Signal::SIGTERM,
                         _ => Signal::SIGKILL,
                     };
-                    let who = Who::new(model, node);
-                    self.ends.push((who, session, ended, signal));
+                    let who = ProcessRef::new(model, node);
+                    self.unclaimed_exits.push((who, session, ended, signal));
                 }
                 let was_kept = self
                     .decided
@@ -234,25 +236,25 @@ impl Follow {
                     && was_kept
                     && model.sessions.due(id).is_some()
                 {
-                    self.pending.push(Pending::Session(id));
+                    self.queued.push(Queued::Session(id));
                 }
                 orphans
                     .iter()
-                    .for_each(|orphan| self.orphaned(model, node, *orphan, time));
+                    .for_each(|orphan| self.on_orphan(model, node, *orphan, time));
             }
-            Change::Signalled { key, signal } => self.signalled(model, key, signal, time),
+            Change::Signalled { key, signal } => self.on_kernel_signal(model, key, signal, time),
             Change::Reparented {
                 key,
                 old_parent,
                 adopter,
                 orphaned,
             } => {
-                let Some(node) = model.tree.get(key).filter(|node| self.is_told(node)) else {
+                let Some(node) = model.tree.get(key).filter(|node| self.is_emitted(node)) else {
                     return;
                 };
                 if let Some(old_parent) = old_parent.filter(|_| orphaned) {
                     // Its parent's exit is not known, or not yet.
-                    self.is_orphan(model, old_parent, key, time);
+                    self.on_reparented_orphan(model, old_parent, key, time);
                 }
                 // By the key that the tree knows it by.
                 let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
@@ -261,8 +263,8 @@ impl Follow {
                     None => Vec::new(),
                 };
                 let ending = node.orphaned.is_some_and(|from| from.namespace_ending);
-                let body = Body::Reparent {
-                    who: Who::new(model, node),
+                let body = EventBody::Reparent {
+                    who: ProcessRef::new(model, node),
                     old_parent,
                     old_parent_command: name(old_parent),
                     adopter,
@@ -270,43 +272,49 @@ impl Follow {
                     namespace_ending: adopter.is_none() && ending,
                     provenance: told_by,
                 };
-                self.tell(time, body);
+                self.emit(time, body);
             }
         }
     }
 
     /// It may be a member from now on.
-    fn joined(&mut self, model: &Model, node: &Node) {
+    fn on_joined(&mut self, model: &Model, node: &Node) {
         if node.state.member.session.is_some_and(|_| {
             model.rules.has_rules_for_living(false) || model.escalation_of(node).is_some()
         }) {
-            self.pending.push(Pending::Process(node.key));
+            self.queued.push(Queued::Process(node.key));
         }
-        self.touch(node);
+        self.note_map_change(node);
     }
 
     /// Handles a process that is found to be a member later than it began.
-    pub fn joined_late(&mut self, model: &Model, key: ProcessKey, time: u64) {
+    pub fn on_late_join(&mut self, model: &Model, key: ProcessKey, time: u64) {
         let Some(node) = model.tree.get(key) else {
             return;
         };
-        self.joined(model, node);
-        self.fresh.push(key);
+        self.on_joined(model, node);
+        self.new_images.push(key);
         let how = match node.state.member.inferred {
             Some(_) => Provenance::Inferred,
             None => node.provenance,
         };
-        self.lifecycle(model, node, time, Lifecycle::Fork, how);
+        self.emit_lifecycle(model, node, time, Lifecycle::Fork, how);
     }
 
-    fn orphaned(&mut self, model: &Model, parent: &Node, orphan: ProcessKey, time: u64) {
-        self.parentless.push(orphan);
-        if self.tell_orphan(model, parent.key, &parent.image.comm, orphan, time) {
-            self.pending.push(Pending::Process(orphan));
+    fn on_orphan(&mut self, model: &Model, parent: &Node, orphan: ProcessKey, time: u64) {
+        self.without_adopter.push(orphan);
+        if self.emit_orphan(model, parent.key, &parent.image.comm, orphan, time) {
+            self.queued.push(Queued::Process(orphan));
         }
     }
 
-    fn is_orphan(&mut self, model: &Model, old_parent: ProcessKey, orphan: ProcessKey, time: u64) {
+    fn on_reparented_orphan(
+        &mut self,
+        model: &Model,
+        old_parent: ProcessKey,
+        orphan: ProcessKey,
+        time: u64,
+    ) {
         let command = model.tree.comm(old_parent);
         // The exit of a root is reported after its children, which the probe may have signalled. Until then a member of
         // its session would pass for detached; its exit re-evaluates all of them.
@@ -322,15 +330,15 @@ impl Follow {
             let mut outwards = own.into_iter().flat_map(|id| model.sessions.outwards(id));
             outwards.any(|session| session.id == outer)
         };
-        if self.tell_orphan(model, old_parent, command, orphan, time)
+        if self.emit_orphan(model, old_parent, command, orphan, time)
             && !exits_with.is_some_and(is_member)
         {
-            self.pending.push(Pending::Process(orphan));
+            self.queued.push(Queued::Process(orphan));
         }
     }
 
     /// Tells of an orphan, if it is a member.
-    fn tell_orphan(
+    fn emit_orphan(
         &mut self,
         model: &Model,
         parent: ProcessKey,
@@ -345,64 +353,64 @@ impl Follow {
         else {
             return false;
         };
-        let body = Body::Orphan {
-            who: Who::new(model, node),
+        let body = EventBody::Orphan {
+            who: ProcessRef::new(model, node),
             old_parent: Some(parent),
             parent_command: command.to_vec(),
         };
-        self.tell(time, body);
+        self.emit(time, body);
         true
     }
 
     /// Notes whose mark in the kernel may have to change: of strangers there is none.
-    fn touch(&mut self, node: &Node) {
+    fn note_map_change(&mut self, node: &Node) {
         let marked = node.membership.is_some_and(|mark| mark.flags != 0);
         let followed =
             node.state.member.session.is_some() || self.scoped && node.state.member.in_scope;
         if marked || followed || node.state.member.boundary.is_some() || node.state.member.watched {
-            self.touched.push(node.key);
+            self.map_changes.push(node.key);
         }
     }
 
     /// Notes all members of a session.
-    pub fn touch_members(&mut self, model: &Model, session: &Session) {
+    pub fn note_members_changed(&mut self, model: &Model, session: &Session) {
         let members = session.members().filter_map(|pid| model.tree.by_pid(pid));
         for node in members {
-            self.touched.push(node.key);
-            self.fresh.push(node.key);
+            self.map_changes.push(node.key);
+            self.new_images.push(node.key);
         }
     }
 
     /// A probe has sent a signal.
-    fn signalled(&mut self, model: &Model, key: ProcessKey, signal: u8, time: u64) {
+    fn on_kernel_signal(&mut self, model: &Model, key: ProcessKey, signal: u8, time: u64) {
         let node = model.tree.get(key);
         let signal = Signal::try_from(i32::from(signal));
         if let (Some(node), Ok(signal)) = (node, signal) {
-            self.signals += 1;
-            self.touched.push(key);
-            if !self.reaper.has_told(key) && self.foretold.insert(key) {
+            self.kernel_signals += 1;
+            self.map_changes.push(key);
+            if !self.reaper.has_reported(key) && self.announced.insert(key) {
                 // On what the service has left word of: at the root's exit, or when nothing else helped.
                 let reason = match signal {
                     Signal::SIGTERM => Reason::RootExited,
                     _ => Reason::BornWhileDue,
                 };
-                let names = Names {
+                let names = DecisionNames {
                     verdict: "reap",
                     reason: reason.name(),
                     rule: None,
                     memory: None,
                 };
-                let who = Who::new(model, node);
-                self.tell(time, Body::Decision { who, names });
+                let who = ProcessRef::new(model, node);
+                self.emit(time, EventBody::Decision { who, names });
             }
-            let sent = Sent {
+            let sent = SentSignal {
                 key,
                 signal,
                 latency: None,
-                by: Signaller::Kernel,
+                by: SentBy::Kernel,
             };
-            let who = Who::new(model, node);
-            self.tell(time, Body::Signal { who, sent });
+            let who = ProcessRef::new(model, node);
+            self.emit(time, EventBody::Signal { who, sent });
         }
     }
 
@@ -416,37 +424,37 @@ impl Follow {
                 let Some(root) = model.tree.get(session.root) else {
                     return;
                 };
-                self.opened += 1;
-                self.changed.push(session.id);
+                self.sessions_opened += 1;
+                self.changed_sessions.push(session.id);
                 if model.has_rules_for_root(session.root) {
-                    self.pending.push(Pending::Process(session.root));
+                    self.queued.push(Queued::Process(session.root));
                 }
-                self.touched.extend(root.parent);
+                self.map_changes.extend(root.parent);
                 // Some may have been found before it was known whose they are.
-                self.touch_members(model, session);
+                self.note_members_changed(model, session);
                 let name = |id: Option<SessionId>| {
                     let session = id.and_then(|id| model.sessions.get(id));
                     session.map(SessionRef::from)
                 };
-                let body = Body::SessionOpen {
-                    who: Who::new(model, root),
+                let body = EventBody::SessionOpen {
+                    who: ProcessRef::new(model, root),
                     kind: session.kind,
                     rule: session.agent.clone(),
                     outer: name(session.outer),
                     starter: name(*starter),
                 };
-                self.tell(time, body);
+                self.emit(time, body);
             }
             SessionEvent::Boundary { key, session, rule } => {
-                self.touched.push(*key);
+                self.map_changes.push(*key);
                 let Some(node) = model.tree.get(*key) else {
                     return;
                 };
                 let session = model.sessions.get(*session).map(SessionRef::from);
-                self.tell(
+                self.emit(
                     time,
-                    Body::Boundary {
-                        who: Who::new(model, node),
+                    EventBody::Boundary {
+                        who: ProcessRef::new(model, node),
                         session,
                         rule: rule.clone(),
                     },
@@ -458,12 +466,12 @@ impl Follow {
                 root,
             } => {
                 // An end that was told of before was none.
-                self.pending
-                    .retain(|pending| !matches!(pending, Pending::Session(id) if id == session));
-                self.changed.push(*session);
-                self.touched.push(*root);
+                self.queued
+                    .retain(|pending| !matches!(pending, Queued::Session(id) if id == session));
+                self.changed_sessions.push(*session);
+                self.map_changes.push(*root);
                 if model.has_rules_for_root(*root) {
-                    self.pending.push(Pending::Process(*root));
+                    self.queued.push(Queued::Process(*root));
                 }
                 let Some(session) = model.sessions.find(*session).map(SessionRef::from) else {
                     return;
@@ -471,23 +479,23 @@ impl Follow {
                 let Some(node) = model.tree.get(*root) else {
                     return;
                 };
-                self.tell(
+                self.emit(
                     time,
-                    Body::SessionRelaunch {
+                    EventBody::SessionRelaunch {
                         session,
-                        who: Who::new(model, node),
+                        who: ProcessRef::new(model, node),
                         old_root: *old_root,
                     },
                 );
             }
             SessionEvent::RootExited { session } => {
-                self.pending.push(Pending::Session(*session));
+                self.queued.push(Queued::Session(*session));
                 let Some(session) = model.sessions.find(*session) else {
                     return;
                 };
-                self.changed.push(session.id);
+                self.changed_sessions.push(session.id);
                 if session.succession == Succession::Awaited {
-                    self.handovers.push(session.id);
+                    self.successions.push(session.id);
                 }
                 let members = model
                     .sessions
@@ -499,9 +507,9 @@ impl Follow {
                 };
                 let (root, ended, kind) = (session.root, gone.ended, session.kind);
                 let session = SessionRef::from(session);
-                self.tell(
+                self.emit(
                     time,
-                    Body::SessionRootGone {
+                    EventBody::SessionRootExit {
                         session,
                         kind,
                         root,
@@ -519,12 +527,12 @@ impl Follow {
         }
     }
 
-    fn is_told(&self, node: &Node) -> bool {
+    fn is_emitted(&self, node: &Node) -> bool {
         node.state.member.session.is_some()
             || (self.events == EventScope::All && node.state.member.in_scope)
     }
 
-    fn lifecycle(
+    fn emit_lifecycle(
         &mut self,
         model: &Model,
         node: &Node,
@@ -532,19 +540,19 @@ impl Follow {
         what: Lifecycle,
         provenance: Provenance,
     ) {
-        if self.is_told(node) {
-            self.tell(
+        if self.is_emitted(node) {
+            self.emit(
                 time,
-                Body::Lifecycle {
+                EventBody::Lifecycle {
                     what,
-                    who: Who::new(model, node),
+                    who: ProcessRef::new(model, node),
                     provenance,
                 },
             );
         }
     }
 
-    fn tell(&mut self, time: u64, body: Body) {
-        self.out.push(Record { time, body });
+    fn emit(&mut self, time: u64, body: EventBody) {
+        self.out.push(EventRecord { time, body });
     }
 }

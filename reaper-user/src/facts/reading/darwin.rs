@@ -18,20 +18,20 @@ use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
 use reaper_model::leftover::EnvMarkers;
 
-/// A process that is being looked at. All is asked by pid: that it was this very one, [`Subject::lives`] tells afterwards.
-pub(in crate::facts) struct Subject {
+/// A process that is being looked at. All is asked by pid: that it was this very one, [`ProcDir::lives`] tells afterwards.
+pub(in crate::facts) struct ProcDir {
     key: ProcessKey,
     unique: u64,
     given: Vec<u8>,
 }
 
-impl Subject {
+impl ProcDir {
     /// The living process with this key. `None` if it is gone or cannot be read. There is nowhere else to look for it
     /// than where all are.
-    pub(in crate::facts) fn open(_: &Path, key: ProcessKey) -> Option<Subject> {
+    pub(in crate::facts) fn open(_: &Path, key: ProcessKey) -> Option<ProcDir> {
         let unique = darwin::identity(key.pid).ok()?.unique;
         let process = table::one(key.pid).ok()??;
-        let subject = Subject {
+        let subject = ProcDir {
             key,
             unique,
             given: Vec::new(),

@@ -9,14 +9,14 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Done, Found, MAX_AGE, Terms, by_pid, end, look};
+use super::{Done, FoundLeftovers, MAX_AGE, Terms, by_pid, end, look};
 use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::leftovers::Leftovers;
 use crate::api::peer::Peer;
 use crate::api::{Refusal, ScanReport};
-use crate::export::{Body, Record, Who};
+use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded;
-use crate::reap::{Ending, Outcome};
+use crate::reap::{Ending, ReapOutcome};
 use crate::source::procfs::ProcfsError;
 use crate::sys;
 use reaper_model::event::{ProcessKey, Provenance, TICK_NS};
@@ -154,7 +154,7 @@ impl Scanner {
     }
 
     /// Looks, and takes note of whom a rule gives time.
-    fn look(&self, terms: &Terms) -> Result<Found, ProcfsError> {
+    fn look(&self, terms: &Terms) -> Result<FoundLeftovers, ProcfsError> {
         let found = look(terms, &HashSet::new())?;
         let now = sys::monotonic();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,7 +186,7 @@ impl Scanner {
         peer: Peer,
         max_age: Option<Duration>,
         told: Told,
-    ) -> Result<(Terms, Found), ScanError> {
+    ) -> Result<(Terms, FoundLeftovers), ScanError> {
         let uid = (!peer.is_root()).then_some(peer.uid);
         let terms = self.terms(watched, uid, max_age.unwrap_or(MAX_AGE), true, told);
         let found = self.look(&terms)?;
@@ -238,7 +238,7 @@ impl Scanner {
         &self,
         watched: &Watched,
         terms: &Terms,
-        found: &Found,
+        found: &FoundLeftovers,
     ) -> Result<Option<Done>, ScanError> {
         let (uid, max_age, by_order) = (terms.uid, terms.max_age, terms.by_order);
         let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
@@ -248,15 +248,15 @@ impl Scanner {
             Verdict::Report(_) | Verdict::Wait { .. } => stray.key == stray.subtree_root,
             Verdict::Keep { .. } => false,
         };
-        let Found { table, strays } = found;
+        let FoundLeftovers { table, strays } = found;
         let names = Names::new(table, &terms.recorded);
         let told = strays.iter().filter(is_told);
         let told = told.filter_map(|stray| Some((names.who(stray.key)?, stray.clone())));
-        self.tell(told.map(|(who, stray)| Body::Stray { who, stray }))?;
+        self.tell(told.map(|(who, stray)| EventBody::Leftover { who, stray }))?;
         if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
             return Ok(None);
         }
-        let look = |held: &HashSet<ProcessKey>| -> Result<Found, ScanError> {
+        let look = |held: &HashSet<ProcessKey>| -> Result<FoundLeftovers, ScanError> {
             // Who has become a member meanwhile is the engine's.
             let watched = self.watched()?;
             let told = self.told();
@@ -277,7 +277,7 @@ impl Scanner {
 
     fn tell_done(&self, names: &Names<'_>, done: &Done) -> Result<(), ScanError> {
         let late = done.late.iter();
-        self.tell(late.map(|(row, stray)| Body::Stray {
+        self.tell(late.map(|(row, stray)| EventBody::Leftover {
             who: names.who_of(row),
             stray: stray.clone(),
         }))?;
@@ -287,22 +287,22 @@ impl Scanner {
                 Some((row, _)) => names.who_of(row),
                 None => names.who(end.key)?,
             };
-            Some(Body::Outcome {
+            Some(EventBody::Outcome {
                 who,
                 outcome: end.outcome,
                 signal: end.signal.map(|signal| signal.as_str()),
                 duration: end.duration,
                 memory: end
                     .memory
-                    .filter(|_| matches!(end.outcome, Outcome::Ended(_))),
+                    .filter(|_| matches!(end.outcome, ReapOutcome::Ended(_))),
             })
         };
         self.tell(done.ended.iter().filter_map(outcome))
     }
 
-    fn tell(&self, bodies: impl Iterator<Item = Body>) -> Result<(), ScanError> {
+    fn tell(&self, bodies: impl Iterator<Item = EventBody>) -> Result<(), ScanError> {
         let time = sys::boot_time();
-        let records: Vec<_> = bodies.map(|body| Record { time, body }).collect();
+        let records: Vec<_> = bodies.map(|body| EventRecord { time, body }).collect();
         if records.is_empty() {
             return Ok(());
         }
@@ -383,18 +383,18 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn who(&self, key: ProcessKey) -> Option<Who> {
+    fn who(&self, key: ProcessKey) -> Option<ProcessRef> {
         let row = self.table.rows.get(&key.pid)?;
         (row.seen.key == key).then(|| self.who_of(row))
     }
 
-    fn who_of(&self, row: &Row) -> Who {
+    fn who_of(&self, row: &Row) -> ProcessRef {
         let seen = &row.seen;
         // The table knows starts to the tick: it is told of by the name under which it was recorded.
         let tick = (seen.key.pid, seen.key.start / TICK_NS);
         let name = self.recorded.get(&tick);
         let parent = self.table.rows.get(&seen.parent);
-        Who {
+        ProcessRef {
             key: name.copied().unwrap_or(seen.key),
             parent: parent.map(|parent| parent.seen.key),
             birth_parent: None,

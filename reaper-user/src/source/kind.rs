@@ -8,13 +8,13 @@ use super::proc_connector::{self, ProcConnector};
 use super::{Scan, Source, SourceError, ebpf, scan};
 use reaper_model::agent::NameTable;
 
-/// What is to be used: a source, or the first of [`Rung::ALL`] that can be.
+/// What is to be used: a source, or the first of [`SourceKind::ALL`] that can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choice(Option<Rung>);
+pub struct SourceChoice(Option<SourceKind>);
 
 /// A source by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
+pub enum SourceKind {
     Ebpf,
     #[cfg(target_os = "linux")]
     ProcConnector,
@@ -24,51 +24,51 @@ pub enum Rung {
 
 /// A source that could not be used, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Passed {
+pub struct RejectedSource {
     pub source: &'static str,
     pub reason: String,
 }
 
 /// What each source is told to be.
-pub struct Wanted<'a> {
-    pub choice: Choice,
+pub struct SourceSelection<'a> {
+    pub choice: SourceChoice,
     pub probes: &'a ebpf::Options,
     pub names: &'a NameTable,
     pub scan: scan::Options,
 }
 
-impl Choice {
-    pub const AUTO: Choice = Choice(None);
+impl SourceChoice {
+    pub const AUTO: SourceChoice = SourceChoice(None);
 
-    pub fn of(rung: Rung) -> Choice {
-        Choice(Some(rung))
+    pub fn of(rung: SourceKind) -> SourceChoice {
+        SourceChoice(Some(rung))
     }
 
     /// All that can be asked for, by the names by which that is done.
-    pub fn all() -> Vec<(&'static str, Choice)> {
-        let auto = ("auto", Choice::AUTO);
-        let named = Rung::ALL.map(|rung| (rung.name(), Choice::of(rung)));
+    pub fn all() -> Vec<(&'static str, SourceChoice)> {
+        let auto = ("auto", SourceChoice::AUTO);
+        let named = SourceKind::ALL.map(|rung| (rung.name(), SourceChoice::of(rung)));
         [auto].into_iter().chain(named).collect()
     }
 
     pub fn name(self) -> &'static str {
-        self.0.map_or("auto", Rung::name)
+        self.0.map_or("auto", SourceKind::name)
     }
 
     /// What is tried, in order.
-    pub fn rungs(&self) -> &[Rung] {
+    pub fn rungs(&self) -> &[SourceKind] {
         match &self.0 {
-            None => &Rung::ALL,
+            None => &SourceKind::ALL,
             Some(rung) => std::slice::from_ref(rung),
         }
     }
 }
 
-impl FromStr for Choice {
+impl FromStr for SourceChoice {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Choice, String> {
-        let all = Choice::all();
+    fn from_str(name: &str) -> Result<SourceChoice, String> {
+        let all = SourceChoice::all();
         match all.iter().find(|(known, _)| *known == name) {
             Some((_, choice)) => Ok(*choice),
             None => {
@@ -79,34 +79,38 @@ impl FromStr for Choice {
     }
 }
 
-impl Rung {
+impl SourceKind {
     /// All that this system has, the best first.
     #[cfg(target_os = "linux")]
-    pub const ALL: [Rung; 3] = [Rung::Ebpf, Rung::ProcConnector, Rung::Scan];
+    pub const ALL: [SourceKind; 3] = [
+        SourceKind::Ebpf,
+        SourceKind::ProcConnector,
+        SourceKind::Scan,
+    ];
     #[cfg(target_os = "macos")]
-    pub const ALL: [Rung; 1] = [Rung::Scan];
+    pub const ALL: [SourceKind; 1] = [SourceKind::Scan];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Rung::Ebpf => "ebpf",
+            SourceKind::Ebpf => "ebpf",
             #[cfg(target_os = "linux")]
-            Rung::ProcConnector => "proc-connector",
-            Rung::Scan if cfg!(target_os = "macos") => "darwin",
-            Rung::Scan => "procfs",
+            SourceKind::ProcConnector => "proc-connector",
+            SourceKind::Scan if cfg!(target_os = "macos") => "darwin",
+            SourceKind::Scan => "procfs",
         }
     }
 
     /// What it cannot tell, in words for a person; `None` for the probes, which tell all.
-    pub fn lacks(self) -> Option<&'static str> {
+    pub fn limitation(self) -> Option<&'static str> {
         match self {
-            Rung::Ebpf => None,
+            SourceKind::Ebpf => None,
             #[cfg(target_os = "linux")]
-            Rung::ProcConnector => Some(
+            SourceKind::ProcConnector => Some(
                 "programs are looked up after they have started, so what lives shorter than that look is not recognised; \
                  nothing is followed while this service is down",
             ),
-            Rung::Scan if cfg!(target_os = "macos") => Some(MACOS_LACKS),
-            Rung::Scan => Some(
+            SourceKind::Scan if cfg!(target_os = "macos") => Some(MACOS_LACKS),
+            SourceKind::Scan => Some(
                 "processes are found by looking, so what leaves its parent between two looks is only inferred to be an \
                  agent's, and not reaped unless a rule says so; nothing is followed while this service is down",
             ),
@@ -119,19 +123,21 @@ impl Rung {
     /// Why not.
     pub fn probe(self) -> Result<(), SourceError> {
         match self {
-            Rung::Ebpf => Ok(ebpf::probe()?),
+            SourceKind::Ebpf => Ok(ebpf::probe()?),
             #[cfg(target_os = "linux")]
-            Rung::ProcConnector => Ok(proc_connector::probe()?),
-            Rung::Scan => Ok(Scan::open(&scan::Options::default()).map(drop)?),
+            SourceKind::ProcConnector => Ok(proc_connector::probe()?),
+            SourceKind::Scan => Ok(Scan::open(&scan::Options::default()).map(drop)?),
         }
     }
 
-    fn open(self, wanted: &Wanted<'_>) -> Result<Source, SourceError> {
+    fn open(self, wanted: &SourceSelection<'_>) -> Result<Source, SourceError> {
         Ok(match self {
-            Rung::Ebpf => Source::Ebpf(Box::new(ebpf::Source::open(wanted.probes, wanted.names)?)),
+            SourceKind::Ebpf => {
+                Source::Ebpf(Box::new(ebpf::Source::open(wanted.probes, wanted.names)?))
+            }
             #[cfg(target_os = "linux")]
-            Rung::ProcConnector => connector(wanted.probes.ring_size)?,
-            Rung::Scan => scan(&wanted.scan)?,
+            SourceKind::ProcConnector => connector(wanted.probes.ring_size)?,
+            SourceKind::Scan => scan(&wanted.scan)?,
         })
     }
 }
@@ -142,7 +148,7 @@ const MACOS_LACKS: &str = "the kernel tells of forks and exits, but who was born
     says so; who has a pid is asked right before each signal, and in the microseconds after that it could become another's; \
     nothing is followed while this service is down";
 
-impl fmt::Display for Passed {
+impl fmt::Display for RejectedSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cannot be used: {}", self.source, self.reason)
     }
@@ -153,18 +159,18 @@ impl fmt::Display for Passed {
 /// # Errors
 /// None can, and why the last of them cannot; or what no other source would be better for: another service is at
 /// work, or the object that was named is none.
-pub fn open(wanted: &Wanted<'_>) -> Result<(Source, Vec<Passed>), SourceError> {
+pub fn open(wanted: &SourceSelection<'_>) -> Result<(Source, Vec<RejectedSource>), SourceError> {
     let mut passed = Vec::new();
     let (last, before) = wanted
         .choice
         .rungs()
         .split_last()
-        .unwrap_or((&Rung::Scan, &[]));
+        .unwrap_or((&SourceKind::Scan, &[]));
     for rung in before {
         match rung.open(wanted) {
             Ok(source) => return Ok((source, passed)),
             Err(error) if error.is_final() => return Err(error),
-            Err(error) => passed.push(Passed {
+            Err(error) => passed.push(RejectedSource {
                 source: rung.name(),
                 reason: error.to_string(),
             }),
@@ -183,17 +189,17 @@ pub fn open(wanted: &Wanted<'_>) -> Result<(Source, Vec<Passed>), SourceError> {
     expect(unused_variables, unused_mut, reason = "there is but one source")
 )]
 pub fn below(
-    failed: Rung,
+    failed: SourceKind,
     room: u32,
     options: &scan::Options,
-) -> Result<(Source, Vec<Passed>), SourceError> {
+) -> Result<(Source, Vec<RejectedSource>), SourceError> {
     let mut passed = Vec::new();
     #[cfg(target_os = "linux")]
-    if failed == Rung::Ebpf {
+    if failed == SourceKind::Ebpf {
         match connector(room) {
             Ok(source) => return Ok((source, passed)),
-            Err(error) => passed.push(Passed {
-                source: Rung::ProcConnector.name(),
+            Err(error) => passed.push(RejectedSource {
+                source: SourceKind::ProcConnector.name(),
                 reason: error.to_string(),
             }),
         }
@@ -238,39 +244,42 @@ mod tests {
 
     #[test]
     fn each_choice_has_the_name_of_what_it_asks_for() {
-        for (name, choice) in Choice::all() {
+        for (name, choice) in SourceChoice::all() {
             assert_eq!(choice.name(), name);
             assert_eq!(name.parse(), Ok(choice));
         }
-        assert_eq!(Choice::default().rungs(), Rung::ALL);
-        assert_eq!(Choice::of(Rung::Scan).rungs(), [Rung::Scan]);
-        let unknown = "bpf".parse::<Choice>();
+        assert_eq!(SourceChoice::default().rungs(), SourceKind::ALL);
+        assert_eq!(
+            SourceChoice::of(SourceKind::Scan).rungs(),
+            [SourceKind::Scan]
+        );
+        let unknown = "bpf".parse::<SourceChoice>();
         assert!(unknown.is_err_and(|known| known.starts_with("known are auto, ")));
     }
 
     #[test]
     fn below_each_there_is_one_that_anybody_can_use() {
         let options = scan::Options::default();
-        for failed in Rung::ALL {
+        for failed in SourceKind::ALL {
             let (source, passed) = below(failed, 1 << 20, &options).expect("a scan");
-            let between = Rung::ALL
+            let between = SourceKind::ALL
                 .into_iter()
                 .skip_while(|rung| *rung != failed)
                 .skip(1)
-                .take_while(|rung| *rung != source.rung())
-                .map(Rung::name);
+                .take_while(|rung| *rung != source.kind())
+                .map(SourceKind::name);
             assert!(passed.iter().map(|passed| passed.source).eq(between));
-            assert!(source.rung() != failed || failed == Rung::Scan);
+            assert!(source.kind() != failed || failed == SourceKind::Scan);
         }
     }
 
     #[test]
     fn what_each_lacks_is_said() {
-        for rung in Rung::ALL {
-            assert_eq!(rung.lacks().is_none(), rung == Rung::Ebpf);
+        for rung in SourceKind::ALL {
+            assert_eq!(rung.limitation().is_none(), rung == SourceKind::Ebpf);
         }
         assert!(MACOS_LACKS.contains("right before each signal"));
-        let of_macos = Rung::Scan.lacks() == Some(MACOS_LACKS);
+        let of_macos = SourceKind::Scan.limitation() == Some(MACOS_LACKS);
         assert_eq!(of_macos, cfg!(target_os = "macos"));
     }
 

@@ -6,7 +6,7 @@ use reaper_model::event::TICK_NS;
 /// So many times as long as a pass took nothing is done after it.
 const REST: u64 = 4;
 
-pub struct Pace {
+pub struct ScanPace {
     min: u64,
     max: u64,
     /// Between passes, as of now.
@@ -34,10 +34,10 @@ pub enum Found {
     News,
 }
 
-impl Pace {
+impl ScanPace {
     /// The first pass is due at once.
-    pub fn new(min: u64, max: u64) -> Pace {
-        Pace {
+    pub fn new(min: u64, max: u64) -> ScanPace {
+        ScanPace {
             min,
             max: max.max(min),
             interval: min,

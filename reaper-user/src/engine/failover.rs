@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::source::ladder::{self, Passed};
+use crate::source::kind::{self, RejectedSource};
 use crate::source::{Lost, SourceError};
 use crate::sys;
 
@@ -13,7 +13,7 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 /// What became of the source that the service began with.
 #[derive(Default)]
-pub struct Fall {
+pub struct Failover {
     /// Why it is of no use, where it does not know that itself.
     broken: Option<String>,
     /// No other could be opened: when the next attempt is, in ns of the monotonic clock, and how long after the last.
@@ -22,7 +22,7 @@ pub struct Fall {
     new: Option<u64>,
 }
 
-impl Fall {
+impl Failover {
     /// When to see to it again, in ns of the monotonic clock.
     pub(super) fn next(&self) -> Option<u64> {
         self.again.map(|(at, _)| at).or(self.new)
@@ -46,24 +46,24 @@ impl Fall {
 
 impl Engine {
     /// The source cannot be used any more: without this word it would never wake the service again.
-    pub(super) fn give_up(&mut self, error: &SourceError) {
-        self.fall.broken = Some(error.to_string());
-        self.fall_back();
+    pub(super) fn on_source_failure(&mut self, error: &SourceError) {
+        self.failover.broken = Some(error.to_string());
+        self.fail_over();
     }
 
     /// If the source has failed, goes on with the next one, and looks for what was missed. Where there is none for
     /// now, the process table is looked at until there is. Gives whether it has failed.
-    pub(super) fn fall_back(&mut self) -> bool {
+    pub(super) fn fail_over(&mut self) -> bool {
         let failure = self.source.failure().map(|failure| failure.to_string());
-        let Some(reason) = failure.or_else(|| self.fall.broken.clone()) else {
+        let Some(reason) = failure.or_else(|| self.failover.broken.clone()) else {
             return false;
         };
-        if self.fall.next().is_some_and(|at| at > sys::monotonic()) {
+        if self.failover.next().is_some_and(|at| at > sys::monotonic()) {
             return true;
         }
-        let failed = self.source.rung();
+        let failed = self.source.kind();
         let config = &self.settings.running;
-        match ladder::below(failed, config.ring_size, &config.scan) {
+        match kind::below(failed, config.ring_size, &config.scan) {
             Ok((source, passed)) => {
                 tracing::error!("{reason}: going on by {}", source.name());
                 // What it has pinned would go on by marks that nobody keeps.
@@ -75,30 +75,32 @@ impl Engine {
                 self.source
                     .take_over(known.map(|node| node.exact_key().unwrap_or(node.key)));
                 let source = failed.name();
-                self.settings.passed_over.push(Passed { source, reason });
-                self.settings.passed_over.extend(passed);
-                self.fall = Fall {
+                self.settings
+                    .rejected_sources
+                    .push(RejectedSource { source, reason });
+                self.settings.rejected_sources.extend(passed);
+                self.failover = Failover {
                     new: Some(0),
-                    ..Fall::default()
+                    ..Failover::default()
                 };
                 // The one before had told of everybody.
-                self.model.set_complete_until(self.whole_until);
-                self.ladders_told = false;
-                self.model.set_misses_moves(!self.source.tells_moves());
-                (self.lost, self.skipped, self.unfollowed) = (Lost::default(), 0, 0);
-                self.follow.touched = self.model.tree.iter().map(|node| node.key).collect();
+                self.model.set_complete_until(self.complete_until);
+                self.escalations_announced = false;
+                self.model.set_misses_moves(!self.source.reports_moves());
+                (self.lost, self.skipped_probes, self.untracked_members) = (Lost::default(), 0, 0);
+                self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
             }
             Err(error) => {
-                if self.fall.again.is_none() {
+                if self.failover.again.is_none() {
                     tracing::error!(
                         "{reason}; and no other source can be used: {error}; trying again"
                     );
                 }
                 let delay = self
-                    .fall
+                    .failover
                     .again
                     .map_or(DELAY_MIN, |(_, delay)| (2 * delay).min(DELAY_MAX));
-                self.fall.again = Some((sys::monotonic() + delay.as_nanos() as u64, delay));
+                self.failover.again = Some((sys::monotonic() + delay.as_nanos() as u64, delay));
             }
         }
         // How much has not been told nobody knows.

@@ -13,64 +13,64 @@ use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::reap::Stage;
 use crate::source::ebpf::raw_key;
-use crate::source::procfs::Glance;
+use crate::source::procfs::Liveness;
 use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
 
 /// What has been left there, and what has to be.
 #[derive(Default)]
-pub struct Mirror {
+pub struct MapSync {
     /// Sessions that have changed since they were written.
     pub dirty: HashSet<SessionId>,
     /// Processes that have a mark now and may have exited before.
     unchecked: Vec<ProcessKey>,
-    condemned: HashSet<SessionId>,
+    kill_on_fork: HashSet<SessionId>,
     /// How many of those the probes have been told of.
-    told: usize,
+    announced: usize,
 }
 
 impl Engine {
     /// Leaves word of what has changed. The probes inherit marks by themselves, so that there is little to
     /// write: where a session begins, where membership ends, where a rule knows better than a name.
-    pub(super) fn mirror(&mut self) {
-        if let Err(error) = self.try_mirror() {
+    pub(super) fn sync_maps(&mut self) {
+        if let Err(error) = self.try_sync_maps() {
             tracing::error!(
                 "{error}: what is not written there is known only while this service runs"
             );
         }
     }
 
-    fn try_mirror(&mut self) -> Result<(), EngineError> {
+    fn try_sync_maps(&mut self) -> Result<(), EngineError> {
         // A mark that names a session nobody knows says nothing to the service that comes next.
-        let sessions = self.mirror_sessions();
-        self.mirror_marks()?;
-        self.write_condemned()?;
+        let sessions = self.write_sessions();
+        self.write_memberships()?;
+        self.write_kill_on_fork()?;
         sessions
     }
 
     /// Has the probes kill the members of the sessions that have come to that.
-    pub(super) fn condemn_in_time(&mut self) {
-        if let Err(error) = self.write_condemned() {
+    pub(super) fn sync_kill_on_fork(&mut self) {
+        if let Err(error) = self.write_kill_on_fork() {
             tracing::error!(
                 "{error}: what forks outside of this service's sight is not killed at birth"
             );
         }
     }
 
-    fn write_condemned(&mut self) -> Result<(), EngineError> {
-        if self.condemn() {
+    fn write_kill_on_fork(&mut self) -> Result<(), EngineError> {
+        if self.update_kill_on_fork() {
             // Who is kept has to be marked so before the probes may kill the others.
-            self.mirror_marks()?;
-            self.mirror_sessions()?;
+            self.write_memberships()?;
+            self.write_sessions()?;
         }
         Ok(())
     }
 
     /// Writes the marks of those that something has happened to; gives how many are followed from now on.
-    pub(super) fn mirror_marks(&mut self) -> Result<usize, EngineError> {
+    pub(super) fn write_memberships(&mut self) -> Result<usize, EngineError> {
         let mut new = Vec::new();
         let round = self.model.evaluation();
-        let touched = mem::take(&mut self.follow.touched).into_iter();
+        let touched = mem::take(&mut self.ingest.map_changes).into_iter();
         let wanted = touched.map(|key| (key, round.wanted_membership(key)));
         let wanted: Vec<_> = wanted.collect();
         for (key, wanted) in wanted {
@@ -90,7 +90,7 @@ impl Engine {
                 let Some(maps) = self.source.maps_mut() else {
                     continue;
                 };
-                let room = maps.set_mark(exact, wanted, known)?;
+                let room = maps.set_membership(exact, wanted, known)?;
                 let execs = known.map_or(0, |mark| mark.flags & MEMBER_EXECS);
                 let written = wanted.filter(|_| room).map(|mark| Membership {
                     flags: mark.flags | execs,
@@ -101,12 +101,12 @@ impl Engine {
                     new.push(key);
                 }
             }
-            if wanted.is_none() && self.source.filters() {
+            if wanted.is_none() && self.source.is_filtered() {
                 self.model.forget(key);
             }
         }
         let count = new.len();
-        self.mirror.unchecked.append(&mut new);
+        self.map_sync.unchecked.append(&mut new);
         Ok(count)
     }
 
@@ -116,10 +116,10 @@ impl Engine {
     /// # Errors
     /// The map cannot be written.
     pub(super) fn gone_before_marked(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
-        let mut gone = mem::take(&mut self.mirror.unchecked);
+        let mut gone = mem::take(&mut self.map_sync.unchecked);
         gone.retain(|key| {
-            let glance = self.procfs.glance(*key);
-            glance.is_ok_and(|glance| glance == Glance::Gone)
+            let glance = self.procfs.probe(*key);
+            glance.is_ok_and(|glance| glance == Liveness::Gone)
         });
         for key in &gone {
             let node = self.model.tree.get(*key);
@@ -135,14 +135,16 @@ impl Engine {
         maps.map_or(Ok(()), |maps| Ok(maps.set_seeded(seeded)?))
     }
 
-    fn mirror_sessions(&mut self) -> Result<(), EngineError> {
-        self.mirror.dirty.extend(self.follow.changed.drain(..));
+    fn write_sessions(&mut self) -> Result<(), EngineError> {
+        self.map_sync
+            .dirty
+            .extend(self.ingest.changed_sessions.drain(..));
         let mut result = Ok(());
-        for id in mem::take(&mut self.mirror.dirty) {
+        for id in mem::take(&mut self.map_sync.dirty) {
             let Some(session) = self.model.sessions.get(id) else {
                 continue;
             };
-            let state = self.state_of(session);
+            let state = self.kernel_state_of(session);
             let first_root = session.first_root;
             let Some(maps) = self.source.maps_mut() else {
                 break;
@@ -151,23 +153,23 @@ impl Engine {
             // One that finds no room takes nothing from the others.
             result = result.and(written);
         }
-        if self.mirror.told != self.mirror.condemned.len() {
-            self.mirror.told = self.mirror.condemned.len();
+        if self.map_sync.announced != self.map_sync.kill_on_fork.len() {
+            self.map_sync.announced = self.map_sync.kill_on_fork.len();
             if let Some(maps) = self.source.maps_mut() {
-                maps.set_condemned(self.mirror.told as u64)?;
+                maps.set_kill_on_fork(self.map_sync.announced as u64)?;
             }
         }
         Ok(result?)
     }
 
     /// Finds the sessions whose ladder has come to SIGKILL, or is over; whether there are others than before.
-    fn condemn(&mut self) -> bool {
+    fn update_kill_on_fork(&mut self) -> bool {
         // Nobody is there to be told.
         if self.source.maps().is_none() {
             return false;
         }
         let mut condemned = HashSet::new();
-        for (id, stage) in self.follow.reaper.stages() {
+        for (id, stage) in self.ingest.reaper.stages() {
             if matches!(stage, Stage::Kill { .. }) && self.settings.mode == Mode::Enforce {
                 let inwards = self.model.sessions.inwards(id);
                 // A rule may have ended what belongs to an agent that lives, and that is no end of the others.
@@ -175,12 +177,12 @@ impl Engine {
                 condemned.extend(inwards.map(|session| session.id).filter(due));
             }
         }
-        let before = mem::replace(&mut self.mirror.condemned, condemned);
-        let condemned = &self.mirror.condemned;
+        let before = mem::replace(&mut self.map_sync.kill_on_fork, condemned);
+        let condemned = &self.map_sync.kill_on_fork;
         for id in condemned.symmetric_difference(&before) {
-            self.mirror.dirty.insert(*id);
+            self.map_sync.dirty.insert(*id);
             if let Some(session) = self.model.sessions.get(*id) {
-                self.follow.touch_members(&self.model, session);
+                self.ingest.note_members_changed(&self.model, session);
             }
         }
         *condemned != before
@@ -194,7 +196,7 @@ impl Engine {
         }
     }
 
-    fn state_of(&self, session: &Session) -> SessionState {
+    fn kernel_state_of(&self, session: &Session) -> SessionState {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
         let key = |key: ProcessKey| {
             raw_key(
@@ -207,7 +209,7 @@ impl Engine {
         };
         let ladder =
             self.model.sessions.due(session.id).and_then(|(ladder, _)| {
-                self.follow.reaper.stages().find(|(id, _)| *id == ladder.id)
+                self.ingest.reaper.stages().find(|(id, _)| *id == ladder.id)
             });
         let kill_at_ns = match ladder {
             Some((_, Stage::Term { kill_at })) => kill_at,
@@ -218,7 +220,7 @@ impl Engine {
         let root = self.model.tree.get(session.root);
         let parent = root.and_then(|root| root.birth_parent);
         let mut flags = 0;
-        if self.mirror.condemned.contains(&session.id) {
+        if self.map_sync.kill_on_fork.contains(&session.id) {
             flags |= SESSION_CONDEMNED;
         }
         if self.ends_in_kernel(session) {
@@ -227,7 +229,7 @@ impl Engine {
         if self
             .sessions
             .get(&session.id)
-            .is_some_and(|tally| tally.told.is_some())
+            .is_some_and(|tally| tally.reported.is_some())
         {
             flags |= SESSION_TOLD;
         }
@@ -238,7 +240,7 @@ impl Engine {
         let name = session.agent.as_bytes();
         let len = name.len().min(RULE_MAX);
         rule[..len].copy_from_slice(&name[..len]);
-        let none = super::follow::Tally::default();
+        let none = super::ingest::Tally::default();
         let tally = self.sessions.get(&session.id).unwrap_or(&none);
         SessionState {
             root: key(session.root),
@@ -255,7 +257,7 @@ impl Engine {
             cgroup_id: session.cgroup_id,
             check: raw_key(session.first_root).check(),
             reaped: tally.reaped,
-            kept: tally.told.map_or(0, |told| told.kept),
+            kept: tally.reported.map_or(0, |told| told.kept),
             failed: tally.failed,
             tty: root.map_or(0, |root| root.image.tty),
             _pad: 0,
@@ -267,7 +269,7 @@ impl Engine {
     /// any other, with nothing kept above it.
     fn ends_in_kernel(&self, session: &Session) -> bool {
         self.settings.kernel_reap
-            && self.source.kills()
+            && self.source.can_signal()
             && self.settings.mode == Mode::Enforce
             && session.root_exit.is_none()
             && self.model.tree.get(session.root).is_some_and(|root| {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::look::{Subject, look};
-use crate::source::darwin::table::{Look, Procfs, ProcfsError, all, one, seen};
+use super::reading::{ProcDir, read_facts};
+use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, seen};
 use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
@@ -16,7 +16,7 @@ use reaper_model::leftover::{EnvMarkers, Row, Table};
 ///
 /// # Errors
 /// The table cannot be listed.
-pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
+pub fn scan_processes(_: &Procfs) -> Result<Table, ProcfsError> {
     let mut table = Table::default();
     for process in all()?.iter().filter(|process| !process.is_zombie()) {
         let Some(seen) = seen(process) else {
@@ -35,7 +35,7 @@ pub fn census(_: &Procfs) -> Result<Table, ProcfsError> {
             inner_pid: None,
             seen,
         };
-        if let Some(mut subject) = Subject::open(Path::new(""), row.seen.key) {
+        if let Some(mut subject) = ProcDir::open(Path::new(""), row.seen.key) {
             let environ = subject.environ();
             let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
             let is_cut = row.seen.image.truncated;
@@ -68,8 +68,8 @@ pub fn listening(
 ) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
     let mut all = HashMap::new();
     for pid in pids {
-        if let Look::Alive(seen) = procfs.read(pid)? {
-            let found = look(
+        if let ProcessReading::Alive(seen) = procfs.read(pid)? {
+            let found = read_facts(
                 Path::new(""),
                 seen.key,
                 FactSet::LISTENING,
