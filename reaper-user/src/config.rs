@@ -21,7 +21,7 @@ use toml::de::DeTable;
 use crate::source::kind::SourceChoice;
 use crate::source::scan;
 use crate::sys::{owner, paths};
-pub use error::{ConfigError, Problem};
+pub use error::{ConfigError, Diagnostic};
 use reaper_model::agent::{Action, Ruleset};
 use reaper_model::rules::reader::Reader;
 use reaper_model::rules::{self, Defaults, Rules, warn};
@@ -153,7 +153,7 @@ pub struct Config {
     /// `defaults` leaves on, or `enable` switches on, and that no rule of the file replaces by its name.
     pub rules: Ruleset,
     /// What is hardly meant as it is written, though it can be used.
-    pub warnings: Vec<Problem>,
+    pub warnings: Vec<Diagnostic>,
 }
 
 impl Default for Config {
@@ -251,7 +251,7 @@ impl Config {
     }
 
     /// Keys of the settings in which another config differs, and which a service takes over only when it starts.
-    pub fn differs_for_good(&self, other: &Config) -> Vec<&'static str> {
+    pub fn restart_only_changes(&self, other: &Config) -> Vec<&'static str> {
         let differs = [
             ("mode", self.mode != other.mode),
             ("events", self.events != other.events),

@@ -46,7 +46,7 @@ impl Damage {
 }
 
 /// These with up to three things wrong.
-pub fn damaged(real: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+pub fn mutated(real: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let signs = || prop_oneof![any::<u8>(), select(SIGNS)];
     let damage = prop_oneof![
         3 => (any::<Index>(), signs()).prop_map(|(at, byte)| Damage::Byte(at, byte)),
@@ -65,15 +65,15 @@ pub fn damaged(real: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Anything: bytes of all kinds, of the kinds that formats are made of, and real ones that were damaged.
-pub fn hostile(real: impl AsRef<[u8]>) -> impl Strategy<Value = Vec<u8>> {
+pub fn arbitrary_bytes(real: impl AsRef<[u8]>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         1 => vec(any::<u8>(), 0..400),
         1 => vec(select(SIGNS), 0..400),
-        2 => damaged(real.as_ref().to_vec()),
+        2 => mutated(real.as_ref().to_vec()),
     ]
 }
 
 /// What the kernel says of this process in a file of /proc; nothing where there is none.
-pub fn real(file: &str) -> Vec<u8> {
+pub fn proc_self_file(file: &str) -> Vec<u8> {
     std::fs::read(std::path::Path::new("/proc/self").join(file)).unwrap_or_default()
 }

@@ -40,7 +40,7 @@ use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use crate::api::ask::Ask;
+use crate::api::messages::EngineRequest;
 use crate::config::{Config, EventScope, Mode};
 use crate::export::{EventBody, EventRecord, ProcessRef, Sink, Totals};
 use crate::journal::{self, Keeper};
@@ -234,7 +234,7 @@ impl Engine {
     pub async fn run(
         mut self,
         stop: impl Future<Output = &'static str>,
-        mut asks: mpsc::Receiver<Ask>,
+        mut asks: mpsc::Receiver<EngineRequest>,
     ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
         let confirm = sys::readable(self.ingest.reaper.confirm())?;

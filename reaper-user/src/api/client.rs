@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::Refusal;
+use super::ErrorResponse;
 use super::peer::pid_of;
 use crate::export::to_json;
 
@@ -31,14 +31,14 @@ pub enum ClientError {
     #[error("no service answers on {}: {}", path.display(), why(path, source))]
     NoService { path: PathBuf, source: io::Error },
     #[error("{}", .0.message)]
-    Refused(Refusal),
+    Refused(ErrorResponse),
     #[error("what answers on {} is no reaper service, or of another version: {what}", path.display())]
-    Foreign { path: PathBuf, what: String },
+    UnexpectedResponse { path: PathBuf, what: String },
     #[error("the service on {} does not answer within {} s", path.display(), patience.as_secs())]
-    Silent { path: PathBuf, patience: Duration },
+    TimedOut { path: PathBuf, patience: Duration },
     /// It may have been asked to do something, and may have done it.
     #[error("the service on {} ended before it had answered", .0.display())]
-    Ended(PathBuf),
+    ConnectionClosed(PathBuf),
     #[error("cannot ask: {0}")]
     Io(#[from] io::Error),
 }
@@ -69,18 +69,18 @@ pub struct Client {
 
 /// What the service has said, as it was said.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct ServiceResponse {
     pub body: Bytes,
     /// Of the service, where it is in this pid namespace.
     pub pid: Option<u32>,
     socket: PathBuf,
 }
 
-impl Said {
+impl ServiceResponse {
     /// # Errors
     /// It is something else: the service is of another version.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
-        serde_json::from_slice(&self.body).map_err(|error| ClientError::Foreign {
+        serde_json::from_slice(&self.body).map_err(|error| ClientError::UnexpectedResponse {
             path: self.socket.clone(),
             what: error.to_string(),
         })
@@ -106,30 +106,35 @@ impl Client {
 
     /// # Errors
     /// No service answers, or it refuses; see [`ClientError`].
-    pub fn get(&self, path: &str) -> Result<Said, ClientError> {
+    pub fn get(&self, path: &str) -> Result<ServiceResponse, ClientError> {
         self.ask(Method::GET, path, Vec::new())
     }
 
     /// # Errors
     /// As [`Client::get`].
-    pub fn post(&self, path: &str, body: &impl Serialize) -> Result<Said, ClientError> {
+    pub fn post(&self, path: &str, body: &impl Serialize) -> Result<ServiceResponse, ClientError> {
         self.ask(Method::POST, path, to_json(body))
     }
 
     /// # Errors
     /// As [`Client::get`].
-    pub fn delete(&self, path: &str) -> Result<Said, ClientError> {
+    pub fn delete(&self, path: &str) -> Result<ServiceResponse, ClientError> {
         self.ask(Method::DELETE, path, Vec::new())
     }
 
-    fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Said, ClientError> {
+    fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<ServiceResponse, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         runtime.block_on(async {
             let exchange = timeout(self.patience, self.exchange(method, path, body)).await;
             exchange.unwrap_or_else(|_| {
-                Err(ClientError::Silent {
+                Err(ClientError::TimedOut {
                     path: self.socket.clone(),
                     patience: self.patience,
                 })
@@ -142,13 +147,13 @@ impl Client {
         method: Method,
         path: &str,
         body: Vec<u8>,
-    ) -> Result<Said, ClientError> {
+    ) -> Result<ServiceResponse, ClientError> {
         let stream = UnixStream::connect(&self.socket).await;
         let stream = stream.map_err(|source| ClientError::NoService {
             path: self.socket.clone(),
             source,
         })?;
-        let foreign = |error: &dyn std::fmt::Display| ClientError::Foreign {
+        let foreign = |error: &dyn std::fmt::Display| ClientError::UnexpectedResponse {
             path: self.socket.clone(),
             what: error.to_string(),
         };
@@ -165,7 +170,7 @@ impl Client {
         let answered = async {
             let broken = |error: &hyper::Error| match error.is_parse() {
                 true => foreign(error),
-                false => ClientError::Ended(self.socket.clone()),
+                false => ClientError::ConnectionClosed(self.socket.clone()),
             };
             let response = sender.send_request(request).await.map_err(|e| broken(&e))?;
             let status = response.status();
@@ -175,11 +180,11 @@ impl Client {
             let body = body.map_err(|e| e.downcast_ref().map_or_else(|| foreign(&*e), broken))?;
             let body = body.to_bytes();
             let socket = self.socket.clone();
-            let said = Said { body, pid, socket };
+            let said = ServiceResponse { body, pid, socket };
             if status == StatusCode::OK {
                 return Ok(said);
             }
-            let refusal: Refusal = said.read().map_err(|_| foreign(&status))?;
+            let refusal: ErrorResponse = said.read().map_err(|_| foreign(&status))?;
             Err(ClientError::Refused(refusal))
         };
         tokio::pin!(answered);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::ask::Watched;
+use super::messages::ScanContext;
 use super::peer::Peer;
-use super::{Refusal, ScanReport};
+use super::{ErrorResponse, ScanReport};
 
 /// Finds and reaps leftovers for `/v1/scan`. Both methods block, so the server calls them on threads of their own.
 pub trait Leftovers: Send + Sync {
@@ -15,10 +15,10 @@ pub trait Leftovers: Send + Sync {
     fn report(
         &self,
         report: &mut ScanReport,
-        watched: &Watched,
+        watched: &ScanContext,
         peer: Peer,
         max_age: Option<Duration>,
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), ErrorResponse>;
 
     /// As [`report`](Leftovers::report), and ends the processes that are due.
     ///
@@ -27,8 +27,8 @@ pub trait Leftovers: Send + Sync {
     fn reap(
         &self,
         report: &mut ScanReport,
-        watched: &Watched,
+        watched: &ScanContext,
         peer: Peer,
         max_age: Option<Duration>,
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), ErrorResponse>;
 }

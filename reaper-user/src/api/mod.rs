@@ -15,21 +15,21 @@
 //! | `GET /v1/explain/PID` | [`Explanation`] |
 //! | `GET /v1/agents` | [`Agents`] |
 //! | `GET /v1/keeps` | [`Keeps`] |
-//! | `POST /v1/keeps` | [`KeepOrder`] → [`KeepDone`] |
+//! | `POST /v1/keeps` | [`KeepParams`] → [`KeepDone`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepDone`] |
 //! | `GET /v1/scan?max_age_s=N`, `POST` reaps | [`ScanReport`] |
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //! | `POST /v1/end` | [`EndRequest`] → [`Claims`] |
 //!
-//! What is refused is answered by [`Refusal`]; where there is no room now, `Retry-After` says when to ask again. Who asks is known by the socket's peer credentials: root sees and
+//! What is refused is answered by [`ErrorResponse`]; where there is no room now, `Retry-After` says when to ask again. Who asks is known by the socket's peer credentials: root sees and
 //! reaches all, others see the processes of their own uid and reach what kill(2) would let them signal.
 //!
 //! Times named `_s` are whole seconds; `_ns` are nanoseconds since boot, and memory is in bytes.
 
-pub mod ask;
 pub mod client;
 pub mod leftovers;
+pub mod messages;
 pub mod peer;
 pub mod server;
 mod show;
@@ -47,7 +47,7 @@ pub const KEEP_MAX_S: u64 = 10 * 366 * 24 * 3600;
 
 /// Why a question is not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct ErrorResponse {
     /// `eperm`, `not_found`, `bad_request`, `conflict`, `too_large`, `timeout`, `busy`, `wrong_method`, `failed`.
     pub error: String,
     /// A sentence that says what is wrong and what to do.
@@ -56,7 +56,7 @@ pub struct Refusal {
 
 /// What was decided about a process, in the words of the event stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Judged {
+pub struct DecisionInfo {
     /// `reap`, `keep`, `report` or `wait`.
     pub verdict: String,
     pub reason: String,
@@ -69,7 +69,7 @@ pub struct Judged {
 
 /// A process as it is now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ProcessInfo {
     pub pid: u32,
     pub start_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,7 +109,7 @@ pub struct Process {
     pub directory: Option<String>,
     /// Of members.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub decision: Option<Judged>,
+    pub decision: Option<DecisionInfo>,
 }
 
 /// `GET /v1/status`
@@ -174,7 +174,7 @@ pub struct Status {
 
 /// A session, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Session {
+pub struct SessionInfo {
     pub id: String,
     pub agent: String,
     /// `agent`, or `server` for an agent's server.
@@ -199,39 +199,39 @@ pub struct Session {
 /// `GET /v1/tree`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
-    pub groups: Vec<Group>,
+    pub groups: Vec<TreeGroup>,
 }
 
 /// One session with those nested in it, or all that is in none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct TreeGroup {
     /// Absent for processes of no session.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<Session>,
+    pub session: Option<SessionInfo>,
     /// Parents before their children, each directly after those before it among its siblings.
-    pub processes: Vec<Leaf>,
+    pub processes: Vec<TreeRow>,
 }
 
 /// A process in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leaf {
+pub struct TreeRow {
     /// How many of those listed are above it.
     pub depth: usize,
     #[serde(flatten)]
-    pub process: Process,
+    pub process: ProcessInfo,
 }
 
 /// `GET /v1/explain/PID`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    pub process: Process,
+    pub process: ProcessInfo,
     /// Who begot it, the nearest first, also those who have exited as far as they are remembered.
-    pub lineage: Vec<Forebear>,
+    pub lineage: Vec<AncestorInfo>,
     /// Who has it now, where that is not who begot it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub adopter: Option<Named>,
+    pub adopter: Option<NamedProcess>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<Session>,
+    pub session: Option<SessionInfo>,
     /// The decision in a sentence.
     pub why: String,
     /// What will happen, and when, in a sentence.
@@ -242,7 +242,7 @@ pub struct Explanation {
 
 /// Somebody of whom little is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Named {
+pub struct NamedProcess {
     pub pid: u32,
     /// The kernel's short name for it; empty if it is not known.
     pub name: String,
@@ -250,7 +250,7 @@ pub struct Named {
 
 /// One of those from whom a process descends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Forebear {
+pub struct AncestorInfo {
     pub pid: u32,
     pub start_ns: u64,
     /// The command line, or the kernel's short name where it is another user's.
@@ -266,37 +266,37 @@ pub struct Forebear {
     pub boundary: Option<String>,
     /// Who has it now, where that is not who begot it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub adopter: Option<Named>,
+    pub adopter: Option<NamedProcess>,
 }
 
 /// `GET /v1/agents`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agents {
-    pub agents: Vec<Agent>,
+    pub agents: Vec<AgentInfo>,
 }
 
 /// A rule by which an agent or an agent's server is recognised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agent {
+pub struct AgentInfo {
     pub name: String,
     /// `agent` or `server`.
     pub kind: String,
     /// What it asks for, in short: one text for each alternative.
     pub matches: Vec<String>,
     /// Open now, of those whom the one who asks may see.
-    pub sessions: Vec<Session>,
+    pub sessions: Vec<SessionInfo>,
 }
 
 /// `GET /v1/keeps`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeps {
-    pub keeps: Vec<Keep>,
+    pub keeps: Vec<KeepInfo>,
 }
 
 /// A process that a user has asked to be kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep {
-    pub process: Process,
+pub struct KeepInfo {
+    pub process: ProcessInfo,
     /// Who has asked.
     pub by_uid: u32,
     /// For how long still; absent: until it ends.
@@ -309,7 +309,7 @@ pub struct Keep {
 /// Body of `POST /v1/keeps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct KeepOrder {
+pub struct KeepParams {
     pub pid: u32,
     /// Absent: until it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]

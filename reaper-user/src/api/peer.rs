@@ -19,7 +19,7 @@ pub struct Peer {
 
 /// A process somebody wants something done with: who it is, and who may signal it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct SignalTarget {
     /// The start is a whole tick.
     pub key: ProcessKey,
     pub real: u32,
@@ -49,17 +49,17 @@ impl Peer {
     }
 
     /// Whether it may do as the service itself does: root, or the user that this runs as.
-    pub fn is_master(self) -> bool {
+    pub fn is_privileged(self) -> bool {
         self.is_root() || self.uid == nix::unistd::geteuid().as_raw()
     }
 
     /// Whether a process under these ids is shown to it.
-    pub fn sees(self, uids: Uids) -> bool {
+    pub fn may_see(self, uids: Uids) -> bool {
         self.is_root() || self.uid == uids.real || self.uid == uids.effective
     }
 
     /// Whether kill(2) would let it signal the process.
-    pub fn reaches(self, target: &Target) -> bool {
+    pub fn may_signal(self, target: &SignalTarget) -> bool {
         self.is_root() || self.uid == target.real || self.uid == target.saved
     }
 }
@@ -77,23 +77,27 @@ mod tests {
     #[test]
     fn root_sees_and_reaches_all_and_others_what_is_theirs() {
         let (root, alice) = (Peer { uid: 0 }, Peer { uid: 1000 });
-        assert!(root.sees(uids(7, 8)) && alice.sees(uids(1000, 0)) && alice.sees(uids(0, 1000)));
-        assert!(!alice.sees(uids(0, 0)) && !alice.sees(uids(1001, 1001)));
-        let target = |real, saved| Target {
+        assert!(
+            root.may_see(uids(7, 8))
+                && alice.may_see(uids(1000, 0))
+                && alice.may_see(uids(0, 1000))
+        );
+        assert!(!alice.may_see(uids(0, 0)) && !alice.may_see(uids(1001, 1001)));
+        let target = |real, saved| SignalTarget {
             key: KEY,
             real,
             saved,
             comm: String::new(),
         };
-        assert!(root.reaches(&target(7, 8)));
-        assert!(alice.reaches(&target(1000, 0)) && alice.reaches(&target(0, 1000)));
-        assert!(!alice.reaches(&target(0, 0)) && !alice.reaches(&target(1001, 1001)));
+        assert!(root.may_signal(&target(7, 8)));
+        assert!(alice.may_signal(&target(1000, 0)) && alice.may_signal(&target(0, 1000)));
+        assert!(!alice.may_signal(&target(0, 0)) && !alice.may_signal(&target(1001, 1001)));
     }
 
     #[test]
     fn a_target_is_read_with_its_identity() {
-        let own = Target::read(std::process::id()).unwrap().unwrap();
+        let own = SignalTarget::read(std::process::id()).unwrap().unwrap();
         assert!(own.key.start > 0 && own.real == nix::unistd::getuid().as_raw());
-        assert_eq!(Target::read(u32::MAX / 2).unwrap(), None);
+        assert_eq!(SignalTarget::read(u32::MAX / 2).unwrap(), None);
     }
 }

@@ -24,8 +24,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::ask::Ask;
 use super::leftovers::Leftovers;
+use super::messages::EngineRequest;
 use super::peer::Peer;
 use crate::export::Clock;
 use lane::Lane;
@@ -45,7 +45,7 @@ const BODY_MAX: usize = 64 << 10;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+struct Timeouts {
     /// A request's headers; then, as long again, its body.
     request: Duration,
     /// The engine's answer; a scan or a history.
@@ -56,7 +56,7 @@ struct Patience {
     whole: Duration,
 }
 
-const PATIENCE: Patience = Patience {
+const PATIENCE: Timeouts = Timeouts {
     request: Duration::from_secs(5),
     answer: Duration::from_secs(10),
     reaping: Duration::from_secs(15),
@@ -87,7 +87,7 @@ pub struct Socket {
 /// Where the server gets its answers.
 pub struct Backend {
     /// Questions to the engine.
-    pub engine: mpsc::Sender<Ask>,
+    pub engine: mpsc::Sender<EngineRequest>,
     /// Path of the journal's database, if the service has a journal.
     pub journal: Option<PathBuf>,
     pub leftovers: Arc<dyn Leftovers>,
@@ -152,7 +152,7 @@ impl Socket {
         mut self,
         backend: Backend,
         clock: Clock,
-        patience: Patience,
+        patience: Timeouts,
     ) -> Result<Server, ServerError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -221,13 +221,13 @@ struct Shared {
     reapings: Lane,
     histories: Lane,
     clock: Arc<Clock>,
-    patience: Patience,
+    patience: Timeouts,
     /// Connections by who has them.
     open: std::cell::RefCell<HashMap<Peer, usize>>,
 }
 
 /// A place among the connections, given back when this is dropped.
-struct Place {
+struct ConnectionSlot {
     shared: Rc<Shared>,
     peer: Peer,
 }
@@ -235,18 +235,18 @@ struct Place {
 /// Whether there is room for one more of `peer` among those who are there.
 fn has_room(open: &HashMap<Peer, usize>, peer: Peer) -> bool {
     let all: usize = open.values().sum();
-    let users = open.iter().filter(|(peer, _)| !peer.is_master());
+    let users = open.iter().filter(|(peer, _)| !peer.is_privileged());
     let users: usize = users.map(|(_, own)| own).sum();
     let own = open.get(&peer).copied().unwrap_or(0);
-    all < CONNECTIONS_MAX && (peer.is_master() || users < USERS_MAX && own < PER_USER_MAX)
+    all < CONNECTIONS_MAX && (peer.is_privileged() || users < USERS_MAX && own < PER_USER_MAX)
 }
 
-impl Place {
-    fn take(shared: &Rc<Shared>, peer: Peer) -> Option<Place> {
+impl ConnectionSlot {
+    fn take(shared: &Rc<Shared>, peer: Peer) -> Option<ConnectionSlot> {
         let mut open = shared.open.borrow_mut();
         has_room(&open, peer).then(|| {
             *open.entry(peer).or_default() += 1;
-            Place {
+            ConnectionSlot {
                 shared: Rc::clone(shared),
                 peer,
             }
@@ -254,7 +254,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut open = self.shared.open.borrow_mut();
         if let Some(own) = open.get_mut(&self.peer) {
@@ -266,7 +266,7 @@ impl Drop for Place {
     }
 }
 
-async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience: Patience) {
+async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience: Timeouts) {
     let shared = Rc::new(Shared {
         backend,
         scans: Lane::new("scan", 1),
@@ -289,7 +289,7 @@ async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience
         let Ok((peer, pid)) = Peer::of(&stream) else {
             continue;
         };
-        match Place::take(&shared, peer) {
+        match ConnectionSlot::take(&shared, peer) {
             Some(place) => {
                 tokio::task::spawn_local(converse(stream, (peer, pid), place));
             }
@@ -300,7 +300,7 @@ async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience
 }
 
 /// One connection: one request, one answer.
-async fn converse(stream: UnixStream, who: (Peer, Option<u32>), place: Place) {
+async fn converse(stream: UnixStream, who: (Peer, Option<u32>), place: ConnectionSlot) {
     let shared = &place.shared;
     let service = service_fn(|request| route::answer(request, who, shared));
     let connection = http1::Builder::new()

@@ -9,10 +9,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::ask::{Ancestor, Branches, Group, Kept, Name, Recognised, Row, Story};
+use super::messages::{
+    AgentSnapshot, Ancestor, ExplainSnapshot, KeepSnapshot, ProcessName, ProcessSnapshot,
+    SessionSnapshot, TreeSnapshot,
+};
 use super::{
-    Agent, Agents, Explanation, Finding, Forebear, Judged, Keep, Keeps, Leaf, Named, Process,
-    ScanReport, Session, Status, Tree,
+    AgentInfo, Agents, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo, Keeps,
+    NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
 use crate::source::procfs::{Procfs, Zombie};
@@ -40,27 +43,28 @@ pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &Clock)
     }
 }
 
-pub(super) fn tree(branches: Branches) -> Tree {
+pub(super) fn tree(branches: TreeSnapshot) -> Tree {
     let procfs = Procfs::default();
     let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
     // Without them a tree is still a tree.
     for zombie in procfs.zombies().unwrap_or_default() {
         zombies.entry(zombie.parent).or_default().push(zombie);
     }
-    let group = |(session, rows): (Option<Group>, Vec<Row>)| super::Group {
-        session: session.map(|group| self::session(&group)),
-        processes: leaves(rows, &mut zombies, &procfs),
-    };
+    let group =
+        |(session, rows): (Option<SessionSnapshot>, Vec<ProcessSnapshot>)| super::TreeGroup {
+            session: session.map(|group| self::session(&group)),
+            processes: leaves(rows, &mut zombies, &procfs),
+        };
     let groups = branches.groups.into_iter().map(group).collect();
     Tree { groups }
 }
 
 /// Rows as they stand in a tree, each with the zombies that it does not wait for.
 fn leaves(
-    mut rows: Vec<Row>,
+    mut rows: Vec<ProcessSnapshot>,
     zombies: &mut HashMap<u32, Vec<Zombie>>,
     procfs: &Procfs,
-) -> Vec<Leaf> {
+) -> Vec<TreeRow> {
     rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
     let listed: HashSet<_> = rows.iter().map(|row| row.key).collect();
     let mut children: HashMap<_, Vec<usize>> = HashMap::new();
@@ -77,22 +81,22 @@ fn leaves(
     push(&mut stack, children.remove(&None), 0);
     while let Some((at, depth)) = stack.pop() {
         let row = &rows[at];
-        leaves.push(Leaf {
+        leaves.push(TreeRow {
             depth,
             process: process(row, SHORT, procfs),
         });
         let dead = zombies.remove(&row.key.pid).unwrap_or_default();
-        leaves.extend(dead.into_iter().map(|zombie| Leaf {
+        leaves.extend(dead.into_iter().map(|zombie| TreeRow {
             depth: depth + 1,
-            process: undead(zombie),
+            process: zombie_info(zombie),
         }));
         push(&mut stack, children.remove(&Some(row.key)), depth + 1);
     }
     leaves
 }
 
-fn undead(zombie: Zombie) -> Process {
-    Process {
+fn zombie_info(zombie: Zombie) -> ProcessInfo {
+    ProcessInfo {
         pid: zombie.key.pid,
         start_ns: zombie.key.start,
         parent_pid: Some(zombie.parent),
@@ -100,11 +104,11 @@ fn undead(zombie: Zombie) -> Process {
         uid: zombie.uid,
         age_s: seconds_since(zombie.key.start),
         zombie: true,
-        ..Process::default()
+        ..ProcessInfo::default()
     }
 }
 
-pub(super) fn explanation(story: Story) -> Explanation {
+pub(super) fn explanation(story: ExplainSnapshot) -> Explanation {
     Explanation {
         why: sentence::why(&story),
         next: sentence::next(&story),
@@ -116,13 +120,13 @@ pub(super) fn explanation(story: Story) -> Explanation {
     }
 }
 
-fn forebear(ancestor: &Ancestor) -> Forebear {
+fn forebear(ancestor: &Ancestor) -> AncestorInfo {
     let command = match &ancestor.image {
         Some(image) if ancestor.visible => command_line(image, SHORT),
         Some(image) => format!("[{}]", String::from_utf8_lossy(&image.comm)),
         None => String::new(),
     };
-    Forebear {
+    AncestorInfo {
         pid: ancestor.key.pid,
         start_ns: ancestor.key.start,
         command,
@@ -134,14 +138,14 @@ fn forebear(ancestor: &Ancestor) -> Forebear {
     }
 }
 
-fn named(name: &Name) -> Named {
-    Named {
+fn named(name: &ProcessName) -> NamedProcess {
+    NamedProcess {
         pid: name.pid,
         name: String::from_utf8_lossy(&name.comm).into_owned(),
     }
 }
 
-fn facts(story: &Story) -> BTreeMap<String, Value> {
+fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let Facts {
         markers: marks,
         unit,
@@ -211,8 +215,8 @@ fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
     }
 }
 
-pub(super) fn agents(agents: Vec<Recognised>) -> Agents {
-    let agent = |recognised: Recognised| Agent {
+pub(super) fn agents(agents: Vec<AgentSnapshot>) -> Agents {
+    let agent = |recognised: AgentSnapshot| AgentInfo {
         name: recognised.name.to_string(),
         kind: recognised.kind.name().into(),
         matches: recognised.matches,
@@ -222,10 +226,10 @@ pub(super) fn agents(agents: Vec<Recognised>) -> Agents {
     Agents { agents }
 }
 
-pub(super) fn keeps(mut keeps: Vec<Kept>) -> Keeps {
+pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
     keeps.sort_unstable_by_key(|kept| (kept.row.key.start, kept.row.key.pid));
     let procfs = Procfs::default();
-    let keep = |kept: Kept| Keep {
+    let keep = |kept: KeepSnapshot| KeepInfo {
         process: process(&kept.row, SHORT, &procfs),
         by_uid: kept.by,
         for_s: kept.until.map(seconds_until),
@@ -236,7 +240,7 @@ pub(super) fn keeps(mut keeps: Vec<Kept>) -> Keeps {
 }
 
 /// Of members, those that were left behind.
-pub(super) fn scan(mut rows: Vec<Row>) -> ScanReport {
+pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
     rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
     let procfs = Procfs::default();
     let mut report = ScanReport::by("service");
@@ -258,7 +262,7 @@ pub(super) fn scan(mut rows: Vec<Row>) -> ScanReport {
     report
 }
 
-fn finding(row: &Row, session: &SessionRef, procfs: &Procfs) -> Finding {
+fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Finding {
     let process = process(row, SHORT, procfs);
     let judged = process.decision.unwrap_or_default();
     let rule = judged.rule.as_ref().map(|rule| format!(" ({rule})"));
@@ -291,15 +295,15 @@ fn finding(row: &Row, session: &SessionRef, procfs: &Procfs) -> Finding {
     }
 }
 
-fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
-    let judged = row.judged.as_ref().map(|judged| Judged {
+fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInfo {
+    let judged = row.judged.as_ref().map(|judged| DecisionInfo {
         verdict: judged.verdict.into(),
         reason: judged.reason.into(),
         rule: judged.rule.as_deref().map(str::to_owned),
         for_s: judged.until.map(seconds_until),
     });
     let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
-    Process {
+    ProcessInfo {
         pid: row.key.pid,
         start_ns: row.key.start,
         parent_pid: row.parent.map(|parent| parent.pid),
@@ -321,8 +325,8 @@ fn process(row: &Row, longest: usize, procfs: &Procfs) -> Process {
     }
 }
 
-fn session(group: &Group) -> Session {
-    Session {
+fn session(group: &SessionSnapshot) -> SessionInfo {
+    SessionInfo {
         id: SessionId(&group.name).to_string(),
         agent: group.name.agent.to_string(),
         kind: group.kind.name().into(),

@@ -4,14 +4,14 @@ use std::fmt::Write;
 
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{NAME_MAX, count, fit, width, wrap};
-use super::{Asking, Failure};
-use crate::api::{Agents, Session};
+use super::{Failure, ServiceArgs};
+use crate::api::{Agents, SessionInfo};
 use crate::export::printable;
 
 /// Characters of what a rule matches, where there is room.
 const MATCH_MAX: usize = 1000;
 
-pub(super) fn run(asking: &Asking) -> Result<(), Failure> {
+pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
     let said = client(asking).get("/v1/agents")?;
     print(asking, &said, |agents: Agents| table(&agents, width()))
 }
@@ -40,7 +40,7 @@ fn table(agents: &Agents, width: Option<usize>) -> String {
     out
 }
 
-fn line(session: &Session) -> String {
+fn line(session: &SessionInfo) -> String {
     let members = count(session.members, "process", "processes");
     let (pid, id) = (session.root_pid, &session.id);
     let state = match &session.root_ended {

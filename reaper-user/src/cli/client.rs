@@ -9,8 +9,8 @@ use anstyle::Style;
 use bytesize::ByteSize;
 use serde::de::DeserializeOwned;
 
-use super::{Asking, Failure, user};
-use crate::api::client::{Client, ClientError, Said};
+use super::{Failure, ServiceArgs, user};
+use crate::api::client::{Client, ClientError, ServiceResponse};
 use crate::api::server::ServerError;
 use crate::api::{self, Reloaded};
 use crate::export::{self, printable};
@@ -30,9 +30,9 @@ impl From<ClientError> for Failure {
                 Failure::NoService(said + &others(&path))
             }
             ClientError::NoService { .. }
-            | ClientError::Foreign { .. }
-            | ClientError::Silent { .. }
-            | ClientError::Ended(_) => Failure::NoService(said),
+            | ClientError::UnexpectedResponse { .. }
+            | ClientError::TimedOut { .. }
+            | ClientError::ConnectionClosed(_) => Failure::NoService(said),
             ClientError::Refused(_) => Failure::Refused(said),
             ClientError::Io(error) => Failure::Other(error.into()),
         }
@@ -49,7 +49,7 @@ impl From<ServerError> for Failure {
 }
 
 /// The socket of the host's service or, where there is none, that of the user's own.
-pub(super) fn usual() -> PathBuf {
+pub(super) fn default_socket() -> PathBuf {
     let host = Path::new(paths::RUNTIME).join(api::SOCKET);
     let own = user::runtime_dir().map(|directory| directory.join(api::SOCKET));
     match own {
@@ -85,15 +85,15 @@ fn others(path: &Path) -> String {
 }
 
 /// The service that is to be asked.
-pub(super) fn client(asking: &Asking) -> Client {
+pub(super) fn client(asking: &ServiceArgs) -> Client {
     let socket = asking.socket.clone();
-    Client::new(socket.unwrap_or_else(usual))
+    Client::new(socket.unwrap_or_else(default_socket))
 }
 
 /// Prints what the service has said: as it is, or in the words of `table`.
 pub(super) fn print<T: DeserializeOwned>(
-    asking: &Asking,
-    said: &Said,
+    asking: &ServiceArgs,
+    said: &ServiceResponse,
     table: impl FnOnce(T) -> String,
 ) -> Result<(), Failure> {
     let written = if asking.json {
@@ -109,7 +109,7 @@ fn failed(error: io::Error) -> Failure {
 }
 
 /// `reaper config reload`
-pub(super) fn reload(asking: &Asking) -> Result<(), Failure> {
+pub(super) fn reload(asking: &ServiceArgs) -> Result<(), Failure> {
     let said = client(asking).post("/v1/config/reload", &())?;
     print(asking, &said, |reloaded: Reloaded| {
         let lines = reloaded.message.lines();

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Failure, absolute, load, lock, scope, user};
-use crate::api::ask::{Ask, Question};
+use crate::api::messages::{EngineRequest, RequestKind};
 use crate::api::peer::Peer;
 use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
@@ -455,7 +455,7 @@ fn watch(
     mut source: Source,
     settings: Settings,
     sink: Sink,
-    (asks, asked): (mpsc::Sender<Ask>, mpsc::Receiver<Ask>),
+    (asks, asked): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
     log: bool,
 ) -> Result<(), Failure> {
     runtime()?.block_on(async {
@@ -484,14 +484,14 @@ fn watch(
 }
 
 /// Has the config read anew at each SIGHUP; what comes of it is told in the stream.
-fn reload_at_hangup(asks: mpsc::Sender<Ask>) -> Result<(), Failure> {
+fn reload_at_hangup(asks: mpsc::Sender<EngineRequest>) -> Result<(), Failure> {
     let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
             let (answer, _) = oneshot::channel();
-            let ask = Ask {
+            let ask = EngineRequest {
                 peer: Peer { uid: 0 },
-                question: Question::Reload,
+                question: RequestKind::Reload,
                 answer,
             };
             if asks.send(ask).await.is_err() {

@@ -73,7 +73,7 @@ impl Check {
 
 /// All answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// Whether `reaper daemon` can work here.
     pub usable: bool,
     /// Whether it can signal anything; else it only observes.
@@ -124,7 +124,7 @@ pub fn examine<E: Display>(
     btf: &Result<Btf, BtfError>,
     pidfds: Result<(), Refused>,
     probe: impl Fn(SourceKind) -> Result<(), E>,
-) -> Report {
+) -> DoctorReport {
     let probed = probe(SourceKind::Ebpf).map_err(|e| e.to_string());
     let loads = probed.is_ok();
     let offsets = btf
@@ -163,7 +163,7 @@ pub fn examine<E: Display>(
     let sources: Vec<_> = config.source.rungs().iter().map(candidate).collect();
     let source = sources.iter().find(|source| source.usable);
     let source = source.map(|source| source.name);
-    Report {
+    DoctorReport {
         usable: source.is_some(),
         signals: pidfds.is_ok(),
         source,
@@ -274,7 +274,7 @@ fn known(text: &str) -> &str {
 }
 
 /// The answers as a table, with colours.
-fn render(report: &Report) -> String {
+fn render(report: &DoctorReport) -> String {
     let width = report
         .checks
         .iter()

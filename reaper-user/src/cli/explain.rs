@@ -5,9 +5,9 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::client::{BOLD, DIM, client, memory, print, span};
-use super::show::{Marks, NAME_MAX, fit, user, width, wrap};
-use super::{Asking, Failure};
-use crate::api::{Explanation, Forebear, Named};
+use super::show::{NAME_MAX, ProcessTags, fit, user, width, wrap};
+use super::{Failure, ServiceArgs};
+use crate::api::{AncestorInfo, Explanation, NamedProcess};
 use crate::export::{evidence_text, printable};
 
 /// Characters of the command line that is asked about, and of one above it.
@@ -16,7 +16,7 @@ const SHORT: usize = 120;
 /// Characters of the names of rows.
 const NAMES: usize = 10;
 
-pub(super) fn run(pid: u32, asking: &Asking) -> Result<(), Failure> {
+pub(super) fn run(pid: u32, asking: &ServiceArgs) -> Result<(), Failure> {
     let said = client(asking).get(&format!("/v1/explain/{pid}"))?;
     print(asking, &said, |told: Explanation| text(&told, width()))
 }
@@ -24,7 +24,7 @@ pub(super) fn run(pid: u32, asking: &Asking) -> Result<(), Failure> {
 fn text(told: &Explanation, width: Option<usize>) -> String {
     let process = &told.process;
     let mut out = String::new();
-    let (command, marks) = (printable(&process.command, LONG), Marks::of(process));
+    let (command, marks) = (printable(&process.command, LONG), ProcessTags::of(process));
     let _ = writeln!(
         out,
         "{BOLD}{}{BOLD:#} {command}{}",
@@ -68,7 +68,7 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
     out
 }
 
-fn agent(session: &crate::api::Session) -> String {
+fn agent(session: &crate::api::SessionInfo) -> String {
     let name = printable(&session.agent, NAME_MAX);
     let mut text = format!("{name} ({})", session.root_pid);
     if let Some(how) = &session.root_ended {
@@ -136,12 +136,12 @@ fn lineage(out: &mut String, told: &Explanation, width: Option<usize>) {
     row(told.lineage.len(), process.pid, &process.command, "");
 }
 
-fn named(named: &Named) -> String {
+fn named(named: &NamedProcess) -> String {
     format!("{} ({})", printable(&named.name, 16), named.pid)
 }
 
 /// What there is to say of one of those above.
-fn notes(forebear: &Forebear) -> String {
+fn notes(forebear: &AncestorInfo) -> String {
     let mut text = String::new();
     if let Some(agent) = &forebear.agent {
         let _ = write!(text, " [agent: {}]", printable(agent, NAME_MAX));

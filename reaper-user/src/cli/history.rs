@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
 use super::client::client;
-use super::{Asking, Failure};
+use super::{Failure, ServiceArgs};
 use crate::api::History;
 use crate::export::{self, duration, message, printable, reason_text, write_object};
 use crate::journal::history::{
@@ -110,7 +110,7 @@ fn ask(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), Failure> {
             query.append_pair(name, value);
         }
     }
-    let asking = Asking {
+    let asking = ServiceArgs {
         socket: args.socket.clone(),
         json: args.json,
     };

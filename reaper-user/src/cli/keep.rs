@@ -7,8 +7,8 @@ use clap::Args;
 
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{count, fit, user, width};
-use super::{Asking, Failure, pid};
-use crate::api::{KEEP_MAX_S, KeepDone, KeepOrder, Keeps};
+use super::{Failure, ServiceArgs, pid};
+use crate::api::{KEEP_MAX_S, KeepDone, KeepParams, Keeps};
 
 /// Characters before the command in the list, and of that where there is room.
 const BEFORE: usize = 39;
@@ -42,7 +42,7 @@ pub(super) struct KeepArgs {
     #[arg(long, conflicts_with_all = ["pid", "lasts", "tree"])]
     list: bool,
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArgs,
 }
 
 pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
@@ -55,7 +55,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
     let for_s = args
         .lasts
         .map(|lasts| lasts.as_secs() + u64::from(lasts.subsec_nanos() > 0));
-    let order = KeepOrder {
+    let order = KeepParams {
         pid,
         for_s,
         tree: args.tree,
@@ -73,7 +73,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
 }
 
 /// `reaper unkeep`
-pub(super) fn undo(pid: u32, asking: &Asking) -> Result<(), Failure> {
+pub(super) fn undo(pid: u32, asking: &ServiceArgs) -> Result<(), Failure> {
     let said = client(asking).delete(&format!("/v1/keeps/{pid}"))?;
     print(asking, &said, |done: KeepDone| {
         format!("no longer kept: {}\n", processes(&done))

@@ -102,7 +102,7 @@ fn holder(mut file: File) -> String {
 ///
 /// # Errors
 /// The directory cannot be listed, or a lock in it not be asked for.
-pub(super) fn at_work(directory: &Path) -> std::io::Result<Option<(String, PathBuf)>> {
+pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String, PathBuf)>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries?,
@@ -183,12 +183,12 @@ mod tests {
     #[test]
     fn who_is_at_work_is_told_by_their_lock() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(at_work(&dir.path().join("none")).unwrap(), None);
+        assert_eq!(running_daemon(&dir.path().join("none")).unwrap(), None);
         let lock = take(dir.path(), Some("7-7")).unwrap();
-        let (who, path) = at_work(dir.path()).unwrap().expect("somebody");
+        let (who, path) = running_daemon(dir.path()).unwrap().expect("somebody");
         assert!(who.ends_with(&std::process::id().to_string()), "{who}");
         assert_eq!(path, dir.path().join("daemon-7-7.lock"));
         drop(lock);
-        assert_eq!(at_work(dir.path()).unwrap(), None);
+        assert_eq!(running_daemon(dir.path()).unwrap(), None);
     }
 }

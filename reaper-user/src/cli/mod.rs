@@ -6,8 +6,6 @@ mod config_check;
 mod config_show;
 mod daemon;
 mod demo;
-#[cfg_attr(target_os = "macos", path = "detach/darwin.rs")]
-mod detach;
 #[cfg_attr(target_os = "macos", path = "doctor/darwin.rs")]
 pub mod doctor;
 mod explain;
@@ -30,6 +28,8 @@ mod status;
 #[cfg(target_os = "linux")]
 mod stop;
 mod tree;
+#[cfg_attr(target_os = "macos", path = "unpin/darwin.rs")]
+mod unpin;
 mod user;
 #[cfg(target_os = "linux")]
 mod wait;
@@ -154,7 +154,7 @@ Example:
 Examples:
   reaper status
   reaper status --json | jq .sessions_open")]
-    Status(Asking),
+    Status(ServiceArgs),
     /// Show the trees of the agents that run now: who is detached, due, kept, and why.
     #[command(after_help = "\
 Behind a process stands in brackets what there is to know of it:
@@ -179,7 +179,7 @@ Examples:
         #[arg(long)]
         all: bool,
         #[command(flatten)]
-        asking: Asking,
+        asking: ServiceArgs,
     },
     /// Tell why a process is kept or reaped, where it comes from, and what will happen to it.
     #[command(after_help = "\
@@ -191,7 +191,7 @@ Examples:
         #[arg(value_parser = pid())]
         pid: u32,
         #[command(flatten)]
-        asking: Asking,
+        asking: ServiceArgs,
     },
     /// Keep a process of yours from being reaped, or list what is kept so.
     #[command(after_help = keep::HELP)]
@@ -209,14 +209,14 @@ Example:
         #[arg(value_parser = pid())]
         pid: u32,
         #[command(flatten)]
-        asking: Asking,
+        asking: ServiceArgs,
     },
     /// List the agents that are recognised, by what, and which run now.
     #[command(after_help = "\
 Examples:
   reaper agents
   reaper agents --json | jq -r '.agents[].name'")]
-    Agents(Asking),
+    Agents(ServiceArgs),
     /// Tell what the service has kept of sessions, decisions and outcomes, the newest last.
     #[command(after_help = "\
 Whoever is not root is told of their own sessions.
@@ -239,7 +239,7 @@ Examples:
 Examples:
   sudo reaper detach
   sudo reaper detach --pin-dir /sys/fs/bpf/reaper")]
-    Detach(DetachArgs),
+    Detach(UnpinArgs),
     /// A process of the demo's tree.
     #[command(hide = true)]
     DemoAgent,
@@ -283,7 +283,7 @@ What is wrong in the file is said, and then all stays as it was. Only root may a
 
 Example:
   sudo reaper config reload")]
-    Reload(Asking),
+    Reload(ServiceArgs),
 }
 
 /// Where a command is run: what went wrong was none of its doing, as `env`, `timeout` and `nohup` have it.
@@ -297,7 +297,7 @@ fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
 
 /// How a service is asked.
 #[derive(Args)]
-struct Asking {
+struct ServiceArgs {
     /// The service's socket, instead of /run/reaper/reaper.sock or, where there is none, that of your own service
     /// (--user); with --scope it is named after that.
     #[arg(long, value_name = "PATH")]
@@ -308,7 +308,7 @@ struct Asking {
 }
 
 #[derive(Args)]
-struct DetachArgs {
+struct UnpinArgs {
     /// Settings, for the directory of the pins; without it the built-in ones.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -344,7 +344,7 @@ pub fn main() -> ExitCode {
         Command::Logs { run, follow } => logs::run(&run, follow).map(|()| 0),
         Command::Demo => demo::run(),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
-        Command::Detach(args) => detach::run(args).map(|()| 0),
+        Command::Detach(args) => unpin::run(args).map(|()| 0),
         Command::Status(asking) => status::run(&asking).map(|()| 0),
         Command::Tree { agent, all, asking } => tree::run(agent, all, &asking).map(|()| 0),
         Command::Explain { pid, asking } => explain::run(pid, &asking).map(|()| 0),

@@ -11,7 +11,7 @@ use super::client::{BOLD, DIM, age};
 use super::runs::{open, words};
 use super::show::{fit, width};
 use crate::export::{print, printable, to_json};
-use crate::run::{Known, Over, Record, Start};
+use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
 use crate::sys;
 
 pub(super) const HELP: &str = "\
@@ -39,7 +39,7 @@ pub(super) struct PsArgs {
 }
 
 #[derive(Serialize)]
-struct Said<'a> {
+struct PsOutput<'a> {
     schema: u32,
     runs: Vec<Shown<'a>>,
 }
@@ -47,7 +47,7 @@ struct Said<'a> {
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
-    start: Start,
+    start: RunHeader,
     /// `waiting`, `running`, `ending`, `lost` (its owner is gone, and it cannot be closed from here) or `over`.
     state: &'static str,
     /// Of the command, once that has been started.
@@ -57,7 +57,7 @@ struct Shown<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<String>,
     #[serde(flatten)]
-    over: Option<&'a Over>,
+    over: Option<&'a RunResult>,
 }
 
 pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
@@ -65,14 +65,15 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
     let mut known = runs.list(args.all)?;
     // It may have ended since it was read.
     known.retain_mut(|known| {
-        let ended = known.record.over.is_none() && known.is_owned().is_ok_and(|owned| !owned);
-        if let (true, Ok(now)) = (ended, runs.again(known)) {
+        let ended =
+            known.record.result.is_none() && known.has_supervisor().is_ok_and(|owned| !owned);
+        if let (true, Ok(now)) = (ended, runs.reload(known)) {
             *known = now;
         }
-        args.all || known.record.over.is_none()
+        args.all || known.record.result.is_none()
     });
     runs.prune();
-    let said = Said {
+    let said = PsOutput {
         schema: 1,
         runs: known.iter().map(Shown::of).collect(),
     };
@@ -84,18 +85,18 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
 }
 
 impl Shown<'_> {
-    fn of(known: &Known) -> Shown<'_> {
-        let Record {
-            start,
+    fn of(known: &RecordedRun) -> Shown<'_> {
+        let RunRecord {
+            header: start,
             commands,
             claim,
-            over,
+            result: over,
             ..
         } = &known.record;
         let first = commands.first();
         let state = match (over, claim, first) {
             (Some(_), _, _) => "over",
-            _ if known.is_owned().is_ok_and(|owned| !owned) => "lost",
+            _ if known.has_supervisor().is_ok_and(|owned| !owned) => "lost",
             (None, Some(_), _) => "ending",
             (None, None, Some(_)) => "running",
             (None, None, None) => "waiting",
@@ -110,12 +111,12 @@ impl Shown<'_> {
         let budget = start.timeout_ms.filter(|_| over.is_none());
         Shown {
             state,
-            pid: first.map(|first| first.who.pid),
+            pid: first.map(|first| first.process.pid),
             age_ms: lasted.unwrap_or(since.as_millis() as u64),
             left_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),
             over: over.as_ref(),
-            start: Start {
+            start: RunHeader {
                 command: words(known),
                 ..start.clone()
             },

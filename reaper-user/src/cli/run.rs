@@ -15,12 +15,13 @@ use nix::sys::signal::{Signal, raise};
 use super::OWN_FAILURE;
 use crate::export::{message, to_json};
 use crate::run::{
-    DoneWhen, End, Limit, Outcome, Progress, Report, Role, Run, RunError, Runs, role,
+    CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
+    Runs, role,
 };
 use crate::sys::child;
 use crate::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 pub(super) use detach::OWNER;
-use detach::{Side, Tell};
+use detach::{Side, StartNotifier};
 
 pub(super) const HELP: &str = "\
 The command has the terminal, stdin, signals and exit status as if it had been started without this; and
@@ -111,7 +112,7 @@ pub(super) struct RunArgs {
     /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served. One that
     /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
-    limit: Option<Limit>,
+    limit: Option<ConcurrencyLimit>,
     /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.
     #[arg(long)]
     cgroup: bool,
@@ -143,13 +144,13 @@ pub(super) struct OwnerArgs {
 }
 
 /// How its user is told what has become of it.
-struct Told {
-    report: Option<Target>,
+struct ReportOutput {
+    report: Option<ReportFile>,
     json: bool,
 }
 
 /// Where a report goes, resolved before the command starts.
-struct Target {
+struct ReportFile {
     /// As it was typed.
     path: PathBuf,
     file: TargetFile,
@@ -162,15 +163,15 @@ enum TargetFile {
     Special(HeldFile),
 }
 
-impl Target {
-    fn resolve(path: PathBuf) -> Result<Target, HeldPathError> {
+impl ReportFile {
+    fn resolve(path: PathBuf) -> Result<ReportFile, HeldPathError> {
         let file = match HeldFile::open(&path)? {
             Some(file) => TargetFile::Special(file),
             None => {
                 TargetFile::Regular(HeldPath::resolve(&held_path::without_dangling_link(&path))?)
             }
         };
-        Ok(Target { path, file })
+        Ok(ReportFile { path, file })
     }
 
     fn write(&self, line: &[u8]) -> anyhow::Result<()> {
@@ -190,7 +191,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
         Err(status) => return status,
     };
     let tell = match detach.then(detach::part) {
-        None => Tell::default(),
+        None => StartNotifier::default(),
         Some(Ok(Side::Caller(status))) => return status,
         // Just forked, so without children.
         Some(Ok(Side::Run(tell))) => return own(run, &told, &tell),
@@ -205,7 +206,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
 /// Gives the exit status of the one that owns the command, and has nobody else do it.
 pub(super) fn owner(args: OwnerArgs) -> u8 {
     let tell = args.tell.and_then(child::inherit);
-    let tell = tell.map_or_else(Tell::default, Tell::to);
+    let tell = tell.map_or_else(StartNotifier::default, StartNotifier::to);
     match prepare(args.run) {
         Ok((run, told)) => supervise(run, &told, &tell),
         Err(status) => status,
@@ -213,8 +214,8 @@ pub(super) fn owner(args: OwnerArgs) -> u8 {
 }
 
 /// Or the exit status, where it is not to be run: that has been said.
-fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
-    let report = args.report.clone().map(Target::resolve).transpose();
+fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
+    let report = args.report.clone().map(ReportFile::resolve).transpose();
     let report = report.map_err(|error| {
         let file = args.report.as_deref().unwrap_or(Path::new(""));
         message!(
@@ -223,7 +224,7 @@ fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
         );
         OWN_FAILURE
     })?;
-    let told = Told {
+    let told = ReportOutput {
         report,
         json: args.json,
     };
@@ -243,7 +244,7 @@ fn prepare(args: RunArgs) -> Result<(Run, Told), u8> {
 }
 
 /// Has a process supervise the run that has no children from before. Returns the exit status.
-fn supervise(mut run: Run, told: &Told, tell: &Tell) -> u8 {
+fn supervise(mut run: Run, told: &ReportOutput, tell: &StartNotifier) -> u8 {
     match role() {
         Ok(Role::Supervisor(supervisor)) => {
             run.supervisor = Some(supervisor);
@@ -257,9 +258,9 @@ fn supervise(mut run: Run, told: &Told, tell: &Tell) -> u8 {
     }
 }
 
-fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {
+fn own(mut run: Run, how: &ReportOutput, tell: &StartNotifier) -> u8 {
     run.progress = Some(Box::new(show(&run, tell.clone())));
-    let told = match run.attend() {
+    let told = match run.supervise() {
         Ok(told) => told,
         Err(error) => {
             let said = tell.failed(error.status(), &error.to_string());
@@ -284,7 +285,9 @@ fn own(mut run: Run, how: &Told, tell: &Tell) -> u8 {
         message!("reaper: {error:#}");
         return OWN_FAILURE;
     }
-    if told.outcome == Outcome::Cancelled && told.end == Some(End::Killed(Signal::SIGINT as i32)) {
+    if told.outcome == RunOutcome::Cancelled
+        && told.end == Some(CommandExit::Killed(Signal::SIGINT as i32))
+    {
         end_as_interrupted();
     }
     told.status()
@@ -318,12 +321,12 @@ fn owned(args: RunArgs) -> Run {
     run.limit = args.limit;
     run.cgroup = args.cgroup;
     run.detached = args.detach;
-    run.service = Some(args.socket.unwrap_or_else(super::client::usual));
+    run.service = Some(args.socket.unwrap_or_else(super::client::default_socket));
     run
 }
 
 /// What a user is told while it goes on.
-fn show(run: &Run, tell: Tell) -> impl FnMut(Progress<'_>) + use<> {
+fn show(run: &Run, tell: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
     let group = run.limit.as_ref().map(|limit| limit.group.clone());
     let group = group.filter(|_| std::io::stderr().is_terminal() && !run.detached);
     let mut id = String::new();
@@ -344,7 +347,7 @@ fn show(run: &Run, tell: Tell) -> impl FnMut(Progress<'_>) + use<> {
     }
 }
 
-fn hand_over(told: &Report, target: Option<&Target>, json: bool) -> anyhow::Result<()> {
+fn hand_over(told: &RunReport, target: Option<&ReportFile>, json: bool) -> anyhow::Result<()> {
     let line = to_json(told);
     if json {
         std::io::stderr().write_all(&line)?;
@@ -387,11 +390,11 @@ fn label(typed: &str) -> Result<String, String> {
     Ok(typed.to_owned())
 }
 
-fn group(typed: &str) -> Result<Limit, String> {
+fn group(typed: &str) -> Result<ConcurrencyLimit, String> {
     let (group, runs) = typed.rsplit_once('=').ok_or("such as `gpu=2`")?;
     let group = name(group)?;
     match runs.parse() {
-        Ok(runs @ 1..) => Ok(Limit { group, runs }),
+        Ok(runs @ 1..) => Ok(ConcurrencyLimit { group, runs }),
         _ => Err(format!("{runs:?} is no number of runs: it takes 1 or more")),
     }
 }

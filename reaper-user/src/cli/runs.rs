@@ -3,7 +3,7 @@
 use super::Failure;
 use super::show::count;
 use crate::export::{message, printable, redact};
-use crate::run::{Known, Left, RecordError, Runs, StopError};
+use crate::run::{RecordError, RecordedRun, Runs, StopError, Survivor};
 
 /// Characters of a command line in a message.
 const COMMAND_MAX: usize = 200;
@@ -42,7 +42,7 @@ pub(super) fn close_dead(runs: &Runs, talk: bool) {
         Err(error) => return tracing::warn!("{error}"),
     };
     for known in &closed {
-        let over = known.record.over.as_ref();
+        let over = known.record.result.as_ref();
         let ended = over.map_or(0, |over| over.ended);
         if talk {
             let ended = count(ended as u64, "process", "processes");
@@ -53,12 +53,12 @@ pub(super) fn close_dead(runs: &Runs, talk: bool) {
                 called(known)
             );
         }
-        tell_left(known, over.map_or(&[], |over| &over.left));
+        print_survivors(known, over.map_or(&[], |over| &over.left));
     }
 }
 
 /// Says who of a run could not be ended.
-pub(super) fn tell_left(known: &Known, all: &[Left]) {
+pub(super) fn print_survivors(known: &RecordedRun, all: &[Survivor]) {
     for left in all {
         let (pid, why) = (left.pid, &left.why);
         let command = printable(&left.command, COMMAND_MAX);
@@ -70,16 +70,16 @@ pub(super) fn tell_left(known: &Known, all: &[Left]) {
 }
 
 /// Its id, and its name if it has one.
-pub(super) fn called(known: &Known) -> String {
-    match &known.record.start.name {
+pub(super) fn called(known: &RecordedRun) -> String {
+    match &known.record.header.name {
         Some(name) => format!("{} ({name})", known.id()),
         None => known.id().to_owned(),
     }
 }
 
 /// The words of its command, without secrets.
-pub(super) fn words(known: &Known) -> Vec<String> {
-    let words = known.record.start.command.iter().map(String::as_bytes);
+pub(super) fn words(known: &RecordedRun) -> Vec<String> {
+    let words = known.record.header.command.iter().map(String::as_bytes);
     let shown = redact::arguments(words).map(|word| String::from_utf8_lossy(&word).into_owned());
     shown.collect()
 }

@@ -1,6 +1,6 @@
 //! `reaper scan`: one look for what agents have left behind, the service's where one answers.
 
-mod heed;
+mod preflight;
 mod show;
 
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use clap::Args;
 use hashbrown::HashSet;
 
 use super::client::client;
-use super::{Asking, Failure, load, scope};
+use super::{Failure, ServiceArgs, load, scope};
 use crate::api::ScanReport;
-use crate::api::client::{ClientError, Said};
+use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
 use crate::leftovers::{MAX_AGE, Terms, end, look};
 use crate::reap::Times;
@@ -85,8 +85,8 @@ pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
     print(&alone(args)?, args)
 }
 
-fn ask(args: &ScanArgs) -> Result<Said, ClientError> {
-    let asking = Asking {
+fn ask(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
+    let asking = ServiceArgs {
         socket: args.socket.clone(),
         json: args.json,
     };
@@ -107,9 +107,9 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let config = load(args.config.as_deref())?;
     if args.reap {
         pidfd::probe().context("nothing can be ended")?;
-        heed::nobody_at_work(&config)?;
+        preflight::nobody_at_work(&config)?;
     }
-    let kept = match heed::kept(&config) {
+    let kept = match preflight::kept(&config) {
         Ok(kept) => kept,
         Err(error) if args.reap => {
             let what =

@@ -7,7 +7,7 @@ use nix::unistd::{Uid, User};
 use terminal_size::{Width, terminal_size_of};
 
 use super::client::{DIM, span};
-use crate::api::{Judged, Process};
+use crate::api::{DecisionInfo, ProcessInfo};
 use crate::export::printable;
 
 const NOTE: Style = AnsiColor::Cyan.on_default();
@@ -64,11 +64,11 @@ pub(super) fn count(n: u64, one: &str, many: &str) -> String {
 }
 
 /// What there is to say of a process beside its program, in brackets.
-pub(super) struct Marks(Vec<(Style, String)>);
+pub(super) struct ProcessTags(Vec<(Style, String)>);
 
-impl Marks {
-    pub(super) fn of(process: &Process) -> Marks {
-        let mut marks = Marks(Vec::new());
+impl ProcessTags {
+    pub(super) fn of(process: &ProcessInfo) -> ProcessTags {
+        let mut marks = ProcessTags(Vec::new());
         if process.root {
             marks.put(GOOD, process.agent.as_deref().unwrap_or("agent"));
         }
@@ -110,7 +110,7 @@ impl Marks {
 }
 
 /// What is decided, where that is not what goes without saying.
-fn decided(judged: &Judged) -> Option<String> {
+fn decided(judged: &DecisionInfo) -> Option<String> {
     let rule = judged.rule.as_deref();
     let named = || rule.unwrap_or(&judged.reason);
     let time = judged.for_s.map(span);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn decisions_have_short_names() {
         let short = |verdict: &str, reason: &str, rule: Option<&str>, for_s| {
-            decided(&Judged {
+            decided(&DecisionInfo {
                 verdict: verdict.into(),
                 reason: reason.into(),
                 rule: rule.map(Into::into),

@@ -6,11 +6,11 @@ use bytesize::ByteSize;
 
 use super::client::{BOLD, client, print, span};
 use super::show::count;
-use super::{Asking, Failure};
+use super::{Failure, ServiceArgs};
 use crate::api::Status;
 use crate::export::printable;
 
-pub(super) fn run(asking: &Asking) -> Result<(), Failure> {
+pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
     print(asking, &client(asking).get("/v1/status")?, table)
 }
 

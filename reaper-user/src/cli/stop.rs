@@ -1,9 +1,9 @@
 //! `reaper stop`
 
 use super::Failure;
-use super::runs::{called, open, tell_left};
+use super::runs::{called, open, print_survivors};
 use crate::export::{message, print, printable};
-use crate::run::Outcome;
+use crate::run::RunOutcome;
 
 pub(super) const HELP: &str = "\
 It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was
@@ -41,7 +41,7 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
     }
     // All of them are asked before any is waited for.
     all.retain(|known| {
-        let stopped = match known.record.over {
+        let stopped = match known.record.result {
             None => runs.stop(known),
             Some(_) => Ok(()),
         };
@@ -49,7 +49,7 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
     });
     let mut left = false;
     for known in all {
-        let before = known.record.over.is_some();
+        let before = known.record.result.is_some();
         let known = match runs.wait(&known) {
             Ok(known) => known,
             Err(error) => {
@@ -57,18 +57,18 @@ pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
                 continue;
             }
         };
-        let Some(over) = &known.record.over else {
+        let Some(over) = &known.record.result else {
             continue;
         };
         let outcome = over.outcome.as_str();
         let said = match over.outcome {
             _ if before => format!("was over: {outcome}"),
-            Outcome::Cancelled => "stopped".to_owned(),
+            RunOutcome::Cancelled => "stopped".to_owned(),
             _ => format!("came to its own end: {outcome}"),
         };
         let line = printable(&format!("{} {said}", called(&known)), usize::MAX);
         print(line + "\n").map_err(|error| Failure::Other(error.into()))?;
-        tell_left(&known, &over.left);
+        print_survivors(&known, &over.left);
         left |= !over.left.is_empty() && !before;
     }
     Ok(status.max(u8::from(left)))

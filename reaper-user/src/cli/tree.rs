@@ -6,9 +6,9 @@ use std::io::IsTerminal;
 use bytesize::ByteSize;
 
 use super::client::{BOLD, DIM, age, client, memory, print, span};
-use super::show::{Marks, NAME_MAX, count, fit, width};
-use super::{Asking, Failure};
-use crate::api::{Group, Leaf, Session, Tree};
+use super::show::{NAME_MAX, ProcessTags, count, fit, width};
+use super::{Failure, ServiceArgs};
+use crate::api::{SessionInfo, Tree, TreeGroup, TreeRow};
 use crate::export::printable;
 
 /// How branches are drawn: one that goes on, the last one, what goes past, and nothing.
@@ -23,7 +23,7 @@ const COMMAND_MAX: usize = 256;
 /// Levels that are drawn; what is deeper stands at the last of them.
 const DEPTH_MAX: usize = 40;
 
-pub(super) fn run(agent: Option<String>, all: bool, asking: &Asking) -> Result<(), Failure> {
+pub(super) fn run(agent: Option<String>, all: bool, asking: &ServiceArgs) -> Result<(), Failure> {
     let mut query = form_urlencoded::Serializer::new(String::new());
     if let Some(agent) = &agent {
         query.append_pair("agent", agent);
@@ -74,7 +74,7 @@ fn table(tree: &Tree, twigs: Twigs, width: Option<usize>) -> String {
 }
 
 /// What stands after the name: how many there are, what they hold, and how the agent is.
-fn title(group: &Group) -> String {
+fn title(group: &TreeGroup) -> String {
     let processes = group.processes.iter().map(|leaf| &leaf.process);
     // A boundary that is drawn is none of them.
     let own = processes.filter(|process| {
@@ -86,7 +86,7 @@ fn title(group: &Group) -> String {
     let Some(session) = &group.session else {
         return format!(": {held}");
     };
-    let Session { id, root_pid, .. } = session;
+    let SessionInfo { id, root_pid, .. } = session;
     let kind = match &*session.kind {
         "server" => " (agent's server)",
         _ => "",
@@ -109,7 +109,7 @@ fn title(group: &Group) -> String {
     title
 }
 
-fn draw(out: &mut String, group: &Group, twigs: Twigs, width: Option<usize>) {
+fn draw(out: &mut String, group: &TreeGroup, twigs: Twigs, width: Option<usize>) {
     let [branch, last, past, none] = twigs;
     // From below it is known at each level whether one more follows.
     let mut open: Vec<bool> = Vec::new();
@@ -122,7 +122,7 @@ fn draw(out: &mut String, group: &Group, twigs: Twigs, width: Option<usize>) {
     // What stands before a line: for each level above whether one more follows there.
     let mut above: Vec<bool> = Vec::new();
     for (leaf, is_last) in group.processes.iter().zip(is_last) {
-        let Leaf { depth, process } = leaf;
+        let TreeRow { depth, process } = leaf;
         let depth = (*depth).min(DEPTH_MAX);
         above.resize(depth + 1, true);
         above[depth] = is_last;
@@ -133,7 +133,11 @@ fn draw(out: &mut String, group: &Group, twigs: Twigs, width: Option<usize>) {
             }
             twig += if is_last { last } else { branch };
         }
-        let (age, memory, marks) = (age(process.age_s), memory(process.rss), Marks::of(process));
+        let (age, memory, marks) = (
+            age(process.age_s),
+            memory(process.rss),
+            ProcessTags::of(process),
+        );
         let taken = BEFORE + twig.chars().count() + marks.len();
         let command = fit(&process.command, taken, COMMAND_MAX, width);
         let _ = writeln!(
@@ -148,22 +152,22 @@ fn draw(out: &mut String, group: &Group, twigs: Twigs, width: Option<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Process;
+    use crate::api::ProcessInfo;
 
-    fn leaf(pid: u32, depth: usize) -> Leaf {
-        let process = Process {
+    fn leaf(pid: u32, depth: usize) -> TreeRow {
+        let process = ProcessInfo {
             pid,
             command: format!("p{pid}"),
-            ..Process::default()
+            ..ProcessInfo::default()
         };
-        Leaf { depth, process }
+        TreeRow { depth, process }
     }
 
     #[test]
     fn branches_end_where_the_last_child_is() {
         let depths = [0, 1, 2, 2, 1, 0, 1];
         let processes = (1..).zip(depths).map(|(pid, depth)| leaf(pid, depth));
-        let group = Group {
+        let group = TreeGroup {
             session: None,
             processes: processes.collect(),
         };
@@ -196,7 +200,7 @@ mod tests {
         }
         processes[2].process.zombie = true;
         processes[3].process.boundary = Some("tmux".into());
-        let session = Session {
+        let session = SessionInfo {
             kept: 0,
             id: "claude-code-1-a".into(),
             agent: "claude-code".into(),
@@ -208,7 +212,7 @@ mod tests {
             root_ended: None,
             root_gone_s: None,
         };
-        let mut group = Group {
+        let mut group = TreeGroup {
             session: Some(session),
             processes,
         };
@@ -230,7 +234,7 @@ mod tests {
             " 1, gone for 5s (SIGKILL): 2 processes, 3.0 MiB; session claude-code-1-a"
         );
         let none = Tree {
-            groups: vec![Group::default()],
+            groups: vec![TreeGroup::default()],
         };
         assert!(table(&none, ASCII, None).ends_with("none has left anything behind\n"));
     }
@@ -239,7 +243,7 @@ mod tests {
     fn a_command_cannot_forge_a_line() {
         let mut forged = leaf(1, 0);
         forged.process.command = "x\n   2 forged\u{1b}[2J".into();
-        let group = Group {
+        let group = TreeGroup {
             session: None,
             processes: vec![forged],
         };

@@ -1,6 +1,6 @@
 //! `reaper wait`
 
-use super::runs::{open, tell_left};
+use super::runs::{open, print_survivors};
 use super::{Failure, OWN_FAILURE};
 use crate::export::message;
 
@@ -27,9 +27,9 @@ pub(super) fn run(word: &str) -> u8 {
 fn wait(word: &str) -> Result<u8, Failure> {
     let runs = open()?;
     let known = runs.wait(&runs.find(word)?)?;
-    let Some(over) = &known.record.over else {
+    let Some(over) = &known.record.result else {
         return Ok(OWN_FAILURE);
     };
-    tell_left(&known, &over.left);
+    print_survivors(&known, &over.left);
     Ok(over.status)
 }

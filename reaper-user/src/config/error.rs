@@ -8,7 +8,7 @@ use crate::export::printable;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct Diagnostic {
     /// Line and column, both from 1, the column in characters; `None` if it is of the file as a whole.
     pub place: Option<(usize, usize)>,
     pub what: String,
@@ -19,14 +19,14 @@ pub struct Problem {
 pub struct ConfigError {
     pub path: PathBuf,
     /// At least one.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Diagnostic>,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A line for each problem, whatever the names in it contain.
         let path = printable(&self.path.to_string_lossy(), usize::MAX);
-        for (nth, Problem { place, what }) in self.problems.iter().enumerate() {
+        for (nth, Diagnostic { place, what }) in self.problems.iter().enumerate() {
             let what = printable(what, usize::MAX);
             let end = if nth == 0 { "" } else { "\n" };
             match place {
@@ -54,7 +54,7 @@ impl ConfigError {
         };
         ConfigError {
             path: path.into(),
-            problems: vec![Problem { place: None, what }],
+            problems: vec![Diagnostic { place: None, what }],
         }
     }
 
@@ -66,7 +66,7 @@ impl ConfigError {
         );
         ConfigError {
             path: path.into(),
-            problems: vec![Problem { place: None, what }],
+            problems: vec![Diagnostic { place: None, what }],
         }
     }
 
@@ -94,7 +94,7 @@ impl ConfigError {
     /// Of problems at byte offsets into `text`.
     pub(super) fn at(path: &Path, text: &str, mut problems: Vec<(usize, String)>) -> ConfigError {
         problems.sort_by_key(|(at, _)| *at);
-        let problem = |(at, what)| Problem {
+        let problem = |(at, what)| Diagnostic {
             place: Some(line_and_column(text, at)),
             what,
         };

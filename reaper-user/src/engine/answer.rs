@@ -12,9 +12,9 @@ use std::time::Duration;
 use super::Engine;
 use super::ingest::Queued;
 use super::keeps::{self, UnsavedKeep};
-use crate::api::ask::{Answer, Ask, Question, Watched};
-use crate::api::peer::{Peer, Target};
-use crate::api::{KeepDone, Refusal, Status};
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
+use crate::api::peer::{Peer, SignalTarget};
+use crate::api::{ErrorResponse, KeepDone, Status};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
@@ -29,13 +29,13 @@ use view::View;
 impl Engine {
     /// Answers a question, from all that the kernel has told by now.
     /// Gives how many records were read for that.
-    pub(super) fn answer(&mut self, ask: Ask) -> u64 {
-        let Ask {
+    pub(super) fn answer(&mut self, ask: EngineRequest) -> u64 {
+        let EngineRequest {
             peer,
             question,
             answer,
         } = ask;
-        if question == Question::Reload {
+        if question == RequestKind::Reload {
             self.reload(answer);
             return 0;
         }
@@ -43,7 +43,7 @@ impl Engine {
         if answer.is_closed() {
             return 0;
         }
-        if let Question::End(asked) = question {
+        if let RequestKind::End(asked) = question {
             return self.end(peer, &asked, answer);
         }
         let mut read = self.settle();
@@ -51,25 +51,27 @@ impl Engine {
         let said = self.reply(peer, question);
         // The probes know of what was ordered before it is said to be done.
         read += self.settle();
-        self.send(said.unwrap_or_else(Answer::Refused), answer);
+        self.send(said.unwrap_or_else(EngineReply::Refused), answer);
         read
     }
 
-    fn reply(&mut self, peer: Peer, question: Question) -> Result<Answer, Refusal> {
+    fn reply(&mut self, peer: Peer, question: RequestKind) -> Result<EngineReply, ErrorResponse> {
         let view = View::new(&self.model, peer);
         Ok(match question {
-            Question::Status => Answer::Status {
+            RequestKind::Status => EngineReply::Status {
                 status: Box::new(self.status(&view)),
                 began: self.started_at,
                 members: view.members().map(|node| node.key.pid).collect(),
             },
-            Question::Tree { agent, all } => Answer::Tree(view.tree(agent.as_deref(), all)?),
-            Question::Explain { pid } => {
+            RequestKind::Tree { agent, all } => {
+                EngineReply::Tree(view.tree(agent.as_deref(), all)?)
+            }
+            RequestKind::Explain { pid } => {
                 let story = view.story(pid)?;
                 let node = self.model.tree.get(story.row.key);
                 let ladder = node.and_then(|node| self.model.escalation_of(node));
                 let (signal, grace) = self.ingest.reaper.begins_with(ladder, self.settings.times);
-                Answer::Explain(Box::new(crate::api::ask::Story {
+                EngineReply::Explain(Box::new(crate::api::messages::ExplainSnapshot {
                     enforce: self.settings.mode == Mode::Enforce,
                     mode_reason: self.settings.mode_reason.clone(),
                     signal,
@@ -80,29 +82,29 @@ impl Engine {
                     ..story
                 }))
             }
-            Question::Agents => Answer::Agents(view.agents()),
-            Question::Keeps => Answer::Keeps(view.keeps()),
-            Question::Keep {
+            RequestKind::Agents => EngineReply::Agents(view.agents()),
+            RequestKind::Keeps => EngineReply::Keeps(view.keeps()),
+            RequestKind::Keep {
                 target,
                 lasts,
                 tree,
-            } => Answer::Keep(self.keep(peer, target, lasts, tree)?),
-            Question::Unkeep { target } => Answer::Keep(self.unkeep(peer, target)?),
-            Question::Scan { reap, .. } => {
+            } => EngineReply::Keep(self.keep(peer, target, lasts, tree)?),
+            RequestKind::Unkeep { target } => EngineReply::Keep(self.unkeep(peer, target)?),
+            RequestKind::Scan { reap, .. } => {
                 let rows = view.scan();
                 if reap {
                     self.reevaluate_all()?;
                 }
-                Answer::Scan(rows, Box::new(self.watched()))
+                EngineReply::Scan(rows, Box::new(self.watched()))
             }
-            Question::Watched => Answer::Watched(Box::new(self.watched())),
-            Question::Tell(records) => {
+            RequestKind::Watched => EngineReply::Watched(Box::new(self.watched())),
+            RequestKind::Emit(records) => {
                 self.emit_all(records);
-                Answer::Told
+                EngineReply::Emitted
             }
             // Answered elsewhere: they take more than a look.
-            Question::Reload | Question::End(_) => {
-                return Err(Refusal::new("conflict", "it is being seen to"));
+            RequestKind::Reload | RequestKind::End(_) => {
+                return Err(ErrorResponse::new("conflict", "it is being seen to"));
             }
         })
     }
@@ -148,15 +150,15 @@ impl Engine {
         }
     }
 
-    fn watched(&self) -> Watched {
+    fn watched(&self) -> ScanContext {
         let members = self.model.sessions.iter();
         let members = members.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        Watched {
+        ScanContext {
             members: members.map(|node| node.key).collect(),
             rules: self.model.rules.clone(),
             scope: self.settings.scope.clone(),
-            began: self.started_at,
+            started_ns: self.started_at,
             enforce: self.settings.mode == Mode::Enforce,
             times: self.settings.times,
             gap: self.gap.is_some(),
@@ -192,10 +194,10 @@ impl Engine {
     fn keep(
         &mut self,
         peer: Peer,
-        target: Target,
+        target: SignalTarget,
         lasts: Option<Duration>,
         tree: bool,
-    ) -> Result<KeepDone, Refusal> {
+    ) -> Result<KeepDone, ErrorResponse> {
         let key = self.order_end_of(peer, &target)?;
         let keep = UserKeep {
             until_awake: lasts.map(sys::after),
@@ -224,20 +226,20 @@ impl Engine {
         Ok(done(key, processes))
     }
 
-    fn unkeep(&mut self, peer: Peer, target: Target) -> Result<KeepDone, Refusal> {
+    fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepDone, ErrorResponse> {
         let key = self.order_end_of(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
             let what = format!(
                 "process {} is kept with process {}: take that back with `reaper unkeep {}`, and it goes for all of its tree",
                 key.pid, top.pid, top.pid
             );
-            return Err(Refusal::new("conflict", what));
+            return Err(ErrorResponse::new("conflict", what));
         }
         let wish = self.model.keep_to_revoke(key);
         let processes = self.model.unkeep(key);
         if processes == 0 {
             let what = format!("nobody has asked to keep process {}", key.pid);
-            return Err(Refusal::new("not_found", what));
+            return Err(ErrorResponse::new("not_found", what));
         }
         self.emit_keep(key, peer, None, processes);
         self.unsaved_keep = wish.map(
@@ -271,13 +273,13 @@ impl Engine {
 
     /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
     /// take back.
-    fn order_end_of(&self, peer: Peer, target: &Target) -> Result<ProcessKey, Refusal> {
+    fn order_end_of(&self, peer: Peer, target: &SignalTarget) -> Result<ProcessKey, ErrorResponse> {
         let pid = target.key.pid;
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
             Some(key) if key.start > target.key.start => {
                 let what = format!("there is no process {pid} any more");
-                return Err(Refusal::new("not_found", what));
+                return Err(ErrorResponse::new("not_found", what));
             }
             _ => return Err(self.of_no_session(target)),
         };
@@ -287,15 +289,15 @@ impl Engine {
                     "process {pid} is kept because user {} has asked for it: only they or root may change that",
                     keep.by_uid
                 );
-                Err(Refusal::new("eperm", what))
+                Err(ErrorResponse::new("eperm", what))
             }
             _ => Ok(key),
         }
     }
 
     /// Why nothing is to be ordered of a process that lived when it was asked for.
-    fn of_no_session(&self, target: &Target) -> Refusal {
-        let Target { key, comm, .. } = target;
+    fn of_no_session(&self, target: &SignalTarget) -> ErrorResponse {
+        let SignalTarget { key, comm, .. } = target;
         let pid = key.pid;
         let what = if self.gap.is_some() {
             format!(
@@ -310,7 +312,7 @@ impl Engine {
             };
             format!("process {pid} ({comm}) lives but belongs to no session{strays}")
         };
-        Refusal::new("conflict", what)
+        ErrorResponse::new("conflict", what)
     }
 
     /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
@@ -344,12 +346,12 @@ impl Engine {
     }
 
     /// Decides about all that is due once more, whatever was decided before.
-    fn reevaluate_all(&mut self) -> Result<(), Refusal> {
+    fn reevaluate_all(&mut self) -> Result<(), ErrorResponse> {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
             let reason = reason.unwrap_or("start it with --enforce to have anything reaped");
             let what = format!("this service only observes: {reason}");
-            return Err(Refusal::new("conflict", what));
+            return Err(ErrorResponse::new("conflict", what));
         }
         let members = self
             .model

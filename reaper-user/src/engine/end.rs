@@ -4,9 +4,9 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use super::ingest::Queued;
-use crate::api::ask::{Answer, EndAsked};
+use crate::api::messages::{EndAsked, EngineReply};
 use crate::api::peer::Peer;
-use crate::api::{Claimed, Refusal};
+use crate::api::{Claimed, ErrorResponse};
 use crate::config::Mode;
 use crate::reap::Times;
 use crate::sys;
@@ -18,7 +18,7 @@ impl Engine {
         &mut self,
         peer: Peer,
         asked: &EndAsked,
-        answer: oneshot::Sender<Answer>,
+        answer: oneshot::Sender<EngineReply>,
     ) -> u64 {
         let mut read = self.settle();
         self.model.set_now(sys::boot_time());
@@ -26,9 +26,9 @@ impl Engine {
             Ok(members) => {
                 self.decide();
                 read += self.signal();
-                Answer::End(self.claimed(members))
+                EngineReply::End(self.claimed(members))
             }
-            Err(refusal) => Answer::Refused(refusal),
+            Err(refusal) => EngineReply::Refused(refusal),
         };
         // Whoever waits for it ends them itself if it waits too long.
         self.send(said, answer);
@@ -51,18 +51,22 @@ impl Engine {
     }
 
     /// Gives whom it is for.
-    fn order_end(&mut self, peer: Peer, asked: &EndAsked) -> Result<Vec<ProcessKey>, Refusal> {
+    fn order_end(
+        &mut self,
+        peer: Peer,
+        asked: &EndAsked,
+    ) -> Result<Vec<ProcessKey>, ErrorResponse> {
         if self.settings.mode == Mode::Observe {
             let what = "this service only observes";
-            return Err(Refusal::new("conflict", what));
+            return Err(ErrorResponse::new("conflict", what));
         }
         if self.gap.is_some() {
             let what = "events are missing, and whose a process is is being looked for";
-            return Err(Refusal::new("busy", what));
+            return Err(ErrorResponse::new("busy", what));
         }
         if sys::boot_time() > asked.until {
             let what = "the time is over until which that was wanted";
-            return Err(Refusal::new("timeout", what));
+            return Err(ErrorResponse::new("timeout", what));
         }
         let pid = asked.root.pid;
         let root = self.model.tree.by_pid(pid).map(|node| node.key);
@@ -70,7 +74,7 @@ impl Engine {
         let ordered = root.and_then(|root| self.model.end_order_for(root, peer.uid));
         let Some((order, meant)) = ordered else {
             let what = format!("process {pid} is the root of no session");
-            return Err(Refusal::new("not_found", what));
+            return Err(ErrorResponse::new("not_found", what));
         };
         let times = Times {
             grace: asked.grace,
@@ -79,7 +83,7 @@ impl Engine {
         let reaper = &mut self.ingest.reaper;
         if !meant.is_empty() && !reaper.open(order.session, times, asked.signal) {
             let what = "others of that session are being killed already";
-            return Err(Refusal::new("conflict", what));
+            return Err(ErrorResponse::new("conflict", what));
         }
         self.model.order_end(order, &meant);
         let pending = meant.iter().copied().map(Queued::Process);

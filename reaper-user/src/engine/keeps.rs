@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::api::KeepDone;
-use crate::api::ask::Answer;
+use crate::api::messages::EngineReply;
 use crate::journal::{JournalKeep, Keeper, Until};
 use crate::source::procfs::Liveness;
 use crate::sys;
@@ -38,13 +38,13 @@ impl UnsavedKeep {
 
 impl Engine {
     /// Answers; what is kept, or is not any more, only once it is written down, by a thread that may wait.
-    pub(super) fn send(&mut self, said: Answer, answer: oneshot::Sender<Answer>) {
+    pub(super) fn send(&mut self, said: EngineReply, answer: oneshot::Sender<EngineReply>) {
         // Whoever has asked may have gone, in all cases.
         match (said, self.unsaved_keep.take(), self.settings.keeper.clone()) {
-            (Answer::Keep(done), Some(note), Some(keeper)) => {
+            (EngineReply::Keep(done), Some(note), Some(keeper)) => {
                 tokio::task::spawn_blocking(move || {
                     let durable = note.write(&keeper);
-                    answer.send(Answer::Keep(KeepDone { durable, ..done }))
+                    answer.send(EngineReply::Keep(KeepDone { durable, ..done }))
                 });
             }
             (said, _, _) => drop(answer.send(said)),

@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use super::ingest::Queued;
 use super::{Engine, deferred};
-use crate::api::Refusal;
-use crate::api::ask::Answer;
+use crate::api::ErrorResponse;
+use crate::api::messages::EngineReply;
 use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
@@ -27,13 +27,13 @@ pub type Load = Arc<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
 pub struct Reloading {
     read: oneshot::Receiver<Result<Loaded, String>>,
     /// Who is to be told what came of it.
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<EngineReply>,
 }
 
 impl Engine {
     /// Begins to read the config anew.
-    pub(super) fn reload(&mut self, answer: oneshot::Sender<Answer>) {
-        let refuse = |what: &str| Answer::Refused(Refusal::new("conflict", what));
+    pub(super) fn reload(&mut self, answer: oneshot::Sender<EngineReply>) {
+        let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
         if self.reloading.is_some() {
             let _ = answer.send(refuse("the config is being read already"));
             return;
@@ -73,7 +73,7 @@ impl Engine {
         let read = self.settle();
         if let Some(Reloading { answer, .. }) = self.reloading.take() {
             // Whoever has asked may have gone.
-            let _ = answer.send(Answer::Reload(said));
+            let _ = answer.send(EngineReply::Reload(said));
         }
         read
     }
@@ -111,7 +111,7 @@ impl Engine {
                 self.ingest.queued.push(Queued::Process(node.key));
             }
         }
-        let restart = self.settings.running.differs_for_good(&config);
+        let restart = self.settings.running.restart_only_changes(&config);
         let rules = config.summary();
         self.settings.config = config;
         Ok(match restart.as_slice() {

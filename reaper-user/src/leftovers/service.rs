@@ -10,10 +10,10 @@ use hashbrown::{HashMap, HashSet};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Done, FoundLeftovers, MAX_AGE, Terms, by_pid, end, look};
-use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::leftovers::Leftovers;
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
-use crate::api::{Refusal, ScanReport};
+use crate::api::{ErrorResponse, ScanReport};
 use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded;
 use crate::reap::{Ending, ReapOutcome};
@@ -28,7 +28,7 @@ const GAP: (Duration, u32) = (Duration::from_millis(500), 240);
 /// Looks for leftovers beside an engine. Blocks: not for its thread. Clones share what they do.
 #[derive(Clone)]
 pub struct Scanner {
-    asks: mpsc::Sender<Ask>,
+    asks: mpsc::Sender<EngineRequest>,
     journal: Option<PathBuf>,
     /// Why it cannot be told what users want kept.
     unsure: Option<&'static str>,
@@ -61,19 +61,19 @@ enum ScanError {
     Procfs(#[from] ProcfsError),
 }
 
-impl From<ScanError> for Refusal {
-    fn from(error: ScanError) -> Refusal {
+impl From<ScanError> for ErrorResponse {
+    fn from(error: ScanError) -> ErrorResponse {
         let word = match error {
             ScanError::Stopping => "busy",
             ScanError::Keeps(_) | ScanError::Procfs(_) => "failed",
         };
-        Refusal::new(word, error.to_string())
+        ErrorResponse::new(word, error.to_string())
     }
 }
 
 impl Scanner {
     /// `asks` is the engine's; `journal` is the service's, if it keeps one.
-    pub fn new(asks: mpsc::Sender<Ask>, journal: Option<PathBuf>) -> Scanner {
+    pub fn new(asks: mpsc::Sender<EngineRequest>, journal: Option<PathBuf>) -> Scanner {
         Scanner {
             asks,
             journal,
@@ -182,7 +182,7 @@ impl Scanner {
     fn look_for(
         &self,
         report: &mut ScanReport,
-        watched: &Watched,
+        watched: &ScanContext,
         peer: Peer,
         max_age: Option<Duration>,
         told: Told,
@@ -213,7 +213,7 @@ impl Scanner {
 
     fn terms(
         &self,
-        watched: &Watched,
+        watched: &ScanContext,
         uid: Option<u32>,
         max_age: Duration,
         by_order: bool,
@@ -225,7 +225,7 @@ impl Scanner {
             uid: uid.or(watched.scope.uid),
             max_age,
             members: by_pid(&watched.members),
-            watched_since: Some(watched.began),
+            watched_since: Some(watched.started_ns),
             recorded,
             kept,
             waited: self.waited(),
@@ -236,7 +236,7 @@ impl Scanner {
     /// Tells what was found, and ends what is to be reaped, unless nothing is. `None`: there was nothing to end.
     fn end(
         &self,
-        watched: &Watched,
+        watched: &ScanContext,
         terms: &Terms,
         found: &FoundLeftovers,
     ) -> Result<Option<Done>, ScanError> {
@@ -306,20 +306,20 @@ impl Scanner {
         if records.is_empty() {
             return Ok(());
         }
-        self.ask(Question::Tell(records)).map(drop)
+        self.ask(RequestKind::Emit(records)).map(drop)
     }
 
-    fn watched(&self) -> Result<Watched, ScanError> {
-        match self.ask(Question::Watched)? {
-            Answer::Watched(watched) => Ok(*watched),
+    fn watched(&self) -> Result<ScanContext, ScanError> {
+        match self.ask(RequestKind::Watched)? {
+            EngineReply::Watched(watched) => Ok(*watched),
             _ => Err(ScanError::Stopping),
         }
     }
 
-    fn ask(&self, question: Question) -> Result<Answer, ScanError> {
+    fn ask(&self, question: RequestKind) -> Result<EngineReply, ScanError> {
         let (answer, answered) = oneshot::channel();
         let peer = Peer { uid: 0 };
-        let ask = Ask {
+        let ask = EngineRequest {
             peer,
             question,
             answer,
@@ -334,10 +334,10 @@ impl Leftovers for Scanner {
     fn report(
         &self,
         report: &mut ScanReport,
-        watched: &Watched,
+        watched: &ScanContext,
         peer: Peer,
         max_age: Option<Duration>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let told = self.told().unwrap_or_else(|error| {
             tracing::warn!("sessions of before are not looked for: {error}");
             Told::default()
@@ -349,13 +349,13 @@ impl Leftovers for Scanner {
     fn reap(
         &self,
         report: &mut ScanReport,
-        watched: &Watched,
+        watched: &ScanContext,
         peer: Peer,
         max_age: Option<Duration>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let Some(_busy) = self.claim() else {
             let what = "what was found is being reaped already: the event stream tells of it";
-            return Err(Refusal::new("busy", what));
+            return Err(ErrorResponse::new("busy", what));
         };
         let told = self.told()?;
         let (terms, found) = self.look_for(report, watched, peer, max_age, told)?;

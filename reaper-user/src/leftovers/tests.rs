@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::api::ScanReport;
-use crate::api::ask::{Answer, Ask, Question, Watched};
 use crate::api::leftovers::Leftovers;
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
 use crate::config::Config;
 use crate::export::{EventBody, EventRecord};
@@ -44,17 +44,17 @@ impl Drop for Sleeper {
     }
 }
 
-fn watched(members: Vec<ProcessKey>, gap: bool) -> Watched {
+fn watched(members: Vec<ProcessKey>, gap: bool) -> ScanContext {
     let own = std::process::id();
     let start = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
-    Watched {
+    ScanContext {
         members,
         rules: Config::default().rules,
         scope: Scope {
             roots: vec![ProcessKey { pid: own, start }],
             ..Scope::default()
         },
-        began: sys::boot_time(),
+        started_ns: sys::boot_time(),
         enforce: true,
         times: Times::default(),
         gap,
@@ -62,29 +62,29 @@ fn watched(members: Vec<ProcessKey>, gap: bool) -> Watched {
 }
 
 /// A scanner without a journal, and the records that it sent.
-fn scanner(answer: Watched) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
+fn scanner(answer: ScanContext) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
     scanner_with(answer, None)
 }
 
 fn scanner_with(
-    answer: Watched,
+    answer: ScanContext,
     journal: Option<PathBuf>,
 ) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
-    let (asks, mut asked) = mpsc::channel::<Ask>(1);
+    let (asks, mut asked) = mpsc::channel::<EngineRequest>(1);
     let told = Arc::new(Mutex::new(Vec::new()));
     let also = Arc::clone(&told);
     std::thread::spawn(move || {
-        while let Some(Ask {
+        while let Some(EngineRequest {
             question,
             answer: to,
             ..
         }) = asked.blocking_recv()
         {
             let _ = to.send(match question {
-                Question::Watched => Answer::Watched(Box::new(answer.clone())),
-                Question::Tell(records) => {
+                RequestKind::Watched => EngineReply::Watched(Box::new(answer.clone())),
+                RequestKind::Emit(records) => {
                     also.lock().unwrap().extend(records);
-                    Answer::Told
+                    EngineReply::Emitted
                 }
                 other => panic!("{other:?}"),
             });
@@ -110,7 +110,7 @@ fn what_is_watched_is_left_to_the_engine() {
     {
         std::thread::yield_now();
     }
-    let said = |watched: Watched| {
+    let said = |watched: ScanContext| {
         let mut report = ScanReport::by("service");
         let (scanner, _) = scanner(watched.clone());
         scanner.report(&mut report, &watched, ROOT, None).unwrap();
@@ -119,7 +119,7 @@ fn what_is_watched_is_left_to_the_engine() {
     assert_eq!(said(watched(Vec::new(), false)), Some("spared"));
     assert_eq!(said(watched(vec![sleeper.key()], false)), None);
     let mut of_before = watched(Vec::new(), false);
-    of_before.began = 0;
+    of_before.started_ns = 0;
     assert_eq!(said(of_before), None, "its lineage is known");
     let mut report = ScanReport::by("service");
     let (scanner, _) = scanner(watched(Vec::new(), false));

@@ -73,19 +73,19 @@ pub(super) fn directory(above: &Path, id: &str) -> PathBuf {
 
 /// One that this process has made, or another that was killed. Where nobody is in it, it goes with this.
 #[derive(Debug)]
-pub(super) struct Leaf {
+pub(super) struct RunCgroup {
     directory: PathBuf,
     cgroup: Arc<Cgroup>,
     id: u64,
     procfs: Procfs,
 }
 
-impl Leaf {
+impl RunCgroup {
     /// Makes one.
     ///
     /// # Errors
     /// There is one, or it cannot be made here, or nobody could enter it.
-    pub(super) fn make(directory: &Path) -> Result<Leaf, CgroupError> {
+    pub(super) fn make(directory: &Path) -> Result<RunCgroup, CgroupError> {
         let above = directory.parent().unwrap_or(directory);
         let failed = |source| CgroupError::Make {
             directory: above.to_owned(),
@@ -101,7 +101,7 @@ impl Leaf {
             let _ = cgroup::remove(directory);
             failed(source)
         })?;
-        let leaf = Leaf {
+        let leaf = RunCgroup {
             directory: directory.to_owned(),
             cgroup: Arc::new(cgroup),
             id,
@@ -120,7 +120,7 @@ impl Leaf {
     ///
     /// # Errors
     /// There is no telling: it cannot be opened, or no cgroup of version 2 is mounted above it for this process.
-    pub(super) fn find(directory: &Path, id: u64) -> io::Result<Option<Leaf>> {
+    pub(super) fn find(directory: &Path, id: u64) -> io::Result<Option<RunCgroup>> {
         let cgroup = match Cgroup::open(directory) {
             Ok(cgroup) => cgroup,
             // Those above it may have gone too, but for the one that is mounted.
@@ -138,7 +138,7 @@ impl Leaf {
             }
         };
         let found = cgroup.id()? == id && is_name(directory);
-        Ok(found.then(|| Leaf {
+        Ok(found.then(|| RunCgroup {
             directory: directory.to_owned(),
             cgroup: Arc::new(cgroup),
             id,
@@ -177,7 +177,7 @@ impl Leaf {
     ///
     /// # Errors
     /// There is no telling.
-    pub(super) fn holds_this(&self) -> Result<bool, ProcfsError> {
+    pub(super) fn contains_self(&self) -> Result<bool, ProcfsError> {
         for pid in self.procfs.line(std::process::id())? {
             let holds = self.cgroup.holds(pid);
             if holds.map_err(|source| self.unread(source))? {
@@ -221,7 +221,7 @@ impl Leaf {
     }
 }
 
-impl Drop for Leaf {
+impl Drop for RunCgroup {
     fn drop(&mut self) {
         // It may have been removed, or somebody may be in it.
         let _ = cgroup::remove(&self.directory);

@@ -10,11 +10,11 @@ use hashbrown::{HashMap, HashSet};
 use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
-use super::cgroup::{self, Leaf};
-use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, Over, Record};
-use super::recording::{claim, close};
-use super::runs::{self, CLOSED, Known, OPEN, RecordError, Runs};
-use super::{Left, Outcome};
+use super::cgroup::{self, RunCgroup};
+use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, RunRecord, RunResult};
+use super::record_writer::{claim, close};
+use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
+use super::{RunOutcome, Survivor};
 use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped, Times, end_own, files_max};
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
@@ -39,12 +39,12 @@ impl Runs {
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn close_dead(&self) -> Result<Vec<Known>, RecordError> {
+    pub fn close_dead(&self) -> Result<Vec<RecordedRun>, RecordError> {
         let mut closed = Vec::new();
         let mut taken = Vec::new();
         let open = |path: &PathBuf| path.extension().unwrap_or_default() == OPEN;
         for path in self.files()?.into_iter().filter(open) {
-            match runs::take(&path, false) {
+            match runs::lock_record(&path, false) {
                 Ok(file) => taken.extend(file.map(|file| (path, file))),
                 Err(error) => cannot_close(&path, &error),
             }
@@ -53,13 +53,13 @@ impl Runs {
             }
         }
         closed.append(&mut close_all(taken));
-        closed.sort_by_key(|known: &Known| known.record.start.started);
+        closed.sort_by_key(|known: &RecordedRun| known.record.header.started);
         Ok(closed)
     }
 }
 
 /// Closes runs beside each other: each may need all of its grace.
-fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<Known> {
+fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
     let _files = sys::many_files();
     let close = |(path, file): &(PathBuf, Flock<File>)| {
         let closed = close_taken(path, file).unwrap_or_else(|error| {
@@ -92,7 +92,7 @@ pub(super) fn cannot_close(path: &Path, error: &io::Error) {
 
 /// What has become of an attempt to close a run.
 pub(super) enum Closing {
-    Done(Box<Known>),
+    Done(Box<RecordedRun>),
     /// Somebody else has closed it, or it has an owner who lives.
     NotDue,
     /// That is not to be done from here, or there was nothing to do but to give it its last name.
@@ -101,7 +101,7 @@ pub(super) enum Closing {
 
 /// Closes a run if its owner is gone; with `wait` once that is so.
 pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
-    let Some(file) = runs::take(path, wait)? else {
+    let Some(file) = runs::lock_record(path, wait)? else {
         return Ok(Closing::NotDue);
     };
     let _files = sys::many_files();
@@ -110,11 +110,11 @@ pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
 }
 
 /// Closes a run whose owner is gone: its record is locked.
-fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>> {
+fn close_taken(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
     let Some(record) = runs::usable(path, &runs::content(file)?) else {
         return Ok(None);
     };
-    if record.over.is_some() {
+    if record.result.is_some() {
         fs::rename(path, path.with_extension(CLOSED))?;
         return Ok(None);
     }
@@ -122,19 +122,22 @@ fn close_taken(path: &Path, file: &File) -> io::Result<Option<Known>> {
         return Ok(None);
     };
     if let Err(error) = close(file, path, over.clone(), true) {
-        let id = &record.start.id;
+        let id = &record.header.id;
         tracing::warn!("run {id}: what has come of it cannot be written down: {error}");
     }
     let over = Some(over);
-    Ok(Some(Known {
-        record: Record { over, ..record },
+    Ok(Some(RecordedRun {
+        record: RunRecord {
+            result: over,
+            ..record
+        },
         path: path.with_extension(CLOSED),
     }))
 }
 
 /// Ends what there is of a run; `None` if that is not to be done from here.
-fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
-    let start = &record.start;
+fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
+    let start = &record.header;
     // What is left of it is to be ended in any case.
     let settle = |outcome| match claim(file, outcome) {
         Ok(claimed) => claimed.outcome().unwrap_or(outcome),
@@ -145,11 +148,14 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     };
     let boot = boot_id(Path::new("/"));
     if boot.is_empty() || start.boot_id != boot {
-        return Ok(Some(Over::unseen(settle(Outcome::Death), OTHER_BOOT)));
+        return Ok(Some(RunResult::unobserved(
+            settle(RunOutcome::Death),
+            OTHER_BOOT,
+        )));
     }
     let directory = start.cgroup.as_deref().map(Path::new);
     let made = directory.zip(record.cgroup);
-    let leaf = made.map(|(directory, made)| Leaf::find(directory, made.id));
+    let leaf = made.map(|(directory, made)| RunCgroup::find(directory, made.id));
     let elsewhere = sys::pid_namespace_unless_first()? != start.pid_namespace;
     let leaf = match leaf.transpose() {
         // It is for others to see to.
@@ -160,10 +166,13 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
         cgroup::remove_unused(directory);
     }
     // The line that names the command may have found no room.
-    let begun = leaf.as_ref().map(Leaf::pids).transpose();
+    let begun = leaf.as_ref().map(RunCgroup::pids).transpose();
     let begun = begun.map_err(io::Error::other)?.unwrap_or_default();
     if record.commands.is_empty() && begun.is_empty() {
-        return Ok(Some(Over::unseen(settle(Outcome::Cancelled), NEVER_BEGAN)));
+        return Ok(Some(RunResult::unobserved(
+            settle(RunOutcome::Cancelled),
+            NEVER_BEGAN,
+        )));
     }
     if elsewhere {
         return Ok(None);
@@ -171,18 +180,26 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
     let procfs = Procfs::default();
     await_exit(start.wrapper.key(), &procfs);
     let mut family = Family {
-        known: record.commands.iter().map(|one| one.who.key()).collect(),
+        known: record
+            .commands
+            .iter()
+            .map(|one| one.process.key())
+            .collect(),
         leaf,
         procfs: &procfs,
     };
     let own = std::process::id();
     let found = family.look().map_err(io::Error::other)?;
-    let holds = family.leaf.as_ref().map(Leaf::holds_this).transpose();
+    let holds = family
+        .leaf
+        .as_ref()
+        .map(RunCgroup::contains_self)
+        .transpose();
     let holds = holds.map_err(io::Error::other)?.unwrap_or_default();
     if found.keys().any(|key| key.pid == own) || holds {
         return Ok(None);
     }
-    let mut over = Over::unseen(settle(Outcome::Death), OWNER_GONE);
+    let mut over = RunResult::unobserved(settle(RunOutcome::Death), OWNER_GONE);
     let inside = family.inside().map_err(io::Error::other)?;
     if found.is_empty() && inside.is_empty() {
         if let Some(leaf) = family.leaf {
@@ -197,10 +214,10 @@ fn end(file: &File, record: &Record) -> io::Result<Option<Over>> {
             over.killed += usize::from(ending.signal == Some(Signal::SIGKILL));
         }
     }
-    let left = endings.iter().filter_map(|one| Left::of(one, &procfs));
+    let left = endings.iter().filter_map(|one| Survivor::of(one, &procfs));
     over.left = left.collect();
     let inside = family.inside().unwrap_or_default();
-    over.left.extend(Left::unseen(inside, &over.left));
+    over.left.extend(Survivor::unseen(inside, &over.left));
     if let Some(leaf) = family.leaf.filter(|_| over.left.is_empty()) {
         leaf.remove();
     }
@@ -229,14 +246,14 @@ fn await_exit(owner: ProcessKey, procfs: &Procfs) {
 /// Those that a run has started, and all that were found to descend from them, or to be in its cgroup.
 struct Family<'a> {
     known: HashSet<ProcessKey>,
-    leaf: Option<Leaf>,
+    leaf: Option<RunCgroup>,
     procfs: &'a Procfs,
 }
 
 impl Family<'_> {
     /// Who is in its cgroup, be it that the process table does not show them to this user.
     fn inside(&self) -> Result<HashSet<u32>, ProcfsError> {
-        let inside = self.leaf.as_ref().map(Leaf::pids).transpose();
+        let inside = self.leaf.as_ref().map(RunCgroup::pids).transpose();
         inside.map(Option::unwrap_or_default)
     }
 
@@ -247,8 +264,8 @@ impl Family<'_> {
         Ok(found.into_iter().map(|one| (one.key, None)).collect())
     }
 
-    fn end(&mut self, record: &Record) -> Result<Vec<Ending>, ProcfsError> {
-        let start = &record.start;
+    fn end(&mut self, record: &RunRecord) -> Result<Vec<Ending>, ProcfsError> {
+        let start = &record.header;
         let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
         let mut grace = Duration::from_millis(start.grace_ms);
         if !start.leader_first {
@@ -256,7 +273,7 @@ impl Family<'_> {
         } else if !self.end_leader(record, grace, signal)? {
             grace = Duration::ZERO;
         }
-        let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
+        let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
         let mut endings = patient(grace, signal).within(cgroup);
         let until = sys::after(grace);
         while !endings.is_over() {
@@ -317,11 +334,11 @@ impl Family<'_> {
     /// Asks the command alone to end, as long as the grace lasts; whether it has.
     fn end_leader(
         &mut self,
-        record: &Record,
+        record: &RunRecord,
         grace: Duration,
         signal: Signal,
     ) -> Result<bool, ProcfsError> {
-        let leader = record.commands.first().map(|one| one.who.key());
+        let leader = record.commands.first().map(|one| one.process.key());
         let mut endings = patient(grace, signal);
         let until = sys::after(grace);
         while sys::monotonic() < until {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
-use super::attend::Attended;
-use super::cgroup::Leaf;
+use super::cgroup::RunCgroup;
 use super::received_signal::ReceivedSignal;
 use super::report::children;
 use super::service::Service;
-use super::{Left, Outcome, Report};
+use super::supervise::SupervisedCommand;
+use super::{RunOutcome, RunReport, Survivor};
 use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped};
 use crate::source::procfs::{Descendant, Procfs, ProcfsError};
 use crate::sys;
@@ -20,23 +20,23 @@ use reaper_model::event::ProcessKey;
 /// More than so many who are started amid the end are no clean-up.
 const BIRTHS_MAX: usize = 256;
 
-impl Attended<'_> {
+impl SupervisedCommand<'_> {
     /// Ends all that descend from this process, the command too if it lives. Gives what became of each.
     pub(super) fn end_tree(&mut self) -> Vec<Ending> {
-        if !self.is_anybody_left() {
+        if !self.has_processes() {
             return Vec::new();
         }
         // Each of them takes one.
         let _files = sys::many_files();
         let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
-        let cgroup = self.leaf.as_ref().map(Leaf::cgroup);
+        let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
         let mut endings = Endings::new(self.run.times, self.run.signal).within(cgroup);
         if !led {
             endings.hasten();
         }
         let mut service = self.leave_to_service(&mut endings);
         let (procfs, own) = (Procfs::default(), std::process::id());
-        while self.is_anybody_left() && !endings.is_over() {
+        while self.has_processes() && !endings.is_over() {
             if service.take_if(|service| service.is_gone()).is_some() {
                 endings.take_over();
             }
@@ -81,7 +81,10 @@ impl Attended<'_> {
             if !again && !at_once {
                 endings.wait(Some(self.signals()));
             }
-            at_once |= self.pending().iter().any(ReceivedSignal::asks_for_an_end);
+            at_once |= self
+                .read_signals()
+                .iter()
+                .any(ReceivedSignal::requests_termination);
             if at_once && endings.is_gentle() {
                 endings.hasten();
                 if service.take_if(|service| !service.hasten()).is_some() {
@@ -105,13 +108,13 @@ impl Attended<'_> {
     }
 
     /// A child of this process, or whoever is in the command's cgroup.
-    fn is_anybody_left(&mut self) -> bool {
+    fn has_processes(&mut self) -> bool {
         // If there is no telling, it is asked again, as long as there is time.
-        let in_leaf = |leaf: &Leaf| leaf.pids().map_or(true, |pids| !pids.is_empty());
-        self.meet_children() || self.leaf.as_ref().is_some_and(in_leaf)
+        let in_leaf = |leaf: &RunCgroup| leaf.pids().map_or(true, |pids| !pids.is_empty());
+        self.wait_children() || self.leaf.as_ref().is_some_and(in_leaf)
     }
 
-    pub(super) fn report(&mut self, outcome: Outcome, endings: &[Ending]) -> Report {
+    pub(super) fn report(&mut self, outcome: RunOutcome, endings: &[Ending]) -> RunReport {
         let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
         let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Ended(_)));
         let (mut count, mut killed, mut memory_rss) = (0, 0, 0);
@@ -124,18 +127,18 @@ impl Attended<'_> {
         // Most leave nothing, and it takes a while to begin with /proc.
         if !endings.is_empty() {
             let procfs = Procfs::default();
-            left.extend(endings.iter().filter_map(|one| Left::of(one, &procfs)));
+            left.extend(endings.iter().filter_map(|one| Survivor::of(one, &procfs)));
         }
-        if self.is_anybody_left() {
+        if self.has_processes() {
             let mut pids = children();
             let inside = self.leaf.as_ref().and_then(|leaf| leaf.pids().ok());
             pids.extend(inside.unwrap_or_default());
-            let unseen = Left::unseen(pids, &left);
+            let unseen = Survivor::unseen(pids, &left);
             left.extend(unseen);
         }
         let command = std::iter::once(self.run.command.get_program());
         let command = command.chain(self.run.command.get_args());
-        Report {
+        RunReport {
             schema: 1,
             run: self.run.recording.as_ref().map(|own| own.id().to_owned()),
             name: self.run.name.clone(),

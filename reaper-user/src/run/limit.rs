@@ -33,7 +33,7 @@ const LOOK_AGAIN_MS: u8 = 200;
 
 /// A group, and how many of it may run at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct ConcurrencyLimit {
     /// Letters, digits, `.`, `_` and `-`.
     pub group: String,
     pub runs: usize,
@@ -41,7 +41,7 @@ pub struct Limit {
 
 /// A place among those that may run, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     _ticket: Ticket,
 }
 
@@ -80,10 +80,10 @@ impl Runs {
     /// Waits for a place for the run of this id. `waits` is told, once, how many are before it.
     pub(super) fn place(
         &self,
-        limit: &Limit,
+        limit: &ConcurrencyLimit,
         id: &str,
         waits: impl FnOnce(usize),
-    ) -> Result<Place, RecordError> {
+    ) -> Result<Slot, RecordError> {
         let dir = self.dir().join("limits").join(&limit.group);
         let queue = Queue {
             runs: self,
@@ -98,11 +98,11 @@ impl Runs {
 struct Queue<'a> {
     runs: &'a Runs,
     dir: &'a Path,
-    limit: &'a Limit,
+    limit: &'a ConcurrencyLimit,
 }
 
 impl Queue<'_> {
-    fn wait(&self, id: &str, waits: impl FnOnce(usize)) -> io::Result<Place> {
+    fn wait(&self, id: &str, waits: impl FnOnce(usize)) -> io::Result<Slot> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(self.dir)?;
         let (number, ticket, waiting) = self.join(id)?;
@@ -143,7 +143,7 @@ impl Queue<'_> {
             }
         }
         drop(waiting);
-        Ok(Place { _ticket: ticket })
+        Ok(Slot { _ticket: ticket })
     }
 
     /// Takes the next number.

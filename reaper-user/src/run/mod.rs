@@ -34,24 +34,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod afterwards;
-mod attend;
 mod cgroup;
 mod closing;
 mod end;
 mod hearing;
+mod hooks;
 mod limit;
 mod outcome;
+mod output_monitor;
 mod probe;
 mod received_signal;
 mod record;
-mod recording;
+mod record_writer;
 mod report;
 mod runs;
 mod service;
-mod silence;
 mod stand_in;
 mod stop;
+mod supervise;
 
 use std::io;
 use std::path::PathBuf;
@@ -67,13 +67,15 @@ use crate::sys::child::{self, BlockedSignals};
 use crate::sys::held_path::HeldPath;
 pub use crate::sys::held_path::HeldPathError;
 pub use cgroup::CgroupError;
-use cgroup::Leaf;
-pub use limit::Limit;
-pub use outcome::{End, Facts, Outcome, outcome};
-pub use record::{Begun, Claim, Made, Over, Record, Start, Who};
-pub use recording::Recording;
-pub use report::{Left, Report};
-pub use runs::{CLOSED_AGE, CLOSED_MAX, Known, RecordError, Runs};
+use cgroup::RunCgroup;
+pub use limit::ConcurrencyLimit;
+pub use outcome::{CommandExit, RunOutcome, RunState, outcome};
+pub use record::{
+    CgroupCreated, Claim, CommandStarted, RecordedProcess, RunHeader, RunRecord, RunResult,
+};
+pub use record_writer::RecordWriter;
+pub use report::{RunReport, Survivor};
+pub use runs::{CLOSED_AGE, CLOSED_MAX, RecordError, RecordedRun, Runs};
 pub use stand_in::{Role, Supervisor, role};
 pub use stop::StopError;
 
@@ -112,7 +114,7 @@ pub struct Run {
     pub agent: Option<String>,
     /// How many of its kind there may be at a time. While it waits for its turn signals do to this process what they always do:
     /// who stops it then ends this process.
-    pub limit: Option<Limit>,
+    pub limit: Option<ConcurrencyLimit>,
     /// The command is born in a cgroup of version 2 that it has for itself, below the one that this process is in, where that
     /// is delegated to this user. Whoever is in there at the end is ended with it, at last by `cgroup.kill` (Linux 5.14): also
     /// those who run under another user id, and, where this process is killed, those who have lost all lineage. What
@@ -126,23 +128,23 @@ pub struct Run {
     /// Permission to supervise it: this process has no children from before. See [`role`].
     pub supervisor: Option<Supervisor>,
     /// Told how far it is.
-    pub progress: Option<Listener>,
+    pub progress: Option<ProgressListener>,
     /// [`Run::clean_on_success`], resolved before the command starts.
-    held: Vec<HeldPath>,
+    clean_paths: Vec<HeldPath>,
     /// As what it is written down by now.
-    recording: Option<Recording>,
+    recording: Option<RecordWriter>,
     /// Directory of the cgroup that the command's is made in.
-    above: Option<PathBuf>,
+    parent_cgroup: Option<PathBuf>,
 }
 
 /// Who is told how far a run is.
-pub type Listener = Box<dyn FnMut(Progress<'_>)>;
+pub type ProgressListener = Box<dyn FnMut(Progress<'_>)>;
 
 /// How far a run is.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// It is written down.
-    Recorded(&'a Recording),
+    Recorded(&'a RecordWriter),
     /// It has to wait until fewer run; so many do, or come before it.
     Waiting(usize),
     /// The command has been started, with this pid.
@@ -183,9 +185,9 @@ impl Run {
             detached: false,
             supervisor: None,
             progress: None,
-            held: Vec::new(),
+            clean_paths: Vec::new(),
             recording: None,
-            above: None,
+            parent_cgroup: None,
         }
     }
 
@@ -199,27 +201,27 @@ impl Run {
     /// # Errors
     /// The command cannot be started; nothing is left of it then. What cannot be ended is no error: it is in the report,
     /// and so is what could not be done afterwards.
-    pub fn attend(mut self) -> Result<Report, RunError> {
+    pub fn supervise(mut self) -> Result<RunReport, RunError> {
         sys::pid_namespace_unless_first().map_err(RunError::Proc)?;
         for path in &self.clean_on_success {
             let held = HeldPath::resolve(path).map_err(|source| RunError::Path {
                 path: path.clone(),
                 source,
             })?;
-            self.held.push(held);
+            self.clean_paths.push(held);
         }
         if self.cgroup {
-            self.above = Some(own().ok_or(CgroupError::NotShown)?);
+            self.parent_cgroup = Some(own().ok_or(CgroupError::NotShown)?);
         }
         self.write_down()?;
         let mut held = None;
         let done = self.attend_recorded(&mut held);
         if let Some(recording) = self.recording.take() {
             let over = match &done {
-                Ok(report) => Over::of(report),
-                Err(error) => Over {
+                Ok(report) => RunResult::of(report),
+                Err(error) => RunResult {
                     status: error.status(),
-                    ..Over::unseen(recording.claim(error.outcome()), &error.to_string())
+                    ..RunResult::unobserved(recording.claim(error.outcome()), &error.to_string())
                 },
             };
             if let Err(error) = recording.close(over) {
@@ -233,10 +235,13 @@ impl Run {
     }
 
     /// Leaves in `held` what has signals wait.
-    fn attend_recorded(&mut self, held: &mut Option<BlockedSignals>) -> Result<Report, RunError> {
+    fn attend_recorded(
+        &mut self,
+        held: &mut Option<BlockedSignals>,
+    ) -> Result<RunReport, RunError> {
         // Before it is waited for: that it cannot be made is told at once.
         let leaf = self.make_leaf()?;
-        let _place = self.take_place()?;
+        let _place = self.acquire_slot()?;
         child::adopt_orphans().map_err(RunError::system("orphans cannot be adopted"))?;
         if let Some(recording) = &self.recording {
             let noted = recording.note(&mut self.command);
@@ -247,11 +252,15 @@ impl Run {
         }
         let held = held
             .insert(BlockedSignals::begin().map_err(RunError::system("signals cannot be held"))?);
-        if self.recording.as_ref().is_some_and(Recording::is_stopped) {
+        if self
+            .recording
+            .as_ref()
+            .is_some_and(RecordWriter::is_stop_requested)
+        {
             return Err(RunError::Stopped(Signal::SIGTERM));
         }
-        let mut report = attend::attend(self, held, leaf)?;
-        afterwards::see_to(self, held, &mut report);
+        let mut report = supervise::attend(self, held, leaf)?;
+        hooks::run_hooks(self, held, &mut report);
         Ok(report)
     }
 
@@ -276,20 +285,20 @@ impl Run {
     }
 
     /// A cgroup for a command to begin in, where that is wanted; that it is there is written down.
-    fn make_leaf(&self) -> Result<Option<Leaf>, RunError> {
-        let Some(above) = &self.above else {
+    fn make_leaf(&self) -> Result<Option<RunCgroup>, RunError> {
+        let Some(above) = &self.parent_cgroup else {
             return Ok(None);
         };
         let recording = self.recording.as_ref();
-        let id = recording.map_or_else(recording::random_id, |own| own.id().to_owned());
-        let leaf = Leaf::make(&cgroup::directory(above, &id))?;
+        let id = recording.map_or_else(record_writer::random_id, |own| own.id().to_owned());
+        let leaf = RunCgroup::make(&cgroup::directory(above, &id))?;
         if let Some(Err(error)) = recording.map(|own| own.note_cgroup(leaf.id())) {
             tracing::debug!("the cgroup of the command cannot be recorded: {error}");
         }
         Ok(Some(leaf))
     }
 
-    fn take_place(&mut self) -> Result<Option<limit::Place>, RunError> {
+    fn acquire_slot(&mut self) -> Result<Option<limit::Slot>, RunError> {
         let (Some(limit), Some(runs), Some(recording)) =
             (self.limit.clone(), self.records.clone(), &self.recording)
         else {
@@ -346,10 +355,10 @@ impl RunError {
         }
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> RunOutcome {
         match self {
-            RunError::Stopped(_) => Outcome::Cancelled,
-            _ => Outcome::Failed,
+            RunError::Stopped(_) => RunOutcome::Cancelled,
+            _ => RunOutcome::Failed,
         }
     }
 

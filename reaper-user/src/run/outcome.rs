@@ -4,30 +4,30 @@ use std::time::Duration;
 
 /// How a command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CommandExit {
     /// With this status.
     Exited(u8),
     /// By a signal of this number.
     Killed(i32),
 }
 
-impl End {
+impl CommandExit {
     /// What a shell says of it: the status, or 128 and the number of the signal.
     pub fn status(self) -> u8 {
         match self {
-            End::Exited(status) => status,
-            End::Killed(signal) => 128_u8.wrapping_add(signal as u8),
+            CommandExit::Exited(status) => status,
+            CommandExit::Killed(signal) => 128_u8.wrapping_add(signal as u8),
         }
     }
 }
 
 /// What is known of a run at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct RunState {
     /// What the done-probe says, `None` without one.
     pub done: Option<bool>,
     /// How the command has ended, `None` as long as it lives.
-    pub end: Option<End>,
+    pub end: Option<CommandExit>,
     /// Somebody has stopped it, by this signal.
     pub stop: Option<i32>,
     /// Since its start, and how much it may be.
@@ -41,7 +41,7 @@ pub struct Facts {
 /// How a run has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RunOutcome {
     /// The done-probe says so, or without one, the command has left with status 0.
     Success,
     /// The command has left with another status.
@@ -56,22 +56,22 @@ pub enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// As the report has it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Outcome::Success => "success",
-            Outcome::Failed => "failed",
-            Outcome::Death => "death",
-            Outcome::Timeout => "timeout",
-            Outcome::Idle => "idle",
-            Outcome::Cancelled => "cancelled",
+            RunOutcome::Success => "success",
+            RunOutcome::Failed => "failed",
+            RunOutcome::Death => "death",
+            RunOutcome::Timeout => "timeout",
+            RunOutcome::Idle => "idle",
+            RunOutcome::Cancelled => "cancelled",
         }
     }
 
     /// Whether there is something to be looked into.
     pub fn is_failure(self) -> bool {
-        !matches!(self, Outcome::Success | Outcome::Cancelled)
+        !matches!(self, RunOutcome::Success | RunOutcome::Cancelled)
     }
 }
 
@@ -79,16 +79,16 @@ impl Outcome {
 ///
 /// What the done-probe says goes before all else, with the end of the command too; whoever stops it is no
 /// cause of a failure; and who has ended has not run out of time.
-pub fn outcome(facts: &Facts) -> Option<Outcome> {
+pub fn outcome(facts: &RunState) -> Option<RunOutcome> {
     let over = |spent: Duration, limit: Option<Duration>| limit.is_some_and(|limit| spent >= limit);
     match facts.end {
-        _ if facts.done == Some(true) => Some(Outcome::Success),
-        _ if facts.stop.is_some() => Some(Outcome::Cancelled),
-        Some(End::Exited(0)) if facts.done.is_none() => Some(Outcome::Success),
-        Some(End::Exited(0) | End::Killed(_)) => Some(Outcome::Death),
-        Some(End::Exited(_)) => Some(Outcome::Failed),
-        None if over(facts.age, facts.budget) => Some(Outcome::Timeout),
-        None if over(facts.silent, facts.idle) => Some(Outcome::Idle),
+        _ if facts.done == Some(true) => Some(RunOutcome::Success),
+        _ if facts.stop.is_some() => Some(RunOutcome::Cancelled),
+        Some(CommandExit::Exited(0)) if facts.done.is_none() => Some(RunOutcome::Success),
+        Some(CommandExit::Exited(0) | CommandExit::Killed(_)) => Some(RunOutcome::Death),
+        Some(CommandExit::Exited(_)) => Some(RunOutcome::Failed),
+        None if over(facts.age, facts.budget) => Some(RunOutcome::Timeout),
+        None if over(facts.silent, facts.idle) => Some(RunOutcome::Idle),
         None => None,
     }
 }

@@ -16,11 +16,11 @@ use crate::sys::child::{self, ChildChange, Inherited};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks again and again, one at a time.
-pub(super) struct Probe<'a> {
+pub(super) struct DoneProbe<'a> {
     what: &'a DoneWhen,
     inherited: Inherited,
     /// Who is being asked, since when, and whether the command was gone by then.
-    asked: Option<Asked>,
+    asked: Option<RunningProbe>,
     /// When to ask next.
     next: u64,
     done: bool,
@@ -30,15 +30,15 @@ pub(super) struct Probe<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Asked {
+struct RunningProbe {
     pid: u32,
     until: u64,
     at_the_end: bool,
 }
 
-impl<'a> Probe<'a> {
-    pub(super) fn new(what: &'a DoneWhen, inherited: Inherited) -> Probe<'a> {
-        Probe {
+impl<'a> DoneProbe<'a> {
+    pub(super) fn new(what: &'a DoneWhen, inherited: Inherited) -> DoneProbe<'a> {
+        DoneProbe {
             what,
             inherited,
             asked: None,
@@ -50,12 +50,12 @@ impl<'a> Probe<'a> {
     }
 
     /// Whether the last answer was yes.
-    pub(super) fn says_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.done
     }
 
     /// Whether it has answered since the command has ended.
-    pub(super) fn has_last_word(&self) -> bool {
+    pub(super) fn is_final(&self) -> bool {
         self.last_word
     }
 
@@ -117,7 +117,7 @@ impl<'a> Probe<'a> {
         child::die_with_this(&mut command);
         match command.spawn() {
             Ok(child) => {
-                self.asked = Some(Asked {
+                self.asked = Some(RunningProbe {
                     pid: child.id(),
                     until: sys::after(PATIENCE),
                     at_the_end,
@@ -131,7 +131,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    fn answered(&mut self, asked: Asked, done: bool) {
+    fn answered(&mut self, asked: RunningProbe, done: bool) {
         self.asked = None;
         self.done = done;
         self.last_word = asked.at_the_end;

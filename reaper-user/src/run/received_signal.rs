@@ -49,7 +49,7 @@ impl ReceivedSignal {
     }
 
     /// Returns whether its sender wants the run to end.
-    pub(super) fn asks_for_an_end(&self) -> bool {
+    pub(super) fn requests_termination(&self) -> bool {
         child::ENDS
             .iter()
             .any(|signal| *signal as i32 == self.number)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{End, Left, Outcome, Report, STOPPED};
+use super::{CommandExit, RunOutcome, RunReport, STOPPED, Survivor};
 use reaper_model::event::ProcessKey;
 
 /// Raised with every change that older versions would misread.
@@ -23,22 +23,22 @@ const COMMAND_MAX: usize = 1024;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
-    Run(Box<Start>),
-    Cgroup(Made),
-    Command(Begun),
+    Run(Box<RunHeader>),
+    Cgroup(CgroupCreated),
+    Command(CommandStarted),
     Claim(Claim),
-    Over(Box<Over>),
+    Over(Box<RunResult>),
 }
 
 /// A process, by what /proc tells of its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Who {
+pub struct RecordedProcess {
     pub pid: u32,
     /// In ns since boot, known to the tick.
     pub start_ns: u64,
 }
 
-impl Who {
+impl RecordedProcess {
     pub(super) fn key(self) -> ProcessKey {
         ProcessKey {
             pid: self.pid,
@@ -49,7 +49,7 @@ impl Who {
 
 /// What is known before the command starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct RunHeader {
     pub schema: u32,
     pub id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub struct Start {
     /// Inode of the namespace that pids are numbers in; 0 for the host's own.
     pub pid_namespace: u32,
     /// Who owns the command.
-    pub wrapper: Who,
+    pub wrapper: RecordedProcess,
     pub uid: u32,
     /// The beginning of the program and its arguments.
     pub command: Vec<String>,
@@ -93,30 +93,30 @@ pub struct Start {
 
 /// A cgroup that has been made for a command, where [`Start::cgroup`] says; `id` is its own until the machine is started anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Made {
+pub struct CgroupCreated {
     pub id: u64,
 }
 
 /// A command that has been started. `at` is on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct CommandStarted {
     #[serde(flatten)]
-    pub who: Who,
+    pub process: RecordedProcess,
     pub at: u64,
 }
 
 /// How a run is to be recorded, as somebody has decided who then ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// Pid of who claims.
     pub by: u32,
 }
 
 /// What has come of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Over {
-    pub outcome: Outcome,
+pub struct RunResult {
+    pub outcome: RunOutcome,
     /// What its caller was told.
     pub status: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +129,7 @@ pub struct Over {
     /// How many others were ended, and how many of these by SIGKILL.
     pub ended: usize,
     pub killed: usize,
-    pub left: Vec<Left>,
+    pub left: Vec<Survivor>,
     /// What else there is to say.
     pub notes: Vec<String>,
 }
@@ -140,14 +140,14 @@ pub(super) const NEVER_BEGAN: &str = "its `reaper run` was gone before the comma
 pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
 pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
 
-impl Over {
-    pub(super) fn of(report: &Report) -> Over {
+impl RunResult {
+    pub(super) fn of(report: &RunReport) -> RunResult {
         let (exit_code, exit_signal) = match report.end {
-            Some(End::Exited(status)) => (Some(status), None),
-            Some(End::Killed(signal)) => (None, Some(signal)),
+            Some(CommandExit::Exited(status)) => (Some(status), None),
+            Some(CommandExit::Killed(signal)) => (None, Some(signal)),
             None => (None, None),
         };
-        Over {
+        RunResult {
             outcome: report.outcome,
             status: report.status(),
             exit_code,
@@ -162,14 +162,14 @@ impl Over {
     }
 
     /// Of one that nobody saw the end of.
-    pub(super) fn unseen(outcome: Outcome, note: &str) -> Over {
-        Over {
+    pub(super) fn unobserved(outcome: RunOutcome, note: &str) -> RunResult {
+        RunResult {
             outcome,
             status: match outcome {
-                Outcome::Success => 0,
-                Outcome::Timeout | Outcome::Idle => 124,
-                Outcome::Cancelled => STOPPED,
-                Outcome::Failed | Outcome::Death => 1,
+                RunOutcome::Success => 0,
+                RunOutcome::Timeout | RunOutcome::Idle => 124,
+                RunOutcome::Cancelled => STOPPED,
+                RunOutcome::Failed | RunOutcome::Death => 1,
             },
             exit_code: None,
             exit_signal: None,
@@ -185,19 +185,19 @@ impl Over {
 
 /// All that a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    pub start: Start,
+pub struct RunRecord {
+    pub header: RunHeader,
     /// The last cgroup that was made for it.
-    pub cgroup: Option<Made>,
+    pub cgroup: Option<CgroupCreated>,
     /// The command first, then those that followed on it.
-    pub commands: Vec<Begun>,
+    pub commands: Vec<CommandStarted>,
     pub claim: Option<Claim>,
-    pub over: Option<Over>,
+    pub result: Option<RunResult>,
 }
 
 /// Why a file is no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum RecordParseError {
     #[error("it is damaged")]
     Damaged,
     #[error(
@@ -206,32 +206,32 @@ pub enum Unreadable {
     Later(u32),
 }
 
-impl Record {
+impl RunRecord {
     /// Reads what a file has by now.
     ///
     /// # Errors
     /// It does not begin with a run.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Record, Unreadable> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<RunRecord, RecordParseError> {
         let whole = bytes.split_inclusive(|byte| *byte == b'\n');
         let mut lines = whole.filter(|line| line.len() > 1 && line.ends_with(b"\n"));
-        let first = lines.next().ok_or(Unreadable::Damaged)?;
+        let first = lines.next().ok_or(RecordParseError::Damaged)?;
         let start = match serde_json::from_slice(first) {
             Ok(Line::Run(start)) if start.schema == SCHEMA => *start,
-            _ => return Err(later(first).unwrap_or(Unreadable::Damaged)),
+            _ => return Err(later(first).unwrap_or(RecordParseError::Damaged)),
         };
-        let mut record = Record {
-            start,
+        let mut record = RunRecord {
+            header: start,
             cgroup: None,
             commands: Vec::new(),
             claim: None,
-            over: None,
+            result: None,
         };
         for line in lines {
             match serde_json::from_slice(line) {
                 Ok(Line::Cgroup(made)) => record.cgroup = Some(made),
                 Ok(Line::Command(begun)) => record.commands.push(begun),
                 Ok(Line::Claim(claim)) => record.claim = record.claim.or(Some(claim)),
-                Ok(Line::Over(over)) => record.over = record.over.or(Some(*over)),
+                Ok(Line::Over(over)) => record.result = record.result.or(Some(*over)),
                 Ok(Line::Run(_)) | Err(_) => {}
             }
         }
@@ -239,17 +239,17 @@ impl Record {
     }
 
     /// How it was decided to be recorded, if that was.
-    pub fn outcome(&self) -> Option<Outcome> {
-        let over = self.over.as_ref().map(|over| over.outcome);
+    pub fn outcome(&self) -> Option<RunOutcome> {
+        let over = self.result.as_ref().map(|over| over.outcome);
         over.or(self.claim.map(|claim| claim.outcome))
     }
 }
 
 /// Whether it says of itself that it is of another version, and which.
-fn later(first: &[u8]) -> Option<Unreadable> {
+fn later(first: &[u8]) -> Option<RecordParseError> {
     let line: serde_json::Value = serde_json::from_slice(first).ok()?;
     let schema = u32::try_from(line.get("run")?.get("schema")?.as_u64()?).ok()?;
-    (schema > SCHEMA).then_some(Unreadable::Later(schema))
+    (schema > SCHEMA).then_some(RecordParseError::Later(schema))
 }
 
 /// The beginning of a command line, and whether that is not all.

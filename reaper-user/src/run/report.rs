@@ -5,13 +5,13 @@ use std::time::Duration;
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
-use super::{End, Outcome};
+use super::{CommandExit, RunOutcome};
 use crate::reap::{Ending, Failure, ReapOutcome as Reaped};
 use crate::source::procfs::Procfs;
 
 /// See the module.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct RunReport {
     pub schema: u32,
     /// As which it is recorded, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,10 +26,10 @@ pub struct Report {
     pub command: Vec<String>,
     /// Of the command, as this process has started it.
     pub pid: u32,
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// How the command itself has ended; `None` where it could not be ended.
     #[serde(flatten)]
-    pub end: Option<End>,
+    pub end: Option<CommandExit>,
     /// From its start until nothing was left of it.
     #[serde(rename = "duration_ms", serialize_with = "as_millis")]
     pub duration: Duration,
@@ -40,43 +40,43 @@ pub struct Report {
     #[serde(rename = "memory.rss")]
     pub memory_rss: u64,
     /// Who could not be ended.
-    pub left: Vec<Left>,
+    pub left: Vec<Survivor>,
     /// What could not be done when it was over.
     pub complaints: Vec<String>,
 }
 
-impl Report {
+impl RunReport {
     /// What a shell is told: 0 for a success, the command's own status if it failed, died or was stopped (128 and the number of a
     /// signal, 1 where it left with 0 and was not done), 124 where time ran out, 125 where something could not be done
     /// afterwards.
     pub fn status(&self) -> u8 {
-        let own = self.end.map_or(1, End::status);
+        let own = self.end.map_or(1, CommandExit::status);
         match self.outcome {
             _ if !self.complaints.is_empty() => 125,
-            Outcome::Success => 0,
-            Outcome::Timeout | Outcome::Idle => 124,
-            Outcome::Cancelled => own,
-            Outcome::Failed | Outcome::Death => own.max(1),
+            RunOutcome::Success => 0,
+            RunOutcome::Timeout | RunOutcome::Idle => 124,
+            RunOutcome::Cancelled => own,
+            RunOutcome::Failed | RunOutcome::Death => own.max(1),
         }
     }
 }
 
 /// A process that could not be ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Left {
+pub struct Survivor {
     pub pid: u32,
     pub command: String,
     /// What stands in the way.
     pub why: String,
 }
 
-impl Serialize for End {
+impl Serialize for CommandExit {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut end = serializer.serialize_struct("End", 1)?;
         match self {
-            End::Exited(status) => end.serialize_field("exit_code", status)?,
-            End::Killed(signal) => end.serialize_field("exit_signal", signal)?,
+            CommandExit::Exited(status) => end.serialize_field("exit_code", status)?,
+            CommandExit::Killed(signal) => end.serialize_field("exit_signal", signal)?,
         }
         end.end()
     }
@@ -86,9 +86,9 @@ fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::
     serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
-impl Left {
+impl Survivor {
     /// One of those that were to be ended, if it lives on.
-    pub(super) fn of(ending: &Ending, procfs: &Procfs) -> Option<Left> {
+    pub(super) fn of(ending: &Ending, procfs: &Procfs) -> Option<Survivor> {
         let why = match ending.outcome {
             Reaped::Failed(Failure::Eperm) => "it may not be signalled by this user".to_owned(),
             Reaped::Failed(Failure::Stuck(state)) => {
@@ -99,7 +99,7 @@ impl Left {
                 return None;
             }
         };
-        Some(Left {
+        Some(Survivor {
             pid: ending.key.pid,
             command: procfs.comm(ending.key.pid).unwrap_or_default(),
             why,
@@ -107,7 +107,7 @@ impl Left {
     }
 
     /// Those of them that live and are not told of: /proc does not show them, or they have come meanwhile.
-    pub(super) fn unseen(pids: HashSet<u32>, told: &[Left]) -> Vec<Left> {
+    pub(super) fn unseen(pids: HashSet<u32>, told: &[Survivor]) -> Vec<Survivor> {
         let is_told = |pid: u32| told.iter().any(|left| left.pid == pid);
         let mut unseen: Vec<_> = pids.into_iter().filter(|pid| !is_told(*pid)).collect();
         unseen.sort_unstable();
@@ -118,7 +118,7 @@ impl Left {
                 Some(_) => "it came while the others were being ended",
                 None => "another user's, and /proc does not show it",
             };
-            Left {
+            Survivor {
                 pid,
                 command: comm.unwrap_or_default(),
                 why: why.to_owned(),

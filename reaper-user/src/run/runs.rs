@@ -47,8 +47,8 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 
-use super::Outcome;
-use super::record::{OTHER_BOOT, Over, Record, UNWRITTEN, Unreadable};
+use super::RunOutcome;
+use super::record::{OTHER_BOOT, RecordParseError, RunRecord, RunResult, UNWRITTEN};
 use crate::export::write_object;
 use crate::sys::host::boot_id;
 use crate::sys::{owner, paths, remote, xdg};
@@ -116,21 +116,21 @@ impl RecordError {
 
 /// A run that is written down.
 #[derive(Clone, Debug)]
-pub struct Known {
-    pub record: Record,
+pub struct RecordedRun {
+    pub record: RunRecord,
     pub(super) path: PathBuf,
 }
 
-impl Known {
+impl RecordedRun {
     pub fn id(&self) -> &str {
-        &self.record.start.id
+        &self.record.header.id
     }
 
     /// Whether it has an owner that lives.
     ///
     /// # Errors
     /// That cannot be told.
-    pub fn is_owned(&self) -> io::Result<bool> {
+    pub fn has_supervisor(&self) -> io::Result<bool> {
         is_locked(&self.path)
     }
 
@@ -210,7 +210,7 @@ impl Runs {
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn list(&self, closed: bool) -> Result<Vec<Known>, RecordError> {
+    pub fn list(&self, closed: bool) -> Result<Vec<RecordedRun>, RecordError> {
         let mut all = Vec::new();
         for path in self.files()? {
             let kind = path.extension().unwrap_or_default();
@@ -221,10 +221,10 @@ impl Runs {
             }
         }
         // Or while it was read, and be there by both names.
-        let open = |known: &Known| known.record.over.is_none();
+        let open = |known: &RecordedRun| known.record.result.is_none();
         all.sort_by(|a, b| (a.id(), open(a)).cmp(&(b.id(), open(b))));
         all.dedup_by(|a, b| a.id() == b.id());
-        all.sort_by_key(|known| known.record.start.started);
+        all.sort_by_key(|known| known.record.header.started);
         Ok(all)
     }
 
@@ -233,12 +233,12 @@ impl Runs {
     ///
     /// # Errors
     /// It is none, or may be several.
-    pub fn find(&self, word: &str) -> Result<Known, RecordError> {
+    pub fn find(&self, word: &str) -> Result<RecordedRun, RecordError> {
         let all = self.list(true)?;
-        let is_named = |known: &&Known| known.record.start.name.as_deref() == Some(word);
+        let is_named = |known: &&RecordedRun| known.record.header.name.as_deref() == Some(word);
         let named = || {
-            let mut named: Vec<&Known> = all.iter().filter(is_named).collect();
-            named.sort_by_key(|known| known.record.over.is_none());
+            let mut named: Vec<&RecordedRun> = all.iter().filter(is_named).collect();
+            named.sort_by_key(|known| known.record.result.is_none());
             named.pop()
         };
         if let Some(known) = all.iter().find(|known| known.id() == word).or_else(named) {
@@ -266,7 +266,7 @@ impl Runs {
     ///
     /// # Errors
     /// It is not there any more.
-    pub fn again(&self, known: &Known) -> Result<Known, RecordError> {
+    pub fn reload(&self, known: &RecordedRun) -> Result<RecordedRun, RecordError> {
         for kind in [OPEN, CLOSED, OPEN] {
             if let Some(known) = read(&known.path.with_extension(kind)) {
                 return Ok(known);
@@ -374,7 +374,7 @@ pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<
 }
 
 /// The run in a file; `None` where it is gone, or cannot be used.
-fn read(path: &Path) -> Option<Known> {
+fn read(path: &Path) -> Option<RecordedRun> {
     let bytes = match open(path).and_then(|file| content(&file)) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -385,28 +385,28 @@ fn read(path: &Path) -> Option<Known> {
         }
     };
     let mut record = usable(path, &bytes)?;
-    if record.over.is_none() && path.extension().unwrap_or_default() == CLOSED {
-        let outcome = record.outcome().unwrap_or(Outcome::Death);
-        let why = match record.start.boot_id == boot_id(Path::new("/")) {
+    if record.result.is_none() && path.extension().unwrap_or_default() == CLOSED {
+        let outcome = record.outcome().unwrap_or(RunOutcome::Death);
+        let why = match record.header.boot_id == boot_id(Path::new("/")) {
             true => UNWRITTEN,
             false => OTHER_BOOT,
         };
-        record.over = Some(Over::unseen(outcome, why));
+        record.result = Some(RunResult::unobserved(outcome, why));
     }
-    Some(Known {
+    Some(RecordedRun {
         record,
         path: path.to_owned(),
     })
 }
 
 /// What is in it, if that can be used; what is damaged is set aside.
-pub(super) fn usable(path: &Path, bytes: &[u8]) -> Option<Record> {
+pub(super) fn usable(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
     let name = path.display();
-    let why = match Record::parse(bytes) {
+    let why = match RunRecord::parse(bytes) {
         // It tells of who is ended: what is in a file is to be what it is called.
-        Ok(record) if path.file_stem() == Some(record.start.id.as_ref()) => return Some(record),
-        Ok(_) => Unreadable::Damaged,
-        Err(why @ Unreadable::Later(_)) => {
+        Ok(record) if path.file_stem() == Some(record.header.id.as_ref()) => return Some(record),
+        Ok(_) => RecordParseError::Damaged,
+        Err(why @ RecordParseError::Later(_)) => {
             tracing::warn!("the record {name} is left alone: {why}");
             return None;
         }
@@ -429,7 +429,7 @@ pub(super) fn usable(path: &Path, bytes: &[u8]) -> Option<Record> {
 
 /// Locks a record: then its owner is gone. `None` where somebody has it and that is not to be waited for, or where it is
 /// closed meanwhile.
-pub(super) fn take(path: &Path, wait: bool) -> io::Result<Option<Flock<File>>> {
+pub(super) fn lock_record(path: &Path, wait: bool) -> io::Result<Option<Flock<File>>> {
     let mut file = match open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,

@@ -11,12 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::Signal;
 
-use super::Outcome;
+use super::RunOutcome;
 use super::closing::{Closing, close_if_dead};
 use super::hearing::Hearing;
-use super::record::Record;
-use super::recording::claim;
-use super::runs::{self, Known, RecordError, Runs};
+use super::record::RunRecord;
+use super::record_writer::claim;
+use super::runs::{self, RecordError, RecordedRun, Runs};
 use crate::reap::{stop_supervisor, terminate_own};
 use crate::source::procfs::{Liveness, Procfs};
 use crate::sys::{self, pidfd::Pidfd};
@@ -33,33 +33,33 @@ pub enum StopError {
     #[error("run {id}: {source}")]
     Io { id: String, source: io::Error },
     #[error("run {id} cannot be stopped: its owner, pid {pid}, {why}")]
-    Owner {
+    Supervisor {
         id: String,
         pid: u32,
         why: &'static str,
     },
 }
 
-fn failed(known: &Known) -> impl Fn(io::Error) -> StopError {
+fn failed(known: &RecordedRun) -> impl Fn(io::Error) -> StopError {
     |source| StopError::Io {
         id: known.id().to_owned(),
         source,
     }
 }
 
-fn refused(known: &Known, why: &'static str) -> StopError {
-    StopError::Owner {
+fn refused(known: &RecordedRun, why: &'static str) -> StopError {
+    StopError::Supervisor {
         id: known.id().to_owned(),
-        pid: known.record.start.wrapper.pid,
+        pid: known.record.header.wrapper.pid,
         why,
     }
 }
 
 /// A handle on the owner of a run, if that is to be had and may be signalled; `None` where it is gone, which whoever waits for the
 /// run finds.
-fn owner(known: &Known) -> Result<Option<Pidfd>, StopError> {
+fn owner(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     let failed = failed(known);
-    let start = &known.record.start;
+    let start = &known.record.header;
     if sys::pid_namespace_unless_first().map_err(&failed)? != start.pid_namespace {
         return Err(refused(
             known,
@@ -87,9 +87,9 @@ fn owner(known: &Known) -> Result<Option<Pidfd>, StopError> {
 }
 
 /// While this is there, an owner that still is the owner stays it; `None` where it is it no more.
-fn heard<'a>(known: &Known, file: &'a File) -> Result<Option<Hearing<'a>>, StopError> {
+fn heard<'a>(known: &RecordedRun, file: &'a File) -> Result<Option<Hearing<'a>>, StopError> {
     let hearing = Hearing::get(file);
-    let owned = match known.is_owned() {
+    let owned = match known.has_supervisor() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         owned => owned.map_err(failed(known))?,
     };
@@ -102,7 +102,7 @@ impl Runs {
     ///
     /// # Errors
     /// The owner cannot be asked; one that is gone is no error.
-    pub fn stop(&self, known: &Known) -> Result<(), StopError> {
+    pub fn stop(&self, known: &RecordedRun) -> Result<(), StopError> {
         let failed = failed(known);
         let file = match runs::open(&known.path) {
             // It is closed.
@@ -115,12 +115,13 @@ impl Runs {
         let Some(mut hearing) = heard(known, &file)? else {
             return Ok(());
         };
-        let is_over = |record: &Record| record.over.is_some() || !runs::is_at(&file, &known.path);
-        let claimed = claim(&file, Outcome::Cancelled);
+        let is_over =
+            |record: &RunRecord| record.result.is_some() || !runs::is_at(&file, &known.path);
+        let claimed = claim(&file, RunOutcome::Cancelled);
         if claimed.as_ref().is_ok_and(is_over) {
             return Ok(());
         }
-        let decided = |record: &Record| record.outcome() != Some(Outcome::Cancelled);
+        let decided = |record: &RunRecord| record.outcome() != Some(RunOutcome::Cancelled);
         if claimed.as_ref().is_ok_and(decided) {
             // What is to come of it was decided before. Then it is about to be over, unless its end or a command that
             // follows takes its time: that is cut short.
@@ -129,11 +130,11 @@ impl Runs {
                 return Ok(());
             }
             hearing = match heard(known, &file)? {
-                Some(hearing) if self.again(known)?.record.over.is_none() => hearing,
+                Some(hearing) if self.reload(known)?.record.result.is_none() => hearing,
                 _ => return Ok(()),
             };
         }
-        let pid = known.record.start.wrapper.pid;
+        let pid = known.record.header.wrapper.pid;
         let sent = match claimed {
             Ok(_) => terminate_own(&owner, pid, Signal::SIGTERM),
             Err(error) => {
@@ -151,9 +152,9 @@ impl Runs {
     }
 
     /// Whether a run comes to its end by itself.
-    fn is_over_soon(&self, known: &Known) -> Result<bool, StopError> {
+    fn is_over_soon(&self, known: &RecordedRun) -> Result<bool, StopError> {
         let until = Instant::now() + SOON;
-        while self.again(known)?.record.over.is_none() {
+        while self.reload(known)?.record.result.is_none() {
             if Instant::now() >= until {
                 return Ok(false);
             }
@@ -166,11 +167,11 @@ impl Runs {
     ///
     /// # Errors
     /// It cannot be read any more, or not be closed from here.
-    pub fn wait(&self, known: &Known) -> Result<Known, StopError> {
+    pub fn wait(&self, known: &RecordedRun) -> Result<RecordedRun, StopError> {
         let failed = failed(known);
         loop {
-            let now = self.again(known)?;
-            if now.record.over.is_some() {
+            let now = self.reload(known)?;
+            if now.record.result.is_some() {
                 return Ok(now);
             }
             match close_if_dead(&now.path, true).map_err(&failed)? {
@@ -178,8 +179,8 @@ impl Runs {
                 Closing::NotDue => continue,
                 Closing::Refused => {}
             }
-            let now = self.again(known)?;
-            if now.record.over.is_none() {
+            let now = self.reload(known)?;
+            if now.record.result.is_none() {
                 return Err(refused(
                     &now,
                     "is gone, and the run cannot be closed from here: it is of another pid namespace, or this is part of it",
@@ -192,8 +193,8 @@ impl Runs {
     ///
     /// # Errors
     /// It was not detached, or cannot be read, or nobody reads what is passed on.
-    pub fn logs(&self, known: &Known, to: &mut dyn Write, follow: bool) -> io::Result<()> {
-        if !known.record.start.detached {
+    pub fn logs(&self, known: &RecordedRun, to: &mut dyn Write, follow: bool) -> io::Result<()> {
+        if !known.record.header.detached {
             return Err(io::Error::other(
                 "it was not detached: its output went to where it was started",
             ));
@@ -212,7 +213,7 @@ impl Runs {
             Err(errno) => return Err(errno.into()),
         }
         loop {
-            let over = !known.is_owned()?;
+            let over = !known.has_supervisor()?;
             io::copy(&mut from, to)?;
             to.flush()?;
             if over {

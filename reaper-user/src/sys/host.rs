@@ -267,7 +267,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damage::{hostile, real};
+    use crate::damage::{arbitrary_bytes, proc_self_file};
 
     proptest! {
         // Each makes files.
@@ -275,11 +275,11 @@ mod tests {
 
         #[test]
         fn what_stands_in_its_files_may_be_anything(
-            status in hostile(real("status")),
-            limits in hostile(real("limits")),
-            mounts in hostile(real("mountinfo")),
-            release in hostile("6.12.1-test"),
-            lockdown in hostile("none [integrity] confidentiality"),
+            status in arbitrary_bytes(proc_self_file("status")),
+            limits in arbitrary_bytes(proc_self_file("limits")),
+            mounts in arbitrary_bytes(proc_self_file("mountinfo")),
+            release in arbitrary_bytes("6.12.1-test"),
+            lockdown in arbitrary_bytes("none [integrity] confidentiality"),
         ) {
             let dir = tempfile::tempdir().unwrap();
             for (path, content) in [

@@ -2,20 +2,20 @@
 
 use std::io;
 
-use super::Target;
+use super::SignalTarget;
 use crate::source::darwin::table;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-impl Target {
+impl SignalTarget {
     /// Asks the kernel; `None` if there is no such process.
     ///
     /// # Errors
     /// The kernel does not say.
-    pub fn read(pid: u32) -> io::Result<Option<Target>> {
+    pub fn read(pid: u32) -> io::Result<Option<SignalTarget>> {
         let process = table::one(pid).map_err(io::Error::other)?;
         Ok(process.map(|process| {
             let key = table::key(&process);
-            Target {
+            SignalTarget {
                 // As /proc would have it.
                 key: ProcessKey {
                     start: key.start - key.start % TICK_NS,

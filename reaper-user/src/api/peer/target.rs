@@ -3,16 +3,16 @@
 use std::fs;
 use std::io;
 
-use super::Target;
+use super::SignalTarget;
 use crate::source::procfs::Procfs;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-impl Target {
+impl SignalTarget {
     /// Reads /proc; `None` if there is no such process.
     ///
     /// # Errors
     /// It is there and cannot be read or understood.
-    pub fn read(pid: u32) -> io::Result<Option<Target>> {
+    pub fn read(pid: u32) -> io::Result<Option<SignalTarget>> {
         let procfs = Procfs::default();
         let Some(start) = procfs.start_ticks(pid) else {
             return Ok(None);
@@ -32,7 +32,7 @@ impl Target {
             start: start.saturating_mul(TICK_NS),
         };
         let name = status.lines().find_map(|line| line.strip_prefix("Name:"));
-        Ok(Some(Target {
+        Ok(Some(SignalTarget {
             key,
             real,
             saved,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
-use super::route::Answered;
-use crate::api::Refusal;
+use super::route::ApiResult;
+use crate::api::ErrorResponse;
 
 /// Work of one kind, on threads of its own: so many at a time.
 pub(super) struct Lane {
@@ -27,8 +27,8 @@ impl Lane {
     pub(super) async fn run<T: Send + 'static>(
         &self,
         patience: Duration,
-        work: impl FnOnce() -> Answered<T> + Send + 'static,
-    ) -> Answered<T> {
+        work: impl FnOnce() -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
         let name = self.name;
         let mut begun = false;
         let done = async {
@@ -40,21 +40,23 @@ impl Lane {
                 let _ = tell.send(work());
             };
             let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-            let failed = |error| Refusal::new("failed", format!("cannot start a thread: {error}"));
+            let failed =
+                |error| ErrorResponse::new("failed", format!("cannot start a thread: {error}"));
             thread.map_err(failed)?;
-            let bug = |_| Refusal::new("failed", format!("the {name} has failed; this is a bug"));
+            let bug =
+                |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
             told.await.map_err(bug)?
         };
         match timeout(patience, done).await {
             Ok(done) => done,
-            Err(_) if begun => Err(Refusal::new(
+            Err(_) if begun => Err(ErrorResponse::new(
                 "timeout",
                 format!(
                     "the {name} takes longer than {} s; try again",
                     patience.as_secs_f32()
                 ),
             )),
-            Err(_) => Err(Refusal::new(
+            Err(_) => Err(ErrorResponse::new(
                 "busy",
                 format!("the service is busy with another {name}: try again in a few seconds"),
             )),

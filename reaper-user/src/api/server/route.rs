@@ -15,12 +15,12 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{BODY_MAX, Shared};
-use crate::api::ask::{Answer, Ask, Question};
-use crate::api::peer::{Peer, Target};
-use crate::api::{Claims, Refusal, show};
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
+use crate::api::peer::{Peer, SignalTarget};
+use crate::api::{Claims, ErrorResponse, show};
 use crate::export::to_json;
-use question::{methods, question, segments};
-use scan::{Look, scanned};
+use question::{methods, parse_request, segments};
+use scan::{ScanParams, scanned};
 
 /// After how long whoever is told that there is no room for them is to try again.
 const RETRY_AFTER_S: u32 = 2;
@@ -28,7 +28,7 @@ const RETRY_AFTER_S: u32 = 2;
 /// What is said, unasked, where there are too many connections.
 pub(super) fn busy() -> String {
     let what = "too many connections at once: close some of them, then try again";
-    let body = to_json(&Refusal::new("busy", what));
+    let body = to_json(&ErrorResponse::new("busy", what));
     let body = String::from_utf8_lossy(&body);
     let (length, status) = (body.len(), StatusCode::SERVICE_UNAVAILABLE);
     format!(
@@ -38,12 +38,12 @@ pub(super) fn busy() -> String {
 }
 
 /// What is answered, or why not.
-pub(super) type Answered<T> = Result<T, Refusal>;
+pub(super) type ApiResult<T> = Result<T, ErrorResponse>;
 
-impl Refusal {
-    /// A word of those that [`Refusal`] lists, and a sentence.
-    pub fn new(error: &str, message: impl Into<String>) -> Refusal {
-        Refusal {
+impl ErrorResponse {
+    /// A word of those that [`ErrorResponse`] lists, and a sentence.
+    pub fn new(error: &str, message: impl Into<String>) -> ErrorResponse {
+        ErrorResponse {
             error: error.into(),
             message: message.into(),
         }
@@ -98,11 +98,11 @@ async fn converse(
     request: Request<Incoming>,
     (peer, pid): (Peer, Option<u32>),
     shared: &Shared,
-) -> Answered<Vec<u8>> {
+) -> ApiResult<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
         let what = format!("the body is larger than {BODY_MAX} bytes");
-        Refusal::new("too_large", what)
+        ErrorResponse::new("too_large", what)
     };
     if body.size_hint().lower() > BODY_MAX as u64 {
         return Err(too_large());
@@ -113,35 +113,38 @@ async fn converse(
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(error)) => {
-            return Err(Refusal::new(
+            return Err(ErrorResponse::new(
                 "bad_request",
                 format!("the body is broken: {error}"),
             ));
         }
         Err(_) => {
-            return Err(Refusal::new("timeout", "the body did not arrive in time"));
+            return Err(ErrorResponse::new(
+                "timeout",
+                "the body did not arrive in time",
+            ));
         }
     };
     let (path, query) = (head.uri.path(), head.uri.query());
     if segments(path) == ["v1", "history"] && head.method == Method::GET {
         let query = history::query(query, peer)?;
-        let told = history::told(shared.backend.journal.as_deref(), query);
+        let told = history::read_history(shared.backend.journal.as_deref(), query);
         return shared.histories.run(shared.patience.answer, told).await;
     }
-    let question = question(&head.method, path, query, &body, (peer, pid))?;
+    let question = parse_request(&head.method, path, query, &body, (peer, pid))?;
     let scan = match question {
-        Question::Scan { max_age, reap } => Some((max_age, reap)),
+        RequestKind::Scan { max_age, reap } => Some((max_age, reap)),
         _ => None,
     };
     let explained = match question {
-        Question::Explain { pid } => Some(pid),
+        RequestKind::Explain { pid } => Some(pid),
         _ => None,
     };
     let answer = ask(question, peer, shared).await;
-    let answer = answer.map_err(|refusal| unfollowed(refusal, explained))?;
+    let answer = answer.map_err(|refusal| explain_untracked(refusal, explained))?;
     match (answer, scan) {
-        (Answer::Scan(rows, watched), Some((max_age, reap))) => {
-            let look = Look {
+        (EngineReply::Scan(rows, watched), Some((max_age, reap))) => {
+            let look = ScanParams {
                 leftovers: Arc::clone(&shared.backend.leftovers),
                 watched,
                 peer,
@@ -155,21 +158,21 @@ async fn converse(
 
 /// Does what takes time away from the thread that takes connections.
 async fn off_thread(
-    work: impl FnOnce() -> Answered<Vec<u8>> + Send + 'static,
-) -> Answered<Vec<u8>> {
+    work: impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static,
+) -> ApiResult<Vec<u8>> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| {
         let what = "the answer could not be put into words; this is a bug";
-        Err(Refusal::new("failed", what))
+        Err(ErrorResponse::new("failed", what))
     })
 }
 
 /// Hands a question to the engine and waits for what it says.
-async fn ask(question: Question, peer: Peer, shared: &Shared) -> Answered<Answer> {
-    let stopping = || Refusal::new("busy", "the service is stopping");
+async fn ask(question: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
+    let stopping = || ErrorResponse::new("busy", "the service is stopping");
     let exchange = async {
         let (answer, answered) = oneshot::channel();
-        let ask = Ask {
+        let ask = EngineRequest {
             peer,
             question,
             answer,
@@ -183,50 +186,50 @@ async fn ask(question: Question, peer: Peer, shared: &Shared) -> Answered<Answer
         answered.await.map_err(|_| stopping())
     };
     match timeout(shared.patience.answer, exchange).await {
-        Ok(Ok(Answer::Refused(refusal))) => Err(refusal),
+        Ok(Ok(EngineReply::Refused(refusal))) => Err(refusal),
         Ok(answered) => answered,
         Err(_) => {
             let seconds = shared.patience.answer.as_secs_f32();
             let what = format!("no answer within {seconds} s: the service is busy; try again");
-            Err(Refusal::new("timeout", what))
+            Err(ErrorResponse::new("timeout", what))
         }
     }
 }
 
 /// What there is to say of a process that lives though the engine knows nothing of it.
-fn unfollowed(refusal: Refusal, explained: Option<u32>) -> Refusal {
-    let lives = |pid: &u32| matches!(Target::read(*pid), Ok(Some(_)));
+fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorResponse {
+    let lives = |pid: &u32| matches!(SignalTarget::read(*pid), Ok(Some(_)));
     match explained.filter(lives) {
         Some(pid) if refusal.error == "not_found" => {
             let what = format!(
                 "process {pid} is no concern of this service: a thread of the kernel, or outside of what it was told to watch; it is never signalled"
             );
-            Refusal::new("not_found", what)
+            ErrorResponse::new("not_found", what)
         }
         _ => refusal,
     }
 }
 
 /// Puts an answer into words, away from the thread that takes connections: it looks at /proc.
-async fn put(answer: Answer, clock: Arc<crate::export::Clock>) -> Answered<Vec<u8>> {
+async fn put(answer: EngineReply, clock: Arc<crate::export::Clock>) -> ApiResult<Vec<u8>> {
     let words = move || match answer {
-        Answer::Status {
+        EngineReply::Status {
             status,
             began,
             members,
         } => Ok(to_json(&show::status(*status, began, &members, &clock))),
-        Answer::Tree(branches) => Ok(to_json(&show::tree(branches))),
-        Answer::Explain(story) => Ok(to_json(&show::explanation(*story))),
-        Answer::Agents(agents) => Ok(to_json(&show::agents(agents))),
-        Answer::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
-        Answer::Keep(done) => Ok(to_json(&done)),
-        Answer::End(processes) => Ok(to_json(&Claims { processes })),
-        Answer::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
-        Answer::Reload(Err(message)) => Err(Refusal::new("conflict", message)),
-        Answer::Refused(refusal) => Err(refusal),
-        Answer::Scan(..) | Answer::Watched(_) | Answer::Told => {
+        EngineReply::Tree(branches) => Ok(to_json(&show::tree(branches))),
+        EngineReply::Explain(story) => Ok(to_json(&show::explanation(*story))),
+        EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
+        EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
+        EngineReply::Keep(done) => Ok(to_json(&done)),
+        EngineReply::End(processes) => Ok(to_json(&Claims { processes })),
+        EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
+        EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
+        EngineReply::Refused(refusal) => Err(refusal),
+        EngineReply::Scan(..) | EngineReply::Watched(_) | EngineReply::Emitted => {
             let what = "that was not asked; this is a bug";
-            Err(Refusal::new("failed", what))
+            Err(ErrorResponse::new("failed", what))
         }
     };
     off_thread(words).await

@@ -5,9 +5,9 @@ use std::time::Instant;
 use super::*;
 use nix::sys::signal::Signal;
 
-use crate::api::ask::{Answer, Ask, EndAsked, Question, Watched};
 use crate::api::client::{Client, ClientError};
-use crate::api::{Claimed, Claims, EndRequest, Keeps, Refusal};
+use crate::api::messages::{EndAsked, EngineReply, EngineRequest, RequestKind, ScanContext};
+use crate::api::{Claimed, Claims, EndRequest, ErrorResponse, Keeps};
 use crate::config::Config;
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -15,7 +15,7 @@ use reaper_model::Scope;
 use reaper_model::event::ProcessKey;
 
 /// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
-const SHORT: Patience = Patience {
+const SHORT: Timeouts = Timeouts {
     request: Duration::from_secs(2),
     answer: Duration::from_secs(2),
     reaping: Duration::from_secs(2),
@@ -23,14 +23,14 @@ const SHORT: Patience = Patience {
 };
 
 /// Where nothing is slow but the machine.
-const LONG: Patience = Patience {
+const LONG: Timeouts = Timeouts {
     request: Duration::from_secs(20),
     answer: Duration::from_secs(20),
     reaping: Duration::from_secs(20),
     whole: Duration::from_secs(60),
 };
 
-fn backend(engine: mpsc::Sender<Ask>, journal: Option<PathBuf>) -> Backend {
+fn backend(engine: mpsc::Sender<EngineRequest>, journal: Option<PathBuf>) -> Backend {
     Backend {
         engine: engine.clone(),
         journal: journal.clone(),
@@ -42,16 +42,16 @@ fn backend(engine: mpsc::Sender<Ask>, journal: Option<PathBuf>) -> Backend {
 struct World {
     dir: tempfile::TempDir,
     _server: Server,
-    asked: std_mpsc::Receiver<(Peer, Question)>,
+    asked: std_mpsc::Receiver<(Peer, RequestKind)>,
 }
 
 impl World {
-    fn new(answer: impl Fn(&Question) -> Option<Answer> + Send + 'static) -> World {
+    fn new(answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static) -> World {
         World::beside(tempfile::tempdir().unwrap(), None, LONG, answer)
     }
 
     /// One in which somebody is too slow.
-    fn hasty(answer: impl Fn(&Question) -> Option<Answer> + Send + 'static) -> World {
+    fn hasty(answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static) -> World {
         World::beside(tempfile::tempdir().unwrap(), None, SHORT, answer)
     }
 
@@ -59,11 +59,11 @@ impl World {
     fn beside(
         dir: tempfile::TempDir,
         journal: Option<PathBuf>,
-        patience: Patience,
-        answer: impl Fn(&Question) -> Option<Answer> + Send + 'static,
+        patience: Timeouts,
+        answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static,
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
-        let (asks, mut questions) = mpsc::channel::<Ask>(QUEUE);
+        let (asks, mut questions) = mpsc::channel::<EngineRequest>(QUEUE);
         let server =
             socket.serve_within(backend(asks, journal), Clock::new("boot".into()), patience);
         let (tell, asked) = std_mpsc::channel();
@@ -127,10 +127,13 @@ fn read(stream: &mut Stream) -> (u16, String) {
     (status.unwrap_or(0), body.to_owned())
 }
 
-fn nothing_kept(question: &Question) -> Option<Answer> {
+fn nothing_kept(question: &RequestKind) -> Option<EngineReply> {
     match question {
-        Question::Keeps => Some(Answer::Keeps(Vec::new())),
-        _ => Some(Answer::Refused(Refusal::new("not_found", "nothing here"))),
+        RequestKind::Keeps => Some(EngineReply::Keeps(Vec::new())),
+        _ => Some(EngineReply::Refused(ErrorResponse::new(
+            "not_found",
+            "nothing here",
+        ))),
     }
 }
 
@@ -141,11 +144,17 @@ fn a_question_comes_through_with_who_asks() {
     let keeps: Keeps = client.get("/v1/keeps").unwrap().read().unwrap();
     assert_eq!(keeps.keeps, []);
     let uid = nix::unistd::geteuid().as_raw();
-    assert_eq!(world.asked.recv().unwrap(), (Peer { uid }, Question::Keeps));
+    assert_eq!(
+        world.asked.recv().unwrap(),
+        (Peer { uid }, RequestKind::Keeps)
+    );
     let refused = client.get("/v1/tree?agent=a%20b&all=true").unwrap_err();
     assert!(matches!(refused, ClientError::Refused(ref r) if r.message == "nothing here"));
     let (agent, all) = (Some("a b".to_owned()), true);
-    assert_eq!(world.asked.recv().unwrap().1, Question::Tree { agent, all });
+    assert_eq!(
+        world.asked.recv().unwrap().1,
+        RequestKind::Tree { agent, all }
+    );
 }
 
 #[test]
@@ -220,7 +229,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         let (code, said) = world.ask(line, &body);
         let about = format!("{line} {}: {said}", body.get(..80).unwrap_or(&body));
         assert_eq!(code, status, "{about}");
-        let refusal: Refusal = serde_json::from_str(&said).expect(&about);
+        let refusal: ErrorResponse = serde_json::from_str(&said).expect(&about);
         assert_eq!(refusal.error, word, "{about}");
         assert!(refusal.message.len() > 10, "{about}");
     }
@@ -230,7 +239,7 @@ fn wrong_requests_are_told_what_is_wrong() {
 #[test]
 fn the_end_of_a_tree_is_asked_for_by_its_root() {
     let world = World::new(|question| match question {
-        Question::End(_) => Some(Answer::End(vec![Claimed {
+        RequestKind::End(_) => Some(EngineReply::End(vec![Claimed {
             pid: 42,
             start_ns: 7,
             rss: None,
@@ -259,7 +268,7 @@ fn the_end_of_a_tree_is_asked_for_by_its_root() {
         signal: Signal::SIGINT,
         grace: Duration::from_millis(1500),
     };
-    assert_eq!(world.asked.recv().unwrap().1, Question::End(asked));
+    assert_eq!(world.asked.recv().unwrap().1, RequestKind::End(asked));
 }
 
 #[test]
@@ -304,7 +313,7 @@ fn who_stops_in_the_middle_is_not_waited_for() {
 #[test]
 fn a_late_answer_is_not_waited_for() {
     let world = World::hasty(|question| match question {
-        Question::Agents => None,
+        RequestKind::Agents => None,
         other => nothing_kept(other),
     });
     let (code, said) = world.ask("GET /v1/agents", "");
@@ -317,12 +326,12 @@ fn a_late_answer_is_not_waited_for() {
 }
 
 /// Of nobody, so that all are to be looked at.
-fn watched() -> Box<Watched> {
-    Box::new(Watched {
+fn watched() -> Box<ScanContext> {
+    Box::new(ScanContext {
         members: Vec::new(),
         rules: Config::default().rules,
         scope: Scope::default(),
-        began: 0,
+        started_ns: 0,
         enforce: false,
         times: Times::default(),
         gap: false,
@@ -335,8 +344,8 @@ fn what_takes_long_is_in_no_other_answers_way() {
     // Whoever opens this waits until somebody writes to it.
     let journal = dir.path().join("journal.db");
     nix::unistd::mkfifo(&journal, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let answer = |question: &Question| match question {
-        Question::Scan { .. } => Some(Answer::Scan(Vec::new(), watched())),
+    let answer = |question: &RequestKind| match question {
+        RequestKind::Scan { .. } => Some(EngineReply::Scan(Vec::new(), watched())),
         other => nothing_kept(other),
     };
     let world = World::beside(dir, Some(journal.clone()), SHORT, answer);
@@ -426,7 +435,7 @@ fn connections_have_a_bound_and_places_are_given_back() {
     let idle: Vec<Stream> = (0..CONNECTIONS_MAX).map(|_| world.connect()).collect();
     let (code, said) = read(&mut world.connect());
     assert_eq!(code, 503, "{said}");
-    let refusal: Refusal = serde_json::from_str(&said).unwrap();
+    let refusal: ErrorResponse = serde_json::from_str(&said).unwrap();
     assert_eq!(refusal.error, "busy");
     drop(idle);
     let end = Instant::now() + Duration::from_secs(10);

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::{seconds_since, seconds_until};
-use crate::api::ask::{Group, Judged, Story, Stranger};
+use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
 use crate::export::{ended, evidence_ref_text};
 use reaper_model::agent::Action;
 use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
 
 /// The decision about a process, and its reason.
-pub(super) fn why(story: &Story) -> String {
-    if let Some(stranger) = &story.stranger {
+pub(super) fn why(story: &ExplainSnapshot) -> String {
+    if let Some(stranger) = &story.untracked_reason {
         return format!("None of reaper's business: {}.", foreign(stranger));
     }
     let Some(judged) = &story.row.judged else {
@@ -31,23 +31,25 @@ pub(super) fn why(story: &Story) -> String {
     sentence + "."
 }
 
-fn foreign(stranger: &Stranger) -> String {
+fn foreign(stranger: &UntrackedReason) -> String {
     match stranger {
-        Stranger::OutOfScope => "it is outside of what this service was told to watch".into(),
-        Stranger::KernelThread => "it is a thread of the kernel".into(),
-        Stranger::Boundary(rule) => format!(
+        UntrackedReason::OutOfScope => {
+            "it is outside of what this service was told to watch".into()
+        }
+        UntrackedReason::KernelThread => "it is a thread of the kernel".into(),
+        UntrackedReason::Boundary(rule) => format!(
             "it is a boundary by the rule \"{rule}\", and what it runs belongs to no agent above it"
         ),
-        Stranger::BelowBoundary(name, rule) => {
+        UntrackedReason::BelowBoundary(name, rule) => {
             let comm = String::from_utf8_lossy(&name.comm);
             let pid = name.pid;
             format!("it descends from {comm} ({pid}), a boundary by the rule \"{rule}\"")
         }
-        Stranger::NoAgent => "it descends from no agent that a rule recognises".into(),
+        UntrackedReason::NoAgent => "it descends from no agent that a rule recognises".into(),
     }
 }
 
-fn reason(story: &Story, judged: &Judged) -> String {
+fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let rule = judged.rule.as_deref();
     let by = |what: &str| match rule {
         Some(rule) => format!("{what} (rule \"{rule}\")"),
@@ -110,14 +112,15 @@ fn reason(story: &Story, judged: &Judged) -> String {
 }
 
 /// What will happen, and when.
-pub(super) fn next(story: &Story) -> String {
+pub(super) fn next(story: &ExplainSnapshot) -> String {
     let Some(judged) = story
         .row
         .judged
         .as_ref()
-        .filter(|_| story.stranger.is_none())
+        .filter(|_| story.untracked_reason.is_none())
     else {
-        let may_be_left = story.unwatched && story.stranger == Some(Stranger::NoAgent);
+        let may_be_left =
+            story.unwatched && story.untracked_reason == Some(UntrackedReason::NoAgent);
         return if may_be_left {
             "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.".into()
         } else {
@@ -165,9 +168,9 @@ pub(super) fn next(story: &Story) -> String {
 }
 
 /// What becomes of a member once its agent ends, as far as that can be told.
-fn when_it_ends(story: &Story) -> String {
+fn when_it_ends(story: &ExplainSnapshot) -> String {
     let agent = agent(story);
-    let (Some(killed), Some(done)) = (&story.if_killed, &story.if_done) else {
+    let (Some(killed), Some(done)) = (&story.if_killed, &story.if_succeeded) else {
         return format!("When {agent} ends, it is decided anew.");
     };
     let (killed, done) = (outlook(story, killed), outlook(story, done));
@@ -179,7 +182,7 @@ fn when_it_ends(story: &Story) -> String {
 }
 
 /// What would become of a member by such a decision.
-fn outlook(story: &Story, judged: &Judged) -> String {
+fn outlook(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let rule = judged.rule.as_ref();
     let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));
     match (judged.verdict, judged.until) {
@@ -200,7 +203,7 @@ fn outlook(story: &Story, judged: &Judged) -> String {
 }
 
 /// What a rule does, when its time has come.
-fn done(judged: &Judged) -> &'static str {
+fn done(judged: &DecisionSnapshot) -> &'static str {
     match judged.action {
         Some(Action::Report) => "reported",
         Some(Action::Keep) => "kept",
@@ -208,7 +211,7 @@ fn done(judged: &Judged) -> &'static str {
     }
 }
 
-fn then(story: &Story, judged: &Judged) -> String {
+fn then(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     match done(judged) {
         "reaped" => reaped(story),
         "reported" => "kept and reported".into(),
@@ -216,11 +219,11 @@ fn then(story: &Story, judged: &Judged) -> String {
     }
 }
 
-fn reaped(story: &Story) -> String {
+fn reaped(story: &ExplainSnapshot) -> String {
     format!("reaped: {}", signals(story))
 }
 
-fn signals(story: &Story) -> String {
+fn signals(story: &ExplainSnapshot) -> String {
     if !story.enforce {
         let reason = story.mode_reason.as_ref();
         let reason = reason.map(|reason| format!(": {reason}"));
@@ -253,25 +256,25 @@ fn wanted(needs: FactSet) -> String {
 }
 
 /// What the root of its session is: `agent` or `server`.
-fn kind(story: &Story) -> &'static str {
+fn kind(story: &ExplainSnapshot) -> &'static str {
     let session = story.session.as_ref();
     session.map_or("agent", |session| session.kind.name())
 }
 
 /// The root of its session.
-fn agent(story: &Story) -> String {
+fn agent(story: &ExplainSnapshot) -> String {
     story
         .session
         .as_ref()
         .map_or_else(|| "the agent".into(), root)
 }
 
-fn root(group: &Group) -> String {
+fn root(group: &SessionSnapshot) -> String {
     format!("{} ({})", group.name.agent, group.root.pid)
 }
 
 /// That its agent is gone, how and since when.
-fn due(story: &Story) -> Option<String> {
+fn due(story: &ExplainSnapshot) -> Option<String> {
     let (group, at, how) = story.due.as_ref()?;
     let since = span(seconds_since(*at));
     let how = match how {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::*;
-use crate::api::ask::{self, Stranger};
+use crate::api::messages::{self, UntrackedReason};
 use crate::export::SessionRef;
 use reaper_model::agent::Action;
 use reaper_model::agent::SessionKind;
@@ -24,13 +24,13 @@ fn key(n: u32) -> ProcessKey {
     }
 }
 
-fn row(n: u32, parent: Option<u32>) -> Row {
+fn row(n: u32, parent: Option<u32>) -> ProcessSnapshot {
     let image = Image {
         comm: format!("p{n}").into(),
         argv: format!("p{n}\0--token\0secret\0").into(),
         ..Image::default()
     };
-    Row {
+    ProcessSnapshot {
         key: key(n),
         parent: parent.map(key),
         image: Arc::new(image),
@@ -45,7 +45,7 @@ fn row(n: u32, parent: Option<u32>) -> Row {
     }
 }
 
-fn drawn(rows: Vec<Row>, zombies: Vec<Zombie>) -> Vec<(u32, usize, bool)> {
+fn drawn(rows: Vec<ProcessSnapshot>, zombies: Vec<Zombie>) -> Vec<(u32, usize, bool)> {
     let mut by_parent: HashMap<u32, Vec<Zombie>> = HashMap::new();
     for zombie in zombies {
         by_parent.entry(zombie.parent).or_default().push(zombie);
@@ -106,10 +106,10 @@ fn a_scan_tells_apart_what_is_found() {
         agent: "claude-code".into(),
         first_root: key(1),
     };
-    let judged = |n, verdict, reason| Row {
+    let judged = |n, verdict, reason| ProcessSnapshot {
         session: Some(session.clone()),
         evidence: None,
-        judged: Some(ask::Judged {
+        judged: Some(messages::DecisionSnapshot {
             verdict,
             reason,
             rule: None,
@@ -132,12 +132,12 @@ fn a_scan_tells_apart_what_is_found() {
     );
 }
 
-fn story(verdict: &'static str, reason: &'static str) -> Story {
+fn story(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
     let name = SessionRef {
         agent: "claude-code".into(),
         first_root: key(1),
     };
-    let group = Group {
+    let group = SessionSnapshot {
         kept: 0,
         name: name.clone(),
         kind: SessionKind::Agent,
@@ -147,7 +147,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         outer: None,
         gone: None,
     };
-    let judged = ask::Judged {
+    let judged = messages::DecisionSnapshot {
         verdict,
         reason,
         rule: None,
@@ -155,8 +155,8 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         action: None,
         needs: FactSet::NONE,
     };
-    Story {
-        row: Row {
+    ExplainSnapshot {
+        row: ProcessSnapshot {
             session: Some(name),
             evidence: None,
             judged: Some(judged),
@@ -167,8 +167,8 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
         session: Some(group),
         due: None,
         if_killed: None,
-        if_done: None,
-        stranger: None,
+        if_succeeded: None,
+        untracked_reason: None,
         facts: Facts::default(),
         enforce: true,
         mode_reason: None,
@@ -179,7 +179,7 @@ fn story(verdict: &'static str, reason: &'static str) -> Story {
     }
 }
 
-fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> Story {
+fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> ExplainSnapshot {
     let mut story = story(verdict, reason);
     let killed = ExitStatus::Signalled {
         signal: 9,
@@ -192,8 +192,12 @@ fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> Story
     story
 }
 
-fn judged(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> ask::Judged {
-    ask::Judged {
+fn judged(
+    verdict: &'static str,
+    reason: &'static str,
+    rule: Option<&str>,
+) -> messages::DecisionSnapshot {
+    messages::DecisionSnapshot {
         verdict,
         reason,
         rule: rule.map(Into::into),
@@ -204,15 +208,19 @@ fn judged(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> as
 }
 
 /// A member of a living agent, and what would be decided once that is killed, or done.
-fn alive(reason: &'static str, if_killed: ask::Judged, if_done: ask::Judged) -> Story {
-    Story {
+fn alive(
+    reason: &'static str,
+    if_killed: messages::DecisionSnapshot,
+    if_done: messages::DecisionSnapshot,
+) -> ExplainSnapshot {
+    ExplainSnapshot {
         if_killed: Some(if_killed),
-        if_done: Some(if_done),
+        if_succeeded: Some(if_done),
         ..story("keep", reason)
     }
 }
 
-fn waiting(story: &mut Story) {
+fn waiting(story: &mut ExplainSnapshot) {
     let judged = story.row.judged.as_mut().unwrap();
     judged.until = Some(sys::monotonic() + 600_000_000_000);
     judged.action = Some(Action::Reap);
@@ -225,21 +233,21 @@ fn decisions_are_told_in_a_sentence() {
     let mut spinning = story("wait", "waiting");
     spinning.row.judged.as_mut().unwrap().rule = Some("busy-loops".into());
     waiting(&mut spinning);
-    let stranger = |stranger| Story {
-        stranger: Some(stranger),
+    let stranger = |stranger| ExplainSnapshot {
+        untracked_reason: Some(stranger),
         ..story("keep", "not_a_member")
     };
-    let tmux = Name {
+    let tmux = ProcessName {
         pid: 7,
         comm: b"tmux".to_vec(),
     };
     let reaped = || judged("reap", "root_gone", None);
-    let server = ask::Judged {
+    let server = messages::DecisionSnapshot {
         until: Some(sys::monotonic() + 600_000_000_000),
         action: Some(Action::Reap),
         ..judged("wait", "waiting", Some("asked-for-servers"))
     };
-    let unread = ask::Judged {
+    let unread = messages::DecisionSnapshot {
         needs: FactSet::LISTENING,
         ..judged("wait", "unread", Some("asked-for-servers"))
     };
@@ -273,7 +281,7 @@ fn decisions_are_told_in_a_sentence() {
             "Now: SIGTERM, and SIGKILL 5s later.",
         ),
         (
-            Story {
+            ExplainSnapshot {
                 enforce: false,
                 ..due("reap", "root_gone", None)
             },
@@ -303,20 +311,20 @@ fn decisions_are_told_in_a_sentence() {
             "In 10m, if what that rule asks for is so then, it is reaped: SIGTERM, and SIGKILL 5s later. When claude-code (42) ends, it is decided anew.",
         ),
         (
-            stranger(Stranger::NoAgent),
+            stranger(UntrackedReason::NoAgent),
             "None of reaper's business: it descends from no agent that a rule recognises.",
             "Nothing: it is never signalled.",
         ),
         (
-            Story {
+            ExplainSnapshot {
                 unwatched: true,
-                ..stranger(Stranger::NoAgent)
+                ..stranger(UntrackedReason::NoAgent)
             },
             "None of reaper's business: it descends from no agent that a rule recognises.",
             "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.",
         ),
         (
-            stranger(Stranger::BelowBoundary(tmux, "tmux".into())),
+            stranger(UntrackedReason::BelowBoundary(tmux, "tmux".into())),
             "None of reaper's business: it descends from tmux (7), a boundary by the rule \"tmux\".",
             "Nothing: it is never signalled.",
         ),

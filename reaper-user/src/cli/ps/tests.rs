@@ -1,9 +1,9 @@
 use super::*;
-use crate::run::Who;
+use crate::run::RecordedProcess;
 
 fn shown(id: &str) -> Shown<'static> {
     Shown {
-        start: Start {
+        start: RunHeader {
             schema: 1,
             id: id.to_owned(),
             name: None,
@@ -11,7 +11,7 @@ fn shown(id: &str) -> Shown<'static> {
             agent: None,
             boot_id: String::new(),
             pid_namespace: 0,
-            wrapper: Who {
+            wrapper: RecordedProcess {
                 pid: 7,
                 start_ns: 0,
             },

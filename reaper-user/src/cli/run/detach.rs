@@ -15,7 +15,7 @@ use crate::sys::child;
 pub(super) enum Side {
     /// Has told its user, and is to leave with this status.
     Caller(u8),
-    Run(Tell),
+    Run(StartNotifier),
 }
 
 /// By this word a service knows who owns a command, whatever the words are that follow. It is hidden from users.
@@ -23,14 +23,14 @@ pub(in crate::cli) const OWNER: &str = "run-owner";
 
 /// Who waits to be told of the start, if somebody does.
 #[derive(Clone, Default)]
-pub(super) struct Tell(Rc<RefCell<Option<PipeWriter>>>);
+pub(super) struct StartNotifier(Rc<RefCell<Option<PipeWriter>>>);
 
 /// Goes on in a child; whoever has started this program is told by what that tells.
 pub(super) fn part() -> io::Result<Side> {
     let (mut from, to) = io::pipe()?;
     if child::part()?.is_none() {
         become_owner(&to);
-        return Ok(Side::Run(Tell::to(to)));
+        return Ok(Side::Run(StartNotifier::to(to)));
     }
     drop(to);
     let mut told = Vec::new();
@@ -68,9 +68,9 @@ fn become_owner(to: &PipeWriter) {
     tracing::debug!("no service will know of this run: {error}");
 }
 
-impl Tell {
-    pub(super) fn to(to: PipeWriter) -> Tell {
-        Tell(Rc::new(RefCell::new(Some(to))))
+impl StartNotifier {
+    pub(super) fn to(to: PipeWriter) -> StartNotifier {
+        StartNotifier(Rc::new(RefCell::new(Some(to))))
     }
 
     /// It goes on by itself.

@@ -5,8 +5,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::view::View;
-use crate::api::Refusal;
-use crate::api::ask::{Ancestor, Judged, Name, Story, Stranger};
+use crate::api::ErrorResponse;
+use crate::api::messages::{
+    Ancestor, DecisionSnapshot, ExplainSnapshot, ProcessName, UntrackedReason,
+};
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::facts::{Fact, Facts};
@@ -25,29 +27,29 @@ impl View<'_> {
     ///
     /// # Errors
     /// There is no such process, or it is another user's.
-    pub(super) fn story(&self, pid: u32) -> Result<Story, Refusal> {
+    pub(super) fn story(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
         let Some(node) = self.model.tree.by_pid(pid) else {
             let what = format!(
                 "there is no process {pid}; `reaper history` tells of those that have ended"
             );
-            return Err(Refusal::new("not_found", what));
+            return Err(ErrorResponse::new("not_found", what));
         };
         if !self.sees(node) {
             let what = format!("process {pid} is another user's: only its owner or root may ask");
-            return Err(Refusal::new("eperm", what));
+            return Err(ErrorResponse::new("eperm", what));
         }
         let sessions = &self.model.sessions;
         let session = node.state.member.session.and_then(|id| sessions.get(id));
         let due = node.state.member.session.and_then(|id| sessions.due(id));
         let lineage = self.lineage(node);
-        Ok(Story {
+        Ok(ExplainSnapshot {
             row: self.row(node),
             adopter: self.adopter(node),
             session: session.map(|session| self.group(session)),
             due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.ended)),
             if_killed: self.foreseen(node, KILLED),
-            if_done: self.foreseen(node, ExitStatus::Exited(0)),
-            stranger: self.untracked_reason(node, &lineage),
+            if_succeeded: self.foreseen(node, ExitStatus::Exited(0)),
+            untracked_reason: self.untracked_reason(node, &lineage),
             facts: facts(node),
             lineage,
             enforce: true,
@@ -59,7 +61,7 @@ impl View<'_> {
         })
     }
 
-    fn foreseen(&self, node: &Node, ended: ExitStatus) -> Option<Judged> {
+    fn foreseen(&self, node: &Node, ended: ExitStatus) -> Option<DecisionSnapshot> {
         let decision = self.model.decide_if_root_exits(node.key, ended)?;
         Some(self.judged(decision))
     }
@@ -109,50 +111,53 @@ impl View<'_> {
             let mut parents = self.model.sessions.iter().flat_map(|s| &s.parent);
             if let Some(parent) = parents.find(|parent| parent.key == key) {
                 ancestor.image = Some(parent.image.clone()).filter(|i| !i.comm.is_empty());
-                ancestor.visible = self.peer.sees(parent.uids);
+                ancestor.visible = self.peer.may_see(parent.uids);
             }
             return (ancestor, None);
         };
         ancestor.image = Some(exited.image.clone());
-        ancestor.visible = self.peer.sees(exited.uids);
+        ancestor.visible = self.peer.may_see(exited.uids);
         ancestor.ended = Some(exited.exit_status);
         (ancestor, exited.birth_parent)
     }
 
     /// Who has a process now, where that is not who begot it.
-    fn adopter(&self, node: &Node) -> Option<Name> {
+    fn adopter(&self, node: &Node) -> Option<ProcessName> {
         let parent = node
             .parent
             .filter(|parent| Some(*parent) != node.birth_parent)?;
         node.orphaned?;
-        Some(Name {
+        Some(ProcessName {
             pid: parent.pid,
             comm: self.model.tree.comm(parent).to_vec(),
         })
     }
 
-    fn untracked_reason(&self, node: &Node, lineage: &[Ancestor]) -> Option<Stranger> {
+    fn untracked_reason(&self, node: &Node, lineage: &[Ancestor]) -> Option<UntrackedReason> {
         if node.state.member.session.is_some() {
             return None;
         }
         if node.kernel_thread {
-            return Some(Stranger::KernelThread);
+            return Some(UntrackedReason::KernelThread);
         }
         if let Some(rule) = &node.state.member.boundary {
-            return Some(Stranger::Boundary(rule.clone()));
+            return Some(UntrackedReason::Boundary(rule.clone()));
         }
         if !node.state.member.in_scope {
-            return Some(Stranger::OutOfScope);
+            return Some(UntrackedReason::OutOfScope);
         }
         let boundary = lineage.iter().find_map(|ancestor| {
             let comm = ancestor.image.as_ref().map(|image| image.comm.clone());
-            let name = Name {
+            let name = ProcessName {
                 pid: ancestor.key.pid,
                 comm: comm.unwrap_or_default(),
             };
-            Some(Stranger::BelowBoundary(name, ancestor.boundary.clone()?))
+            Some(UntrackedReason::BelowBoundary(
+                name,
+                ancestor.boundary.clone()?,
+            ))
         });
-        Some(boundary.unwrap_or(Stranger::NoAgent))
+        Some(boundary.unwrap_or(UntrackedReason::NoAgent))
     }
 }
 

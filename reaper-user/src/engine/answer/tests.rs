@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
-use crate::api::ask::Stranger;
+use crate::api::messages::UntrackedReason;
 use crate::config::Config;
 use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
 use reaper_model::{Model, Scope};
@@ -98,7 +98,7 @@ impl World {
 
     fn pids(&self, peer: Peer, agent: Option<&str>, all: bool) -> Vec<Vec<u32>> {
         let tree = View::new(&self.model, peer).tree(agent, all).unwrap();
-        let group = |(_, rows): (_, Vec<crate::api::ask::Row>)| {
+        let group = |(_, rows): (_, Vec<crate::api::messages::ProcessSnapshot>)| {
             let mut pids: Vec<u32> = rows.iter().map(|row| row.key.pid).collect();
             pids.sort_unstable();
             pids
@@ -179,17 +179,17 @@ fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
     assert_eq!(story.adopter.map(|adopter| adopter.pid), Some(1));
     let judged = story.row.judged.unwrap();
     assert_eq!((judged.verdict, judged.reason), ("keep", "detached"));
-    assert_eq!((story.stranger, story.due.is_some()), (None, false));
+    assert_eq!((story.untracked_reason, story.due.is_some()), (None, false));
 }
 
 #[test]
 fn strangers_are_told_why_and_others_nothing() {
     let world = world();
     let view = View::new(&world.model, ROOT);
-    let stranger = |pid| view.story(pid).unwrap().stranger;
-    assert_eq!(stranger(10), Some(Stranger::NoAgent));
-    assert_eq!(stranger(40), Some(Stranger::Boundary("tmux".into())));
-    assert!(matches!(stranger(41), Some(Stranger::BelowBoundary(by, _)) if by.pid == 40));
+    let stranger = |pid| view.story(pid).unwrap().untracked_reason;
+    assert_eq!(stranger(10), Some(UntrackedReason::NoAgent));
+    assert_eq!(stranger(40), Some(UntrackedReason::Boundary("tmux".into())));
+    assert!(matches!(stranger(41), Some(UntrackedReason::BelowBoundary(by, _)) if by.pid == 40));
     assert_eq!(stranger(31), None);
     let refused = |peer, pid| View::new(&world.model, peer).story(pid).unwrap_err().error;
     assert_eq!(refused(ROOT, 99), "not_found");
@@ -221,7 +221,7 @@ fn the_parent_of_a_root_is_remembered_when_it_has_exited() {
         let node = world.model.tree.by_pid(31).unwrap();
         let lineage = view.lineage(node);
         let known = |at: usize| {
-            let ancestor: &crate::api::ask::Ancestor = &lineage[at];
+            let ancestor: &crate::api::messages::Ancestor = &lineage[at];
             let comm = ancestor.image.as_ref().map(|image| image.comm.clone());
             let comm = comm.map(|comm| String::from_utf8(comm).unwrap());
             (ancestor.key.pid, comm, ancestor.alive, ancestor.visible)

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::api::Refusal;
-use crate::api::ask::{Branches, Group, Judged, Kept, Recognised, Row};
+use crate::api::ErrorResponse;
+use crate::api::messages::{
+    AgentSnapshot, DecisionSnapshot, KeepSnapshot, ProcessSnapshot, SessionSnapshot, TreeSnapshot,
+};
 use crate::api::peer::Peer;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
@@ -26,7 +28,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn sees(&self, node: &Node) -> bool {
-        self.peer.sees(node.uids)
+        self.peer.may_see(node.uids)
     }
 
     /// The sessions that are open: of an agent, or with a member, that is seen.
@@ -34,7 +36,7 @@ impl<'a> View<'a> {
         let (model, peer) = (self.model, self.peer);
         model.sessions.iter().filter(move |session| {
             let mut members = session.members().filter_map(|pid| model.tree.by_pid(pid));
-            peer.sees(session.uids) || members.any(|node| peer.sees(node.uids))
+            peer.may_see(session.uids) || members.any(|node| peer.may_see(node.uids))
         })
     }
 
@@ -42,10 +44,14 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// No rule is called as the agent.
-    pub(super) fn tree(&self, agent: Option<&str>, all: bool) -> Result<Branches, Refusal> {
+    pub(super) fn tree(
+        &self,
+        agent: Option<&str>,
+        all: bool,
+    ) -> Result<TreeSnapshot, ErrorResponse> {
         if let Some(agent) = agent.filter(|agent| !self.is_agent(agent)) {
             let what = format!("there is no agent {agent:?}; `reaper agents` lists them");
-            return Err(Refusal::new("not_found", what));
+            return Err(ErrorResponse::new("not_found", what));
         }
         let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);
         let seen: Vec<&Session> = self.sessions().filter(wanted).collect();
@@ -70,7 +76,7 @@ impl<'a> View<'a> {
             });
             groups.push((None, others.map(|node| self.row(node)).collect()));
         }
-        Ok(Branches { groups })
+        Ok(TreeSnapshot { groups })
     }
 
     fn is_agent(&self, name: &str) -> bool {
@@ -83,7 +89,7 @@ impl<'a> View<'a> {
     }
 
     /// A session with all that lives of it and of those nested in it, and the boundaries at which it stops.
-    fn branch(&self, session: &Session) -> (Option<Group>, Vec<Row>) {
+    fn branch(&self, session: &Session) -> (Option<SessionSnapshot>, Vec<ProcessSnapshot>) {
         let nested = self.model.sessions.inwards(session.id);
         let members = nested.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
@@ -104,11 +110,11 @@ impl<'a> View<'a> {
     }
 
     /// Returns all agents and servers that rules know, and those of open sessions whose rule was removed.
-    pub(super) fn agents(&self) -> Vec<Recognised> {
+    pub(super) fn agents(&self) -> Vec<AgentSnapshot> {
         let rules = self.model.rules.rules().iter();
         let rules = rules.filter(|rule| rule.action.opens_session());
-        let mut agents: Vec<Recognised> = rules
-            .map(|rule| Recognised {
+        let mut agents: Vec<AgentSnapshot> = rules
+            .map(|rule| AgentSnapshot {
                 name: Arc::clone(&rule.name),
                 kind: SessionKind::of(rule.action),
                 matches: rule.matchers.iter().map(ToString::to_string).collect(),
@@ -118,7 +124,7 @@ impl<'a> View<'a> {
         for session in self.sessions() {
             let at = agents.iter().position(|agent| agent.name == session.agent);
             let at = at.unwrap_or_else(|| {
-                agents.push(Recognised {
+                agents.push(AgentSnapshot {
                     name: Arc::clone(&session.agent),
                     kind: session.kind,
                     matches: Vec::new(),
@@ -132,10 +138,10 @@ impl<'a> View<'a> {
     }
 
     /// What users have asked to be kept.
-    pub(super) fn keeps(&self) -> Vec<Kept> {
+    pub(super) fn keeps(&self) -> Vec<KeepSnapshot> {
         let kept = self.model.kept_by_users();
         let kept = kept.filter(|(node, _)| self.sees(node));
-        let kept = kept.map(|(node, keep)| Kept {
+        let kept = kept.map(|(node, keep)| KeepSnapshot {
             row: self.row(node),
             by: keep.by_uid,
             until: keep.until_awake,
@@ -153,18 +159,18 @@ impl<'a> View<'a> {
     }
 
     /// All members that are seen, with what is decided about each.
-    pub(super) fn scan(&self) -> Vec<Row> {
+    pub(super) fn scan(&self) -> Vec<ProcessSnapshot> {
         self.members().map(|node| self.row(node)).collect()
     }
 
-    pub(super) fn row(&self, node: &Node) -> Row {
+    pub(super) fn row(&self, node: &Node) -> ProcessSnapshot {
         let session = node
             .state
             .member
             .session
             .and_then(|id| self.model.sessions.get(id));
         let judged = session.map(|_| self.judged(self.round.decide(node.key)));
-        Row {
+        ProcessSnapshot {
             key: node.key,
             parent: node.parent,
             image: Arc::clone(&node.image),
@@ -179,7 +185,7 @@ impl<'a> View<'a> {
         }
     }
 
-    pub(super) fn group(&self, session: &Session) -> Group {
+    pub(super) fn group(&self, session: &Session) -> SessionSnapshot {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
         let is_due = self.model.sessions.due(session.id).is_some();
         let members = session.members().filter(|_| is_due);
@@ -188,7 +194,7 @@ impl<'a> View<'a> {
             let verdict = self.round.decide(node.key).verdict;
             matches!(verdict, Verdict::Keep | Verdict::Report)
         });
-        Group {
+        SessionSnapshot {
             kept: kept.count(),
             name: SessionRef::from(session),
             kind: session.kind,
@@ -201,10 +207,10 @@ impl<'a> View<'a> {
     }
 
     /// A decision in the words of the stream.
-    pub(super) fn judged(&self, decision: Decision) -> Judged {
+    pub(super) fn judged(&self, decision: Decision) -> DecisionSnapshot {
         let mut rules = self.model.rules.rules().iter();
         let named = |rule: &&Rule| Some(&rule.name) == decision.rule.as_ref();
-        Judged {
+        DecisionSnapshot {
             action: rules.find(named).map(|rule| rule.action),
             verdict: decision.verdict.name(),
             reason: decision.reason.name(),

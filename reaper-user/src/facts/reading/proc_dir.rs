@@ -404,7 +404,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damage::{hostile, real};
+    use crate::damage::{arbitrary_bytes, proc_self_file};
 
     const TCP: &[u8] = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
         0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100 0 0 10 0\n   \
@@ -412,14 +412,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cgroup_file_names_a_unit_or_none(bytes in hostile(real("cgroup"))) {
+        fn any_cgroup_file_names_a_unit_or_none(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
             let unit = unit(&bytes);
             let ends = [".service", ".scope"].iter().any(|end| unit.ends_with(end));
             prop_assert!(unit.is_empty() || ends, "{}", unit);
         }
 
         #[test]
-        fn any_name_is_a_terminal_or_none(name in hostile("/dev/pts/3")) {
+        fn any_name_is_a_terminal_or_none(name in arbitrary_bytes("/dev/pts/3")) {
             prop_assert!(!is_terminal(&name) || name.starts_with(b"/dev/"));
         }
     }
@@ -429,7 +429,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn any_table_of_sockets_can_be_read(bytes in hostile(TCP)) {
+        fn any_table_of_sockets_can_be_read(bytes in arbitrary_bytes(TCP)) {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), &bytes).unwrap();
             let listens = listens(file.path(), &HashSet::from([4242])).unwrap();
@@ -438,11 +438,11 @@ mod tests {
 
         #[test]
         fn any_process_can_be_looked_at(
-            stat in prop_oneof![Just(real("stat")), hostile(real("stat"))],
-            environ in hostile("A=1\0REAPER_KEEP=1\0"),
-            cgroup in hostile(real("cgroup")),
-            status in hostile(real("status")),
-            login in hostile("1000"),
+            stat in prop_oneof![Just(proc_self_file("stat")), arbitrary_bytes(proc_self_file("stat"))],
+            environ in arbitrary_bytes("A=1\0REAPER_KEEP=1\0"),
+            cgroup in arbitrary_bytes(proc_self_file("cgroup")),
+            status in arbitrary_bytes(proc_self_file("status")),
+            login in arbitrary_bytes("1000"),
         ) {
             let root = tempfile::tempdir().unwrap();
             let dir = root.path().join("7");

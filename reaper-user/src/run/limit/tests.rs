@@ -8,8 +8,8 @@ use super::*;
 /// The run that asks for a place.
 const OWN: &str = "self22";
 
-fn limit(runs: usize) -> Limit {
-    Limit {
+fn limit(runs: usize) -> ConcurrencyLimit {
+    ConcurrencyLimit {
         group: "x".to_owned(),
         runs,
     }

@@ -12,7 +12,7 @@ fn one_that_does_not_answer_is_given_up() {
         command: "sleep 600; :".to_owned(),
         every: Duration::ZERO,
     };
-    let mut probe = Probe::new(&what, held.inherited);
+    let mut probe = DoneProbe::new(&what, held.inherited);
     probe.go_on(false);
     let mut asked = probe.asked.expect("it is being asked");
     let left = Duration::from_nanos(probe.deadline().unwrap() - sys::monotonic());
@@ -24,12 +24,12 @@ fn one_that_does_not_answer_is_given_up() {
     asked.until = sys::monotonic();
     probe.asked = Some(asked);
     probe.go_on(true);
-    assert!(!probe.says_done() && !probe.has_last_word());
+    assert!(!probe.is_done() && !probe.is_final());
     // However it ends of that: what it has started may be killed before it.
     waitpid(first, None).unwrap();
     let next = probe.asked.expect("the next is asked");
     assert!(next.at_the_end && next.pid != asked.pid);
     probe.give_up();
     waitpid(Pid::from_raw(next.pid.cast_signed()), None).unwrap();
-    assert!(probe.has_last_word());
+    assert!(probe.is_final());
 }

@@ -3,11 +3,11 @@ use std::ffi::OsString;
 use proptest::prelude::*;
 
 use super::*;
-use crate::damage::hostile;
+use crate::damage::arbitrary_bytes;
 
 /// A run of which nothing special is to be said.
-pub(in crate::run) fn start(id: &str) -> Start {
-    Start {
+pub(in crate::run) fn start(id: &str) -> RunHeader {
+    RunHeader {
         schema: SCHEMA,
         id: id.to_owned(),
         name: None,
@@ -15,7 +15,7 @@ pub(in crate::run) fn start(id: &str) -> Start {
         agent: None,
         boot_id: "0a15f438-6774-4ca6-b514-09852823d3e8".to_owned(),
         pid_namespace: 0,
-        wrapper: Who {
+        wrapper: RecordedProcess {
             pid: 700,
             start_ns: 70_000_000,
         },
@@ -40,48 +40,55 @@ fn text(lines: &[Line]) -> Vec<u8> {
     lines.iter().map(line).collect::<String>().into_bytes()
 }
 
-fn claim(outcome: Outcome, by: u32) -> Line {
+fn claim(outcome: RunOutcome, by: u32) -> Line {
     Line::Claim(Claim { outcome, by })
 }
 
 fn full() -> Vec<Line> {
-    let who = Who {
+    let who = RecordedProcess {
         pid: 701,
         start_ns: 80_000_000,
     };
     vec![
         Line::Run(Box::new(start("abcd"))),
-        Line::Cgroup(Made { id: 5 }),
-        Line::Cgroup(Made { id: 6 }),
-        Line::Command(Begun { who, at: 9 }),
-        claim(Outcome::Cancelled, 5),
-        claim(Outcome::Timeout, 6),
-        Line::Over(Box::new(Over::unseen(Outcome::Cancelled, "x"))),
-        Line::Over(Box::new(Over::unseen(Outcome::Death, "y"))),
+        Line::Cgroup(CgroupCreated { id: 5 }),
+        Line::Cgroup(CgroupCreated { id: 6 }),
+        Line::Command(CommandStarted {
+            process: who,
+            at: 9,
+        }),
+        claim(RunOutcome::Cancelled, 5),
+        claim(RunOutcome::Timeout, 6),
+        Line::Over(Box::new(RunResult::unobserved(RunOutcome::Cancelled, "x"))),
+        Line::Over(Box::new(RunResult::unobserved(RunOutcome::Death, "y"))),
     ]
 }
 
 #[test]
 fn the_first_word_counts() {
-    let record = Record::parse(&text(&full())).unwrap();
-    assert_eq!(record.start, start("abcd"));
+    let record = RunRecord::parse(&text(&full())).unwrap();
+    assert_eq!(record.header, start("abcd"));
     assert_eq!(record.commands.len(), 1);
-    assert_eq!(record.cgroup, Some(Made { id: 6 }), "what is there now");
+    assert_eq!(
+        record.cgroup,
+        Some(CgroupCreated { id: 6 }),
+        "what is there now"
+    );
     assert_eq!(record.claim.unwrap().by, 5);
-    assert_eq!(record.outcome(), Some(Outcome::Cancelled));
-    assert_eq!(record.over.unwrap().notes, ["x"]);
+    assert_eq!(record.outcome(), Some(RunOutcome::Cancelled));
+    assert_eq!(record.result.unwrap().notes, ["x"]);
 }
 
 #[test]
 fn a_line_that_was_cut_short_counts_for_nothing() {
     let mut bytes = text(&full()[..2]);
     bytes.extend(b"\n{\"claim\":{\"outcome\":\"succ");
-    let record = Record::parse(&bytes).unwrap();
+    let record = RunRecord::parse(&bytes).unwrap();
     assert_eq!(record.claim, None);
     // Whoever writes next begins a line anew.
     bytes.extend(b"\n{\"claim\":{\"outcome\":\"idle\",\"by\":3}}\n");
-    let record = Record::parse(&bytes).unwrap();
-    assert_eq!(record.outcome(), Some(Outcome::Idle));
+    let record = RunRecord::parse(&bytes).unwrap();
+    assert_eq!(record.outcome(), Some(RunOutcome::Idle));
 }
 
 #[test]
@@ -94,13 +101,13 @@ fn what_does_not_begin_with_a_run_is_none() {
         b"{\"run\":{\"schema\":1,\"id\":\"x\"}}\n",
         b"{\"claim\":{\"outcome\":\"idle\",\"by\":3}}\n",
     ] {
-        assert_eq!(Record::parse(damaged), Err(Unreadable::Damaged));
+        assert_eq!(RunRecord::parse(damaged), Err(RecordParseError::Damaged));
     }
     let mut cut = text(&full()[..1]);
     cut.pop();
-    assert_eq!(Record::parse(&cut), Err(Unreadable::Damaged));
+    assert_eq!(RunRecord::parse(&cut), Err(RecordParseError::Damaged));
     let later = b"{\"run\":{\"schema\":2,\"what\":\"ever\"}}\n";
-    assert_eq!(Record::parse(later), Err(Unreadable::Later(2)));
+    assert_eq!(RunRecord::parse(later), Err(RecordParseError::Later(2)));
 }
 
 #[test]
@@ -118,9 +125,9 @@ fn a_command_line_is_kept_to_a_bound() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in hostile(text(&full()))) {
-        if let Ok(record) = Record::parse(&bytes) {
-            prop_assert_eq!(record.start.schema, SCHEMA);
+    fn any_bytes_are_read_or_refused(bytes in arbitrary_bytes(text(&full()))) {
+        if let Ok(record) = RunRecord::parse(&bytes) {
+            prop_assert_eq!(record.header.schema, SCHEMA);
         }
     }
 }

@@ -7,8 +7,10 @@ use std::time::Instant;
 use nix::fcntl::{FallocateFlags, Flock, fallocate};
 
 use super::super::hearing::{self, Hearing};
-use super::super::record::{Begun, Line, Over, Start, Who, tests::start};
-use super::super::{Outcome, Run};
+use super::super::record::{
+    CommandStarted, Line, RecordedProcess, RunHeader, RunResult, tests::start,
+};
+use super::super::{Run, RunOutcome};
 use super::*;
 use crate::source::procfs::Procfs;
 use reaper_model::event::TICK_NS;
@@ -41,10 +43,10 @@ impl Guest {
         )
     }
 
-    fn who(&self) -> Who {
+    fn who(&self) -> RecordedProcess {
         let pid = self.0.id();
         let start_ns = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-        Who { pid, start_ns }
+        RecordedProcess { pid, start_ns }
     }
 
     fn lives(&mut self) -> bool {
@@ -60,7 +62,11 @@ impl Drop for Guest {
 }
 
 /// The record of a run whose owner is gone.
-fn leave(runs: &Runs, command: Option<Who>, change: impl FnOnce(&mut Start)) -> PathBuf {
+fn leave(
+    runs: &Runs,
+    command: Option<RecordedProcess>,
+    change: impl FnOnce(&mut RunHeader),
+) -> PathBuf {
     let mut start = start("left22");
     start.boot_id = boot_id(Path::new("/"));
     start.pid_namespace = crate::sys::pid_namespace_unless_first().unwrap();
@@ -71,7 +77,14 @@ fn leave(runs: &Runs, command: Option<Who>, change: impl FnOnce(&mut Start)) -> 
     bytes.push(b'\n');
     fs::write(&path, bytes).unwrap();
     if let Some(who) = command {
-        append(&open(&path).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+        append(
+            &open(&path).unwrap(),
+            &Line::Command(CommandStarted {
+                process: who,
+                at: 1,
+            }),
+        )
+        .unwrap();
     }
     path
 }
@@ -86,11 +99,11 @@ fn what_is_written_down_is_its_owners_alone() {
     let path = runs.path(recording.id(), OPEN);
     assert_eq!(mode(&path), 0o600);
     let known = runs.find("x").unwrap();
-    assert!(known.is_owned().unwrap());
-    assert_eq!(known.record.start.wrapper.pid, std::process::id());
+    assert!(known.has_supervisor().unwrap());
+    assert_eq!(known.record.header.wrapper.pid, std::process::id());
     assert!(runs.close_dead().unwrap().is_empty(), "it has its owner");
     drop(recording);
-    assert!(!known.is_owned().unwrap());
+    assert!(!known.has_supervisor().unwrap());
     assert_eq!(runs.close_dead().unwrap().len(), 1);
     assert!(runs.list(false).unwrap().is_empty());
 }
@@ -129,7 +142,8 @@ fn a_run_is_found_by_id_name_and_beginning() {
             panic!("{word:?} is found");
         };
     }
-    web.close(Over::unseen(Outcome::Success, "x")).unwrap();
+    web.close(RunResult::unobserved(RunOutcome::Success, "x"))
+        .unwrap();
     // Of those that have had a name it is the last one, or the one that lives.
     let next = runs.begin(&named("web")).unwrap();
     assert_eq!(runs.find("web").unwrap().id(), next.id());
@@ -154,24 +168,24 @@ fn a_stop_that_races_the_owner_gives_one_outcome() {
         let path = runs.path(recording.id(), OPEN);
         let claim = |outcome| {
             let file = open(&path).unwrap();
-            super::super::recording::claim(&file, outcome)
+            super::super::record_writer::claim(&file, outcome)
                 .unwrap()
                 .outcome()
                 .unwrap()
         };
         let (stop, own, other) = thread::scope(|scope| {
-            let stop = scope.spawn(|| claim(Outcome::Cancelled));
-            let other = scope.spawn(|| claim(Outcome::Cancelled));
+            let stop = scope.spawn(|| claim(RunOutcome::Cancelled));
+            let other = scope.spawn(|| claim(RunOutcome::Cancelled));
             if n % 2 == 0 {
                 thread::yield_now();
             }
-            let own = recording.claim(Outcome::Timeout);
+            let own = recording.claim(RunOutcome::Timeout);
             (stop.join().unwrap(), own, other.join().unwrap())
         });
         assert!(stop == own && other == own, "{stop:?} {own:?} {other:?}");
-        stopped += usize::from(own == Outcome::Cancelled);
-        recording.close(Over::unseen(own, "x")).unwrap();
-        let record = Record::parse(&fs::read(path.with_extension(CLOSED)).unwrap()).unwrap();
+        stopped += usize::from(own == RunOutcome::Cancelled);
+        recording.close(RunResult::unobserved(own, "x")).unwrap();
+        let record = RunRecord::parse(&fs::read(path.with_extension(CLOSED)).unwrap()).unwrap();
         assert_eq!(record.claim.unwrap().outcome, own);
         assert_eq!(record.outcome(), Some(own));
     }
@@ -188,13 +202,13 @@ fn what_a_lost_run_has_left_is_ended() {
     leave(&runs, Some(tree.who()), |_| ());
     // The shell may not have started its children yet: they come while it is being ended, and are found too.
     let closed = runs.close_dead().unwrap();
-    let over = closed[0].record.over.as_ref().unwrap();
-    assert_eq!(over.outcome, Outcome::Death);
+    let over = closed[0].record.result.as_ref().unwrap();
+    assert_eq!(over.outcome, RunOutcome::Death);
     assert!(over.ended >= 1 && over.left.is_empty(), "{over:?}");
     assert!(!tree.lives() && stranger.lives());
     assert!(runs.close_dead().unwrap().is_empty());
     assert_eq!(
-        runs.find("left22").unwrap().record.over.as_ref(),
+        runs.find("left22").unwrap().record.result.as_ref(),
         Some(over)
     );
 }
@@ -205,16 +219,16 @@ fn nothing_is_signalled_that_is_not_proven_to_be_its() {
     let runs = runs(&dir);
     let mut guest = Guest::new("exec sleep 600");
     let who = guest.who();
-    let other = Who {
+    let other = RecordedProcess {
         start_ns: who.start_ns - TICK_NS,
         ..who
     };
-    let of_another_boot = |start: &mut Start| start.boot_id = "another".to_owned();
+    let of_another_boot = |start: &mut RunHeader| start.boot_id = "another".to_owned();
     for (command, change, closed) in [
         // The pid is another's now.
         (
             Some(other),
-            Box::new(|_: &mut Start| ()) as Box<dyn Fn(&mut Start)>,
+            Box::new(|_: &mut RunHeader| ()) as Box<dyn Fn(&mut RunHeader)>,
             true,
         ),
         (Some(who), Box::new(of_another_boot), true),
@@ -231,7 +245,7 @@ fn nothing_is_signalled_that_is_not_proven_to_be_its() {
     // Nor this process.
     let own = std::process::id();
     let start_ns = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
-    leave(&runs, Some(Who { pid: own, start_ns }), |_| ());
+    leave(&runs, Some(RecordedProcess { pid: own, start_ns }), |_| ());
     assert!(runs.close_dead().unwrap().is_empty());
 }
 
@@ -241,17 +255,17 @@ fn what_was_claimed_holds_when_its_owner_is_gone() {
     let runs = runs(&dir);
     let guest = Guest::new("exec sleep 600");
     let path = leave(&runs, Some(guest.who()), |_| ());
-    super::super::recording::claim(&open(&path).unwrap(), Outcome::Timeout).unwrap();
+    super::super::record_writer::claim(&open(&path).unwrap(), RunOutcome::Timeout).unwrap();
     let closed = runs.close_dead().unwrap();
-    assert_eq!(closed[0].record.outcome(), Some(Outcome::Timeout));
+    assert_eq!(closed[0].record.outcome(), Some(RunOutcome::Timeout));
     // One that has nothing but its new name missing.
     let path = leave(&runs, None, |_| ());
-    let over = Over::unseen(Outcome::Success, "x");
+    let over = RunResult::unobserved(RunOutcome::Success, "x");
     append(&open(&path).unwrap(), &Line::Over(Box::new(over))).unwrap();
     assert!(runs.close_dead().unwrap().is_empty());
     assert_eq!(
         runs.find("left22").unwrap().record.outcome(),
-        Some(Outcome::Success)
+        Some(RunOutcome::Success)
     );
     assert!(!path.exists());
 }
@@ -347,7 +361,9 @@ fn the_dead_are_closed_beside_each_other() {
         fs::rename(path, runs.path(&id, OPEN)).unwrap();
     }
     let closed = runs.close_dead().unwrap();
-    let over = closed.iter().filter_map(|known| known.record.over.as_ref());
+    let over = closed
+        .iter()
+        .filter_map(|known| known.record.result.as_ref());
     assert_eq!(closed.len(), 3);
     assert!(over.clone().all(|over| over.killed == 0), "{closed:?}");
     assert!(runs.list(false).unwrap().is_empty());
@@ -371,11 +387,18 @@ fn a_record_has_room_for_what_follows() {
         let path = runs.path(recording.id(), OPEN);
         let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
         let before = blocks(&path);
-        let who = runs.find("x").unwrap().record.start.wrapper;
-        append(&open(&path).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
-        recording.claim(Outcome::Timeout);
+        let who = runs.find("x").unwrap().record.header.wrapper;
+        append(
+            &open(&path).unwrap(),
+            &Line::Command(CommandStarted {
+                process: who,
+                at: 1,
+            }),
+        )
+        .unwrap();
+        recording.claim(RunOutcome::Timeout);
         recording
-            .close(Over::unseen(Outcome::Timeout, "x"))
+            .close(RunResult::unobserved(RunOutcome::Timeout, "x"))
             .unwrap();
         let after = blocks(&path.with_extension(CLOSED));
         assert!(
@@ -395,9 +418,16 @@ fn a_name_is_free_when_its_owner_is_gone() {
         start.pid_namespace ^= 1;
     });
     let who = Guest::new("exec sleep 600").who();
-    append(&open(&left).unwrap(), &Line::Command(Begun { who, at: 1 })).unwrap();
+    append(
+        &open(&left).unwrap(),
+        &Line::Command(CommandStarted {
+            process: who,
+            at: 1,
+        }),
+    )
+    .unwrap();
     assert!(runs.close_dead().unwrap().is_empty());
-    let owner = take(&left, false).unwrap().expect("nobody has it");
+    let owner = lock_record(&left, false).unwrap().expect("nobody has it");
     let error = runs.begin(&named("web")).unwrap_err();
     assert!(matches!(error, RecordError::NameTaken { .. }), "{error}");
     drop(owner);
@@ -420,13 +450,13 @@ fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
         let path = runs.path(recording.id(), OPEN);
         let record = open(&path).unwrap();
         let word = Hearing::get(&record).expect("the owner is there");
-        let claim = super::super::recording::claim(&record, Outcome::Cancelled).unwrap();
-        assert!(claim.over.is_none());
+        let claim = super::super::record_writer::claim(&record, RunOutcome::Cancelled).unwrap();
+        assert!(claim.result.is_none());
         thread::scope(|scope| {
             let (tell, told) = channel();
             scope.spawn(move || {
                 tell.send(Instant::now()).unwrap();
-                let over = Over::unseen(Outcome::Success, "x");
+                let over = RunResult::unobserved(RunOutcome::Success, "x");
                 recording.close(over).unwrap();
             });
             let about_to: Instant = told.recv().unwrap();
@@ -438,7 +468,7 @@ fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
             drop(word);
         });
         let late = open(&path.with_extension(CLOSED)).unwrap();
-        let over = Record::parse(&content(&late).unwrap()).unwrap().over;
+        let over = RunRecord::parse(&content(&late).unwrap()).unwrap().result;
         assert!(over.is_some());
     }
 }
@@ -459,9 +489,12 @@ fn a_lock_is_not_for_two() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
     let path = leave(&runs, None, |_| ());
-    let first: Flock<File> = take(&path, false).unwrap().expect("nobody has it");
-    assert!(take(&path, false).unwrap().is_none());
+    let first: Flock<File> = lock_record(&path, false).unwrap().expect("nobody has it");
+    assert!(lock_record(&path, false).unwrap().is_none());
     fs::rename(&path, path.with_extension(CLOSED)).unwrap();
     drop(first);
-    assert!(take(&path, false).unwrap().is_none(), "it is not there");
+    assert!(
+        lock_record(&path, false).unwrap().is_none(),
+        "it is not there"
+    );
 }

@@ -87,7 +87,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damage::damaged;
+    use crate::damage::mutated;
 
     fn bytes(argc: i32, rest: &[u8]) -> Vec<u8> {
         [&argc.to_ne_bytes(), rest].concat()
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_bytes_are_read(given in damaged(SHELL.to_vec())) {
+        fn damaged_bytes_are_read(given in mutated(SHELL.to_vec())) {
             let read = Arguments::parse(&given);
             let all = read.path.len() + read.argv.len() + read.environment.map_or(0, <[u8]>::len);
             prop_assert!(all <= given.len());

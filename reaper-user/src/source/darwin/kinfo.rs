@@ -124,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damage::damaged;
+    use crate::damage::mutated;
 
     /// A row with these words at these places.
     fn row(words: &[(usize, u32)]) -> Vec<u8> {
@@ -194,7 +194,7 @@ mod tests {
         fn any_bytes_are_rows_or_none(
             bytes in prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..3 * SIZE),
-                damaged(two_rows()),
+                mutated(two_rows()),
             ],
         ) {
             for process in Process::all(&bytes) {

@@ -102,11 +102,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damage::hostile;
+    use crate::damage::arbitrary_bytes;
 
     proptest! {
         #[test]
-        fn any_lines_are_mounts_or_none(bytes in hostile(MOUNTINFO)) {
+        fn any_lines_are_mounts_or_none(bytes in arbitrary_bytes(MOUNTINFO)) {
             let Mounts(all) = Mounts::parse(&bytes);
             prop_assert!(all.len() <= bytes.split(|&byte| byte == b'\n').count());
             let of_root = Mounts(all).of(Path::new("/")).cloned();
@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in hostile(b"/a\\040b")) {
+        fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in arbitrary_bytes(b"/a\\040b")) {
             let escape = |byte: &u8| match byte {
                 b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
                 other => vec![*other],

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::Answered;
+use super::ApiResult;
 use super::question::Query;
 use crate::api::peer::Peer;
-use crate::api::{History, Refusal};
+use crate::api::{ErrorResponse, History};
 use crate::export::to_json;
 use crate::journal::history::{self, HistoryError};
 
@@ -16,11 +16,13 @@ use crate::journal::history::{self, HistoryError};
 const HISTORY_MAX: usize = 8 << 20;
 
 /// Of whom sessions are asked for; others than root are told of their own.
-pub(super) fn query(query: Option<&str>, peer: Peer) -> Answered<history::Query> {
+pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Query> {
     let mut query = Query::read(query)?;
     let since = query.seconds("since_s")?.map(|since| {
         let since = Timestamp::now().checked_sub(since);
-        since.map_err(|_| Refusal::new("bad_request", "since_s is longer than time is counted"))
+        since.map_err(|_| {
+            ErrorResponse::new("bad_request", "since_s is longer than time is counted")
+        })
     });
     let asked = history::Query {
         since: since.transpose()?,
@@ -33,13 +35,13 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> Answered<history::Query>
 }
 
 /// What the journal says.
-pub(super) fn told(
+pub(super) fn read_history(
     journal: Option<&Path>,
     query: history::Query,
-) -> impl FnOnce() -> Answered<Vec<u8>> + Send + 'static {
+) -> impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static {
     let journal = journal.map(Path::to_owned);
     move || {
-        let none = || Refusal::new("not_found", "this service keeps no journal");
+        let none = || ErrorResponse::new("not_found", "this service keeps no journal");
         let journal = journal.ok_or_else(none)?;
         let mut kept = VecDeque::new();
         let (mut bytes, mut left_out) = (0, 0);
@@ -60,7 +62,7 @@ pub(super) fn told(
                 HistoryError::Missing(_) => "not_found",
                 _ => "failed",
             };
-            Refusal::new(word, error.to_string())
+            ErrorResponse::new(word, error.to_string())
         })?;
         let sessions = kept.into_iter().map(|(_, session)| session).collect();
         Ok(to_json(&History { sessions, left_out }))

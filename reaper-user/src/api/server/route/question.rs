@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use super::Answered;
-use crate::api::ask::{EndAsked, Question};
-use crate::api::peer::{Peer, Target};
-use crate::api::{EndRequest, KEEP_MAX_S, KeepOrder, Refusal};
+use super::ApiResult;
+use crate::api::messages::{EndAsked, RequestKind};
+use crate::api::peer::{Peer, SignalTarget};
+use crate::api::{EndRequest, ErrorResponse, KEEP_MAX_S, KeepParams};
 use crate::export::printable;
 use reaper_model::event::ProcessKey;
 
@@ -30,25 +30,25 @@ pub(super) fn segments(path: &str) -> Vec<&str> {
 }
 
 /// What a request asks for.
-pub(super) fn question(
+pub(super) fn parse_request(
     method: &Method,
     path: &str,
     query: Option<&str>,
     body: &[u8],
     (peer, pid): (Peer, Option<u32>),
-) -> Answered<Question> {
+) -> ApiResult<RequestKind> {
     let mut query = Query::read(query)?;
     let question = match (method.as_str(), segments(path).as_slice()) {
-        ("GET", ["v1", "status"]) => Question::Status,
-        ("GET", ["v1", "tree"]) => Question::Tree {
+        ("GET", ["v1", "status"]) => RequestKind::Status,
+        ("GET", ["v1", "tree"]) => RequestKind::Tree {
             agent: query.take("agent"),
             all: query.flag("all")?,
         },
-        ("GET", ["v1", "explain", pid]) => Question::Explain { pid: number(pid)? },
-        ("GET", ["v1", "agents"]) => Question::Agents,
-        ("GET", ["v1", "keeps"]) => Question::Keeps,
+        ("GET", ["v1", "explain", pid]) => RequestKind::Explain { pid: number(pid)? },
+        ("GET", ["v1", "agents"]) => RequestKind::Agents,
+        ("GET", ["v1", "keeps"]) => RequestKind::Keeps,
         ("POST", ["v1", "keeps"]) => keep(body, peer)?,
-        ("DELETE", ["v1", "keeps", pid]) => Question::Unkeep {
+        ("DELETE", ["v1", "keeps", pid]) => RequestKind::Unkeep {
             target: target(number(pid)?, peer)?,
         },
         (method @ ("GET" | "POST"), ["v1", "scan"]) => {
@@ -56,14 +56,14 @@ pub(super) fn question(
             if reap {
                 only_root(peer, "reap what a scan has found")?;
             }
-            Question::Scan {
+            RequestKind::Scan {
                 max_age: query.seconds("max_age_s")?,
                 reap,
             }
         }
         ("POST", ["v1", "config", "reload"]) => {
             only_root(peer, "reload the config")?;
-            Question::Reload
+            RequestKind::Reload
         }
         ("POST", ["v1", "end"]) => end(body, pid)?,
         _ => return Err(unknown(method, path)),
@@ -72,55 +72,55 @@ pub(super) fn question(
     Ok(question)
 }
 
-fn unknown(method: &Method, path: &str) -> Refusal {
+fn unknown(method: &Method, path: &str) -> ErrorResponse {
     match methods(path) {
-        "" => Refusal::new("not_found", "there is no such path; /v1/status is one"),
+        "" => ErrorResponse::new("not_found", "there is no such path; /v1/status is one"),
         methods => {
             let what = format!("{method} is not for this path: use {methods}");
-            Refusal::new("wrong_method", what)
+            ErrorResponse::new("wrong_method", what)
         }
     }
 }
 
-fn only_root(peer: Peer, what: &str) -> Answered<()> {
-    if peer.is_master() {
+fn only_root(peer: Peer, what: &str) -> ApiResult<()> {
+    if peer.is_privileged() {
         return Ok(());
     }
     let what = format!("only root may {what}; run it with sudo");
-    Err(Refusal::new("eperm", what))
+    Err(ErrorResponse::new("eperm", what))
 }
 
-fn keep(body: &[u8], peer: Peer) -> Answered<Question> {
-    let order: KeepOrder = serde_json::from_slice(body).map_err(|error| {
+fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
+    let order: KeepParams = serde_json::from_slice(body).map_err(|error| {
         let what = format!(r#"the body is not as {{"pid":42,"for_s":7200,"tree":true}}: {error}"#);
-        Refusal::new("bad_request", what)
+        ErrorResponse::new("bad_request", what)
     })?;
     if order.for_s.is_some_and(|s| s == 0 || s > KEEP_MAX_S) {
         let what = format!("for_s is not from 1 to {KEEP_MAX_S}: leave it out to keep for ever");
-        return Err(Refusal::new("bad_request", what));
+        return Err(ErrorResponse::new("bad_request", what));
     }
-    Ok(Question::Keep {
+    Ok(RequestKind::Keep {
         target: target(order.pid, peer)?,
         lasts: order.for_s.map(Duration::from_secs),
         tree: order.tree,
     })
 }
 
-fn end(body: &[u8], pid: Option<u32>) -> Answered<Question> {
+fn end(body: &[u8], pid: Option<u32>) -> ApiResult<RequestKind> {
     let wrong = |why: &dyn std::fmt::Display| {
         let what = format!(
             r#"the body is not as {{"pid":42,"start_ns":120000000,"until_ns":130000000,"signal":"SIGTERM","grace_ms":5000}}: {why}"#
         );
-        Refusal::new("bad_request", what)
+        ErrorResponse::new("bad_request", what)
     };
     let order: EndRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
     let signal = order.signal.parse().map_err(|_| wrong(&"no such signal"))?;
     if pid != Some(order.pid) {
         let what =
             "only the process itself may ask for that, from the pid namespace of this service";
-        return Err(Refusal::new("eperm", what));
+        return Err(ErrorResponse::new("eperm", what));
     }
-    Ok(Question::End(EndAsked {
+    Ok(RequestKind::End(EndAsked {
         root: ProcessKey {
             pid: order.pid,
             start: order.start_ns,
@@ -132,36 +132,37 @@ fn end(body: &[u8], pid: Option<u32>) -> Answered<Question> {
 }
 
 /// A process that the one who asks may signal.
-fn target(pid: u32, peer: Peer) -> Answered<Target> {
-    match Target::read(pid) {
-        Ok(Some(target)) if peer.reaches(&target) => Ok(target),
+fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
+    match SignalTarget::read(pid) {
+        Ok(Some(target)) if peer.may_signal(&target) => Ok(target),
         Ok(Some(_)) => {
             let what =
                 format!("process {pid} is another user's: only its owner or root may do that");
-            Err(Refusal::new("eperm", what))
+            Err(ErrorResponse::new("eperm", what))
         }
-        Ok(None) => Err(Refusal::new(
+        Ok(None) => Err(ErrorResponse::new(
             "not_found",
             format!("there is no process {pid}"),
         )),
         Err(error) => {
             let what = format!("cannot read whose process {pid} is: {error}");
-            Err(Refusal::new("failed", what))
+            Err(ErrorResponse::new("failed", what))
         }
     }
 }
 
-fn number(word: &str) -> Answered<u32> {
+fn number(word: &str) -> ApiResult<u32> {
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let number = word.parse().ok().filter(|_| digits);
-    number.ok_or_else(|| Refusal::new("bad_request", "a pid is a number from 0 to 4294967295"))
+    number
+        .ok_or_else(|| ErrorResponse::new("bad_request", "a pid is a number from 0 to 4294967295"))
 }
 
 /// The part of a path after the question mark.
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
-    pub(super) fn read(text: Option<&str>) -> Answered<Query> {
+    pub(super) fn read(text: Option<&str>) -> ApiResult<Query> {
         let pairs = form_urlencoded::parse(text.unwrap_or_default().as_bytes());
         let pairs: Vec<_> = pairs.into_owned().collect();
         let mut names: Vec<_> = pairs.iter().map(|(name, _)| name).collect();
@@ -169,7 +170,7 @@ impl Query {
         if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
             let name = printable(twice[0], NAME_MAX);
             let what = format!("the query has `{name}` twice");
-            return Err(Refusal::new("bad_request", what));
+            return Err(ErrorResponse::new("bad_request", what));
         }
         Ok(Query(pairs))
     }
@@ -179,18 +180,18 @@ impl Query {
         Some(self.0.swap_remove(at).1)
     }
 
-    pub(super) fn flag(&mut self, name: &str) -> Answered<bool> {
+    pub(super) fn flag(&mut self, name: &str) -> ApiResult<bool> {
         match self.take(name).as_deref() {
             None | Some("false" | "0") => Ok(false),
             Some("" | "true" | "1") => Ok(true),
-            Some(_) => Err(Refusal::new(
+            Some(_) => Err(ErrorResponse::new(
                 "bad_request",
                 format!("{name} is neither true nor false"),
             )),
         }
     }
 
-    pub(super) fn seconds(&mut self, name: &str) -> Answered<Option<Duration>> {
+    pub(super) fn seconds(&mut self, name: &str) -> ApiResult<Option<Duration>> {
         let Some(word) = self.take(name) else {
             return Ok(None);
         };
@@ -198,17 +199,17 @@ impl Query {
         let seconds = seconds.map_err(|_| format!("{name} is no number of seconds"));
         seconds
             .map(Some)
-            .map_err(|what| Refusal::new("bad_request", what))
+            .map_err(|what| ErrorResponse::new("bad_request", what))
     }
 
     /// Nothing is left over.
-    pub(super) fn finish(self) -> Answered<()> {
+    pub(super) fn finish(self) -> ApiResult<()> {
         match self.0.first() {
             None => Ok(()),
             Some((name, _)) => {
                 let name = printable(name, NAME_MAX);
                 let what = format!("the query has `{name}` in it, which this path does not know");
-                Err(Refusal::new("bad_request", what))
+                Err(ErrorResponse::new("bad_request", what))
             }
         }
     }
@@ -227,7 +228,7 @@ mod tests {
         let path = format!("/v1/keeps/{pid}");
         let body = format!(r#"{{"pid":{pid}}}"#);
         let asked = |method, path, body: &str, peer| {
-            let asked = question(&method, path, None, body.as_bytes(), (peer, Some(pid)));
+            let asked = parse_request(&method, path, None, body.as_bytes(), (peer, Some(pid)));
             asked.map_err(|refusal| refusal.error)
         };
         for (method, path, body) in [

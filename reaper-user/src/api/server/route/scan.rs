@@ -3,29 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answered, Shared};
-use crate::api::ask::{Row, Watched};
+use super::{ApiResult, Shared};
 use crate::api::leftovers::Leftovers;
+use crate::api::messages::{ProcessSnapshot, ScanContext};
 use crate::api::peer::Peer;
 use crate::api::show;
 use crate::export::to_json;
 
 /// A scan of all processes for a client.
-pub(super) struct Look {
+pub(super) struct ScanParams {
     pub(super) leftovers: Arc<dyn Leftovers>,
-    pub(super) watched: Box<Watched>,
+    pub(super) watched: Box<ScanContext>,
     pub(super) peer: Peer,
     pub(super) max_age: Option<Duration>,
 }
 
 /// Members, and what nobody watched.
 pub(super) async fn scanned(
-    rows: Vec<Row>,
-    look: Look,
+    rows: Vec<ProcessSnapshot>,
+    look: ScanParams,
     reap: bool,
     shared: &Shared,
-) -> Answered<Vec<u8>> {
-    let Look {
+) -> ApiResult<Vec<u8>> {
+    let ScanParams {
         leftovers,
         watched,
         peer,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use reaper_common::Defect;
 
-use crate::damage::damaged;
+use crate::damage::mutated;
 use crate::source::proc_connector::parse::{Message, What, messages, subscription};
 use reaper_model::event::Uids;
 
@@ -108,7 +108,7 @@ proptest! {
     fn damaged_messages_end(
         (message, bytes) in any_message().prop_flat_map(|message| {
             let twice = [written(&message), written(&message)].concat();
-            (Just(message), damaged(twice))
+            (Just(message), mutated(twice))
         }),
     ) {
         let read: Vec<_> = messages(&bytes).collect();

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::damage::{hostile, real};
+use crate::damage::{arbitrary_bytes, proc_self_file};
 use crate::source::procfs::parse::{innermost_pid, is_nested};
 
 /// The number of a field as proc(5) counts them, 0 for what is negative.
@@ -19,7 +19,7 @@ fn numbered(stat: &[u8], field: usize) -> Option<u64> {
 
 proptest! {
     #[test]
-    fn stat(bytes in hostile(real("stat"))) {
+    fn stat(bytes in arbitrary_bytes(proc_self_file("stat"))) {
         if let Some(stat) = Stat::parse(&bytes) {
             prop_assert_eq!(numbered(&bytes, 22), Some(stat.start));
             prop_assert_eq!(numbered(&bytes, 4), Some(stat.parent.into()));
@@ -29,7 +29,7 @@ proptest! {
 
     #[test]
     fn a_name_changes_nothing_else(comm in prop::collection::vec(any::<u8>(), 0..64)) {
-        let real = real("stat");
+        let real = proc_self_file("stat");
         let place = |sign| real.iter().position(|byte| *byte == sign).unwrap();
         let (open, close) = (place(b'('), real.iter().rposition(|byte| *byte == b')').unwrap());
         let named = [&real[..=open], &comm, &real[close..]].concat();
@@ -42,7 +42,7 @@ proptest! {
     }
 
     #[test]
-    fn status(bytes in hostile(real("status"))) {
+    fn status(bytes in arbitrary_bytes(proc_self_file("status"))) {
         if uids(&bytes).is_some() {
             prop_assert!(field(&bytes, b"Uid:").is_some());
         }
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn cmdline(bytes in hostile(real("cmdline")), area in any::<u64>(), many in 0..3_usize) {
+    fn cmdline(bytes in arbitrary_bytes(proc_self_file("cmdline")), area in any::<u64>(), many in 0..3_usize) {
         let bytes = bytes.repeat(1 + many * 100);
         let bytes = &bytes[..bytes.len().min(ARGV_MAX + 1)];
         let mut image = Image::default();
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn cgroup(bytes in hostile(real("cgroup"))) {
+    fn cgroup(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
         let mount = tempfile::tempdir().unwrap();
         let line = format!("1 2 0:1 / {} rw - cgroup2 c rw\n", mount.path().display());
         let mounts = Mounts::parse(line.as_bytes());
@@ -90,12 +90,12 @@ proptest! {
 
     #[test]
     fn a_whole_process(
-        stat in prop_oneof![Just(super::stat("x", 'S', 1).into_bytes()), hostile(real("stat"))],
-        status in prop_oneof![Just(b"Uid:\t1\t1\t1\t1\n".to_vec()), hostile(real("status"))],
-        cmdline in hostile(real("cmdline")),
-        cgroup in hostile(real("cgroup")),
-        statm in hostile(real("statm")),
-        rollup in hostile(real("smaps_rollup")),
+        stat in prop_oneof![Just(super::stat("x", 'S', 1).into_bytes()), arbitrary_bytes(proc_self_file("stat"))],
+        status in prop_oneof![Just(b"Uid:\t1\t1\t1\t1\n".to_vec()), arbitrary_bytes(proc_self_file("status"))],
+        cmdline in arbitrary_bytes(proc_self_file("cmdline")),
+        cgroup in arbitrary_bytes(proc_self_file("cgroup")),
+        statm in arbitrary_bytes(proc_self_file("statm")),
+        rollup in arbitrary_bytes(proc_self_file("smaps_rollup")),
     ) {
         let fake = Fake::new();
         for (name, content) in [

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use nix::errno::Errno;
 use proptest::prelude::*;
 
-use crate::damage::{damaged, real};
+use crate::damage::{mutated, proc_self_file};
 use crate::source::procfs::parse::Stat;
 use crate::source::scan::linux::read::{Reader, ScanReading};
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_of_real_ones_that_were_damaged_is_theirs(bytes in damaged(real("stat"))) {
+    fn what_is_read_of_real_ones_that_were_damaged_is_theirs(bytes in mutated(proc_self_file("stat"))) {
         if let ScanReading::Alive(found) = Fake::new().look(&bytes) {
             let stat = Stat::parse(&bytes).unwrap();
             prop_assert_eq!(found.key.start, stat.start * TICK_NS);

@@ -27,8 +27,8 @@ use terminal::Terminal;
 const REST: Duration = Duration::from_secs(1);
 
 /// See the module.
-pub(super) struct Silence {
-    passed: Arc<Passed>,
+pub(super) struct OutputMonitor {
+    passed: Arc<OutputActivity>,
     terminals: Vec<Terminal>,
     /// Ends when all pipes have.
     piped: Receiver<()>,
@@ -36,7 +36,7 @@ pub(super) struct Silence {
 }
 
 /// What is noted of what is written.
-struct Passed {
+struct OutputActivity {
     /// When something came through a pipe last, in ns on the monotonic clock.
     piped: AtomicU64,
     /// When a terminal was written to last.
@@ -51,18 +51,18 @@ struct Cpu {
     at: u64,
 }
 
-impl Silence {
+impl OutputMonitor {
     /// Has the command that is to be started write to a pipe wherever it would not write to a terminal; to one alone
     /// where both would go to the same file, so that they stay in order. With `cpu` one that works is not silent.
-    pub(super) fn begin(command: &mut Command, cpu: bool) -> Result<Silence, RunError> {
+    pub(super) fn begin(command: &mut Command, cpu: bool) -> Result<OutputMonitor, RunError> {
         let cannot = |source| RunError::System {
             what: "its output cannot be passed on",
             source,
         };
         let now = sys::monotonic();
         let (done, piped) = channel();
-        let mut silence = Silence {
-            passed: Arc::new(Passed {
+        let mut silence = OutputMonitor {
+            passed: Arc::new(OutputActivity {
                 piped: AtomicU64::new(now),
                 shown: AtomicU64::new(now),
                 writing: AtomicUsize::new(0),
@@ -114,7 +114,7 @@ impl Silence {
     }
 
     /// For how long nothing was said by now. Where that matters, at the limit, it is asked who works in silence.
-    pub(super) fn lasts(&mut self, limit: Duration) -> Duration {
+    pub(super) fn idle_for(&mut self, limit: Duration) -> Duration {
         let now = sys::monotonic();
         let last = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let last = last(&self.passed.piped).max(last(&self.passed.shown));
@@ -169,7 +169,7 @@ impl Silence {
 }
 
 /// Passes on what is read to the end. Dropping the sender says that it has come.
-fn copy_on(mut from: PipeReader, mut to: File, passed: &Passed, _done: Sender<()>) {
+fn copy_on(mut from: PipeReader, mut to: File, passed: &OutputActivity, _done: Sender<()>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         match from.read(&mut buffer) {

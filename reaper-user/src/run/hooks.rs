@@ -3,14 +3,14 @@
 use std::io;
 use std::process::Command;
 
-use super::{CgroupError, End, Outcome, Report, Run, RunError, attend};
+use super::{CgroupError, CommandExit, Run, RunError, RunOutcome, RunReport, supervise};
 use crate::sys::child::BlockedSignals;
 
 /// Runs what was asked for, and cleans up. What fails is added to the report.
-pub(super) fn see_to(run: &Run, held: &BlockedSignals, report: &mut Report) {
+pub(super) fn run_hooks(run: &Run, held: &BlockedSignals, report: &mut RunReport) {
     let (option, hook) = match report.outcome {
-        Outcome::Success => ("--on-success", &run.on_success),
-        Outcome::Cancelled => return,
+        RunOutcome::Success => ("--on-success", &run.on_success),
+        RunOutcome::Cancelled => return,
         _ => ("--on-failure", &run.on_failure),
     };
     if let Some(hook) = hook
@@ -20,10 +20,10 @@ pub(super) fn see_to(run: &Run, held: &BlockedSignals, report: &mut Report) {
         // What has not been seen to is not to be lost.
         return;
     }
-    if report.outcome != Outcome::Success {
+    if report.outcome != RunOutcome::Success {
         return;
     }
-    for (path, held) in run.clean_on_success.iter().zip(&run.held) {
+    for (path, held) in run.clean_on_success.iter().zip(&run.clean_paths) {
         let mut complain = |what: String| {
             let complaint = format!("--clean-on-success {}: {what}", path.display());
             report.complaints.push(complaint);
@@ -45,7 +45,7 @@ fn follow_up(
     run: &Run,
     hook: &str,
     held: &BlockedSignals,
-    report: &mut Report,
+    report: &mut RunReport,
 ) -> Result<(), String> {
     let mut command = Command::new("sh");
     command
@@ -72,12 +72,12 @@ fn follow_up(
         }
         leaf => leaf.map_err(|error| error.to_string())?,
     };
-    let told = attend::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
+    let told = supervise::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
     report.left.extend(told.left);
     match told.end {
-        Some(End::Exited(0)) => Ok(()),
-        Some(End::Exited(status)) => Err(format!("status {status}")),
-        Some(End::Killed(signal)) => Err(format!("ended by signal {signal}")),
+        Some(CommandExit::Exited(0)) => Ok(()),
+        Some(CommandExit::Exited(status)) => Err(format!("status {status}")),
+        Some(CommandExit::Killed(signal)) => Err(format!("ended by signal {signal}")),
         None => Err("could not be ended".to_owned()),
     }
 }

@@ -12,9 +12,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 
 use super::cgroup;
-use super::record::{Claim, Line, Made, Over, Record, SCHEMA, Start, Who, millis, preview};
-use super::runs::{self, CLOSED, Known, LOG, NEW, OPEN, RecordError, Runs};
-use super::{Outcome, Run, hearing};
+use super::record::{
+    CgroupCreated, Claim, Line, RecordedProcess, RunHeader, RunRecord, RunResult, SCHEMA, millis,
+    preview,
+};
+use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs};
+use super::{Run, RunOutcome, hearing};
 use crate::export::write_object;
 use crate::sys::host::boot_id;
 use crate::sys::{self, child};
@@ -28,7 +31,7 @@ const ROOM: usize = 4096;
 
 /// A run of this process that is written down. As long as this is there, all others know that the run has its owner.
 #[derive(Debug)]
-pub struct Recording {
+pub struct RecordWriter {
     runs: Runs,
     file: Flock<File>,
     path: PathBuf,
@@ -40,12 +43,12 @@ pub struct Recording {
 
 impl Runs {
     /// Writes down a run that is to begin. What this gives is on the disk.
-    pub(super) fn begin(&self, run: &Run) -> Result<Recording, RecordError> {
+    pub(super) fn begin(&self, run: &Run) -> Result<RecordWriter, RecordError> {
         let failed = RecordError::file(self.dir());
         let _once = match &run.name {
             Some(name) => {
                 let lock = self.lock()?;
-                self.is_free(name)?;
+                self.check_name_free(name)?;
                 Some(lock)
             }
             None => None,
@@ -76,7 +79,7 @@ impl Runs {
             }
             return Err(failed(error));
         }
-        Ok(Recording {
+        Ok(RecordWriter {
             runs: self.clone(),
             file,
             path,
@@ -86,17 +89,17 @@ impl Runs {
         })
     }
 
-    fn is_free(&self, name: &str) -> Result<(), RecordError> {
-        let taken = |known: &Known| {
-            known.record.over.is_none()
-                && known.record.start.name.as_deref() == Some(name)
+    fn check_name_free(&self, name: &str) -> Result<(), RecordError> {
+        let taken = |known: &RecordedRun| {
+            known.record.result.is_none()
+                && known.record.header.name.as_deref() == Some(name)
                 // One that was killed with its container cannot be closed from here.
-                && known.is_owned().unwrap_or(true)
+                && known.has_supervisor().unwrap_or(true)
         };
         match self.list(false)?.into_iter().find(taken) {
             Some(known) => Err(RecordError::NameTaken {
                 name: name.to_owned(),
-                id: known.record.start.id,
+                id: known.record.header.id,
             }),
             None => Ok(()),
         }
@@ -128,7 +131,7 @@ impl Runs {
     }
 }
 
-impl Recording {
+impl RecordWriter {
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -146,18 +149,18 @@ impl Recording {
 
     /// Writes down that a cgroup has been made for a command of it.
     pub(super) fn note_cgroup(&self, id: u64) -> io::Result<()> {
-        runs::append(&self.file, &Line::Cgroup(Made { id }))
+        runs::append(&self.file, &Line::Cgroup(CgroupCreated { id }))
     }
 
     /// Whether somebody has claimed it who is not its owner.
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(super) fn is_stop_requested(&self) -> bool {
         let record = self.record();
         let claim = record.and_then(|record| record.claim);
         claim.is_some_and(|claim| claim.by != std::process::id())
     }
 
     /// Decides how it is recorded, unless somebody has before: gives what holds.
-    pub(super) fn claim(&self, outcome: Outcome) -> Outcome {
+    pub(super) fn claim(&self, outcome: RunOutcome) -> RunOutcome {
         match claim(&self.file, outcome) {
             Ok(record) => record.outcome().unwrap_or(outcome),
             Err(error) => {
@@ -167,12 +170,12 @@ impl Recording {
         }
     }
 
-    fn record(&self) -> Option<Record> {
-        Record::parse(&runs::content(&self.file).ok()?).ok()
+    fn record(&self) -> Option<RunRecord> {
+        RunRecord::parse(&runs::content(&self.file).ok()?).ok()
     }
 
     /// Writes down what has come of it, and lets it go. By then whoever would have it stop has said so.
-    pub(super) fn close(self, over: Over) -> io::Result<()> {
+    pub(super) fn close(self, over: RunResult) -> io::Result<()> {
         hearing::end(&self.file);
         close(&self.file, &self.path, over, self.lasting)?;
         self.runs.prune_some();
@@ -190,9 +193,9 @@ fn reserve_room(file: &File, bytes: usize) -> io::Result<()> {
 }
 
 /// Adds a claim to a record, unless there is one: all that is in it then.
-pub(super) fn claim(file: &File, outcome: Outcome) -> io::Result<Record> {
+pub(super) fn claim(file: &File, outcome: RunOutcome) -> io::Result<RunRecord> {
     let parse = || {
-        let record = Record::parse(&runs::content(file)?);
+        let record = RunRecord::parse(&runs::content(file)?);
         record.map_err(io::Error::other)
     };
     let record = parse()?;
@@ -206,7 +209,7 @@ pub(super) fn claim(file: &File, outcome: Outcome) -> io::Result<Record> {
 
 /// Writes the last line of a record that is locked, and gives it the name of one that is closed: also where the line cannot be
 /// written, as nothing is left to be done for it. With `lasting` the line is on the disk then.
-pub(super) fn close(file: &File, path: &Path, over: Over, lasting: bool) -> io::Result<()> {
+pub(super) fn close(file: &File, path: &Path, over: RunResult, lasting: bool) -> io::Result<()> {
     let mut written = runs::append(file, &Line::Over(Box::new(over)));
     if lasting {
         written = written.and_then(|()| file.sync_data());
@@ -214,7 +217,7 @@ pub(super) fn close(file: &File, path: &Path, over: Over, lasting: bool) -> io::
     fs::rename(path, path.with_extension(CLOSED)).and(written)
 }
 
-fn start(run: &Run, id: &str) -> io::Result<Start> {
+fn start(run: &Run, id: &str) -> io::Result<RunHeader> {
     let program = std::iter::once(run.command.get_program());
     let (command, truncated) = preview(program.chain(run.command.get_args()));
     let own = std::process::id();
@@ -225,7 +228,7 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         Some(cwd) => cwd.to_owned(),
         None => std::env::current_dir().unwrap_or_default(),
     };
-    Ok(Start {
+    Ok(RunHeader {
         schema: SCHEMA,
         id: id.to_owned(),
         name: run.name.clone(),
@@ -233,7 +236,7 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         agent: run.agent.clone(),
         boot_id: boot_id(Path::new("/")),
         pid_namespace: sys::pid_namespace_unless_first()?,
-        wrapper: Who { pid: own, start_ns },
+        wrapper: RecordedProcess { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
         command,
         truncated,
@@ -245,7 +248,7 @@ fn start(run: &Run, id: &str) -> io::Result<Start> {
         signal: run.signal as i32,
         leader_first: run.leader_first,
         limit: run.limit.as_ref().map(|limit| limit.group.clone()),
-        cgroup: run.above.as_ref().map(|above| {
+        cgroup: run.parent_cgroup.as_ref().map(|above| {
             let directory = cgroup::directory(above, id);
             directory.to_string_lossy().into_owned()
         }),

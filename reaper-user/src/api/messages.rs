@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
-use super::peer::{Peer, Target};
-use super::{Claimed, KeepDone, Refusal, Status};
+use super::peer::{Peer, SignalTarget};
+use super::{Claimed, ErrorResponse, KeepDone, Status};
 use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
@@ -19,14 +19,14 @@ use reaper_model::facts::{FactSet, Facts};
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
 #[derive(Debug)]
-pub struct Ask {
+pub struct EngineRequest {
     pub peer: Peer,
-    pub question: Question,
-    pub answer: oneshot::Sender<Answer>,
+    pub question: RequestKind,
+    pub answer: oneshot::Sender<EngineReply>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum RequestKind {
     Status,
     Tree {
         /// Only sessions of the agent of this name.
@@ -40,13 +40,13 @@ pub enum Question {
     Agents,
     Keeps,
     Keep {
-        target: Target,
+        target: SignalTarget,
         /// `None`: until it ends.
         lasts: Option<Duration>,
         tree: bool,
     },
     Unkeep {
-        target: Target,
+        target: SignalTarget,
     },
     Scan {
         /// How old a tool's shell has to be that nobody watched.
@@ -57,7 +57,7 @@ pub enum Question {
     /// What is known of who is watched: the server's own question, as the one below.
     Watched,
     /// Tell this, of what was done off the engine's thread, and count it.
-    Tell(Vec<EventRecord>),
+    Emit(Vec<EventRecord>),
     /// Read the config anew.
     Reload,
     /// End what descends from the one who asks.
@@ -77,7 +77,7 @@ pub struct EndAsked {
 }
 
 #[derive(Debug)]
-pub enum Answer {
+pub enum EngineReply {
     Status {
         /// But for what the time of day says.
         status: Box<Status>,
@@ -86,31 +86,31 @@ pub enum Answer {
         /// Pids of the members that are seen.
         members: Vec<u32>,
     },
-    Tree(Branches),
-    Explain(Box<Story>),
-    Agents(Vec<Recognised>),
-    Keeps(Vec<Kept>),
+    Tree(TreeSnapshot),
+    Explain(Box<ExplainSnapshot>),
+    Agents(Vec<AgentSnapshot>),
+    Keeps(Vec<KeepSnapshot>),
     Keep(KeepDone),
     /// Members.
-    Scan(Vec<Row>, Box<Watched>),
-    Watched(Box<Watched>),
-    Told,
+    Scan(Vec<ProcessSnapshot>, Box<ScanContext>),
+    Watched(Box<ScanContext>),
+    Emitted,
     /// What is in force now, or why that stays which was.
     Reload(Result<String, String>),
     /// Who is being ended.
     End(Vec<Claimed>),
-    Refused(Refusal),
+    Refused(ErrorResponse),
 }
 
 /// By what the service goes, and who is its own: for a look at all others.
 #[derive(Clone)]
-pub struct Watched {
+pub struct ScanContext {
     /// All members of all sessions, whoever asks.
     pub members: Vec<ProcessKey>,
     pub rules: Ruleset,
     pub scope: Scope,
     /// Since when it watches, in ns since boot.
-    pub began: u64,
+    pub started_ns: u64,
     /// Whether decisions are carried out.
     pub enforce: bool,
     pub times: Times,
@@ -118,9 +118,13 @@ pub struct Watched {
     pub gap: bool,
 }
 
-impl std::fmt::Debug for Watched {
+impl std::fmt::Debug for ScanContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Watched { members, began, .. } = self;
+        let ScanContext {
+            members,
+            started_ns: began,
+            ..
+        } = self;
         let mut debug = f.debug_struct("Watched");
         debug.field("members", members).field("began", began);
         debug.finish_non_exhaustive()
@@ -129,7 +133,7 @@ impl std::fmt::Debug for Watched {
 
 /// A process.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct ProcessSnapshot {
     pub key: ProcessKey,
     pub parent: Option<ProcessKey>,
     pub image: Arc<Image>,
@@ -142,14 +146,14 @@ pub struct Row {
     pub due: bool,
     pub boundary: Option<Arc<str>>,
     /// Of members.
-    pub judged: Option<Judged>,
+    pub judged: Option<DecisionSnapshot>,
     /// What makes it one, where that is concluded.
     pub evidence: Option<EvidenceRef>,
 }
 
 /// A decision in the words of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct DecisionSnapshot {
     pub verdict: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
@@ -163,7 +167,7 @@ pub struct Judged {
 
 /// A session.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub struct SessionSnapshot {
     pub name: SessionRef,
     pub kind: SessionKind,
     pub root: ProcessKey,
@@ -179,25 +183,25 @@ pub struct Group {
 
 /// A rule by which an agent or an agent's server is recognised.
 #[derive(Clone, Debug)]
-pub struct Recognised {
+pub struct AgentSnapshot {
     pub name: Arc<str>,
     pub kind: SessionKind,
     /// What it asks for, in short: one text for each alternative.
     pub matches: Vec<String>,
-    pub sessions: Vec<Group>,
+    pub sessions: Vec<SessionSnapshot>,
 }
 
 /// Rows in no order.
 #[derive(Clone, Debug, Default)]
-pub struct Branches {
+pub struct TreeSnapshot {
     /// Outermost sessions first, each followed by those nested in it, with all their rows. `None` is no session.
-    pub groups: Vec<(Option<Group>, Vec<Row>)>,
+    pub groups: Vec<(Option<SessionSnapshot>, Vec<ProcessSnapshot>)>,
 }
 
 /// A process that a user keeps.
 #[derive(Clone, Debug)]
-pub struct Kept {
-    pub row: Row,
+pub struct KeepSnapshot {
+    pub row: ProcessSnapshot,
     pub by: u32,
     /// On the monotonic clock, in ns.
     pub until: Option<u64>,
@@ -206,21 +210,21 @@ pub struct Kept {
 
 /// All that there is to say of one process.
 #[derive(Clone, Debug)]
-pub struct Story {
-    pub row: Row,
+pub struct ExplainSnapshot {
+    pub row: ProcessSnapshot,
     /// The nearest first.
     pub lineage: Vec<Ancestor>,
     /// Where it is not who begot it.
-    pub adopter: Option<Name>,
-    pub session: Option<Group>,
+    pub adopter: Option<ProcessName>,
+    pub session: Option<SessionSnapshot>,
     /// Of the sessions that it is in, the outermost whose root is gone, and the first such end.
-    pub due: Option<(Group, u64, ExitStatus)>,
+    pub due: Option<(SessionSnapshot, u64, ExitStatus)>,
     /// What would be decided if its agent, which lives, were ended by a signal.
-    pub if_killed: Option<Judged>,
+    pub if_killed: Option<DecisionSnapshot>,
     /// The same, if its agent ended of its own accord with status 0.
-    pub if_done: Option<Judged>,
+    pub if_succeeded: Option<DecisionSnapshot>,
     /// Why it is nobody's, if it is.
-    pub stranger: Option<Stranger>,
+    pub untracked_reason: Option<UntrackedReason>,
     pub facts: Facts,
     /// Whether decisions are carried out.
     pub enforce: bool,
@@ -237,7 +241,7 @@ pub struct Story {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct ProcessName {
     pub pid: u32,
     pub comm: Vec<u8>,
 }
@@ -254,18 +258,18 @@ pub struct Ancestor {
     pub ended: Option<ExitStatus>,
     pub agent: Option<Arc<str>>,
     pub boundary: Option<Arc<str>>,
-    pub adopter: Option<Name>,
+    pub adopter: Option<ProcessName>,
 }
 
 /// Why a process is a member of no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stranger {
+pub enum UntrackedReason {
     OutOfScope,
     KernelThread,
     /// It is a boundary, by the rule of this name.
     Boundary(Arc<str>),
     /// It descends from this boundary.
-    BelowBoundary(Name, Arc<str>),
+    BelowBoundary(ProcessName, Arc<str>),
     /// It descends from no agent.
     NoAgent,
 }

@@ -6,19 +6,19 @@ use std::path::Path;
 use anyhow::anyhow;
 use serde::Serialize;
 
-use super::{DetachArgs, Failure, absolute, load};
+use super::{Failure, UnpinArgs, absolute, load};
 use crate::export::{print, printable, to_json};
 use crate::source::ebpf::pins::{self, PinError, Removed};
 
 /// What was done, for programs.
 #[derive(Serialize)]
-struct Report<'a> {
+struct UnpinReport<'a> {
     pin_dir: &'a Path,
     scopes: &'a [String],
     entries: usize,
 }
 
-pub(super) fn run(args: DetachArgs) -> Result<(), Failure> {
+pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
     let config = load(args.config.as_deref())?;
     let directory = match &args.pin_dir {
         Some(directory) => absolute("--pin-dir", directory)?,
@@ -26,7 +26,7 @@ pub(super) fn run(args: DetachArgs) -> Result<(), Failure> {
     };
     let removed = pins::remove(&directory)?;
     let written = if args.json {
-        let report = Report {
+        let report = UnpinReport {
             pin_dir: &directory,
             scopes: &removed.scopes,
             entries: removed.entries,

@@ -1,9 +1,9 @@
 //! `reaper detach`, where there is no BPF to have anything pinned.
 
-use super::{DetachArgs, Failure};
+use super::{Failure, UnpinArgs};
 use crate::source::ebpf::pins::PinError;
 
-pub(super) fn run(_: DetachArgs) -> Result<(), Failure> {
+pub(super) fn run(_: UnpinArgs) -> Result<(), Failure> {
     Err(Failure::Usage(
         "there is nothing to detach: on macOS nothing of it outlives the daemon".into(),
     ))

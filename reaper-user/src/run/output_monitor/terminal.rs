@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::stat::{fstat, major, minor};
 
-use super::Passed;
+use super::OutputActivity;
 use crate::sys;
 
 /// Where nobody tells, the terminal has the time itself, no more exactly than so (`tty_update_time`, drivers/tty/tty_io.c).
@@ -44,7 +44,7 @@ impl Terminal {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub(super) fn begin(file: File, passed: &Arc<Passed>) -> io::Result<Terminal> {
+    pub(super) fn begin(file: File, passed: &Arc<OutputActivity>) -> io::Result<Terminal> {
         let watch = match watch(&file) {
             Ok(watch) => Some(watch),
             // This user watches too much (`fs.inotify.max_user_instances`), or may not watch this, or it is /dev/tty.
@@ -95,7 +95,7 @@ impl Drop for Watch {
     }
 }
 
-fn listen(inotify: &Inotify, passed: &Passed) {
+fn listen(inotify: &Inotify, passed: &OutputActivity) {
     loop {
         let events = match inotify.read_events() {
             Ok(events) => events,

@@ -10,12 +10,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp};
 
-use super::cgroup::Leaf;
-use super::probe::Probe;
+use super::cgroup::RunCgroup;
+use super::output_monitor::OutputMonitor;
+use super::probe::DoneProbe;
 use super::received_signal::ReceivedSignal;
-use super::silence::Silence;
 use super::stand_in::Supervisor;
-use super::{End, Facts, Outcome, Progress, Report, Run, RunError, outcome};
+use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunState, outcome};
 use crate::reap;
 use crate::sys;
 use crate::sys::child::{self, BlockedSignals, ChildChange};
@@ -24,24 +24,24 @@ use crate::sys::pidfd::Pidfd;
 const NO_HANDLE: &str = "no handle on a process is to be had";
 
 /// A command that runs, and what is known of it.
-pub(super) struct Attended<'a> {
+pub(super) struct SupervisedCommand<'a> {
     pub(super) run: &'a Run,
     held: &'a BlockedSignals,
     pub(super) pid: u32,
     pidfd: Pidfd,
     /// The cgroup that it was born in, if it has one for itself.
-    pub(super) leaf: Option<Leaf>,
-    pub(super) end: Option<End>,
+    pub(super) leaf: Option<RunCgroup>,
+    pub(super) end: Option<CommandExit>,
     /// When that was, in ns on the monotonic clock.
     ended: u64,
     /// Numbers of the signals that have come by which somebody asks for an end, and when each came last.
-    asked: Vec<(i32, u64)>,
+    stop_signals: Vec<(i32, u64)>,
     /// Whoever has claimed the run for a stop has said so.
     stopped: Cell<bool>,
     /// The word of a child has been read, and the children have not been asked since.
     child_told: Cell<bool>,
-    probe: Option<Probe<'a>>,
-    silence: Option<Silence>,
+    probe: Option<DoneProbe<'a>>,
+    silence: Option<OutputMonitor>,
     began: u64,
 }
 
@@ -49,14 +49,14 @@ pub(super) struct Attended<'a> {
 pub(super) fn attend(
     run: &mut Run,
     held: &BlockedSignals,
-    leaf: Option<Leaf>,
-) -> Result<Report, RunError> {
+    leaf: Option<RunCgroup>,
+) -> Result<RunReport, RunError> {
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
     held.inherited.forward_signals(&mut run.command);
     let silence = run
         .idle
-        .map(|_| Silence::begin(&mut run.command, run.idle_cpu));
+        .map(|_| OutputMonitor::begin(&mut run.command, run.idle_cpu));
     let silence = silence.transpose()?;
     if let Some(signal) = held.asked_to_end() {
         return Err(RunError::Stopped(signal));
@@ -76,24 +76,24 @@ pub(super) fn attend(
                 },
             })?;
     if silence.is_some() {
-        Silence::let_go(&mut run.command);
+        OutputMonitor::let_go(&mut run.command);
     }
     let pid = started.id();
     run.tell(Progress::Started(pid));
     // It has not been waited for, so the pid is its own.
     let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_HANDLE))?;
     let done_when = run.done_when.as_ref();
-    let mut attended = Attended {
+    let mut attended = SupervisedCommand {
         held,
         pid,
         pidfd,
         leaf,
         end: None,
         ended: 0,
-        asked: Vec::new(),
+        stop_signals: Vec::new(),
         stopped: Cell::new(false),
         child_told: Cell::new(false),
-        probe: done_when.map(|done_when| Probe::new(done_when, held.inherited)),
+        probe: done_when.map(|done_when| DoneProbe::new(done_when, held.inherited)),
         silence,
         began,
         run,
@@ -107,9 +107,9 @@ pub(super) fn attend(
     if let Some(silence) = attended.silence.take() {
         silence.finish(|| {
             attended
-                .pending()
+                .read_signals()
                 .iter()
-                .any(ReceivedSignal::asks_for_an_end)
+                .any(ReceivedSignal::requests_termination)
         });
     }
     let report = attended.report(outcome, &endings);
@@ -121,18 +121,18 @@ pub(super) fn attend(
     Ok(report)
 }
 
-impl Attended<'_> {
-    fn await_outcome(&mut self) -> Outcome {
+impl SupervisedCommand<'_> {
+    fn await_outcome(&mut self) -> RunOutcome {
         // What the terminal sent before the command was there has reached this process alone. What it has sent as the
         // command came to be that may have twice: it has only just begun.
         let mut both = false;
         loop {
             let (now, over) = (sys::monotonic(), self.end.is_some());
-            self.meet_children();
+            self.wait_children();
             // Afterwards: what was sent to the command and this process alike is there before the command has ended of it.
-            for received in self.pending() {
-                if received.asks_for_an_end() {
-                    self.note_asked(received, now, over);
+            for received in self.read_signals() {
+                if received.requests_termination() {
+                    self.on_stop_signal(received, now, over);
                 }
                 self.forward(received, both);
             }
@@ -148,21 +148,21 @@ impl Attended<'_> {
         }
     }
 
-    fn facts(&mut self) -> Facts {
+    fn facts(&mut self) -> RunState {
         let now = sys::monotonic();
         // With a probe the end counts once that has been asked about it.
         let probe = self.probe.as_ref();
-        let settled = probe.is_none_or(|probe| probe.has_last_word());
+        let settled = probe.is_none_or(|probe| probe.is_final());
         // What has ended takes no time any more, however long that is asked.
         let lives = self.end.is_none();
-        Facts {
-            done: probe.map(Probe::says_done),
+        RunState {
+            done: probe.map(DoneProbe::is_done),
             end: self.end.filter(|_| settled),
             stop: self.stopped_by(),
             age: Duration::from_nanos(now.saturating_sub(self.began)),
             budget: self.run.timeout.filter(|_| lives),
             silent: match &mut self.silence {
-                Some(silence) => silence.lasts(self.run.idle.unwrap_or_default()),
+                Some(silence) => silence.idle_for(self.run.idle.unwrap_or_default()),
                 None => Duration::ZERO,
             },
             idle: self.run.idle.filter(|_| lives),
@@ -170,10 +170,10 @@ impl Attended<'_> {
     }
 
     /// `over`: nothing but the probe is waited for.
-    fn note_asked(&mut self, received: ReceivedSignal, now: u64, over: bool) {
-        self.asked
+    fn on_stop_signal(&mut self, received: ReceivedSignal, now: u64, over: bool) {
+        self.stop_signals
             .retain(|(number, _)| *number != received.number());
-        self.asked.push((received.number(), now));
+        self.stop_signals.push((received.number(), now));
         if over && let Some(probe) = &mut self.probe {
             probe.give_up();
         }
@@ -190,19 +190,19 @@ impl Attended<'_> {
         let grace = sys::nanoseconds(self.run.times.grace);
         let explains = |(number, at): &&(i32, u64)| {
             // As shells and the like do it that have seen to it.
-            let said = End::Exited(End::Killed(*number).status());
+            let said = CommandExit::Exited(CommandExit::Killed(*number).status());
             *number == Signal::SIGTERM as i32
-                || [End::Killed(*number), said].contains(&end)
+                || [CommandExit::Killed(*number), said].contains(&end)
                 || self.ended.saturating_sub(*at) < grace
         };
-        let mut before = self.asked.iter().filter(|(_, at)| *at <= self.ended);
+        let mut before = self.stop_signals.iter().filter(|(_, at)| *at <= self.ended);
         before.find(explains).map(|(number, _)| *number)
     }
 
     /// When to look again, if nothing happens before.
-    fn deadline(&self, facts: &Facts) -> Option<Duration> {
-        let Facts { budget, idle, .. } = *facts;
-        let probe = self.probe.as_ref().and_then(Probe::deadline);
+    fn deadline(&self, facts: &RunState) -> Option<Duration> {
+        let RunState { budget, idle, .. } = *facts;
+        let probe = self.probe.as_ref().and_then(DoneProbe::deadline);
         let probe = probe.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
         [
             budget.map(|budget| budget.saturating_sub(facts.age)),
@@ -235,7 +235,7 @@ impl Attended<'_> {
     }
 
     /// The signals that have come, but for those that tell of children, which are asked for in any case.
-    pub(super) fn pending(&self) -> Vec<ReceivedSignal> {
+    pub(super) fn read_signals(&self) -> Vec<ReceivedSignal> {
         let mut pending = Vec::new();
         while let Ok(Some(info)) = self.held.signals.read_signal() {
             // What it writes where nobody reads is its own affair.
@@ -245,7 +245,7 @@ impl Attended<'_> {
                 continue;
             }
             let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
-            if !self.is_stop(info.ssi_signo, told) && !own {
+            if !self.take_stop_request(info.ssi_signo, told) && !own {
                 pending.push(ReceivedSignal::of(&info));
             }
         }
@@ -254,10 +254,10 @@ impl Attended<'_> {
 
     /// Whether that is the word of who has claimed the run to stop it, or has `told` so because that could not be written. It
     /// is heard once: a second one cuts the grace short.
-    fn is_stop(&self, number: u32, told: bool) -> bool {
+    fn take_stop_request(&self, number: u32, told: bool) -> bool {
         let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
         let is_stopped = || match &self.run.recording {
-            Some(recording) => told || recording.is_stopped(),
+            Some(recording) => told || recording.is_stop_requested(),
             None => false,
         };
         // The kernel sends SIGTERM when the process that waits for this one has died.
@@ -273,16 +273,16 @@ impl Attended<'_> {
     }
 
     /// Waits for all who have exited; whether there are children left.
-    pub(super) fn meet_children(&mut self) -> bool {
+    pub(super) fn wait_children(&mut self) -> bool {
         // Before they are asked: of whoever ends from now on there is to be another.
         self.child_told.set(false);
         loop {
             match child::next_change() {
                 Ok(Some((pid, change))) if pid == self.pid => {
                     match change {
-                        ChildChange::Exited(status) => self.end = Some(End::Exited(status)),
-                        ChildChange::Killed(signal) => self.end = Some(End::Killed(signal)),
-                        ChildChange::Stopped(signal) => self.stop_too(signal),
+                        ChildChange::Exited(status) => self.end = Some(CommandExit::Exited(status)),
+                        ChildChange::Killed(signal) => self.end = Some(CommandExit::Killed(signal)),
+                        ChildChange::Stopped(signal) => self.on_command_stopped(signal),
                     }
                     self.ended = sys::monotonic();
                 }
@@ -317,13 +317,17 @@ impl Attended<'_> {
             tracing::debug!("pid {}: it cannot be asked to end: {error}", self.pid);
         }
         loop {
-            self.meet_children();
+            self.wait_children();
             let left = until.saturating_sub(sys::monotonic());
             if self.end.is_some() || left == 0 {
                 return self.end.is_some();
             }
             self.wait(Some(Duration::from_nanos(left)));
-            if self.pending().iter().any(ReceivedSignal::asks_for_an_end) {
+            if self
+                .read_signals()
+                .iter()
+                .any(ReceivedSignal::requests_termination)
+            {
                 return false;
             }
         }
@@ -336,7 +340,7 @@ impl Attended<'_> {
     }
 
     /// Job control: whoever waits for this process is to see that the command has been stopped.
-    fn stop_too(&self, signal: i32) {
+    fn on_command_stopped(&self, signal: i32) {
         const BY_TERMINAL: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
         let signal = Signal::try_from(signal);
         let Some(signal) = signal.ok().filter(|signal| BY_TERMINAL.contains(signal)) else {

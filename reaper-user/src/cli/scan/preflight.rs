@@ -17,7 +17,7 @@ pub(super) fn nobody_at_work(config: &Config) -> Result<(), Failure> {
     let own = user::runtime_dir().filter(|_| !geteuid().is_root());
     for directory in own.iter().chain([&config.runtime_dir]) {
         let context = || format!("cannot tell who is at work: {}", directory.display());
-        if let Some((who, lock)) = lock::at_work(directory).with_context(context)? {
+        if let Some((who, lock)) = lock::running_daemon(directory).with_context(context)? {
             return Err(Failure::Locked(format!(
                 "{who} is at work and was not asked (lock {}): ask it, with --socket if need be, or stop it first; \
                  nothing was ended",
