@@ -1,7 +1,6 @@
 //! The program from outside: what it says to bad input, to those without privilege, and on one line.
 
 mod config;
-mod detach;
 mod escaped;
 mod face;
 pub mod hostile;
@@ -10,6 +9,7 @@ mod scan;
 mod socket;
 mod sources;
 mod told;
+mod unpin;
 
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
@@ -33,7 +33,7 @@ pub const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/ebpf/r
 /// What needs neither root nor probes.
 pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
-    trials.extend(detach::trials());
+    trials.extend(unpin::trials());
     trials.extend(face::trials());
     trials.extend(hostile::trials());
     trials.extend(scan::trials());
@@ -57,7 +57,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "forged-argv-json", || forged_argv(&["--json"])),
         trial("cli", "demo", demo),
     ];
-    trials.extend(detach::privileged());
+    trials.extend(unpin::privileged());
     trials.extend(escaped::privileged());
     trials.extend(face::privileged());
     trials.extend(hostile::privileged());
@@ -121,7 +121,7 @@ fn help() {
     let said = reaper(dir.path(), &["--help"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for word in [
-        "daemon", "demo", "doctor", "config", "detach", "status", "tree", "explain", "agents",
+        "daemon", "demo", "doctor", "config", "unpin", "status", "tree", "explain", "agents",
         "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
     ] {
         assert!(said.out.contains(word), "no word of '{word}' in the help");
@@ -135,7 +135,7 @@ fn help() {
     }
     let said = reaper(dir.path(), &["daemon", "--help"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    for word in ["--leave-armed", "--pin-dir", "--no-pin", "--kernel-reap"] {
+    for word in ["--leave-pinned", "--pin-dir", "--no-pin", "--kernel-reap"] {
         assert!(
             said.out.contains(word),
             "no word of '{word}' in the daemon's help"
@@ -150,11 +150,11 @@ fn wrong_usage() {
         &["daemon", "--scope"],
         &["daemon", "--observe", "--enforce"],
         &["daemon", "--scope", "x"],
-        &["daemon", "--no-pin", "--leave-armed"],
+        &["daemon", "--no-pin", "--leave-pinned"],
         &["daemon", "--no-pin", "--pin-dir", "/sys/fs/bpf/x"],
         &["daemon", "--kernel-reap", "always"],
-        &["detach", "all"],
-        &["detach", "--config", "absent.toml"],
+        &["unpin", "all"],
+        &["unpin", "--config", "absent.toml"],
         &["doctor", "--config", "absent.toml"],
     ] {
         let said = reaper(dir.path(), args);
@@ -167,7 +167,7 @@ fn wrong_usage() {
 fn leave_nothing() {
     let dir = TempDir::new();
     fs::write(dir.path().join("c.toml"), "pin = false\n").expect("write the configuration");
-    let args = ["daemon", "--config", "c.toml", "--leave-armed"];
+    let args = ["daemon", "--config", "c.toml", "--leave-pinned"];
     let said = reaper(dir.path(), &[&args[..], &["--runtime-dir", "r"]].concat());
     assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
     assert!(

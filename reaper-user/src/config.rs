@@ -50,13 +50,13 @@ const KEYS: [&str; 19] = [
     "scan_min_interval",
     "scan_max_interval",
     "grace",
-    "stuck_after",
+    "kill_timeout",
     "ring_size",
     "max_members",
     "pin",
     "pin_dir",
     "kernel_reap",
-    "reap_strays",
+    "reap_leftovers",
     "runtime_dir",
     "socket",
     "journal",
@@ -117,8 +117,8 @@ pub struct Config {
     pub scan: scan::Options,
     /// `grace = "5s"`: from SIGTERM to SIGKILL, at most [`DURATION_MAX`].
     pub grace: Duration,
-    /// `stuck_after = "1s"`: from a SIGKILL without progress to a named failure; more than nothing.
-    pub stuck_after: Duration,
+    /// `kill_timeout = "1s"`: from a SIGKILL without progress to a named failure; more than nothing.
+    pub kill_timeout: Duration,
     /// `ring_size = "8 MiB"`: bytes, a power of two from [`RING_MIN`] to [`RING_MAX`].
     pub ring_size: u32,
     /// `max_members = 65536`: for how many processes the kernel's map of members has room, within
@@ -130,9 +130,9 @@ pub struct Config {
     pub pin_dir: PathBuf,
     /// `kernel_reap = "auto" | "off"`
     pub kernel_reap: KernelReap,
-    /// `reap_strays = true`: whether leftovers that are older than the service are looked for at its start, and
+    /// `reap_leftovers = true`: whether leftovers that are older than the service are looked for at its start, and
     /// those on strong evidence reaped.
-    pub reap_strays: bool,
+    pub reap_leftovers: bool,
     /// `runtime_dir = "/run/reaper"`: where the lock files and the socket are, an absolute path.
     pub runtime_dir: PathBuf,
     /// `socket = true`: whether the service answers on a socket there.
@@ -269,7 +269,10 @@ impl Config {
             ("pin", self.pin != other.pin),
             ("pin_dir", self.pin_dir != other.pin_dir),
             ("kernel_reap", self.kernel_reap != other.kernel_reap),
-            ("reap_strays", self.reap_strays != other.reap_strays),
+            (
+                "reap_leftovers",
+                self.reap_leftovers != other.reap_leftovers,
+            ),
             ("runtime_dir", self.runtime_dir != other.runtime_dir),
             ("socket", self.socket != other.socket),
             ("journal", self.journal != other.journal),
@@ -299,13 +302,13 @@ impl Config {
             source: SourceChoice::default(),
             scan: scan::Options::default(),
             grace: Duration::from_secs(5),
-            stuck_after: Duration::from_secs(1),
+            kill_timeout: Duration::from_secs(1),
             ring_size: 8 << 20,
             max_members: 65_536,
             pin: true,
             pin_dir: PathBuf::from("/sys/fs/bpf/reaper"),
             kernel_reap: KernelReap::default(),
-            reap_strays: true,
+            reap_leftovers: true,
             runtime_dir: PathBuf::from(paths::RUNTIME),
             socket: true,
             journal: true,
@@ -346,9 +349,9 @@ impl Config {
         );
         r.duration(
             root,
-            "stuck_after",
+            "kill_timeout",
             Duration::from_millis(1)..=DURATION_MAX,
-            &mut config.stuck_after,
+            &mut config.kill_timeout,
         );
         r.power_of_two(
             root,
@@ -361,7 +364,7 @@ impl Config {
         r.absolute_path(root, "pin_dir", &mut config.pin_dir);
         let kernel_reap = [("auto", KernelReap::Auto), ("off", KernelReap::Off)];
         r.choice(root, "kernel_reap", &kernel_reap, &mut config.kernel_reap);
-        r.flag(root, "reap_strays", &mut config.reap_strays);
+        r.flag(root, "reap_leftovers", &mut config.reap_leftovers);
         r.absolute_path(root, "runtime_dir", &mut config.runtime_dir);
         r.flag(root, "socket", &mut config.socket);
         r.flag(root, "journal", &mut config.journal);

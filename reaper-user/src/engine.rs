@@ -180,7 +180,7 @@ impl Engine {
         let reaper =
             Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
-        let undecided = Deferred::new(&model.rules)?;
+        let deferred = Deferred::new(&model.rules)?;
         let mut engine = Engine {
             source,
             procfs: Procfs::default(),
@@ -208,7 +208,7 @@ impl Engine {
             stopping: false,
             map_sync: MapSync::default(),
             cgroups,
-            deferred: undecided,
+            deferred,
             successions: Successions::default(),
             reloading: None,
             unsaved_keep: None,

@@ -26,7 +26,7 @@ use reaper_model::leftover::{self, Leftover, Question, Recorded, Row, Table, Ver
 pub use service::Scanner;
 
 /// How old a tool's shell has to be, unless something else is asked for.
-pub const MAX_AGE: Duration = Duration::from_secs(600);
+pub const MIN_AGE: Duration = Duration::from_secs(600);
 
 /// By what a look goes; the parts of a [`Question`] with the same names.
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub struct Terms {
     pub rules: Ruleset,
     pub scope: Scope,
     pub uid: Option<u32>,
-    pub max_age: Duration,
+    pub min_age: Duration,
     pub members: HashMap<u32, ProcessKey>,
     pub watched_since: Option<u64>,
     pub recorded: Vec<Recorded>,
@@ -121,7 +121,7 @@ impl Terms {
             members: &self.members,
             watched_since: self.watched_since,
             kept: &self.kept,
-            max_age: sys::nanoseconds(self.max_age),
+            min_age: sys::nanoseconds(self.min_age),
             now: sys::boot_time(),
             honor_keep: self.rules.honors_keep(),
             waited: &waited,

@@ -27,14 +27,14 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "escaped-reaped", || {
             let story = Story::play(REAP, AGENT_LAST);
             for name in ["marked", "placed"] {
-                story.decided(name, "reap", "root_gone");
+                story.decided(name, "reap", "root_exited");
                 assert!(!story.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-from-an-agent-that-is-gone", || {
             let story = Story::play(REAP, AGENT_FIRST);
             for name in ["marked", "placed"] {
-                let decided = story.decided(name, "reap", "root_gone");
+                let decided = story.decided(name, "reap", "root_exited");
                 assert!(!story.lives(name), "{name}");
                 assert!(decided < story.closed(), "it is over after that");
             }
@@ -211,7 +211,7 @@ impl Story {
         for event in OTHERS.iter().flat_map(|name| about(name)) {
             assert_eq!(event["evidence"], Value::Null, "{event}");
         }
-        for (name, evidence) in [("marked", "mark"), ("placed", "cwd")] {
+        for (name, evidence) in [("marked", "marker"), ("placed", "cwd")] {
             let told: Vec<&Value> = about(name).collect();
             assert!(!told.is_empty(), "{name}: {}", self.said);
             for event in told {

@@ -118,7 +118,10 @@ fn asked() {
         (&"observe".into(), &1.into(), &0.into())
     );
     let tree = told(&world, &["tree"]);
-    assert_eq!(find(&tree, agent.pid).expect("the agent")["root"], true);
+    assert_eq!(
+        find(&tree, agent.pid).expect("the agent")["session_root"],
+        true
+    );
     let shown = find(&tree, leaf.pid).expect("the leaf");
     assert_eq!((&shown["due"], &shown["depth"]), (&false.into(), &1.into()));
     assert!(shown["rss"].as_u64().is_some_and(|rss| rss > 0), "{shown}");
@@ -142,7 +145,7 @@ fn asked() {
     world.kill("agent");
     world.await_event("a decision", |e| e.is("decision", leaf));
     let why = told(&world, &["explain", &leaf.pid.to_string()]);
-    assert_eq!(why["process"]["decision"]["verdict"], "reap");
+    assert_eq!(why["process"]["decision"]["decision"], "reap");
     assert_eq!(why["process"]["due"], true);
     assert!(
         why["why"].as_str().expect("a sentence").contains("SIGKILL"),
@@ -201,7 +204,7 @@ fn kept_by_user() {
     let kept = told(&world, &["keep", &pid, "--for", "2h"]);
     assert_eq!(kept["processes"], 1);
     let keeps = told(&world, &["keep", "--list"]);
-    let for_s = keeps["keeps"][0]["for_s"].as_u64().expect("a time");
+    let for_s = keeps["keeps"][0]["remaining_s"].as_u64().expect("a time");
     assert!((7000..=7200).contains(&for_s), "{keeps}");
     let canary = world.one("canary").pid.to_string();
     let said = ask(&world, &["keep", &canary]);

@@ -197,8 +197,8 @@ fn refused() {
         &["history", "--file"],
         &["daemon", "--config"],
         &["no-command"],
-        &["detach", "--pin-dir"],
-        &["detach", "--json", "--pin-dir"],
+        &["unpin", "--pin-dir"],
+        &["unpin", "--json", "--pin-dir"],
     ] {
         assert_both(&args.join(" "), || {
             let mut command = reaper(args);

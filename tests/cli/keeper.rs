@@ -227,7 +227,7 @@ impl Service {
         let events = self.daemon.events();
         events
             .iter()
-            .filter(|e| e.event == "stray")
+            .filter(|e| e.event == "leftover")
             .cloned()
             .collect()
     }

@@ -61,19 +61,19 @@ fn scan() {
     let told = look(&["--json"]);
     assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
     let report = json(&told.out);
-    let found = said(&report, "found");
+    let found = said(&report, "reapable");
     assert_eq!(found.len(), 4, "{found:?}");
     assert!(
-        found.values().all(|reason| reason == "dead_owner"),
+        found.values().all(|reason| reason == "dead_agent"),
         "{found:?}"
     );
     assert!(
         found.contains_key("sleep 3001") && found.contains_key("sleep 3002"),
         "{found:?}"
     );
-    let spared = said(&report, "spared");
+    let spared = said(&report, "kept");
     for (command, reason) in [
-        ("sleep 3003", "keep_mark"),
+        ("sleep 3003", "keep_marker"),
         ("sleep 3004", "owner_alive"),
         ("sleep 3005", "no_owner"),
         ("sleep 3007", "not_orphan"),
@@ -102,7 +102,7 @@ fn scan() {
     let told = look(&["--reap", "--json"]);
     assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
     let report = json(&told.out);
-    let found = said(&report, "found");
+    let found = said(&report, "reapable");
     assert!(
         found.values().all(|came| came.contains("ended")),
         "{found:?}"
@@ -118,7 +118,7 @@ fn scan() {
 
     let told = look(&["--json"]);
     assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
-    assert_eq!(said(&json(&told.out), "spared").len(), 5);
+    assert_eq!(said(&json(&told.out), "kept").len(), 5);
     let told = look(&[]);
     assert!(
         told.out.contains("No process") && told.out.contains("REAPER_KEEP=1"),
@@ -173,15 +173,18 @@ fn beside_a_living_agent() {
         serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {}", told.err))
     };
     let report = look(&[]);
-    let found = BTreeMap::from([("sleep 3101".to_owned(), "dead_owner".to_owned())]);
-    assert_eq!(said(&report, "found"), found, "{report}");
-    let spared = said(&report, "spared");
-    for (command, reason) in [("sleep 3103", "owner_alive"), ("sleep 3105", "shared_mark")] {
+    let found = BTreeMap::from([("sleep 3101".to_owned(), "dead_agent".to_owned())]);
+    assert_eq!(said(&report, "reapable"), found, "{report}");
+    let spared = said(&report, "kept");
+    for (command, reason) in [
+        ("sleep 3103", "owner_alive"),
+        ("sleep 3105", "shared_marker"),
+    ] {
         let said = spared.get(command).map(String::as_str);
         assert_eq!(said, Some(reason), "{spared:?}");
     }
     let report = look(&["--reap"]);
-    let found = said(&report, "found");
+    let found = said(&report, "reapable");
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found["sleep 3101"].contains("ended"), "{found:?}");
     assert_eq!(
@@ -215,8 +218,8 @@ fn long_command_lines() {
     );
     let report = serde_json::from_str(&told.out).expect("scan --json gives JSON");
     for (list, sleeper, reason) in [
-        ("found", "sleep 3201", "dead_owner"),
-        ("spared", "sleep 3202", "keep_rule"),
+        ("reapable", "sleep 3201", "dead_agent"),
+        ("kept", "sleep 3202", "keep_rule"),
     ] {
         let said = said(&report, list);
         assert!(said.contains_key(sleeper), "{list} {report}");
@@ -237,7 +240,7 @@ fn dead() -> String {
 fn usage() {
     let dir = TempDir::new();
     for args in [
-        &["scan", "--max-age", "soon"][..],
+        &["scan", "--min-age", "soon"][..],
         &["scan", "--scope", "x"],
         &["scan", "--scope", "4194305"],
         &["scan", "--config", "absent.toml"],
@@ -264,19 +267,19 @@ fn observed() {
     }
     let strays = service.strays();
     let reasons: Vec<_> = strays.iter().filter_map(|e| e.reason.as_deref()).collect();
-    assert!(!reasons.contains(&"keep_mark"), "{reasons:?}");
+    assert!(!reasons.contains(&"keep_marker"), "{reasons:?}");
     let report = service.told(&["scan"]);
-    assert_eq!(report["looked_by"], "service");
+    assert_eq!(report["scanned_by"], "service");
     let scope = service.keeper.0.id().to_string();
     let args = ["scan", "--config", "c.toml", "--scope", &scope, "--json"];
     let alone = reaper(service.dir.path(), &args);
     let alone: Value = serde_json::from_str(&alone.out).expect("JSON");
-    assert_eq!(alone["looked_by"], "command");
-    for list in ["found", "spared"] {
+    assert_eq!(alone["scanned_by"], "command");
+    for list in ["reapable", "kept"] {
         assert_eq!(said(&report, list), said(&alone, list));
     }
     let keys = |value: &Value| -> Vec<String> {
-        let object = value["found"][0].as_object().expect("a finding");
+        let object = value["reapable"][0].as_object().expect("a finding");
         object.keys().cloned().collect()
     };
     assert_eq!(keys(&report), keys(&alone));
@@ -290,7 +293,7 @@ fn observed() {
     assert_eq!(seen.code, Some(0), "{}{}", seen.out, seen.err);
     let seen: Value = serde_json::from_str(&seen.out).expect("JSON");
     assert_eq!(
-        (said(&seen, "found").len(), said(&seen, "spared").len()),
+        (said(&seen, "reapable").len(), said(&seen, "kept").len()),
         (0, 0)
     );
     let refused = service.ask_as(4242, &["scan", "--reap"]);
@@ -328,7 +331,7 @@ fn at_the_start() {
         strays
             .iter()
             .filter(reap)
-            .all(|e| e.reason.as_deref() == Some("dead_owner"))
+            .all(|e| e.reason.as_deref() == Some("dead_agent"))
     );
     let status = service.told(&["status"]);
     assert!(status["reaped"].as_u64() >= Some(4), "{status}");
@@ -345,18 +348,18 @@ fn at_the_start() {
 
 /// Where that is switched off, it takes an order.
 fn ordered() {
-    let service = Service::start("reap_strays = false\n", &[]);
+    let service = Service::start("reap_leftovers = false\n", &[]);
     let report = service.told(&["scan"]);
-    assert_eq!(said(&report, "found").len(), 4, "{report}");
+    assert_eq!(said(&report, "reapable").len(), 4, "{report}");
     assert_eq!(service.keeper.asleep(), 8, "they are told of, and no more");
     let report = service.told(&["scan", "--reap"]);
-    let found = said(&report, "found");
+    let found = said(&report, "reapable");
     assert!(
         found.len() >= 4 && found.values().all(|came| came.contains("ended")),
         "{report}"
     );
     assert_eq!(service.keeper.sleepers(), &ALL[2..]);
-    service.await_strays(4, "dead_owner");
+    service.await_strays(4, "dead_agent");
     eventually("the ends are told", || {
         (service.outcomes("ended") >= 4).then_some(())
     });
@@ -369,7 +372,7 @@ fn without_keeps() {
     std::fs::write(dir.path().join("journal"), "").expect("write a file");
     let service = Service::start_in(dir, "", &[]);
     service.await_strays(2, "owner_unknown");
-    assert_eq!(said(&service.told(&["scan"]), "found").len(), 4);
+    assert_eq!(said(&service.told(&["scan"]), "reapable").len(), 4);
     let refused = order_reap(&service);
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(
@@ -431,15 +434,15 @@ fn recorded() {
     world.await_gone(&["agent", "between"]);
     world.again(&[]);
     for who in [leaf, other] {
-        let stray = world.await_event("a stray", |e| e.is("stray", who));
+        let stray = world.await_event("a leftover", |e| e.is("leftover", who));
         assert_eq!(stray.reason.as_deref(), Some("recorded_session"));
     }
-    let stray = world.await_event("a stray", |e| e.is("stray", late));
-    assert_eq!(stray.reason.as_deref(), Some("dead_owner"));
+    let stray = world.await_event("a leftover", |e| e.is("leftover", late));
+    assert_eq!(stray.reason.as_deref(), Some("dead_agent"));
     world.await_gone(&["leaf", "other", "late"]);
     world.await_event("its end", |e| e.is("outcome", leaf));
     // The server has the time that the rule gives it, from now on.
-    let stray = world.await_event("a server", |e| e.is("stray", server));
+    let stray = world.await_event("a server", |e| e.is("leftover", server));
     assert_eq!(stray.decision.as_deref(), Some("wait"));
     assert_eq!(stray.rule.as_deref(), Some("asked-for-servers"));
     world.assert_alive(&["server"]);

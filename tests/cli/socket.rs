@@ -219,7 +219,7 @@ fn scan_heeds() {
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     world.await_gone(&["leaf"]);
     let report: Value = serde_json::from_str(&said.out).expect("JSON");
-    let spared = report["spared"].as_array().expect("a list");
+    let spared = report["kept"].as_array().expect("a list");
     let spared = spared.iter().find(|found| found["pid"] == kept.pid);
     assert_eq!(spared.expect("it is spared")["reason"], "kept_by_user");
     world.assert_alive(&["kept"]);

@@ -119,11 +119,11 @@ fn explained_in_time() {
     let why = told(&world, &["explain", &pid]);
     let decision = &why["process"]["decision"];
     assert_eq!(
-        (&decision["verdict"], &decision["rule"]),
+        (&decision["decision"], &decision["rule"]),
         (&"wait".into(), &"asked-for-servers".into())
     );
     assert!(
-        decision["for_s"]
+        decision["remaining_s"]
             .as_u64()
             .is_some_and(|s| (500..=600).contains(&s)),
         "{why}"
@@ -333,7 +333,7 @@ fn closed_once() {
     let events = world.stop();
     let at = |name: &str| events.iter().position(|e| e.event == name);
     assert!(
-        at("session.root_gone") < at("session.close"),
+        at("session.root_exit") < at("session.close"),
         "closed before its agent was gone"
     );
     let closed = |e: &&Event| e.event == "session.close";

@@ -112,7 +112,7 @@ impl Entry {
     /// # Panics
     /// It says something that nobody understands.
     pub fn scenario(&'static self) -> Scenario {
-        let config = format!("grace = \"200ms\"\nstuck_after = \"10s\"\n{}", self.config).leak();
+        let config = format!("grace = \"200ms\"\nkill_timeout = \"10s\"\n{}", self.config).leak();
         let mut scenario = Scenario::new(&self.name, &self.parts())
             .image(&self.image)
             .dies(self.death())

@@ -25,7 +25,7 @@ const ALIKE: &str = r#"
     ./bin/reaper run --timeout 200ms -- sh -c 'setsid sleep 60 & exec sleep 60'; said $? 124 timeout
     ./bin/reaper run --idle 200ms -- sleep 60; said $? 124 idle
     ./bin/reaper run --report report -- sh -c 'for i in $(seq 30); do (setsid sleep 60 &); done; exit 3'; said $? 3 orphans
-    grep -q '"left":\[\]' report || echo "left: $(cat report)"
+    grep -q '"survivors":\[\]' report || echo "left: $(cat report)"
     drains='sleep 0.5; echo drained > drained; exit'
     ./bin/reaper run -- sh -c "sh -c 'trap \"$drains\" TERM; echo > up; while :; do sleep 0.02; done' & until [ -s up ]; do sleep 0.01; done" 2> /dev/null
     said "$? $(cat drained)" "0 drained" drain

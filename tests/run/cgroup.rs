@@ -177,7 +177,7 @@ fn nothing_left(place: &Place, home: &Home) {
     assert!(!left.iter().any(|one| one.lives()));
     let report = place.report();
     assert_eq!(
-        (&report["outcome"], &report["left"]),
+        (&report["outcome"], &report["survivors"]),
         (&"failed".into(), &serde_json::json!([]))
     );
     assert!(report["ended"].as_u64() >= Some(2), "{report}");

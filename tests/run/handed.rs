@@ -163,7 +163,11 @@ fn ended(place: &Place) {
     assert_eq!(report(place, "first")["exit_code"], 7);
     for name in ["left", "killed", "first", "nothing"] {
         let report = report(place, name);
-        assert_eq!(report["left"].as_array().map(Vec::len), Some(0), "{report}");
+        assert_eq!(
+            report["survivors"].as_array().map(Vec::len),
+            Some(0),
+            "{report}"
+        );
     }
     // Five, then the hook's; the second is asked by a signal of its own, and its children go by themselves.
     eventually("all of it is in the stream", || {
@@ -290,7 +294,11 @@ fn inside(place: &Place) {
     let watched = Watched::begin(place, script, &[]);
     assert_eq!(place.await_said("said", |said| !said.is_empty()), "0\n");
     let report = report(place, "report");
-    assert_eq!(report["left"].as_array().map(Vec::len), Some(0), "{report}");
+    assert_eq!(
+        report["survivors"].as_array().map(Vec::len),
+        Some(0),
+        "{report}"
+    );
     let released = |event: &Event| {
         let outcome = event.outcome.as_deref();
         outcome.is_some_and(|outcome| ["root_alive", "detached"].contains(&outcome))
@@ -304,7 +312,7 @@ fn inside(place: &Place) {
 /// One that ends nothing is no help.
 fn observes(place: &Place) {
     let watched = Watched::begin(place, DEAF, &["--observe"]);
-    watched.await_event(|event| event.event == "session.root_gone");
+    watched.await_event(|event| event.event == "session.root_exit");
     assert_eq!(watched.count(|event| event.event == "signal"), 0);
     watched.end(place, 5);
 }

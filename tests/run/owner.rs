@@ -52,7 +52,11 @@ fn endings(place: &Place) {
         assert_eq!(said.code, Some(status), "{script}: {}", said.err);
         let report = place.report();
         assert_eq!(report["outcome"], outcome, "{script}");
-        assert_eq!(report["left"].as_array().map(Vec::len), Some(0), "{script}");
+        assert_eq!(
+            report["survivors"].as_array().map(Vec::len),
+            Some(0),
+            "{script}"
+        );
         assert_eq!(
             place.path("tree").exists(),
             outcome != "success",

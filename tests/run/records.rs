@@ -53,7 +53,7 @@ fn detached(place: &Place) {
     ] {
         assert_eq!(run[field], value, "{run}");
     }
-    let left = run["left_ms"].as_u64().expect("what is left");
+    let left = run["remaining_ms"].as_u64().expect("what is left");
     assert!((3_000_000..=3_600_000).contains(&left), "{left}");
     assert_eq!(run["uid"], place.uid);
     let table = place.ask(&["ps"]).out;
@@ -79,11 +79,11 @@ fn detached(place: &Place) {
     let run = &place.ps(&["--all"])[0];
     assert_eq!(
         (&run["state"], &run["outcome"], &run["exit_code"]),
-        (&"over".into(), &"failed".into(), &7.into())
+        (&"closed".into(), &"failed".into(), &7.into())
     );
     let report = place.report();
     for (field, value) in [
-        ("run", id.as_str()),
+        ("run_id", id.as_str()),
         ("name", "web"),
         ("session", "turn 17"),
         ("agent", "codex"),
@@ -326,7 +326,7 @@ fn place_of_the_killed(place: &Place) {
     assert_eq!(state("second"), ("waiting".into(), Value::Null));
     let said = place.ask(&["stop", "second"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert_eq!(state("second"), ("over".into(), "cancelled".into()));
+    assert_eq!(state("second"), ("closed".into(), "cancelled".into()));
     first.signal(nix::libc::SIGKILL);
     assert_eq!(first.end(), 137);
     assert_eq!(place.ask(&["wait", "third"]).code, Some(0));

@@ -15,24 +15,24 @@ use crate::trees::OWN_RULES;
 use crate::world::World;
 
 pub const STORIES: &[Story] = &[
-    ("leave-armed", leave_armed),
+    ("leave-pinned", leave_pinned),
     ("clean-stop-unpins", clean_stop_unpins),
     ("killed-while-arming", killed_while_arming),
     ("upgrade-while-it-forks", upgrade),
-    ("detach", detach),
-    ("detach-from-the-mount-point", detach_from_the_mount_point),
+    ("unpin", unpin),
+    ("unpin-from-the-mount-point", unpin_from_the_mount_point),
 ];
 
 /// Nobody is there when the agent dies, and the next one knows.
-fn leave_armed() {
-    let mut life = Lasting::new(OWN_RULES, &["--leave-armed"]);
+fn leave_pinned() {
+    let mut life = Lasting::new(OWN_RULES, &["--leave-pinned"]);
     life.agent(
         "agent",
         &["leaf=sleep", "apart=double+setsid"],
         &["leaf", "apart"],
     );
     let said = life.world.stop();
-    let left = said.last().and_then(|e| e.left_armed.clone());
+    let left = said.last().and_then(|e| e.left_pinned.clone());
     let left = PathBuf::from(left.expect("where it was left armed"));
     assert_eq!(listed(&left), life.pins.pinned(), "what is pinned");
     life.world.kill("agent");
@@ -113,7 +113,7 @@ fn upgrade() {
     life.world.await_cast("brood", 20);
     // After a stop that leaves it armed, and after none.
     life.world.crash();
-    life.world.again(&["--leave-armed"]);
+    life.world.again(&["--leave-pinned"]);
     life.world.stop();
     life.world.again(&other);
     assert_ne!(
@@ -145,14 +145,14 @@ fn upgrade() {
 }
 
 /// Removes what any version has pinned, but not from under a daemon, and nothing that is somebody else's.
-fn detach() {
+fn unpin() {
     let mut life = Lasting::new(OWN_RULES, &[]);
     let pins = life.pins.dir();
-    let detach = |life: &Lasting| {
+    let unpin = |life: &Lasting| {
         let place = pins.to_str().expect("a path in UTF-8");
-        reaper(life.world.dir(), &["detach", "--pin-dir", place])
+        reaper(life.world.dir(), &["unpin", "--pin-dir", place])
     };
-    let said = detach(&life);
+    let said = unpin(&life);
     assert_eq!(said.code, Some(4), "{}{}", said.out, said.err);
     let holder = life.world.daemon().pid().to_string();
     assert!(
@@ -172,7 +172,7 @@ fn detach() {
     fs::create_dir(&kept).expect("make a directory");
     let mine = pins.join("mine");
     fs::create_dir(&mine).expect("make a directory");
-    let said = detach(&life);
+    let said = unpin(&life);
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     let named = kept.display().to_string();
     assert!(
@@ -182,17 +182,17 @@ fn detach() {
     );
     assert!(kept.exists(), "what is somebody else's was removed");
     fs::remove_dir(&kept).expect("remove the directory");
-    let said = detach(&life);
+    let said = unpin(&life);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     assert_eq!(listed(&pins), std::slice::from_ref(&mine), "what is left");
     fs::remove_dir(&mine).expect("remove the directory");
-    let said = detach(&life);
+    let said = unpin(&life);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     assert!(!pins.exists(), "the empty directory is left");
 }
 
 /// The pin directory may be the mount point, which stays.
-fn detach_from_the_mount_point() {
+fn unpin_from_the_mount_point() {
     let mut life = Lasting {
         world: World::new(true),
         pins: Bpffs::new(),
@@ -208,7 +208,7 @@ fn detach_from_the_mount_point() {
             life.world.stop();
         } else {
             life.world.crash();
-            let said = reaper(life.world.dir(), &["detach", "--pin-dir", pins]);
+            let said = reaper(life.world.dir(), &["unpin", "--pin-dir", pins]);
             assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
         }
         assert_eq!(listed(&place), empty, "what is left");

@@ -72,7 +72,7 @@ fn births_lost(source: &str) {
         life.world.await_cast("brood", 1200);
     });
     life.world
-        .await_event("the gap is closed", |e| e.event == "gap.closed");
+        .await_event("the gap is closed", |e| e.event == "gap.close");
     life.world.kill("agent");
     life.await_left(&["keeper"]);
     life.await_closed(1);
@@ -133,7 +133,7 @@ fn assert_gap(life: &Lasting, reason: &str) {
     let open = find("gap.open").expect("a gap is opened");
     assert_eq!(open.reason.as_deref(), Some(reason), "{open:?}");
     assert!(open.lost > Some(0), "how much is missing: {open:?}");
-    let closed = find("gap.closed").expect("the gap is closed");
+    let closed = find("gap.close").expect("the gap is closed");
     assert!(open.seq < closed.seq, "closed before it was opened");
     for role in super::OUTSIDERS.iter().chain(&["keeper"]) {
         for who in life.world.cast(role) {

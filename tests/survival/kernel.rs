@@ -138,7 +138,7 @@ fn kernel_reap() {
     let root = life.world.one("agent").pid.to_string();
     eventually("what nothing spares is known", || {
         let facts = &told(&life.world, &["explain", &root])["facts"];
-        ["keep_mark", "unit"]
+        ["keep_marker", "unit"]
             .iter()
             .all(|fact| !facts[fact].is_null())
             .then_some(())
@@ -191,7 +191,7 @@ fn server_of_a_quick_agent() {
     life.world.await_event("it is given time", waits);
     life.await_left(&["server"]);
     let why = told(&life.world, &["explain", &server.pid.to_string()]);
-    let for_s = why["process"]["decision"]["for_s"].as_u64();
+    let for_s = why["process"]["decision"]["remaining_s"].as_u64();
     assert!(for_s.is_some_and(|s| (1..=600).contains(&s)), "{why}");
     life.end(&["server"]);
 }

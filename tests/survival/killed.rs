@@ -74,7 +74,7 @@ fn killed(times: u32) {
     for who in ended {
         let gone = life
             .world
-            .await_event("an agent's end", |e| e.is("session.root_gone", who));
+            .await_event("an agent's end", |e| e.is("session.root_exit", who));
         life.world.await_event("its session is closed", |e| {
             e.event == "session.close" && e.session_id == gone.session_id
         });

@@ -28,7 +28,7 @@ pub const CONNECTORS: &[Story] = &[
 /// What is inferred is reaped, so that it can be seen that it is.
 const INFERS: &str = r#"
 grace = "500ms"
-stuck_after = "10s"
+kill_timeout = "10s"
 
 [[rule]]
 name = "on-evidence"
@@ -94,7 +94,7 @@ fn births_unheard() {
     drop(forks);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
-        .await_event("the gap is closed", |e| e.event == "gap.closed");
+        .await_event("the gap is closed", |e| e.event == "gap.close");
     life.world.kill("agent");
     life.world.await_gone(&["leader", "leaf", "orphan"]);
     life.await_closed(1);
@@ -213,9 +213,9 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
         .for_each(|role| drop(life.world.await_cast(role, 1)));
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
-        .await_event("the gap is closed", |e| e.event == "gap.closed");
+        .await_event("the gap is closed", |e| e.event == "gap.close");
     let status = told(&life.world, &["status"]);
-    let passed_over = status["passed_over"].as_array();
+    let passed_over = status["rejected_sources"].as_array();
     let is_passed_over = |source: &&&str| {
         let mut reasons = passed_over.into_iter().flatten().filter_map(Value::as_str);
         reasons.any(|reason| reason.starts_with(&format!("{source} cannot be used")))

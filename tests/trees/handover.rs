@@ -106,7 +106,7 @@ fn ends(view: &View) {
         reasons.iter().any(waits),
         "nothing was waited for: {reasons:?}"
     );
-    assert_eq!(reasons.last(), Some(&"root_gone"));
+    assert_eq!(reasons.last(), Some(&"root_exited"));
     view.end(world, &["other", "tool"]);
 }
 

@@ -253,7 +253,7 @@ pub fn death(world: &World, events: &[Event], role: &str, status: (Option<i32>, 
     let agent = world.one(role);
     let told: Vec<&Event> = events
         .iter()
-        .filter(|e| e.is("session.root_gone", agent))
+        .filter(|e| e.is("session.root_exit", agent))
         .collect();
     let [gone] = told.as_slice() else {
         panic!("{} events tell that '{role}' is gone", told.len())

@@ -29,7 +29,7 @@ use crate::schedule::Turn;
 
 /// What all trees get unless they say otherwise: a short grace, and time enough for one that is killed to end where the
 /// machine is busy with others.
-pub const CONFIG: &str = "grace = \"200ms\"\nstuck_after = \"10s\"\n";
+pub const CONFIG: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n";
 
 /// A story with a play of its own.
 type Story = (&'static str, fn(&View));

@@ -13,7 +13,7 @@ pub const STORIES: &[Story] = &[
     ("sub-agent-that-is-no-relaunch", sub_agent),
 ];
 
-const WALL: &str = "grace = \"200ms\"\nstuck_after = \"10s\"\n\
+const WALL: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n\
     [[boundary]]\nname = \"my-wall\"\ncomm = \"test-wall\"\n";
 
 /// The usual agent with these arguments, and everybody up.

@@ -53,7 +53,7 @@ impl fmt::Display for Said {
 }
 
 const DETACHED: Said = Said::new("keep", "detached");
-const REAPED: Said = Said::new("reap", "root_gone");
+const REAPED: Said = Said::new("reap", "root_exited");
 
 /// Who starts a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ pub const STORIES: &[Story] = &[
 ];
 
 /// A grace that outlasts the test, so that only the limit of births can end the tree.
-const PATIENT: &str = "grace = \"10min\"\nstuck_after = \"10s\"\n";
+const PATIENT: &str = "grace = \"10min\"\nkill_timeout = \"10s\"\n";
 
 /// All of the tree is ended, if it must be, and nobody else.
 fn end(view: &View, world: &mut World) -> Option<Vec<Event>> {
@@ -49,7 +49,7 @@ fn handover(view: &View) {
     judge::death(&world, &events, "agent", (None, Some("SIGKILL")));
     let gone = events
         .iter()
-        .position(|e| e.is("session.root_gone", agent))
+        .position(|e| e.is("session.root_exit", agent))
         .expect("the agent's end");
     let after = &events[gone..];
     let births = after

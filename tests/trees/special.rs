@@ -61,7 +61,7 @@ fn leader_thread_first(view: &View) {
         .daemon()
         .events()
         .iter()
-        .any(|e| e.is("session.root_gone", agent));
+        .any(|e| e.is("session.root_exit", agent));
     assert!(
         probe.lives() && !second,
         "a thread's exit was taken for the agent's"

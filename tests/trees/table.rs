@@ -4,11 +4,11 @@ use super::part::{Death, Part};
 use super::story::Scenario;
 use crate::world::World;
 
-const PATIENT: &str = "grace = \"4s\"\nstuck_after = \"10s\"\n";
+const PATIENT: &str = "grace = \"4s\"\nkill_timeout = \"10s\"\n";
 /// An agent, a boundary and a keep beside the built-in ones.
 pub const OWN_RULES: &str = r#"
 grace = "200ms"
-stuck_after = "10s"
+kill_timeout = "10s"
 
 [[agent]]
 name = "my-agent"

@@ -125,7 +125,7 @@ pub struct Question<'a> {
     /// Who is kept because a user wants it.
     pub kept: &'a [ProcessKey],
     /// How old a tool's shell has to be, in ns.
-    pub max_age: u64,
+    pub min_age: u64,
     /// Ns since boot.
     pub now: u64,
     /// Whether `REAPER_KEEP=1` keeps.
@@ -245,10 +245,10 @@ impl Evidence {
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Evidence::DeadOwner { .. } => "dead_owner",
+            Evidence::DeadOwner { .. } => "dead_agent",
             Evidence::ToolShell => "tool_shell",
             Evidence::Recorded { .. } => "recorded_session",
-            Evidence::Mark { .. } => "mark",
+            Evidence::Mark { .. } => "marker",
         }
     }
 
@@ -280,7 +280,7 @@ impl Doubt {
             Doubt::OwnerUnknown(_) => "owner_unknown",
             Doubt::AgentAlive(_) => "agent_alive",
             Doubt::AgentUnsure(_) => "agent_unsure",
-            Doubt::SharedMark(_) => "shared_mark",
+            Doubt::SharedMark(_) => "shared_marker",
             Doubt::AgentUnknown => "agent_unknown",
             Doubt::ChangedUid => "changed_uid",
             Doubt::NotOrphan => "not_orphan",
@@ -330,7 +330,7 @@ impl Spare {
     pub fn name(self) -> &'static str {
         match self {
             Spare::NeverSelf => "never_self",
-            Spare::KeepMark => "keep_mark",
+            Spare::KeepMark => "keep_marker",
             Spare::KeptByUser => "kept_by_user",
             Spare::KeepRule => "keep_rule",
             Spare::OtherUid => "other_uid",

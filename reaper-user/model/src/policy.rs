@@ -90,12 +90,12 @@ pub enum Reason {
 impl Reason {
     pub fn name(self) -> &'static str {
         match self {
-            Reason::RootExited => "root_gone",
+            Reason::RootExited => "root_exited",
             Reason::BornWhileDue => "born_while_due",
             Reason::EndOrdered => "end_ordered",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
-            Reason::KeepMarker => "keep_mark",
+            Reason::KeepMarker => "keep_marker",
             Reason::KeptByUser => "kept_by_user",
             Reason::Waiting => "waiting",
             Reason::SuccessorAwaited => "successor_awaited",
@@ -108,7 +108,7 @@ impl Reason {
             Reason::BelowKept => "below_kept",
             Reason::AboveKept => "above_kept",
             Reason::Unreadable => "unreadable",
-            Reason::LineageUnsure => "lineage_unsure",
+            Reason::LineageUnsure => "lineage_uncertain",
             Reason::Inferred => "inferred",
             Reason::NotAMember => "not_a_member",
             Reason::NeverPid1 => "never_pid1",

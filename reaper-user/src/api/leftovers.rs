@@ -17,7 +17,7 @@ pub trait Leftovers: Send + Sync {
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse>;
 
     /// As [`report`](Leftovers::report), and ends the processes that are due.
@@ -29,6 +29,6 @@ pub trait Leftovers: Send + Sync {
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse>;
 }

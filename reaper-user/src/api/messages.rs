@@ -50,7 +50,7 @@ pub enum RequestKind {
     },
     Scan {
         /// How old a tool's shell has to be that nobody watched.
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
         /// Carry it out.
         reap: bool,
     },

@@ -17,7 +17,7 @@
 //! | `GET /v1/keeps` | [`Keeps`] |
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepDone`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepDone`] |
-//! | `GET /v1/scan?max_age_s=N`, `POST` reaps | [`ScanReport`] |
+//! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //! | `POST /v1/end` | [`EndRequest`] → [`Claims`] |
@@ -58,13 +58,13 @@ pub struct ErrorResponse {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionInfo {
     /// `reap`, `keep`, `report` or `wait`.
-    pub verdict: String,
+    pub decision: String,
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Until this is over, it is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub for_s: Option<u64>,
+    pub remaining_s: Option<u64>,
 }
 
 /// A process as it is now.
@@ -84,11 +84,11 @@ pub struct ProcessInfo {
     pub rss: Option<u64>,
     /// The innermost session that it is a member of.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
+    pub session_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// It is that session's root.
-    pub root: bool,
+    pub session_root: bool,
     /// An orphan whose agent lives.
     pub detached: bool,
     /// A member whose agent is gone.
@@ -98,7 +98,7 @@ pub struct ProcessInfo {
     /// Membership stops here, by the rule of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
-    /// What makes it a member though nobody saw its birth: `group`, `session`, `cgroup`, `mark` or `cwd`.
+    /// What makes it a member though nobody saw its birth: `group`, `session`, `cgroup`, `marker` or `cwd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// The variable of its environment that says so.
@@ -126,7 +126,7 @@ pub struct Status {
     pub source: String,
     /// Which better sources could not be used, and why.
     #[serde(default)]
-    pub passed_over: Vec<String>,
+    pub rejected_sources: Vec<String>,
     /// As it was given; empty is the whole host.
     pub scope: Vec<String>,
     /// Time of day at which it began to watch, to the second (RFC 3339).
@@ -162,14 +162,14 @@ pub struct Status {
     #[serde(rename = "memory.swap")]
     pub swap: u64,
     /// Reaped ones of which there was no reading.
-    #[serde(rename = "memory.unread")]
+    #[serde(rename = "memory.unmeasured")]
     pub unread: u64,
     /// Members that have exited and that their parent has not waited for, now: they hold no memory, and are in
     /// none of these figures.
     pub zombies: u64,
     /// Directory of the pins; absent where tracking ends with the service.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pinned: Option<String>,
+    pub pin_dir: Option<String>,
 }
 
 /// A session, as far as is known.
@@ -188,12 +188,12 @@ pub struct SessionInfo {
     pub kept: u64,
     /// The session that this one is nested in.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub outer: Option<String>,
+    pub outer_session_id: Option<String>,
     /// How its root ended, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub root_ended: Option<String>,
+    pub root_exit: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub root_gone_s: Option<u64>,
+    pub since_root_exit_s: Option<u64>,
 }
 
 /// `GET /v1/tree`
@@ -301,7 +301,7 @@ pub struct KeepInfo {
     pub by_uid: u32,
     /// For how long still; absent: until it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub for_s: Option<u64>,
+    pub remaining_s: Option<u64>,
     /// With all that descends from it.
     pub tree: bool,
 }
@@ -371,14 +371,14 @@ pub struct Claimed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanReport {
     /// `service` or `command`.
-    pub looked_by: String,
+    pub scanned_by: String,
     /// Whether the service only observes, and ends nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub observes: bool,
     /// To be reaped, or reaped.
-    pub found: Vec<Finding>,
+    pub reapable: Vec<Finding>,
     /// Left alone. Members whose agent lives are not listed, unless they are detached.
-    pub spared: Vec<Finding>,
+    pub kept: Vec<Finding>,
     /// Processes that could not be read: they count as living, and nothing is said of them.
     pub unreadable: u64,
     /// Of those that nobody watched, the ones whose end was confirmed; absent where none was to be ended, or it
@@ -387,7 +387,7 @@ pub struct ScanReport {
     pub ended: Option<u64>,
     /// What these gave back, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub given_back: Option<u64>,
+    pub freed_bytes: Option<u64>,
 }
 
 /// A process and what is to be said of it.
@@ -398,7 +398,7 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
     /// The topmost process of the tree that it is a part of; of a member, the first root of its session.
-    pub head_pid: u32,
+    pub subtree_root_pid: u32,
     /// Effective.
     pub uid: u32,
     /// As in [`Process`].
@@ -407,14 +407,14 @@ pub struct Finding {
     pub agent: String,
     /// That it is a member of; absent where nobody watched.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
+    pub session_id: Option<String>,
     /// `reap`, `keep`, `report` or `wait`.
-    pub verdict: String,
+    pub decision: String,
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// What speaks for its being a leftover, where nobody watched: `dead_owner`, `tool_shell`,
-    /// `recorded_session` or `mark`. Of a member as in [`Process`].
+    /// What speaks for its being a leftover, where nobody watched: `dead_agent`, `tool_shell`,
+    /// `recorded_session` or `marker`. Of a member as in [`Process`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// The variable of the environment that says so.
@@ -425,7 +425,7 @@ pub struct Finding {
     pub directory: Option<String>,
     /// The agent that it names, or that was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub owner_pid: Option<u32>,
+    pub agent_pid: Option<u32>,
     /// All of that in a sentence.
     pub why: String,
     pub age_s: u64,
@@ -446,7 +446,7 @@ pub struct History {
     /// The newest last.
     pub sessions: Vec<crate::journal::history::HistorySession>,
     /// Older ones that were asked for too, and for which there is no room in an answer.
-    pub left_out: u64,
+    pub omitted: u64,
 }
 
 /// `POST /v1/config/reload`

@@ -170,7 +170,7 @@ fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
         };
         facts.insert(name.to_owned(), value);
     };
-    put("keep_mark", map(marks, |marks| (marks & 1 != 0).into()));
+    put("keep_marker", map(marks, |marks| (marks & 1 != 0).into()));
     put("unit", map(unit, |unit| (**unit).into()));
     put("listening", map(listening, |is| (*is).into()));
     put("cpu_percent", map(cpu, |cpu| (*cpu).into()));
@@ -190,7 +190,7 @@ fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
         let marks = all.env_markers.markers.iter();
         marks.map(|mark| Value::from(mark.variable)).collect()
     };
-    put("agent_marks", map(inherited, variables));
+    put("agent_markers", map(inherited, variables));
     let ids = |all: &Arc<Conversations>| {
         let ids = all.inherited.iter().chain(all.registered.iter());
         ids.map(Value::from).collect()
@@ -232,7 +232,7 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
     let keep = |kept: KeepSnapshot| KeepInfo {
         process: process(&kept.row, SHORT, &procfs),
         by_uid: kept.by,
-        for_s: kept.until.map(seconds_until),
+        remaining_s: kept.until.map(seconds_until),
         tree: kept.tree,
     };
     let keeps = keeps.into_iter().map(keep).collect();
@@ -253,10 +253,10 @@ pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
             continue;
         }
         let finding = finding(row, session, &procfs);
-        if finding.verdict == "reap" {
-            report.found.push(finding);
+        if finding.decision == "reap" {
+            report.reapable.push(finding);
         } else {
-            report.spared.push(finding);
+            report.kept.push(finding);
         }
     }
     report
@@ -266,8 +266,8 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
     let process = process(row, SHORT, procfs);
     let judged = process.decision.unwrap_or_default();
     let rule = judged.rule.as_ref().map(|rule| format!(" ({rule})"));
-    let time = judged.for_s.map(|s| format!(", {s} s left"));
-    let why = match judged.verdict.as_str() {
+    let time = judged.remaining_s.map(|s| format!(", {s} s left"));
+    let why = match judged.decision.as_str() {
         "reap" => "the service reaps it",
         "wait" => "waits",
         _ => "kept",
@@ -277,13 +277,13 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
         pid: process.pid,
         start_ns: process.start_ns,
         parent_pid: process.parent_pid,
-        head_pid: session.first_root.pid,
+        subtree_root_pid: session.first_root.pid,
         uid: process.uid,
         command: process.command,
         agent: session.agent.to_string(),
-        session: process.session,
+        session_id: process.session_id,
         why: format!("{why}: {}{rule}{time}", judged.reason),
-        verdict: judged.verdict,
+        decision: judged.decision,
         reason: judged.reason,
         rule: judged.rule,
         evidence: process.evidence,
@@ -297,10 +297,10 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
 
 fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInfo {
     let judged = row.judged.as_ref().map(|judged| DecisionInfo {
-        verdict: judged.verdict.into(),
+        decision: judged.verdict.into(),
         reason: judged.reason.into(),
         rule: judged.rule.as_deref().map(str::to_owned),
-        for_s: judged.until.map(seconds_until),
+        remaining_s: judged.until.map(seconds_until),
     });
     let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
     ProcessInfo {
@@ -311,9 +311,9 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         uid: row.uids.effective,
         age_s: seconds_since(row.key.start),
         rss: procfs.rss_of(row.key),
-        session: session.map(|session| SessionId(session).to_string()),
+        session_id: session.map(|session| SessionId(session).to_string()),
         agent: session.map(|session| session.agent.to_string()),
-        root: row.root,
+        session_root: row.root,
         detached: session.is_some() && row.orphan && !row.due,
         due: row.due,
         zombie: false,
@@ -334,12 +334,12 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
         age_s: seconds_since(group.opened),
         members: group.members as u64,
         kept: group.kept as u64,
-        outer: group
+        outer_session_id: group
             .outer
             .as_ref()
             .map(|outer| SessionId(outer).to_string()),
-        root_ended: group.gone.map(|(_, how)| ended(how)),
-        root_gone_s: group.gone.map(|(at, _)| seconds_since(at)),
+        root_exit: group.gone.map(|(_, how)| ended(how)),
+        since_root_exit_s: group.gone.map(|(at, _)| seconds_since(at)),
     }
 }
 

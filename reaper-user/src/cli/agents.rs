@@ -43,10 +43,10 @@ fn table(agents: &Agents, width: Option<usize>) -> String {
 fn line(session: &SessionInfo) -> String {
     let members = count(session.members, "process", "processes");
     let (pid, id) = (session.root_pid, &session.id);
-    let state = match &session.root_ended {
+    let state = match &session.root_exit {
         None => format!("for {}", span(session.age_s)),
         Some(how) => {
-            let since = span(session.root_gone_s.unwrap_or_default());
+            let since = span(session.since_root_exit_s.unwrap_or_default());
             format!("gone for {since} ({how})")
         }
     };

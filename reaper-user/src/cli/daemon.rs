@@ -18,7 +18,7 @@ use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
-use crate::journal::{self, Journal, JournalError, NewerSchema};
+use crate::journal::{self, Journal, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
 use crate::source::ebpf::pins::{PinError, PinOptions};
@@ -41,13 +41,13 @@ is at work. `reaper doctor` tells what there is here.
 
 Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
 the trees, and the next daemon of the same scope takes them up with all that has happened
-meanwhile. A daemon that is stopped removes them, unless it was started with --leave-armed;
-`reaper detach` removes them too.
+meanwhile. A daemon that is stopped removes them, unless it was started with --leave-pinned;
+`reaper unpin` removes them too.
 
 Examples:
   sudo reaper daemon --observe
   sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
-  sudo reaper daemon --leave-armed         before an upgrade: the next one misses nothing
+  sudo reaper daemon --leave-pinned         before an upgrade: the next one misses nothing
   sudo reaper daemon --scope $$            only this shell's descendants
   reaper daemon --user                     your own agents, without any privilege
   sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event";
@@ -96,7 +96,7 @@ pub(super) struct DaemonArgs {
     runtime_dir: Option<PathBuf>,
     /// Leave probes, maps and ring pinned and at work when it stops, so that the next start misses nothing.
     #[arg(long, conflicts_with = "no_pin")]
-    leave_armed: bool,
+    leave_pinned: bool,
     /// Directory of the pins, on a bpffs, instead of the config's.
     #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
     pin_dir: Option<PathBuf>,
@@ -121,8 +121,11 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     // Before anything that another daemon may be at work with is touched.
     let _lock = lock::take(directory, scope_name.as_deref())
         .map_err(|failure| better_known(failure, &args))?;
+    let journal = journal_options(&config, scope_name.as_deref());
     // Before the source, since the mode decides whether the probes may send signals.
-    let (journal, newer) = open_journal(&config, scope_name.as_deref());
+    let newer = journal
+        .as_ref()
+        .and_then(|options| NewerSchema::check(&options.path()).err());
     let mode_reason = newer.as_ref().map(|newer| {
         config.mode = Mode::Observe;
         format!("stored keeps are unknown: {newer}, then restart the service")
@@ -144,6 +147,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         ..options(&config, &scope)
     };
     let (source, passed_over) = open_source(&config, &options)?;
+    // After the source: a daemon that cannot run leaves no journal behind.
+    let journal = journal.filter(|_| newer.is_none()).and_then(open_journal);
     let host = sys::host::Host::read();
     // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
     if args.user || source.kind() != SourceKind::Ebpf && !host.capabilities.has("CAP_KILL") {
@@ -174,12 +179,12 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let serve = |socket: Socket| socket.serve(backend, clock);
     let _server = socket.map(serve).transpose()?;
-    let begun = scanner.begin(config.reap_strays);
+    let begun = scanner.begin(config.reap_leftovers);
     begun.context("cannot start a thread to look for what agents left behind")?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
     let settings = Settings {
-        leave_pinned: args.leave_armed,
+        leave_pinned: args.leave_pinned,
         rejected_sources: passed_over,
         mode_reason,
         keeps: journal
@@ -244,8 +249,8 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
         config.pin_dir = absolute("--pin-dir", directory)?;
     }
     config.pin = !args.no_pin && (config.pin || args.pin_dir.is_some());
-    if args.leave_armed && !config.pin {
-        let what = "--leave-armed: the config says `pin = false`, so there is nothing to leave";
+    if args.leave_pinned && !config.pin {
+        let what = "--leave-pinned: the config says `pin = false`, so there is nothing to leave";
         return Err(Failure::Usage(what.into()));
     }
     if args.user {
@@ -258,26 +263,21 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Opens the journal if the config wants one. Returns the reason instead if it has a newer schema. Only logs other
-/// errors, since the service also works without a journal.
-fn open_journal(config: &Config, scope: Option<&str>) -> (Option<Journal>, Option<NewerSchema>) {
-    if !config.journal {
-        return (None, None);
-    }
-    let options = journal::Options {
+/// Returns where the journal is and what it may hold, if the config wants one.
+fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::Options> {
+    config.journal.then(|| journal::Options {
         directory: config.journal_dir.clone(),
         scope: scope.map(str::to_owned),
         max_age: config.journal_max_age,
         max_size: config.journal_max_size,
-    };
-    match Journal::open(options, sys::host::Host::read().boot_id) {
-        Ok(journal) => (Some(journal), None),
-        Err(JournalError::Newer(newer)) => (None, Some(newer)),
-        Err(error) => {
-            tracing::warn!("no journal is kept: {error}");
-            (None, None)
-        }
-    }
+    })
+}
+
+/// Opens the journal. Only logs an error, since the service also works without one.
+fn open_journal(options: journal::Options) -> Option<Journal> {
+    Journal::open(options, sys::host::Host::read().boot_id)
+        .inspect_err(|error| tracing::warn!("no journal is kept: {error}"))
+        .ok()
 }
 
 impl From<SourceError> for Failure {
@@ -368,7 +368,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         mode,
         events,
         grace,
-        stuck_after,
+        kill_timeout,
         ..
     } = config;
     let cgroups = scope_names.iter().filter(|name| name.starts_with('/'));
@@ -380,7 +380,10 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         scope,
         scope_names,
         cgroups,
-        times: Times { grace, stuck_after },
+        times: Times {
+            grace,
+            kill_timeout,
+        },
         leave_pinned: false,
         rejected_sources: Vec::new(),
         kernel_reap,

@@ -77,7 +77,7 @@ pub struct DoctorReport {
     /// Whether `reaper daemon` can work here.
     pub usable: bool,
     /// Whether it can signal anything; else it only observes.
-    pub signals: bool,
+    pub can_signal: bool,
     /// Where its events would come from, if anywhere.
     pub source: Option<&'static str>,
     /// All that the settings let it choose from, the best first.
@@ -95,7 +95,7 @@ pub struct Candidate {
     /// Why it cannot be used.
     pub reason: Option<String>,
     /// What it cannot tell that the probes can.
-    pub lacks: Option<&'static str>,
+    pub limitations: Option<&'static str>,
 }
 
 /// Looks at this host with the eyes of a daemon with these settings, calls `probe` to open each source and let it go again, and prints the answers.
@@ -157,7 +157,7 @@ pub fn examine<E: Display>(
             name: rung.name(),
             usable: answer.is_ok(),
             reason: answer.err(),
-            lacks: rung.limitation(),
+            limitations: rung.limitation(),
         }
     };
     let sources: Vec<_> = config.source.rungs().iter().map(candidate).collect();
@@ -165,7 +165,7 @@ pub fn examine<E: Display>(
     let source = source.map(|source| source.name);
     DoctorReport {
         usable: source.is_some(),
-        signals: pidfds.is_ok(),
+        can_signal: pidfds.is_ok(),
         source,
         sources,
         reasons: failed.filter_map(|c| c.reason.clone()).collect(),
@@ -305,7 +305,7 @@ fn render(report: &DoctorReport) -> String {
     }
     let bold = Style::new().bold();
     let verdict = match report.source {
-        Some(source) if report.signals => source.to_owned(),
+        Some(source) if report.can_signal => source.to_owned(),
         Some(source) => format!("{source}, to observe: nothing can be signalled"),
         None => "nothing".to_owned(),
     };
@@ -313,7 +313,7 @@ fn render(report: &DoctorReport) -> String {
     let dim = Style::new().dimmed();
     for source in &report.sources {
         let Candidate { name, reason, .. } = source;
-        let said = match (reason, source.lacks) {
+        let said = match (reason, source.limitations) {
             (Some(reason), _) => format!("{name} cannot be used: {reason}"),
             (None, Some(lacks)) if report.source == Some(name) => format!("{name}: {lacks}"),
             (None, _) if report.source == Some(name) => continue,

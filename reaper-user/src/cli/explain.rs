@@ -58,7 +58,7 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
     }
     let facts = told.facts.iter().map(|(fact, value)| known(fact, value));
     let facts: Vec<String> = facts.collect();
-    rows.push(("known", facts.join(", ")));
+    rows.push(("facts", facts.join(", ")));
     for (name, value) in rows {
         let value = wrap(&value, NAMES, width);
         let value = value.get(NAMES..).unwrap_or_default();
@@ -71,11 +71,11 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
 fn agent(session: &crate::api::SessionInfo) -> String {
     let name = printable(&session.agent, NAME_MAX);
     let mut text = format!("{name} ({})", session.root_pid);
-    if let Some(how) = &session.root_ended {
-        let since = span(session.root_gone_s.unwrap_or_default());
+    if let Some(how) = &session.root_exit {
+        let since = span(session.since_root_exit_s.unwrap_or_default());
         let _ = write!(text, ", gone for {since} ({})", printable(how, NAME_MAX));
     }
-    if let Some(outer) = &session.outer {
+    if let Some(outer) = &session.outer_session_id {
         let _ = write!(text, ", inside {}", printable(outer, LONG));
     }
     text
@@ -84,13 +84,13 @@ fn agent(session: &crate::api::SessionInfo) -> String {
 /// What is known of a process, in words.
 fn known(fact: &str, value: &Value) -> String {
     let name = match fact {
-        "keep_mark" => "REAPER_KEEP=1",
+        "keep_marker" => "REAPER_KEEP=1",
         "unit" => "systemd unit",
         "listening" => "listens on a port",
         "cpu_percent" => "use of a processor in percent",
         "sid" => "session id",
         "terminal_input" => "reads from a terminal",
-        "agent_marks" => "agents' marks",
+        "agent_markers" => "agents' marks",
         "cwd" => "works in",
         "clients" => "accepted connections",
         "stdio" => "standard input and output",

@@ -119,8 +119,8 @@ fn ask(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), Failure> {
     for session in &history.sessions {
         show.session(session).context("cannot write")?;
     }
-    if history.left_out > 0 {
-        let n = history.left_out;
+    if history.omitted > 0 {
+        let n = history.omitted;
         message!("{n} older sessions are left out: ask for less with --since, or use sudo");
     }
     Ok(())
@@ -352,7 +352,7 @@ mod tests {
         let decided = |ms, decision: &str, rule: Option<&str>| HistoryDecision {
             time: at(ms),
             decision: decision.into(),
-            reason: "root_gone".into(),
+            reason: "root_exited".into(),
             rule: rule.map(Into::into),
         };
         let ended = HistoryOutcome {

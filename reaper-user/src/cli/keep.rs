@@ -107,10 +107,12 @@ fn table(keeps: &Keeps, width: Option<usize>) -> String {
     }
     let mut out = format!(
         "{DIM}{:>8}  {:<16}  {:<9}  COMMAND{DIM:#}\n",
-        "PID", "STILL KEPT", "BY"
+        "PID", "REMAINING", "BY"
     );
     for keep in &keeps.keeps {
-        let time = keep.for_s.map_or_else(|| "until it ends".into(), span);
+        let time = keep
+            .remaining_s
+            .map_or_else(|| "until it ends".into(), span);
         let tree = if keep.tree {
             " [with all below it]"
         } else {

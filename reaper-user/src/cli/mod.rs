@@ -77,7 +77,7 @@ Examples:
   reaper keep 4250 --for 2h         do not reap it when its agent ends
   sudo reaper history --since 1d    what was reaped and kept, why, and what that gave back
   sudo reaper scan                  without a service: what agents have left behind
-  sudo reaper detach                remove what a daemon has left pinned in the kernel
+  sudo reaper unpin                remove what a daemon has left pinned in the kernel
 
 Exit status:
   0  fine    1  failed while running    2  wrong usage or config; nothing was started
@@ -237,9 +237,9 @@ Examples:
     /// Refuses (exit status 4) while a daemon is at work with it.
     #[command(after_help = "\
 Examples:
-  sudo reaper detach
-  sudo reaper detach --pin-dir /sys/fs/bpf/reaper")]
-    Detach(UnpinArgs),
+  sudo reaper unpin
+  sudo reaper unpin --pin-dir /sys/fs/bpf/reaper")]
+    Unpin(UnpinArgs),
     /// A process of the demo's tree.
     #[command(hide = true)]
     DemoAgent,
@@ -344,7 +344,7 @@ pub fn main() -> ExitCode {
         Command::Logs { run, follow } => logs::run(&run, follow).map(|()| 0),
         Command::Demo => demo::run(),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
-        Command::Detach(args) => unpin::run(args).map(|()| 0),
+        Command::Unpin(args) => unpin::run(args).map(|()| 0),
         Command::Status(asking) => status::run(&asking).map(|()| 0),
         Command::Tree { agent, all, asking } => tree::run(agent, all, &asking).map(|()| 0),
         Command::Explain { pid, asking } => explain::run(pid, &asking).map(|()| 0),

@@ -48,12 +48,12 @@ struct PsOutput<'a> {
 struct Shown<'a> {
     #[serde(flatten)]
     start: RunHeader,
-    /// `waiting`, `running`, `ending`, `lost` (its owner is gone, and it cannot be closed from here) or `over`.
+    /// `waiting`, `running`, `ending`, `lost` (its owner is gone, and it cannot be closed from here) or `closed`.
     state: &'static str,
     /// Of the command, once that has been started.
     pid: Option<u32>,
     age_ms: u64,
-    left_ms: Option<u64>,
+    remaining_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<String>,
     #[serde(flatten)]
@@ -95,7 +95,7 @@ impl Shown<'_> {
         } = &known.record;
         let first = commands.first();
         let state = match (over, claim, first) {
-            (Some(_), _, _) => "over",
+            (Some(_), _, _) => "closed",
             _ if known.has_supervisor().is_ok_and(|owned| !owned) => "lost",
             (None, Some(_), _) => "ending",
             (None, None, Some(_)) => "running",
@@ -113,7 +113,7 @@ impl Shown<'_> {
             state,
             pid: first.map(|first| first.process.pid),
             age_ms: lasted.unwrap_or(since.as_millis() as u64),
-            left_ms: budget.map(|budget| budget.saturating_sub(spent())),
+            remaining_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),
             over: over.as_ref(),
             start: RunHeader {
@@ -139,7 +139,7 @@ impl Shown<'_> {
                 None => self.state.to_owned(),
             },
             time(Some(self.age_ms)),
-            time(self.left_ms),
+            time(self.remaining_ms),
             text(&self.start.session),
             text(&self.start.agent),
         ]
@@ -156,7 +156,14 @@ fn table(runs: &[Shown<'_>], all: bool, width: Option<usize>) -> String {
         return format!("{DIM}no run{more}{DIM:#}\n");
     }
     let head = [
-        "id", "name", "pid", "state", "age", "left", "session", "agent",
+        "id",
+        "name",
+        "pid",
+        "state",
+        "age",
+        "remaining",
+        "session",
+        "agent",
     ]
     .map(String::from);
     let rows: Vec<_> = runs.iter().map(Shown::columns).collect();

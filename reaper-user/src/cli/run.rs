@@ -274,11 +274,11 @@ fn own(mut run: Run, how: &ReportOutput, tell: &StartNotifier) -> u8 {
             return error.status();
         }
     };
-    for left in &told.left {
-        let (pid, command, why) = (left.pid, &left.command, &left.why);
+    for left in &told.survivors {
+        let (pid, command, why) = (left.pid, &left.command, &left.reason);
         message!("reaper: left behind: pid {pid} ({command}): {why}");
     }
-    for complaint in &told.complaints {
+    for complaint in &told.errors {
         message!("reaper: {complaint}");
     }
     if let Err(error) = hand_over(&told, how.report.as_ref(), how.json) {

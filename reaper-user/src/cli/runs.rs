@@ -60,7 +60,7 @@ pub(super) fn close_dead(runs: &Runs, talk: bool) {
 /// Says who of a run could not be ended.
 pub(super) fn print_survivors(known: &RecordedRun, all: &[Survivor]) {
     for left in all {
-        let (pid, why) = (left.pid, &left.why);
+        let (pid, why) = (left.pid, &left.reason);
         let command = printable(&left.command, COMMAND_MAX);
         message!(
             "reaper: left behind of run {}: pid {pid} ({command}): {why}",

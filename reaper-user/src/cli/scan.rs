@@ -15,7 +15,7 @@ use super::{Failure, ServiceArgs, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
-use crate::leftovers::{MAX_AGE, Terms, end, look};
+use crate::leftovers::{MIN_AGE, Terms, end, look};
 use crate::reap::Times;
 use crate::source::procfs::ProcfsError;
 use crate::sys;
@@ -44,7 +44,7 @@ processes.
 Examples:
   reaper scan                    what would be ended, what not, and why
   reaper scan --reap             end it; of a service, only root may order that
-  reaper scan --json | jq '.found[].pid'
+  reaper scan --json | jq '.reapable[].pid'
 
 Exit status:
   0  nothing is left behind    1  something was found, or the look failed    2  wrong usage or config
@@ -57,7 +57,7 @@ pub(super) struct ScanArgs {
     reap: bool,
     /// How old an orphaned tool shell has to be that does not name its agent [default: 10min].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    max_age: Option<Duration>,
+    min_age: Option<Duration>,
     /// One JSON object instead of a list.
     #[arg(long)]
     json: bool,
@@ -90,8 +90,8 @@ fn ask(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
         socket: args.socket.clone(),
         json: args.json,
     };
-    let path = match args.max_age {
-        Some(age) => format!("/v1/scan?max_age_s={}", age.as_secs()),
+    let path = match args.min_age {
+        Some(age) => format!("/v1/scan?min_age_s={}", age.as_secs()),
         None => "/v1/scan".into(),
     };
     let client = client(&asking);
@@ -128,7 +128,7 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
         rules: config.rules,
         scope: scope.transpose()?.unwrap_or_else(Scope::default),
         uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
-        max_age: args.max_age.unwrap_or(MAX_AGE),
+        min_age: args.min_age.unwrap_or(MIN_AGE),
         kept,
         by_order: true,
         ..Terms::default()
@@ -136,10 +136,10 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let found = look(&terms, &HashSet::new()).map_err(failed)?;
     let mut report = ScanReport::by("command");
     report.add(&found.table, &found.strays);
-    if args.reap && !report.found.is_empty() {
+    if args.reap && !report.reapable.is_empty() {
         let times = Times {
             grace: config.grace,
-            stuck_after: config.stuck_after,
+            kill_timeout: config.kill_timeout,
         };
         let done = end(&found, times, |held| look(&terms, held)).map_err(failed)?;
         report.done(&done);
@@ -159,5 +159,5 @@ fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
         text(report, args.reap, everybody).into_bytes()
     };
     export::print(text).map_err(|error| Failure::Other(error.into()))?;
-    Ok(u8::from(!report.found.is_empty()))
+    Ok(u8::from(!report.reapable.is_empty()))
 }

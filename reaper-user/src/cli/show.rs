@@ -69,7 +69,7 @@ pub(super) struct ProcessTags(Vec<(Style, String)>);
 impl ProcessTags {
     pub(super) fn of(process: &ProcessInfo) -> ProcessTags {
         let mut marks = ProcessTags(Vec::new());
-        if process.root {
+        if process.session_root {
             marks.put(GOOD, process.agent.as_deref().unwrap_or("agent"));
         }
         for (is, style, mark) in [
@@ -113,10 +113,10 @@ impl ProcessTags {
 fn decided(judged: &DecisionInfo) -> Option<String> {
     let rule = judged.rule.as_deref();
     let named = || rule.unwrap_or(&judged.reason);
-    let time = judged.for_s.map(span);
-    Some(match (judged.verdict.as_str(), judged.reason.as_str()) {
+    let time = judged.remaining_s.map(span);
+    Some(match (judged.decision.as_str(), judged.reason.as_str()) {
         ("keep", "root_alive" | "detached")
-        | ("reap", "root_gone" | "born_while_due" | "end_ordered") => {
+        | ("reap", "root_exited" | "born_while_due" | "end_ordered") => {
             return None;
         }
         ("wait", "unread") => "undecided".into(),
@@ -124,7 +124,7 @@ fn decided(judged: &DecisionInfo) -> Option<String> {
             Some(time) => format!("waits {time}: {}", named()),
             None => format!("waits: {}", named()),
         },
-        ("keep", "keep_mark") => "kept: REAPER_KEEP".into(),
+        ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
         ("keep", "kept_by_user") => match time {
             Some(time) => format!("kept by a user for {time}"),
             None => "kept by a user".into(),
@@ -168,15 +168,15 @@ mod tests {
     fn decisions_have_short_names() {
         let short = |verdict: &str, reason: &str, rule: Option<&str>, for_s| {
             decided(&DecisionInfo {
-                verdict: verdict.into(),
+                decision: verdict.into(),
                 reason: reason.into(),
                 rule: rule.map(Into::into),
-                for_s,
+                remaining_s: for_s,
             })
         };
         for (judged, mark) in [
             (short("keep", "root_alive", None, None), None),
-            (short("reap", "root_gone", None, None), None),
+            (short("reap", "root_exited", None, None), None),
             (
                 short("wait", "waiting", Some("asked-for-servers"), Some(600)),
                 Some("waits 10m: asked-for-servers"),

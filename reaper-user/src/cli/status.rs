@@ -28,7 +28,7 @@ fn table(status: Status) -> String {
     ];
     rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
     rows.push(("watches", format!("{scope}, through {}", status.source)));
-    rows.extend(status.passed_over.iter().map(|why| ("", why.clone())));
+    rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
     rows.extend([
         (
             "since",
@@ -79,7 +79,7 @@ fn table(status: Status) -> String {
         rows.push(("gap", what));
     }
     let pinned = status
-        .pinned
+        .pin_dir
         .unwrap_or_else(|| "no: tracking ends with the service".into());
     rows.push(("pinned", pinned));
     let mut out = String::new();

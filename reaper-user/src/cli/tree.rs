@@ -91,10 +91,10 @@ fn title(group: &TreeGroup) -> String {
         "server" => " (agent's server)",
         _ => "",
     };
-    let mut title = match &session.root_ended {
+    let mut title = match &session.root_exit {
         None => format!(" {root_pid}{kind}, for {}", span(session.age_s)),
         Some(how) => {
-            let since = span(session.root_gone_s.unwrap_or_default());
+            let since = span(session.since_root_exit_s.unwrap_or_default());
             format!(" {root_pid}{kind}, gone for {since} ({how})")
         }
     };
@@ -103,7 +103,7 @@ fn title(group: &TreeGroup) -> String {
         let _ = write!(title, ", {} kept", session.kept);
     }
     let _ = write!(title, "; session {id}");
-    if let Some(outer) = &session.outer {
+    if let Some(outer) = &session.outer_session_id {
         let _ = write!(title, ", inside {outer}");
     }
     title
@@ -208,9 +208,9 @@ mod tests {
             root_pid: 1,
             age_s: 90,
             members: 2,
-            outer: None,
-            root_ended: None,
-            root_gone_s: None,
+            outer_session_id: None,
+            root_exit: None,
+            since_root_exit_s: None,
         };
         let mut group = TreeGroup {
             session: Some(session),
@@ -227,8 +227,8 @@ mod tests {
         );
         let session = group.session.as_mut().unwrap();
         session.kind = "agent".into();
-        session.root_ended = Some("SIGKILL".into());
-        session.root_gone_s = Some(5);
+        session.root_exit = Some("SIGKILL".into());
+        session.since_root_exit_s = Some(5);
         assert_eq!(
             title(&group),
             " 1, gone for 5s (SIGKILL): 2 processes, 3.0 MiB; session claude-code-1-a"

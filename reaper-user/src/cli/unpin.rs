@@ -1,4 +1,4 @@
-//! `reaper detach`.
+//! `reaper unpin`.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -76,13 +76,13 @@ fn settings(config: &Config) -> Map<String, Value> {
         ("scan_min_interval", duration(config.scan.min_interval)),
         ("scan_max_interval", duration(config.scan.max_interval)),
         ("grace", duration(config.grace)),
-        ("stuck_after", duration(config.stuck_after)),
+        ("kill_timeout", duration(config.kill_timeout)),
         ("ring_size", size(config.ring_size.into())),
         ("max_members", config.max_members.into()),
         ("pin", config.pin.into()),
         ("pin_dir", path(&config.pin_dir)),
         ("kernel_reap", kernel_reap.into()),
-        ("reap_strays", config.reap_strays.into()),
+        ("reap_leftovers", config.reap_leftovers.into()),
         ("runtime_dir", path(&config.runtime_dir)),
         ("socket", config.socket.into()),
         ("journal", config.journal.into()),
@@ -176,7 +176,7 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     put("hung_up", when.hung_up.then_some(Value::Bool(true)));
     put("server", when.server.then_some(Value::Bool(true)));
     put(
-        "marks",
+        "environment",
         names(when.marks.iter().map(Pattern::text).collect()),
     );
     let source = rule.conversation.as_deref();
@@ -195,7 +195,7 @@ fn session(rule: &Rule) -> Option<&'static str> {
         SessionIs::Gone => Some("gone"),
         SessionIs::Alive => Some("alive"),
         SessionIs::Any => Some("any"),
-        SessionIs::Ended => Some("ended"),
+        SessionIs::Ended => Some("exited"),
         SessionIs::Ok => Some("ok"),
         SessionIs::Failed => Some("failed"),
         SessionIs::Signalled => Some("signalled"),

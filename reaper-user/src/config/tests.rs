@@ -50,7 +50,7 @@ fn an_empty_file_means_the_defaults() {
     assert_eq!(config.mode, Mode::Enforce);
     assert_eq!(config.events, EventScope::Agents);
     assert_eq!(
-        (config.grace, config.stuck_after),
+        (config.grace, config.kill_timeout),
         (Duration::from_secs(5), Duration::from_secs(1))
     );
     assert_eq!(config.ring_size, 8 << 20);
@@ -111,7 +111,7 @@ fn every_key_is_read() {
         mode = "observe"
         events = "all"
         grace = "1m 30s"
-        stuck_after = "500ms"
+        kill_timeout = "500ms"
         ring_size = "64 KiB"
         max_members = 0x1_0000
         pin = false
@@ -142,7 +142,7 @@ fn every_key_is_read() {
         (Mode::Observe, EventScope::All)
     );
     assert_eq!(
-        (config.grace, config.stuck_after),
+        (config.grace, config.kill_timeout),
         (Duration::from_secs(90), Duration::from_millis(500))
     );
     assert_eq!(config.ring_size, 64 << 10);

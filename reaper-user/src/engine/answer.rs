@@ -77,7 +77,7 @@ impl Engine {
                     signal,
                     grace,
                     gap: self.gap.is_some(),
-                    unwatched: self.settings.config.reap_strays
+                    unwatched: self.settings.config.reap_leftovers
                         && story.row.key.start < self.started_at,
                     ..story
                 }))
@@ -117,7 +117,7 @@ impl Engine {
             mode: self.settings.mode.name().into(),
             mode_reason: self.settings.mode_reason.clone(),
             source: self.source.name().into(),
-            passed_over: self
+            rejected_sources: self
                 .settings
                 .rejected_sources
                 .iter()
@@ -143,7 +143,7 @@ impl Engine {
             swap: count.memory.swap,
             unread: count.memory.unread,
             zombies: 0,
-            pinned: self
+            pin_dir: self
                 .source
                 .pinned_at()
                 .map(|path| path.display().to_string()),
@@ -304,9 +304,9 @@ impl Engine {
                 "process {pid} ({comm}) lives, but events are missing and whose it is is being looked for: try again"
             )
         } else {
-            let strays = if self.settings.config.reap_strays && key.start < self.started_at {
+            let strays = if self.settings.config.reap_leftovers && key.start < self.started_at {
                 "; older than this service, it may be reaped as what an agent left behind: `reaper scan` tells, and \
-                 `reap_strays = false` and a restart prevent it"
+                 `reap_leftovers = false` and a restart prevent it"
             } else {
                 ": nothing would reap it"
             };

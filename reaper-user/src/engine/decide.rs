@@ -90,8 +90,8 @@ impl Engine {
         if escaped {
             self.source.scan_soon();
         }
-        let undecided = self.is_deferred(id) || self.has_waiting(id);
-        if escaped || undecided || self.has_unsettled_nested(id) {
+        let is_deferred = self.is_deferred(id) || self.has_waiting(id);
+        if escaped || is_deferred || self.has_unsettled_nested(id) {
             self.deferred.ending.insert(id);
         } else {
             self.close(id);

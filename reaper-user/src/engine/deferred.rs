@@ -142,17 +142,15 @@ impl Engine {
         let its = node
             .and_then(|node| node.state.member.session)
             .unwrap_or(session);
-        let undecided = &mut self.deferred;
-        undecided.last += 1;
-        let number = undecided.last;
+        let deferred = &mut self.deferred;
+        deferred.last += 1;
+        let number = deferred.last;
         let asked = |session| Asked { session, number };
-        undecided.requested.entry(of).or_insert(asked(its));
+        deferred.requested.entry(of).or_insert(asked(its));
         let image = node.map(|node| &node.image);
-        undecided
-            .facts
-            .request_of(of, image, needs, Urgency::Urgent);
+        deferred.facts.request_of(of, image, needs, Urgency::Urgent);
         if of != key {
-            undecided.kin.insert(key, asked(session));
+            deferred.kin.insert(key, asked(session));
         }
     }
 
@@ -163,13 +161,13 @@ impl Engine {
         let members = self.model.members_within(session);
         let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
         for key in members {
-            let undecided = &mut self.deferred;
-            let roots = undecided.unread.entry(key).or_default();
+            let deferred = &mut self.deferred;
+            let roots = deferred.unread.entry(key).or_default();
             if !roots.contains(&root) {
                 roots.push(root);
-                *undecided.looks.entry(root).or_default() += 1;
+                *deferred.looks.entry(root).or_default() += 1;
             }
-            let facts = &mut undecided.facts;
+            let facts = &mut deferred.facts;
             facts.request(key, FactSet::ACTIVITY, Urgency::Waited);
         }
     }

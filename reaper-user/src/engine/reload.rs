@@ -89,9 +89,14 @@ impl Engine {
         self.deferred.read_by(reader);
         self.model.set_rules(config.rules.clone());
         let Config {
-            grace, stuck_after, ..
+            grace,
+            kill_timeout,
+            ..
         } = config;
-        self.ingest.reaper.set_times(Times { grace, stuck_after });
+        self.ingest.reaper.set_times(Times {
+            grace,
+            kill_timeout,
+        });
         // The reader that was asked before answers no more.
         self.ingest.new_images.extend(self.model.awaited());
         let living = self.model.rules.has_rules_for_living(false);

@@ -148,7 +148,7 @@ impl<W: Write> Line<'_, '_, W> {
                     self.put("mode_reason", reason)?;
                 }
                 self.put("source", source)?;
-                self.put("passed_over", passed_over)?;
+                self.put("rejected_sources", passed_over)?;
                 self.put("processes", processes)?;
                 self.put("scope", scope)?;
                 self.put("version", env!("CARGO_PKG_VERSION"))?;
@@ -250,7 +250,7 @@ impl<W: Write> Line<'_, '_, W> {
                     }
                 }
                 self.put("members", members)?;
-                self.put("root_gone", root_gone)
+                self.put("root_exited", root_gone)
             }
             EventBody::SessionRootExit {
                 session,
@@ -335,8 +335,8 @@ impl<W: Write> Line<'_, '_, W> {
                 if let Some(owner) = stray.evidence.owner() {
                     self.put("owner_pid", owner)?;
                 }
-                self.text("head_id", self.clock.entity(stray.subtree_root))?;
-                self.put("head_pid", stray.subtree_root.pid)
+                self.text("subtree_root_id", self.clock.entity(stray.subtree_root))?;
+                self.put("subtree_root_pid", stray.subtree_root.pid)
             }
             EventBody::Keep {
                 who,
@@ -420,8 +420,8 @@ impl<W: Write> Line<'_, '_, W> {
             } => {
                 self.put("reason", reason)?;
                 self.put("lost", total)?;
-                self.put("found", found)?;
-                self.put("gone", gone)?;
+                self.put("processes_recovered", found)?;
+                self.put("exits_recovered", gone)?;
                 self.put("duration_ns", duration)
             }
             EventBody::MembersFull { count, room } => {
@@ -465,7 +465,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("lost", lost)?;
                 self.given_back(memory)?;
                 match armed {
-                    Some(directory) => self.put("left_armed", directory),
+                    Some(directory) => self.put("left_pinned", directory),
                     None => Ok(()),
                 }
             }
@@ -534,7 +534,7 @@ impl<W: Write> Line<'_, '_, W> {
         self.put("memory.rss", rss)?;
         self.put("memory.pss", pss)?;
         self.put("memory.swap", swap)?;
-        self.put("memory.unread", unread)
+        self.put("memory.unmeasured", unread)
     }
 
     fn old_parent(&mut self, parent: Option<ProcessKey>) -> Result {

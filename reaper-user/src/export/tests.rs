@@ -180,7 +180,7 @@ fn lines() {
                 duration: 1_500_000,
             },
             "gap closed  after 1.5 ms: 2 processes and 1 ends found that nobody had told of",
-            json!({"event": "gap.closed", "reason": "records_lost", "lost": 4, "found": 2, "gone": 1,
+            json!({"event": "gap.close", "reason": "records_lost", "lost": 4, "processes_recovered": 2, "exits_recovered": 1,
                 "duration_ns": 1_500_000}),
         ),
         (
@@ -209,7 +209,7 @@ fn lines() {
             },
             "claude         resumed         42  claude --token [redacted]  3 members",
             json!({"event": "session.resume", "session_id": "claude-42-7", "process.pid": 42, "members": 3,
-                "root_gone": false, "process.command_args": ["claude", "--token", "[redacted]"]}),
+                "root_exited": false, "process.command_args": ["claude", "--token", "[redacted]"]}),
         ),
         (
             EventBody::SessionResume {
@@ -220,7 +220,7 @@ fn lines() {
                 root_gone: true,
             },
             "claude         resumed         42  3 members, the agent is gone",
-            json!({"session_id": "claude-42-7", "entity_id": "boot-7-42", "process.pid": 42, "root_gone": true}),
+            json!({"session_id": "claude-42-7", "entity_id": "boot-7-42", "process.pid": 42, "root_exited": true}),
         ),
         (
             sent(SentBy::Kernel, Some(22_000)),
@@ -255,7 +255,7 @@ fn lines() {
             },
             "stopped  SIGTERM: 0 sessions, 0 reaped, 0 kept, 0 failed; 0 signals sent, 0 events read, 0 lost; \
              left armed in /sys/fs/bpf/r",
-            json!({"event": "summary", "left_armed": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unread": 0}),
+            json!({"event": "summary", "left_pinned": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unmeasured": 0}),
         ),
         (
             outcome(Some(Memory {
@@ -288,7 +288,7 @@ fn lines() {
             "claude         closed          42  5 reaped, 1 kept, 0 failed, 1.5 GiB given back (512.0 MiB of \
              it swapped out), 2 too quick to weigh",
             json!({"event": "session.close", "memory.rss": 3u64 << 30, "memory.pss": 1 << 30, "memory.swap": 1 << 29,
-                "memory.unread": 2, "reaped": 5}),
+                "memory.unmeasured": 2, "reaped": 5}),
         ),
         (
             EventBody::SessionClose {
@@ -362,7 +362,7 @@ fn what_does_not_hold_has_no_key() {
         reason: "SIGTERM",
         armed: None,
     });
-    assert_eq!(summary.get("left_armed"), None, "{summary}");
+    assert_eq!(summary.get("left_pinned"), None, "{summary}");
     let (text, unread) = told(outcome(None));
     assert!(!text.contains("given back"), "{text}");
     assert_eq!(unread.get("memory.rss"), None, "{unread}");

@@ -28,12 +28,12 @@ pub fn evidence_ref_text(by: &EvidenceRef) -> String {
 /// Describes the reason of a decision, given by its name in the stream.
 pub fn reason_text(reason: &str) -> &str {
     match reason {
-        "root_gone" => "its agent is gone",
+        "root_exited" => "its agent is gone",
         "born_while_due" => "born after its agent was gone",
         "end_ordered" => "its session is ended",
         "detached" => "orphaned, and its agent lives",
         "root_alive" => "its agent lives",
-        "keep_mark" => "REAPER_KEEP=1",
+        "keep_marker" => "REAPER_KEEP=1",
         "kept_by_user" => "a user keeps it",
         "waiting" => "a rule gives it time",
         "successor_awaited" => "its agent exited and may continue in another process",
@@ -45,7 +45,7 @@ pub fn reason_text(reason: &str) -> &str {
         "below_kept" => "below one that is kept",
         "above_kept" => "above one that is kept",
         "unreadable" => "it could not be read",
-        "lineage_unsure" => "it may not be the agent's",
+        "lineage_uncertain" => "it may not be the agent's",
         "inferred" => "only evidence says that it is the agent's",
         other => other,
     }

@@ -61,7 +61,7 @@ pub struct HistorySession {
     pub pss: u64,
     #[serde(rename = "memory.swap")]
     pub swap: u64,
-    #[serde(rename = "memory.unread")]
+    #[serde(rename = "memory.unmeasured")]
     pub unread: u64,
     pub processes: Vec<HistoryProcess>,
 }

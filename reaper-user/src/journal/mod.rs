@@ -145,7 +145,10 @@ pub struct NewerSchema {
 impl NewerSchema {
     /// Checks that no newer version of this program wrote the journal at `path`. Changes neither it nor the files beside
     /// it.
-    fn check(path: &Path) -> Result<(), NewerSchema> {
+    ///
+    /// # Errors
+    /// A newer version did.
+    pub fn check(path: &Path) -> Result<(), NewerSchema> {
         let newer = |found: &i64| *found > schema::SCHEMA;
         match files::schema_version(path).filter(newer) {
             Some(found) => Err(NewerSchema {

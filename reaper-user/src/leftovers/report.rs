@@ -16,10 +16,10 @@ use super::Done;
 const COMMAND_BYTES: usize = 256;
 
 impl ScanReport {
-    /// Of nothing yet. `looked_by` is who has looked.
+    /// Of nothing yet. `scanned_by` is who has looked.
     pub fn by(looked_by: &str) -> ScanReport {
         ScanReport {
-            looked_by: looked_by.into(),
+            scanned_by: looked_by.into(),
             ..ScanReport::default()
         }
     }
@@ -37,9 +37,9 @@ impl ScanReport {
     fn add_one(&mut self, row: &Row, stray: &Leftover) {
         let finding = finding(row, stray);
         if stray.verdict == Verdict::Reap {
-            self.found.push(finding);
+            self.reapable.push(finding);
         } else {
-            self.spared.push(finding);
+            self.kept.push(finding);
         }
     }
 
@@ -49,7 +49,7 @@ impl ScanReport {
             self.add_one(row, stray);
         }
         let ends: HashMap<_, _> = done.ended.iter().map(|end| (end.key, end)).collect();
-        for finding in &mut self.found {
+        for finding in &mut self.reapable {
             let key = ProcessKey {
                 pid: finding.pid,
                 start: finding.start_ns,
@@ -59,14 +59,14 @@ impl ScanReport {
             }
         }
         // Who was found and gone before its turn came. What is a member's is the engine's, which tells it.
-        for finding in self.found.iter_mut().filter(|f| f.session.is_none()) {
+        for finding in self.reapable.iter_mut().filter(|f| f.session_id.is_none()) {
             finding.outcome.get_or_insert_with(|| "not_sent".into());
         }
         let is_ended = |end: &&Ending| matches!(end.outcome, ReapOutcome::Ended(_));
         let confirmed = done.ended.iter().filter(is_ended);
         self.ended = Some(confirmed.clone().count() as u64);
         let memory = confirmed.filter_map(|end| end.memory);
-        self.given_back = Some(memory.map(|memory| memory.rss + memory.swap).sum());
+        self.freed_bytes = Some(memory.map(|memory| memory.rss + memory.swap).sum());
     }
 }
 
@@ -93,16 +93,16 @@ fn finding(row: &Row, stray: &Leftover) -> Finding {
         pid: stray.key.pid,
         start_ns: stray.key.start,
         parent_pid: Some(seen.parent),
-        head_pid: stray.subtree_root.pid,
+        subtree_root_pid: stray.subtree_root.pid,
         uid: seen.uids.effective,
         command: command_line(&seen.image, COMMAND_BYTES),
         agent: stray.agent.to_string(),
-        verdict: stray.verdict.name().into(),
+        decision: stray.verdict.name().into(),
         reason: stray.reason().into(),
         rule: stray.verdict.rule().map(str::to_owned),
         evidence: Some(stray.evidence.name().into()),
         variable: stray.evidence.variable().map(str::to_owned),
-        owner_pid: stray.evidence.owner(),
+        agent_pid: stray.evidence.owner(),
         why: leftover_text(stray),
         age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,
         rss: Procfs::default().rss_of(stray.key),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Done, FoundLeftovers, MAX_AGE, Terms, by_pid, end, look};
+use super::{Done, FoundLeftovers, MIN_AGE, Terms, by_pid, end, look};
 use crate::api::leftovers::Leftovers;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
@@ -137,12 +137,12 @@ impl Scanner {
             watched.enforce = false;
             Told::default()
         });
-        let terms = self.terms(&watched, None, MAX_AGE, false, told);
+        let terms = self.terms(&watched, None, MIN_AGE, false, told);
         let mut found = self.look(&terms)?;
         let rests = found.strays.iter().filter_map(|stray| match stray.verdict {
             Verdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
             // By then it is old enough.
-            Verdict::Report(Doubt::Young) => Some(MAX_AGE),
+            Verdict::Report(Doubt::Young) => Some(MIN_AGE),
             _ => None,
         });
         let rest = rests.max().filter(|_| watched.enforce);
@@ -184,11 +184,11 @@ impl Scanner {
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
         told: Told,
     ) -> Result<(Terms, FoundLeftovers), ScanError> {
         let uid = (!peer.is_root()).then_some(peer.uid);
-        let terms = self.terms(watched, uid, max_age.unwrap_or(MAX_AGE), true, told);
+        let terms = self.terms(watched, uid, min_age.unwrap_or(MIN_AGE), true, told);
         let found = self.look(&terms)?;
         report.observes = !watched.enforce;
         report.add(&found.table, &found.strays);
@@ -215,7 +215,7 @@ impl Scanner {
         &self,
         watched: &ScanContext,
         uid: Option<u32>,
-        max_age: Duration,
+        min_age: Duration,
         by_order: bool,
         (recorded, kept): Told,
     ) -> Terms {
@@ -223,7 +223,7 @@ impl Scanner {
             rules: watched.rules.clone(),
             scope: watched.scope.clone(),
             uid: uid.or(watched.scope.uid),
-            max_age,
+            min_age,
             members: by_pid(&watched.members),
             watched_since: Some(watched.started_ns),
             recorded,
@@ -240,7 +240,7 @@ impl Scanner {
         terms: &Terms,
         found: &FoundLeftovers,
     ) -> Result<Option<Done>, ScanError> {
-        let (uid, max_age, by_order) = (terms.uid, terms.max_age, terms.by_order);
+        let (uid, min_age, by_order) = (terms.uid, terms.min_age, terms.by_order);
         let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
         // Of the others one word a tree is enough.
         let is_told = |stray: &&Leftover| match stray.verdict {
@@ -262,7 +262,7 @@ impl Scanner {
             let told = self.told();
             let unsure = told.is_err();
             let told = told.unwrap_or_else(|_| (terms.recorded.clone(), terms.kept.clone()));
-            let terms = self.terms(&watched, uid, max_age, by_order, told);
+            let terms = self.terms(&watched, uid, min_age, by_order, told);
             let mut found = look(&terms, held)?;
             if watched.gap || unsure || !watched.enforce {
                 let stays = |stray: &Leftover| watched.enforce && held.contains(&stray.key);
@@ -336,13 +336,13 @@ impl Leftovers for Scanner {
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let told = self.told().unwrap_or_else(|error| {
             tracing::warn!("sessions of before are not looked for: {error}");
             Told::default()
         });
-        self.look_for(report, watched, peer, max_age, told)?;
+        self.look_for(report, watched, peer, min_age, told)?;
         Ok(())
     }
 
@@ -351,14 +351,14 @@ impl Leftovers for Scanner {
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
-        max_age: Option<Duration>,
+        min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let Some(_busy) = self.claim() else {
             let what = "what was found is being reaped already: the event stream tells of it";
             return Err(ErrorResponse::new("busy", what));
         };
         let told = self.told()?;
-        let (terms, found) = self.look_for(report, watched, peer, max_age, told)?;
+        let (terms, found) = self.look_for(report, watched, peer, min_age, told)?;
         if let Some(done) = self.end(watched, &terms, &found)? {
             report.done(&done);
         }

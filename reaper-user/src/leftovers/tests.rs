@@ -95,10 +95,10 @@ fn scanner_with(
 
 fn find(report: &ScanReport, key: ProcessKey) -> Option<&'static str> {
     let at = |list: &[crate::api::Finding]| list.iter().any(|found| found.pid == key.pid);
-    if at(&report.found) {
+    if at(&report.reapable) {
         return Some("found");
     }
-    at(&report.spared).then_some("spared")
+    at(&report.kept).then_some("spared")
 }
 
 #[test]

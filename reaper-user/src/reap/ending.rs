@@ -83,7 +83,7 @@ pub struct Endings {
     has_unasked: bool,
     /// Until when those have to be gone, once it is time for SIGKILL, on the monotonic clock.
     until: Option<u64>,
-    stuck_after: Duration,
+    kill_timeout: Duration,
     /// Whatever is in there is to be ended.
     cgroup: Option<Arc<Cgroup>>,
     procfs: Procfs,
@@ -101,7 +101,7 @@ impl Endings {
     /// Begins with nobody. After the grace SIGKILL follows the signal that is sent first.
     pub fn new(times: Times, gentle: Signal) -> Endings {
         let now = sys::monotonic();
-        let limit = times.grace.saturating_add(times.stuck_after);
+        let limit = times.grace.saturating_add(times.kill_timeout);
         let limit = limit.saturating_add(LIMIT).as_nanos();
         Endings {
             targets: HashMap::new(),
@@ -110,7 +110,7 @@ impl Endings {
             by_another: false,
             has_unasked: false,
             until: None,
-            stuck_after: times.stuck_after,
+            kill_timeout: times.kill_timeout,
             cgroup: None,
             procfs: Procfs::default(),
             resident: u64::MAX,
@@ -137,7 +137,7 @@ impl Endings {
         }
         self.by_another = true;
         if !self.ladder.is_before_kill() && self.until.is_none() {
-            self.until = Some(sys::after(self.stuck_after));
+            self.until = Some(sys::after(self.kill_timeout));
         }
     }
 
@@ -180,7 +180,7 @@ impl Endings {
 
     fn kill(&mut self, now: u64) {
         self.ladder.kill(now);
-        self.until = Some(now.saturating_add(sys::nanoseconds(self.stuck_after)));
+        self.until = Some(now.saturating_add(sys::nanoseconds(self.kill_timeout)));
     }
 
     /// Whether it is not time for SIGKILL.

@@ -14,14 +14,14 @@ pub struct Times {
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
     /// From the last sign of progress after SIGKILL to giving up.
-    pub stuck_after: Duration,
+    pub kill_timeout: Duration,
 }
 
 impl Default for Times {
     fn default() -> Self {
         Times {
             grace: Duration::from_secs(5),
-            stuck_after: Duration::from_secs(1),
+            kill_timeout: Duration::from_secs(1),
         }
     }
 }
@@ -152,7 +152,7 @@ impl Escalation {
     pub fn kill(&mut self, now: u64) {
         // Two looks without progress between them, the second one at the end of the time.
         self.stage = Stage::Kill {
-            look_at: now + ns(self.times.stuck_after) / 2,
+            look_at: now + ns(self.times.kill_timeout) / 2,
         };
     }
 

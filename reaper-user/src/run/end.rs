@@ -140,7 +140,7 @@ impl SupervisedCommand<'_> {
         let command = command.chain(self.run.command.get_args());
         RunReport {
             schema: 1,
-            run: self.run.recording.as_ref().map(|own| own.id().to_owned()),
+            run_id: self.run.recording.as_ref().map(|own| own.id().to_owned()),
             name: self.run.name.clone(),
             session: self.run.session.clone(),
             agent: self.run.agent.clone(),
@@ -154,8 +154,8 @@ impl SupervisedCommand<'_> {
             ended: count,
             killed,
             memory_rss,
-            left,
-            complaints: Vec::new(),
+            survivors: left,
+            errors: Vec::new(),
         }
     }
 }

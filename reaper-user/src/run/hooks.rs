@@ -16,7 +16,7 @@ pub(super) fn run_hooks(run: &Run, held: &BlockedSignals, report: &mut RunReport
     if let Some(hook) = hook
         && let Err(why) = follow_up(run, hook, held, report)
     {
-        report.complaints.push(format!("{option} {hook}: {why}"));
+        report.errors.push(format!("{option} {hook}: {why}"));
         // What has not been seen to is not to be lost.
         return;
     }
@@ -26,7 +26,7 @@ pub(super) fn run_hooks(run: &Run, held: &BlockedSignals, report: &mut RunReport
     for (path, held) in run.clean_on_success.iter().zip(&run.clean_paths) {
         let mut complain = |what: String| {
             let complaint = format!("--clean-on-success {}: {what}", path.display());
-            report.complaints.push(complaint);
+            report.errors.push(complaint);
         };
         match held.remove() {
             Ok(mounts) => mounts.iter().for_each(|mount| {
@@ -73,7 +73,7 @@ fn follow_up(
         leaf => leaf.map_err(|error| error.to_string())?,
     };
     let told = supervise::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
-    report.left.extend(told.left);
+    report.survivors.extend(told.survivors);
     match told.end {
         Some(CommandExit::Exited(0)) => Ok(()),
         Some(CommandExit::Exited(status)) => Err(format!("status {status}")),

@@ -156,8 +156,8 @@ impl RunResult {
             duration_ms: Some(millis(report.duration)),
             ended: report.ended,
             killed: report.killed,
-            left: report.left.clone(),
-            notes: report.complaints.clone(),
+            left: report.survivors.clone(),
+            notes: report.errors.clone(),
         }
     }
 

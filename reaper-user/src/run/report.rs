@@ -15,7 +15,7 @@ pub struct RunReport {
     pub schema: u32,
     /// As which it is recorded, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub run: Option<String>,
+    pub run_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,9 +40,9 @@ pub struct RunReport {
     #[serde(rename = "memory.rss")]
     pub memory_rss: u64,
     /// Who could not be ended.
-    pub left: Vec<Survivor>,
+    pub survivors: Vec<Survivor>,
     /// What could not be done when it was over.
-    pub complaints: Vec<String>,
+    pub errors: Vec<String>,
 }
 
 impl RunReport {
@@ -52,7 +52,7 @@ impl RunReport {
     pub fn status(&self) -> u8 {
         let own = self.end.map_or(1, CommandExit::status);
         match self.outcome {
-            _ if !self.complaints.is_empty() => 125,
+            _ if !self.errors.is_empty() => 125,
             RunOutcome::Success => 0,
             RunOutcome::Timeout | RunOutcome::Idle => 124,
             RunOutcome::Cancelled => own,
@@ -67,7 +67,7 @@ pub struct Survivor {
     pub pid: u32,
     pub command: String,
     /// What stands in the way.
-    pub why: String,
+    pub reason: String,
 }
 
 impl Serialize for CommandExit {
@@ -102,7 +102,7 @@ impl Survivor {
         Some(Survivor {
             pid: ending.key.pid,
             command: procfs.comm(ending.key.pid).unwrap_or_default(),
-            why,
+            reason: why,
         })
     }
 
@@ -121,7 +121,7 @@ impl Survivor {
             Survivor {
                 pid,
                 command: comm.unwrap_or_default(),
-                why: why.to_owned(),
+                reason: why.to_owned(),
             }
         });
         left.collect()

@@ -114,7 +114,7 @@ pub(super) fn attend(
     }
     let report = attended.report(outcome, &endings);
     // Who is left is told of already.
-    let leaf = attended.leaf.take().filter(|_| report.left.is_empty());
+    let leaf = attended.leaf.take().filter(|_| report.survivors.is_empty());
     if let Some(leaf) = leaf {
         leaf.remove();
     }

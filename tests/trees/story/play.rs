@@ -72,7 +72,7 @@ impl Scenario {
         self.await_decisions(world);
         if whole && self.status().is_some() {
             let agent = world.one(self.victim);
-            world.await_event("the agent's end", |e| e.is("session.root_gone", agent));
+            world.await_event("the agent's end", |e| e.is("session.root_exit", agent));
         }
         if whole && mode == Mode::Observe {
             self.await_adopters(world, |_| true);

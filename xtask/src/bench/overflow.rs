@@ -71,7 +71,7 @@ fn gaps(said: &Said, name: &str, lost: u64) -> Result<Vec<Row>> {
     if lost == 0 {
         return Ok(vec![Row::missing(what, "nothing was lost")]);
     }
-    let (open, closed) = (said.events("gap.open")?, said.events("gap.closed")?);
+    let (open, closed) = (said.events("gap.open")?, said.events("gap.close")?);
     let of = |key: &str| {
         closed
             .iter()

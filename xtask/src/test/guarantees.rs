@@ -141,7 +141,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::doctor", &["fallback"]),
     ("cli::nobodys-own-service", &["fallback"]),
     ("cli::without-pidfds", &["fallback"]),
-    ("cli::detach", &["restart"]),
+    ("cli::unpin", &["restart"]),
     // Unit tests.
     ("tests::", &["members", "orphans", "kept"]),
     ("activity::", &["kept"]),

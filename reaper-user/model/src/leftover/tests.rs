@@ -151,7 +151,7 @@ struct Asked {
     members: HashMap<u32, ProcessKey>,
     since: Option<u64>,
     kept: Vec<ProcessKey>,
-    max_age: u64,
+    min_age: u64,
     waited: HashMap<ProcessKey, u64>,
     by_order: bool,
 }
@@ -171,7 +171,7 @@ fn ask_recorded(
         members: HashMap::new(),
         since: None,
         kept: Vec::new(),
-        max_age: 600 * S,
+        min_age: 600 * S,
         waited: HashMap::new(),
         by_order: true,
     };
@@ -185,7 +185,7 @@ fn ask_recorded(
         members: &asked.members,
         watched_since: asked.since,
         kept: &asked.kept,
-        max_age: asked.max_age,
+        min_age: asked.min_age,
         now: 10_000 * S,
         honor_keep: true,
         waited: &asked.waited,
@@ -412,7 +412,7 @@ fn tool_shells() {
     let grep = "/bin/grep\0/shell-snapshots/snapshot-";
     check("-", &[p(200, 1, 100, grep, "")]);
     let strays = ask(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
-        q.max_age = 60 * S
+        q.min_age = 60 * S
     });
     assert_eq!(said(&strays, 200), "reap");
 }

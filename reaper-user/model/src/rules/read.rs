@@ -37,7 +37,7 @@
 //! after = "10min"                   # from when it became due (or was orphaned, or began) until then it waits
 //! enabled = true                    # false: it, or the built-in one of this name, is off
 //! agent = ["claude-code", "codex"]  # names of agents
-//! session = "ok"                    # "gone" (what is said by none, but for keeps: "any"), "alive", "any", "ended"
+//! session = "ok"                    # "gone" (what is said by none, but for keeps: "any"), "alive", "any", "exited"
 //!                                   # (by itself), "ok" (with status 0), "failed" (with another), "signalled"
 //! orphan = true                     # its parent has exited
 //! inferred = true                   # only evidence makes it a member; what reaps such has to say so
@@ -55,7 +55,7 @@
 //! idle = "30min"                    # it is an agent or a server; its tree has not worked and had no client for so long
 //! hung_up = true                    # ... and its standard input and output are pipes or sockets that nothing reads or writes
 //! server = true                     # it is an agent's server
-//! marks = ["CI=*"]                  # globs over the variables of its environment
+//! environment = ["CI=*"]            # globs over the variables of its environment
 //! ```
 //!
 //! Keeps and rules are asked in the order in which they stand in the file, whatever they do, and before

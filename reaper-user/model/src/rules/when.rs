@@ -38,7 +38,7 @@ pub(super) const KEYS: [&str; 22] = [
     "idle",
     "hung_up",
     "server",
-    "marks",
+    "environment",
 ];
 
 /// Those of them that are conditions: all but the first three.
@@ -55,7 +55,7 @@ const SESSIONS: [(&str, SessionIs); 7] = [
     ("gone", SessionIs::Gone),
     ("alive", SessionIs::Alive),
     ("any", SessionIs::Any),
-    ("ended", SessionIs::Ended),
+    ("exited", SessionIs::Ended),
     ("ok", SessionIs::Ok),
     ("failed", SessionIs::Failed),
     ("signalled", SessionIs::Signalled),
@@ -119,7 +119,7 @@ pub(super) fn read(r: &mut Reader, table: &DeTable<'_>, rule: &mut Rule) {
         idle: nanoseconds(r, table, "idle", IDLE_MIN..=LONGEST),
         hung_up: hung_up(r, table),
         server: server(r, table),
-        marks: patterns(r, table, "marks", Pattern::mark),
+        marks: patterns(r, table, "environment", Pattern::mark),
         ..When::default()
     };
 }
@@ -218,7 +218,7 @@ pub(super) fn check_marker_count(r: &mut Reader, rules: &[Rule]) {
         r.problem(
             0,
             format!(
-                "the rules ask for {} different `marks`: write at most {most}",
+                "the rules ask for {} different `environment` globs: write at most {most}",
                 texts.len()
             ),
         );

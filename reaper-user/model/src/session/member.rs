@@ -32,7 +32,7 @@ impl Evidence {
             Evidence::Group => "group",
             Evidence::Session => "session",
             Evidence::Cgroup => "cgroup",
-            Evidence::Marker(_) => "mark",
+            Evidence::Marker(_) => "marker",
             Evidence::Directory => "cwd",
         }
     }

@@ -72,8 +72,8 @@ fn start() -> (World, ProcessKey) {
 #[test]
 fn cut_command_line_is_decided_by_the_whole_one() {
     for (program, last, asks, expected) in [
-        ("cat", "x", false, "reap root_gone"),
-        ("java -cp", "Main", true, "reap root_gone"),
+        ("cat", "x", false, "reap root_exited"),
+        ("java -cp", "Main", true, "reap root_exited"),
         ("java -cp", "Daemon 8", true, "keep keep_rule daemon"),
         ("java -cp", "--window", true, "keep not_a_member"),
         // What is there already decides that.
@@ -115,13 +115,13 @@ fn command_line_that_cannot_be_read_keeps_until_it_can() {
     w.model.forget_unreadable(java);
     assert_eq!(w.why(java), "wait unread");
     reads(&mut w, java, &argv);
-    assert_eq!([java, child].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!([java, child].map(|key| w.why(key)), ["reap root_exited"; 2]);
 }
 
 #[test]
 fn process_below_a_cut_command_line_waits_for_that() {
     for (last, expected) in [
-        ("Main", "reap root_gone"),
+        ("Main", "reap root_exited"),
         ("Daemon", "keep below_kept daemon"),
     ] {
         let (mut w, agent) = start();
@@ -193,7 +193,7 @@ fn answer_about_an_earlier_program_says_nothing() {
     reads(&mut w, java, &argv);
     assert_eq!(w.why(java), "keep keep_rule daemon");
     w.exec(java, "sleep");
-    assert_eq!(w.why(java), "reap root_gone");
+    assert_eq!(w.why(java), "reap root_exited");
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn boundary_that_shows_late_takes_its_descendants_along() {
         assert_eq!(w.why(key), "keep not_a_member");
     }
     assert_eq!(w.why(tool), "keep root_alive", "it is codex's");
-    assert_eq!(w.why(beside), "reap root_gone");
+    assert_eq!(w.why(beside), "reap root_exited");
     w.dies_by_signal(inner);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn agent_that_shows_late_opens_a_session() {
     assert_eq!((w.session_events(), w.root_of(copy)), (vec![], Some(agent)));
     let tool = w.spawn(java, "sh");
     w.dies_by_signal(java);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn server_by_its_whole_command_line_takes_its_descendants_along() {
         ["keep root_alive", "keep detached"]
     );
     w.dies_by_signal(server);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -333,6 +333,6 @@ fn root_that_is_a_server_by_its_whole_command_line_keeps_its_tools() {
     w.dies_by_signal(server);
     assert_eq!(
         [tool, inner].map(|key| w.why(key)),
-        ["reap root_gone", "keep root_alive"]
+        ["reap root_exited", "keep root_alive"]
     );
 }

@@ -29,8 +29,8 @@ fn this_program_and_its_ancestors_are_not_reaped_inside_an_agents_session_either
         [
             "keep never_self",
             "keep never_self",
-            "reap root_gone",
-            "reap root_gone"
+            "reap root_exited",
+            "reap root_exited"
         ]
     );
 }
@@ -122,7 +122,7 @@ fn a_real_or_an_effective_uid_of_its_own_is_another_uid() {
         assert_eq!(w.why(tool), "keep other_uid other-uid");
     }
     w.model.set_uids(tool, USER);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -142,7 +142,10 @@ fn what_a_kept_process_runs_is_kept_until_that_is_gone() {
         ]
     );
     w.exit(apt);
-    assert_eq!([script, deep].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(
+        [script, deep].map(|key| w.why(key)),
+        ["reap root_exited"; 2]
+    );
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn a_keep_holds_for_what_a_process_runs_now() {
     let tool = w.spawn(agent, "apt");
     w.dies_by_signal(agent);
     w.exec(tool, "node");
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     w.exec(tool, "apt");
     assert_eq!(w.why(tool), "keep keep_rule apt");
 }
@@ -166,7 +169,7 @@ fn what_is_born_after_the_end_is_told_apart() {
     let cleanup = w.spawn(trap, "rm");
     assert_eq!(
         [trap, cleanup].map(|key| w.why(key)),
-        ["reap root_gone", "reap born_while_due"]
+        ["reap root_exited", "reap born_while_due"]
     );
 }
 
@@ -200,7 +203,7 @@ fn outside_the_scope_there_are_no_agents() {
     agents.into_iter().for_each(|agent| w.dies_by_signal(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
-        ["reap root_gone", "keep not_a_member"]
+        ["reap root_exited", "keep not_a_member"]
     );
 }
 
@@ -224,7 +227,7 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
         .for_each(|agent| w.dies_by_signal(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
-        ["reap root_gone", "keep not_a_member"]
+        ["reap root_exited", "keep not_a_member"]
     );
 }
 
@@ -261,5 +264,5 @@ fn a_root_of_which_only_the_vanishing_is_known_is_gone() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     w.end(agent, ExitStatus::Unknown, None);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }

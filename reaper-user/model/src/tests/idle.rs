@@ -66,7 +66,7 @@ fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     // It was told to end: status 0 does not say that its work was done.
     w.model.on_signalled(server, reaper_common::MEMBER_TERM);
     w.exit(server);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]

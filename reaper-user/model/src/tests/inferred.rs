@@ -216,7 +216,7 @@ fn only_a_rule_that_says_so_reaps_on_evidence() {
     );
     assert_eq!(
         due(&rule("action = 'reap'\ninferred = true")),
-        "reap root_gone r"
+        "reap root_exited r"
     );
     assert_eq!(
         due(&rule("action = 'keep'\ninferred = true")),

@@ -9,7 +9,7 @@ use crate::facts::{Fact, FactSet, Facts};
 use crate::user_keep::{StoredKeep, UserKeep};
 
 const KEPT: &str = "keep kept_by_user";
-const REAPED: &str = "reap root_gone";
+const REAPED: &str = "reap root_exited";
 
 fn wish(made: u64) -> UserKeep {
     UserKeep {
@@ -416,7 +416,7 @@ fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
     let (copy, other) = (w.fork(shell), w.spawn(shell, "env"));
     let below = w.spawn(other, "sleep");
     w.dies_by_signal(agent);
-    assert_eq!([shell, copy].map(|key| w.why(key)), ["keep keep_mark"; 2]);
+    assert_eq!([shell, copy].map(|key| w.why(key)), ["keep keep_marker"; 2]);
     assert_eq!(
         (w.decide(other).needs, w.decide(below).needs),
         (FactSet::MARKERS, FactSet::MARKERS)
@@ -425,7 +425,7 @@ fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
     marked(&mut w, below, Fact::Unreadable);
     assert_eq!(
         [other, below].map(|key| w.why(key)),
-        ["reap root_gone", "keep unreadable"]
+        ["reap root_exited", "keep unreadable"]
     );
 }
 
@@ -488,7 +488,10 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     assert_eq!(w.decide(shell).until, keep.until_awake);
     assert_eq!(w.model.kept_by_users().count(), 2);
     pass(&mut w, MINUTE);
-    assert_eq!([shell, later].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(
+        [shell, later].map(|key| w.why(key)),
+        ["reap root_exited"; 2]
+    );
     assert_eq!(w.model.kept_by_users().count(), 0);
     let for_good = UserKeep {
         until_awake: None,
@@ -503,5 +506,5 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
         ["keep kept_by_user", "reap born_while_due"]
     );
     assert_eq!((w.model.unkeep(shell), w.model.unkeep(shell)), (1, 0));
-    assert_eq!(w.why(shell), "reap root_gone");
+    assert_eq!(w.why(shell), "reap root_exited");
 }

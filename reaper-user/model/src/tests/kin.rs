@@ -44,7 +44,7 @@ fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
         assert_eq!(decision.reason, Reason::Unread, "it may be a server");
         assert_eq!((needs, of), (FactSet::LISTENING, Some(all[2])));
     }
-    assert_eq!(whys(&w, &all[4..]), ["reap root_gone"; 2]);
+    assert_eq!(whys(&w, &all[4..]), ["reap root_exited"; 2]);
     listens(&mut w, all[2], true);
     assert_eq!(whys(&w, &all[..4]), ["wait waiting servers"; 4]);
     let until = w.decide(all[2]).until;
@@ -56,20 +56,20 @@ fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
             .collect::<Vec<_>>(),
         [until; 4]
     );
-    assert_eq!(whys(&w, &all[4..]), ["reap root_gone"; 2]);
+    assert_eq!(whys(&w, &all[4..]), ["reap root_exited"; 2]);
     pass(&mut w, 10 * MINUTE);
     let over = [
-        "reap root_gone",
-        "reap root_gone",
-        "reap root_gone servers",
-        "reap root_gone",
+        "reap root_exited",
+        "reap root_exited",
+        "reap root_exited servers",
+        "reap root_exited",
     ];
     assert_eq!(whys(&w, &all[..4]), over);
 }
 
 #[test]
 fn what_does_not_listen_holds_nobody_and_what_cannot_be_read_does() {
-    for (unreadable, said) in [(false, "reap root_gone"), (true, "wait waiting servers")] {
+    for (unreadable, said) in [(false, "reap root_exited"), (true, "wait waiting servers")] {
         let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
         if unreadable {
             tell(&mut w, all[2], FactSet::LISTENING, Facts::unreadable());
@@ -78,7 +78,11 @@ fn what_does_not_listen_holds_nobody_and_what_cannot_be_read_does() {
         }
         assert_eq!(whys(&w, &[all[0], all[1], all[3]]), [said; 3]);
         pass(&mut w, 10 * MINUTE);
-        assert_eq!(w.why(all[0]), "reap root_gone", "no longer than its delay");
+        assert_eq!(
+            w.why(all[0]),
+            "reap root_exited",
+            "no longer than its delay"
+        );
     }
 }
 
@@ -89,8 +93,8 @@ fn nobody_is_held_when_the_agent_crashed() {
         core: true,
     };
     for (end, said) in [
-        (signal, "reap root_gone"),
-        (ExitStatus::Exited(1), "reap root_gone"),
+        (signal, "reap root_exited"),
+        (ExitStatus::Exited(1), "reap root_exited"),
         // Perhaps it was quit in peace: nobody knows.
         (ExitStatus::Unknown, "wait waiting servers"),
     ] {
@@ -105,7 +109,7 @@ fn kin_is_due_when_the_server_is_gone() {
     let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
     listens(&mut w, all[2], true);
     w.exit(all[2]);
-    assert_eq!(whys(&w, &[all[0], all[1], all[3]]), ["reap root_gone"; 3]);
+    assert_eq!(whys(&w, &[all[0], all[1], all[3]]), ["reap root_exited"; 3]);
 }
 
 #[test]
@@ -133,14 +137,14 @@ fn what_is_begun_again_and_again_holds_nobody_for_good() {
     assert_eq!(w.decide(all[0]).until, until);
     w.exit(all[2]);
     // Nobody waits to hear of what is born while all is due, but it counts once it is known.
-    assert_eq!(w.why(all[0]), "reap root_gone");
+    assert_eq!(w.why(all[0]), "reap root_exited");
     listens(&mut w, later, true);
     assert_eq!(w.why(all[0]), "wait waiting servers");
     assert_eq!(w.decide(all[0]).until, until);
     pass(&mut w, 5 * MINUTE);
     assert_eq!(
         whys(&w, &[all[0], later]),
-        ["reap root_gone", "wait waiting servers"]
+        ["reap root_exited", "wait waiting servers"]
     );
 }
 
@@ -155,7 +159,11 @@ fn the_order_of_rules_counts_for_kin_too() {
     let table = [
         (
             reaped,
-            ["reap root_gone", "reap root_gone now", "reap root_gone"],
+            [
+                "reap root_exited",
+                "reap root_exited now",
+                "reap root_exited",
+            ],
         ),
         // What is kept anyway may need its kin all the same.
         (

@@ -85,8 +85,8 @@ fn an_exec_from_before_a_look_at_proc_does_not_undo_what_was_found() {
         ("claude", "tmux", "keep not_a_member"),
         // What it has been counts.
         ("tmux", "bash", "keep not_a_member"),
-        ("codex", "bash", "reap root_gone"),
-        ("npm", "bash", "reap root_gone"),
+        ("codex", "bash", "reap root_exited"),
+        ("npm", "bash", "reap root_exited"),
     ] {
         let mut w = World::new();
         let agent = w.spawn(INIT, "claude");
@@ -130,7 +130,7 @@ fn a_look_at_proc_finds_the_adopter_of_an_orphan() {
     w.end(agent, ExitStatus::Exited(0), None);
     w.row(tool, 1, "npm");
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(INIT));
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 /// Between a fork and an exec, /proc shows the parent's program in the child.

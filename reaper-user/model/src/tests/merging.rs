@@ -19,7 +19,10 @@ fn what_ran_before_is_a_session_like_any_other() {
     let shell = w.row(key(11), 10, "bash");
     let server = w.fork(shell);
     w.dies_by_signal(key(10));
-    assert_eq!([shell, server].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(
+        [shell, server].map(|key| w.why(key)),
+        ["reap root_exited"; 2]
+    );
     assert_eq!(w.why(agent), "keep not_a_member");
 }
 
@@ -47,8 +50,8 @@ fn whoever_is_told_of_after_the_end_of_its_maker_runs_what_that_ran() {
         let dashs = w.fork(other);
         assert_eq!(w.model.tree.comm(dashs), b"dash");
         w.dies_by_signal(agent);
-        assert_eq!(w.why(server), "reap root_gone");
-        assert_eq!(w.why(dashs), "reap root_gone");
+        assert_eq!(w.why(server), "reap root_exited");
+        assert_eq!(w.why(dashs), "reap root_exited");
         assert_eq!(w.why(nobodys), "keep not_a_member");
     }
 }
@@ -63,7 +66,7 @@ fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     assert_eq!(w.model.tree.get(key(10)).unwrap().key, known);
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(known));
     w.dies_by_signal(key(10));
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn what_the_kernel_says_of_a_start_known_to_the_tick_names_nobody_exactly() {
         w.fork_as(key(10), INIT, INIT);
         assert_eq!(node(&w), Some(Some(key(10))), "{told}");
         w.dies_by_signal(key(10));
-        assert_eq!(w.why(tool), "reap root_gone", "{told}");
+        assert_eq!(w.why(tool), "reap root_exited", "{told}");
         // Remembered by its exact start.
         let successor = ProcessKey {
             start: key(10).start + 1,
@@ -111,7 +114,7 @@ fn an_end_told_by_the_tick_is_that_of_a_process_found_by_the_tick() {
     let known = w.row(key(10), 1, "claude");
     let tool = w.fork(known);
     w.dies_by_signal(known);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert!(w.model.tree.get(known).is_none());
 }
 
@@ -142,7 +145,7 @@ fn a_successor_in_the_same_tick_as_a_seeded_process_is_another_process() {
     w.row(key(10), 1, "claude");
     let victim = w.row(key(11), 10, "npm");
     w.dies_by_signal(key(10));
-    assert_eq!(w.why(victim), "reap root_gone");
+    assert_eq!(w.why(victim), "reap root_exited");
     w.dies_by_signal(key(11));
     let successor = ProcessKey {
         start: key(11).start + 7,
@@ -167,7 +170,7 @@ fn a_pid_that_is_given_away_ends_its_old_owner() {
         ..successor
     };
     w.fork_as(successor, INIT, INIT);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(successor), "keep not_a_member");
 }
 
@@ -197,7 +200,7 @@ fn a_seeded_agent_is_nested_once_it_is_known_whose_child_it_is() {
     let outer = w.spawn(INIT, "claude");
     w.fork_as(key(12), outer, outer);
     w.dies_by_signal(outer);
-    assert_eq!(w.why(inner), "reap root_gone");
+    assert_eq!(w.why(inner), "reap root_exited");
 }
 
 #[test]
@@ -291,7 +294,7 @@ fn an_unknown_child_of_a_member_becomes_one_when_it_is_orphaned() {
     // Nothing else is known of it until the look at /proc that follows a loss.
     assert_eq!(w.why(lost), "keep other_uid other-uid");
     w.row(lost, 1, "npm");
-    assert_eq!(w.why(lost), "reap root_gone");
+    assert_eq!(w.why(lost), "reap root_exited");
 }
 
 #[test]
@@ -315,7 +318,7 @@ fn an_unknown_child_of_the_last_member_is_found_after_the_end_of_the_session() {
     assert_eq!(w.session_events().last().unwrap(), "closed claude");
     w.adopt(lost, shell, INIT);
     w.row(lost, 1, "npm");
-    assert_eq!(w.why(lost), "reap root_gone");
+    assert_eq!(w.why(lost), "reap root_exited");
     w.session_events();
     w.dies_by_signal(lost);
     assert_eq!(w.session_events(), ["closed claude"]);
@@ -334,7 +337,7 @@ fn an_unknown_child_is_in_the_scope_of_its_session() {
     w.end(agent, ExitStatus::Exited(0), None);
     w.adopt(lost, agent, INIT);
     w.row(lost, 1, "npm");
-    assert_eq!(w.why(lost), "reap root_gone");
+    assert_eq!(w.why(lost), "reap root_exited");
 }
 
 #[test]
@@ -407,7 +410,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
     w.end(init, ExitStatus::Exited(0), None);
     let left = w.new_key();
     w.adopt(left, init, INIT);
-    assert_eq!(w.why(own), "reap root_gone");
+    assert_eq!(w.why(own), "reap root_exited");
     for key in [known, found, ran, left] {
         assert_eq!(w.why(key), "keep not_a_member");
     }
@@ -459,7 +462,7 @@ fn agents_that_are_each_others_children_make_no_loop() {
     w.fork_as(key(10), b, b);
     w.fork_as(key(11), a, a);
     w.dies_by_signal(key(11));
-    assert_eq!(w.why(a), "reap root_gone");
+    assert_eq!(w.why(a), "reap root_exited");
     w.dies_by_signal(key(10));
     assert_eq!(w.model.sessions.iter().count(), 0);
 }
@@ -473,7 +476,7 @@ fn damaged_keys_make_no_loops() {
     w.adopt(a, agent, b);
     w.adopt(b, agent, a);
     w.dies_by_signal(agent);
-    assert_eq!([a, b].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!([a, b].map(|key| w.why(key)), ["reap root_exited"; 2]);
     w.tell(
         Provenance::Inferred,
         EventKind::Exit {

@@ -31,7 +31,7 @@ fn what_moves_to_another_unit_is_asked_for_it_anew() {
     let before = w.now;
     moves(&mut w, app, 9);
     w.dies_by_signal(agent);
-    assert_eq!(w.why(leaf), "reap root_gone");
+    assert_eq!(w.why(leaf), "reap root_exited");
     assert_eq!(w.decide(app).needs, FactSet::UNIT);
     // A look that began before it moved says nothing of where it is.
     let found = Facts {
@@ -72,7 +72,7 @@ fn children_born_before_a_move_have_not_moved() {
     let after = w.fork(app);
     unit(&mut w, app, "app-code.scope");
     w.dies_by_signal(agent);
-    assert_eq!(w.why(before), "reap root_gone");
+    assert_eq!(w.why(before), "reap root_exited");
     assert_eq!(w.decide(after).needs, FactSet::UNIT);
 }
 
@@ -102,8 +102,8 @@ fn the_mark_that_an_exec_tells_of_is_not_read() {
         [true, false, false]
     );
     w.dies_by_signal(agent);
-    assert_eq!(w.why(plain), "reap root_gone");
-    assert_eq!([kept, heir].map(|key| w.why(key)), ["keep keep_mark"; 2]);
+    assert_eq!(w.why(plain), "reap root_exited");
+    assert_eq!([kept, heir].map(|key| w.why(key)), ["keep keep_marker"; 2]);
     assert_eq!(w.decide(untold).needs, FactSet::MARKERS);
 }
 
@@ -186,5 +186,5 @@ fn what_happens_to_it_besides_leaves_the_environment_known() {
     });
     unmarked(&mut w, tool, 4);
     w.dies_by_signal(agent);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }

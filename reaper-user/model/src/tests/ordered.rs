@@ -231,5 +231,5 @@ fn what_has_got_away_is_not_meant() {
     // The end of the root does not take it back.
     w.dies_by_signal(agent);
     assert_eq!(w.why(kept), ORDERED);
-    assert_eq!(w.why(test), "reap root_gone");
+    assert_eq!(w.why(test), "reap root_exited");
 }

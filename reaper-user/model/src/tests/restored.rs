@@ -58,7 +58,7 @@ fn a_restored_session_goes_on() {
     assert_eq!((session.opened_at, session.members().count()), (7, 2));
     assert_eq!(w.model.tree.get(root).unwrap().parent, Some(INIT));
     w.dies_by_signal(root);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -69,8 +69,11 @@ fn a_restored_root_that_is_not_there_is_gone() {
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     assert_eq!(w.model.tree.comm(root), b"claude");
     w.end(root, ExitStatus::Unknown, None);
-    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(
+        w.session_events(),
+        ["restored claude", "root_exited claude"]
+    );
+    assert_eq!(w.why(tool), "reap root_exited");
     w.dies_by_signal(tool);
     assert_eq!(w.session_events(), [""; 0], "not all has been told");
     assert_eq!(finish(&mut w), ["closed claude"]);
@@ -85,7 +88,10 @@ fn a_restored_root_whose_pid_is_anothers_is_gone() {
     };
     exact(&mut w, successor, 1, "bash", NOBODY);
     restore(&mut w, left(key(60)));
-    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
+    assert_eq!(
+        w.session_events(),
+        ["restored claude", "root_exited claude"]
+    );
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
 
@@ -105,7 +111,7 @@ fn what_was_left_by_a_root_that_is_gone_is_due_at_once() {
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     let due = w.decide(tool).due.unwrap();
     assert_eq!((due.at, due.ended), (at, ended));
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     // The ring still has its last exec and its end.
     exec(
         &mut w,
@@ -164,8 +170,8 @@ fn a_root_of_two_sessions_is_a_member_of_the_inner_one_and_its_end_is_the_end_of
     exact(&mut w, tool, 1, "npm", mark(Some(first), 0));
     w.session_events();
     w.exit(heir);
-    assert_eq!(w.session_events(), ["root_gone claude"; 2]);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.session_events(), ["root_exited claude"; 2]);
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(finish(&mut w), ["closed claude"]);
 }
 
@@ -221,7 +227,7 @@ fn a_session_is_handed_over_also_where_the_heir_is_found_before_the_root_has_lef
             assert_eq!(w.decide(heir).due.is_none(), handed_over, "{case}");
             assert_eq!(finish(&mut w), [""; 0]);
             w.exit(heir);
-            assert_eq!(w.why(tool), "reap root_gone", "{case}");
+            assert_eq!(w.why(tool), "reap root_exited", "{case}");
         }
     }
 }
@@ -233,5 +239,8 @@ fn a_restored_root_that_had_become_a_boundary_is_no_member() {
     exact(&mut w, key(60), 1, "bash", mark(None, MEMBER_WATCHED));
     assert!(!w.is_member(key(60)));
     w.dies_by_signal(key(60));
-    assert_eq!(w.session_events(), ["restored claude", "root_gone claude"]);
+    assert_eq!(
+        w.session_events(),
+        ["restored claude", "root_exited claude"]
+    );
 }

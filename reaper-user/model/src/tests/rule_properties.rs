@@ -90,7 +90,7 @@ fn story() -> impl Strategy<Value = Vec<Told>> {
 }
 
 /// Greedy ones among them.
-const MANY: &str = "[[rule]]\nname = 'greedy'\naction = 'reap'\nsession = 'any'\nargv = ['tool*', 'bash*', 'server*', 'claude*', 'init*']\nmarks = ['A=1']\n\
+const MANY: &str = "[[rule]]\nname = 'greedy'\naction = 'reap'\nsession = 'any'\nargv = ['tool*', 'bash*', 'server*', 'claude*', 'init*']\nenvironment = ['A=1']\n\
     [[keep]]\nname = 'other'\nuid = 'other'\n\
     [[rule]]\nname = 'own'\naction = 'keep'\nown_unit = true\n\
     [[rule]]\nname = 'ask'\naction = 'reap'\nafter = '1min'\nsession = 'ok'\nlistening = true\n\

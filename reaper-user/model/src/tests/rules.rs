@@ -105,7 +105,7 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
     );
     listens(&mut w, server, true);
     listens(&mut w, test, false);
-    assert_eq!(w.why(test), "reap root_gone");
+    assert_eq!(w.why(test), "reap root_exited");
     let waits = w.decide(server);
     assert_eq!(w.why(server), "wait waiting asked-for");
     let due = waits.due.unwrap().at;
@@ -119,7 +119,7 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
     w.model.forget_volatile(server);
     assert_eq!(w.decide(server).needs, FactSet::LISTENING, "asked anew");
     listens(&mut w, server, true);
-    assert_eq!(w.why(server), "reap root_gone asked-for");
+    assert_eq!(w.why(server), "reap root_exited asked-for");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
             listens(&mut w, server, true);
             assert_eq!(w.why(server), "wait waiting asked-for");
             pass(&mut w, 11 * MINUTE);
-            assert_eq!(w.why(server), "reap root_gone");
+            assert_eq!(w.why(server), "reap root_exited");
             tell(&mut w, server, FactSet::LISTENING, Facts::unreadable());
             assert_eq!(w.why(server), "keep unreadable asked-for");
         }
@@ -171,7 +171,7 @@ fn what_was_slept_through_is_not_waited_for() {
     assert_eq!(w.why(server), "wait waiting asked-for");
     assert_eq!(w.decide(server).until, Some(until), "monotonic time");
     pass(&mut w, 9 * MINUTE);
-    assert_eq!(w.why(server), "reap root_gone asked-for");
+    assert_eq!(w.why(server), "reap root_exited asked-for");
 }
 
 #[test]
@@ -182,12 +182,12 @@ fn the_first_rule_that_holds_decides_whatever_it_does() {
         (
             "claude",
             0,
-            ["keep keep_rule a", "keep keep_rule d", "reap root_gone"],
+            ["keep keep_rule a", "keep keep_rule d", "reap root_exited"],
         ),
         (
             "claude",
             1,
-            ["keep keep_rule a", "reap root_gone b", "reap root_gone"],
+            ["keep keep_rule a", "reap root_exited b", "reap root_exited"],
         ),
         (
             "codex",
@@ -265,26 +265,26 @@ fn a_living_agent_is_no_prey_of_a_rule() {
         ["keep root_alive", "keep root_alive"]
     );
     w.exit(agent);
-    assert_eq!(w.why(inner), "reap root_gone all");
+    assert_eq!(w.why(inner), "reap root_exited all");
 }
 
 #[test]
 fn ages_terminals_children_and_sessions_are_asked_for() {
     let conditions = [
         ("min_age = '5min'", "keep keep_rule r"),
-        ("max_age = '5min'", "reap root_gone"),
+        ("max_age = '5min'", "reap root_exited"),
         ("children = false", "keep keep_rule r"),
-        ("children = true", "reap root_gone"),
-        ("tty = true", "reap root_gone"),
+        ("children = true", "reap root_exited"),
+        ("tty = true", "reap root_exited"),
         ("tty = false", "keep keep_rule r"),
         ("new_session = true", "keep unreadable r"),
         ("uid = 1000", "keep keep_rule r"),
-        ("uid = 'other'", "reap root_gone"),
+        ("uid = 'other'", "reap root_exited"),
         ("uid = 'same'", "keep keep_rule r"),
-        ("agent = ['codex']", "reap root_gone"),
+        ("agent = ['codex']", "reap root_exited"),
         ("orphan = true", "keep keep_rule r"),
-        ("multiplexed = true", "reap root_gone"),
-        ("marks = ['CI=*']", "reap root_gone"),
+        ("multiplexed = true", "reap root_exited"),
+        ("environment = ['CI=*']", "reap root_exited"),
         ("unit = 'docker-*.scope'", "keep keep_rule r"),
     ];
     for (condition, said) in conditions {
@@ -307,7 +307,7 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
         }
         if condition.starts_with("m") && condition.contains("_age") {
             let young = if condition.starts_with("min") {
-                "reap root_gone"
+                "reap root_exited"
             } else {
                 "keep keep_rule r"
             };
@@ -349,7 +349,7 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
             true,
         ),
         ("action = 'keep'\nagent = 'codex'\ntty = true", true),
-        ("action = 'keep'\nmarks = ['CI=*']", true),
+        ("action = 'keep'\nenvironment = ['CI=*']", true),
         ("action = 'keep'\nunit = 'x*'", false),
     ] {
         let mut w = world(read(&format!("[[rule]]\nname = 'r'\n{rule}\n")));
@@ -368,13 +368,13 @@ fn other_rules_are_for_the_sessions_that_there_are_too() {
     w.dies_by_signal(agent);
     assert_eq!(
         [x, y].map(|key| w.why(key)),
-        ["keep keep_rule x", "reap root_gone"]
+        ["keep keep_rule x", "reap root_exited"]
     );
     w.model
         .set_rules(ruled("[[keep]]\nname = 'y'\ncomm = 'y'\n"));
     assert_eq!(
         [x, y].map(|key| w.why(key)),
-        ["reap root_gone", "keep keep_rule y"]
+        ["reap root_exited", "keep keep_rule y"]
     );
     let other = w.spawn(INIT, "codex");
     assert_eq!(w.root_of(other), Some(other));

@@ -75,7 +75,7 @@ fn agent_by_its_resolved_script_owns_what_it_started_before() {
     w.dies_by_signal(agent);
     // The inner agent's session is nested in the one that opened later.
     for key in [tool, mux, inner, inner_tool] {
-        assert_eq!(w.why(key), "reap root_gone");
+        assert_eq!(w.why(key), "reap root_exited");
     }
 }
 
@@ -227,9 +227,9 @@ fn member_is_what_its_resolved_script_shows() {
     assert_eq!(w.root_of(agent), Some(agent));
     assert_eq!(w.root_of(tool), Some(server));
     w.dies_by_signal(outer);
-    assert_eq!(w.why(agent), "reap root_gone");
+    assert_eq!(w.why(agent), "reap root_exited");
     assert_eq!(w.why(server), "keep root_alive");
     assert_eq!(w.why(daemon), "keep keep_rule daemon");
     w.end(server, ExitStatus::Exited(0), None);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }

@@ -19,10 +19,10 @@ fn server_survives_its_starter_and_owns_what_runs_below_it() {
     w.dies_by_signal(agent);
     assert_eq!(
         [own_tool, server, server_tool].map(|key| w.why(key)),
-        ["reap root_gone", "keep root_alive", "keep root_alive"]
+        ["reap root_exited", "keep root_alive", "keep root_alive"]
     );
     w.dies_by_signal(server);
-    assert_eq!(w.why(server_tool), "reap root_gone");
+    assert_eq!(w.why(server_tool), "reap root_exited");
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn server_started_outside_any_agent_opens_a_session() {
     let session = w.model.sessions.of_root(server).unwrap();
     assert_eq!(session.kind, SessionKind::Server);
     w.exit(server);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -48,14 +48,17 @@ fn agent_below_a_server_is_not_nested_in_it() {
     assert_eq!(
         [shell, worker, tool, nested].map(|key| w.why(key)),
         [
-            "reap root_gone",
+            "reap root_exited",
             "keep root_alive",
             "keep root_alive",
             "keep root_alive"
         ]
     );
     w.dies_by_signal(worker);
-    assert_eq!([tool, nested].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(
+        [tool, nested].map(|key| w.why(key)),
+        ["reap root_exited"; 2]
+    );
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn server_found_running_below_an_agent_is_not_nested_in_it() {
         ["keep root_alive", "keep root_alive"]
     );
     w.dies_by_signal(server);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 /// The process table lists a child before its parent where pids have wrapped around.

@@ -38,8 +38,8 @@ fn the_end_of_the_root_makes_every_member_due_and_the_last_one_closes_the_sessio
     let npm = w.spawn(agent, "npm");
     let node = w.spawn(npm, "node");
     w.dies_by_signal(agent);
-    assert_eq!(w.session_events(), ["opened claude", "root_gone claude"]);
-    assert_eq!([npm, node].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!(w.session_events(), ["opened claude", "root_exited claude"]);
+    assert_eq!([npm, node].map(|key| w.why(key)), ["reap root_exited"; 2]);
     w.dies_by_signal(npm);
     w.dies_by_signal(node);
     assert_eq!(w.session_events(), ["closed claude"]);
@@ -53,7 +53,7 @@ fn a_root_without_members_leaves_nothing() {
     w.exit(agent);
     assert_eq!(
         w.session_events(),
-        ["opened claude", "root_gone claude", "closed claude"]
+        ["opened claude", "root_exited claude", "closed claude"]
     );
 }
 
@@ -67,7 +67,7 @@ fn a_double_fork_stays_a_member() {
     w.exec(daemon, "server");
     assert_eq!(w.why(daemon), "keep detached");
     w.exit(agent);
-    assert_eq!(w.why(daemon), "reap root_gone");
+    assert_eq!(w.why(daemon), "reap root_exited");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn an_orphan_is_one_though_nobody_tells_who_has_it_now() {
     w.end(shell, ExitStatus::Exited(0), None);
     assert_eq!(w.why(server), "keep detached");
     w.end(agent, ExitStatus::Exited(0), None);
-    assert_eq!(w.why(server), "reap root_gone");
+    assert_eq!(w.why(server), "reap root_exited");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn clone_parent_makes_a_member_of_what_its_creator_is() {
     let sibling = w.clone_parent(agent, shell);
     assert_eq!(w.root_of(sibling), Some(agent));
     w.dies_by_signal(agent);
-    assert_eq!(w.why(sibling), "reap root_gone");
+    assert_eq!(w.why(sibling), "reap root_exited");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
         ]
     );
     w.dies_by_signal(inner);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(pane), "keep not_a_member");
 }
 
@@ -153,7 +153,7 @@ fn the_last_member_of_a_gone_root_that_becomes_a_boundary_closes_the_session() {
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
     w.dies_by_signal(agent);
-    assert_eq!(w.why(child), "reap root_gone");
+    assert_eq!(w.why(child), "reap root_exited");
     w.exec(child, "tmux");
     assert_eq!(w.why(child), "keep not_a_member");
     assert_eq!(w.session_events().last().unwrap(), "closed claude");
@@ -174,7 +174,7 @@ fn a_root_that_becomes_a_boundary_is_no_member_and_its_end_is_the_end_of_its_ses
     w.dies_by_signal(root);
     assert_eq!(
         [pane, tool].map(|key| w.why(key)),
-        ["keep not_a_member", "reap root_gone"]
+        ["keep not_a_member", "reap root_exited"]
     );
 }
 
@@ -189,7 +189,7 @@ fn a_root_that_becomes_a_boundary_and_leaves_nothing_closes_its_session() {
         [
             "opened claude",
             "boundary tmux in claude",
-            "root_gone claude",
+            "root_exited claude",
             "closed claude"
         ]
     );
@@ -204,7 +204,7 @@ fn a_boundary_that_was_a_root_and_becomes_an_agent_again_has_members_again() {
     w.exec(root, "claude");
     let tool = w.spawn(root, "npm");
     w.dies_by_signal(root);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
     let inner = w.spawn(shell, "codex");
     let tool = w.spawn(inner, "npm");
     w.dies_by_signal(inner);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!([outer, shell].map(|key| w.why(key)), ["keep root_alive"; 2]);
     w.dies_by_signal(tool);
     assert_eq!(
@@ -223,7 +223,7 @@ fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
         [
             "opened claude",
             "opened codex",
-            "root_gone codex",
+            "root_exited codex",
             "closed codex"
         ]
     );
@@ -239,7 +239,7 @@ fn the_end_of_the_outer_root_takes_the_nested_ones_too() {
     w.dies_by_signal(outer);
     assert_eq!(
         [shell, inner, tool].map(|key| w.why(key)),
-        ["reap root_gone"; 3]
+        ["reap root_exited"; 3]
     );
     let ladder = |key| {
         let session = w.model.tree.get(key).unwrap().state.member.session.unwrap();
@@ -258,7 +258,7 @@ fn an_outer_session_closes_after_the_nested_ones() {
     w.dies_by_signal(inner);
     assert_eq!(
         w.session_events(),
-        ["root_gone codex", "closed codex", "closed claude"]
+        ["root_exited codex", "closed codex", "closed claude"]
     );
 }
 
@@ -272,7 +272,7 @@ fn what_becomes_an_agent_while_it_is_due_stays_due() {
     let tool = w.fork(child);
     assert_eq!(
         [child, tool].map(|key| w.why(key)),
-        ["reap root_gone", "reap born_while_due"]
+        ["reap root_exited", "reap born_while_due"]
     );
 }
 
@@ -298,13 +298,13 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
         ["keep root_alive", "keep root_alive"]
     );
     w.exit(child);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     w.dies_by_signal(tool);
     assert_eq!(
         w.session_events(),
         [
-            "root_gone claude",
-            "root_gone claude",
+            "root_exited claude",
+            "root_exited claude",
             "closed claude",
             "closed claude"
         ]
@@ -319,7 +319,7 @@ fn a_member_of_the_first_root_lives_as_long_as_the_second_one() {
     w.exit(root);
     assert_eq!(w.why(server), "keep detached");
     w.dies_by_signal(child);
-    assert_eq!(w.why(server), "reap root_gone");
+    assert_eq!(w.why(server), "reap root_exited");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_relaunch_can_be_relaunched() {
     w.exit(second);
     assert_eq!(w.why(tool), "keep detached");
     w.exit(third);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn a_killed_root_hands_over_to_nobody() {
     let mut w = World::new();
     let [root, child, tool] = relaunch(&mut w, 7);
     w.dies_by_signal(root);
-    assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_gone"; 2]);
+    assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_exited"; 2]);
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn a_child_in_another_terminal_or_in_none_is_no_heir() {
         let mut w = World::new();
         let [root, child, tool] = relaunch(&mut w, tty);
         w.exit(root);
-        assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_gone"; 2]);
+        assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_exited"; 2]);
     }
 }
 
@@ -382,7 +382,7 @@ fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_te
         let expected = if hands_over {
             ["keep root_alive", "keep root_alive"]
         } else {
-            ["reap root_gone"; 2]
+            ["reap root_exited"; 2]
         };
         let told = [child, tool].map(|key| w.why(key));
         assert_eq!(told, expected, "{of_root:?} {of_child:?}");
@@ -395,7 +395,7 @@ fn roots_without_a_terminal_have_no_heirs() {
     let root = w.spawn(INIT, "claude");
     let child = w.spawn(root, "claude --relaunched");
     w.exit(root);
-    assert_eq!(w.why(child), "reap root_gone");
+    assert_eq!(w.why(child), "reap root_exited");
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn a_grandchild_or_another_agent_is_no_heir() {
     w.exit(root);
     assert_eq!(
         [codex, shell, grandchild].map(|key| w.why(key)),
-        ["reap root_gone"; 3]
+        ["reap root_exited"; 3]
     );
 }
 
@@ -423,7 +423,7 @@ fn a_shim_that_becomes_the_agent_is_the_agent() {
     w.dies_by_signal(shim);
     assert_eq!(
         [early, tool].map(|key| w.why(key)),
-        ["keep not_a_member", "reap root_gone"]
+        ["keep not_a_member", "reap root_exited"]
     );
 }
 
@@ -435,8 +435,8 @@ fn a_root_that_becomes_another_agent_keeps_its_session() {
     w.exec(root, "codex");
     assert_eq!(w.session_events(), ["opened claude"]);
     w.dies_by_signal(root);
-    assert_eq!(w.session_events(), ["root_gone codex"]);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.session_events(), ["root_exited codex"]);
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]

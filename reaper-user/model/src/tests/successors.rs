@@ -83,7 +83,7 @@ fn nothing_is_due_while_a_successor_is_awaited() {
     assert!(deadline >= 2_000_000_000 && deadline <= exit + 2_000_000_000);
     w.model.set_succession(id, Succession::Excluded);
     for key in [job, nested, tool] {
-        assert_eq!(w.why(key), "reap root_gone");
+        assert_eq!(w.why(key), "reap root_exited");
     }
 }
 
@@ -95,7 +95,7 @@ fn nested_agent_that_is_killed_meanwhile_is_due() {
     let tool = w.spawn(nested, "npm");
     w.exit(agent);
     w.dies_by_signal(nested);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(job), "wait successor_awaited");
 }
 
@@ -125,7 +125,7 @@ fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
             Some(expected),
             "{program} {ended:?}"
         );
-        let due = w.why(job) == "reap root_gone";
+        let due = w.why(job) == "reap root_exited";
         assert_eq!(due, expected == Succession::Excluded, "{program} {ended:?}");
     }
 }
@@ -156,7 +156,7 @@ fn agent_that_resumes_the_conversation_is_the_new_root() {
     assert_eq!(w.model.hand_over(id, worker).len(), 1);
     assert_eq!(w.why(job), "keep detached");
     w.dies_by_signal(worker);
-    assert_eq!(w.why(job), "reap root_gone");
+    assert_eq!(w.why(job), "reap root_exited");
 }
 
 #[test]
@@ -297,5 +297,5 @@ fn handover_that_is_not_open_is_refused() {
     let id = session(&w, agent);
     w.dies_by_signal(agent);
     assert!(w.model.hand_over(id, other).is_empty());
-    assert_eq!(w.why(job), "reap root_gone");
+    assert_eq!(w.why(job), "reap root_exited");
 }

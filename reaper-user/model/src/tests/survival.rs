@@ -296,7 +296,7 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     let tool = w.fork(inner);
     w.dies_by_signal(agent);
     for key in [orphan, child, later] {
-        assert_eq!(w.why(key), "keep lineage_unsure", "{}", key.pid);
+        assert_eq!(w.why(key), "keep lineage_uncertain", "{}", key.pid);
         let flags = MEMBER_FOLLOWED | MEMBER_UNSURE | MEMBER_SPARED;
         let kept = Membership {
             session: Some(agent),
@@ -316,10 +316,10 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     // Its maker is gone; what that made goes on.
     w.exit(child);
     let last = w.fork(later);
-    assert_eq!(w.why(last), "keep lineage_unsure");
+    assert_eq!(w.why(last), "keep lineage_uncertain");
     // Of some the fork is read after all.
     fork(&mut w, orphan, Some(agent), Some(agent), unsure);
-    assert_eq!(w.why(orphan), "reap root_gone");
+    assert_eq!(w.why(orphan), "reap root_exited");
     let wanted = w.model.wanted_membership(orphan).unwrap();
     assert_eq!(wanted.flags, MEMBER_FOLLOWED | MEMBER_CLEAR);
 }
@@ -416,8 +416,8 @@ fn exact_rows_are_told_apart_within_a_tick() {
     exact(&mut w, key(60), 1, "claude", None);
     assert_eq!(w.session_events(), ["opened claude"]);
     exact(&mut w, later, 1, "bash", None);
-    assert_eq!(w.session_events(), ["root_gone claude"]);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.session_events(), ["root_exited claude"]);
+    assert_eq!(w.why(tool), "reap root_exited");
     exact(&mut w, key(60), 1, "claude", None);
     assert!(w.model.tree.get(key(60)).is_none(), "it has a successor");
 }

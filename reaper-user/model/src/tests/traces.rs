@@ -344,7 +344,7 @@ fn of_agents_in_agents_it_is_the_one_that_is_named_or_the_outermost() {
 #[test]
 fn an_answer_that_comes_late_still_counts() {
     let reap = "[[rule]]\nname = 'r'\naction = 'reap'\ninferred = true\n";
-    for (rules, expected) in [("", "report inferred"), (reap, "reap root_gone r")] {
+    for (rules, expected) in [("", "report inferred"), (reap, "reap root_exited r")] {
         for directory in [false, true] {
             let (mut w, shell) = with_rules(rules);
             let one = agent(&mut w, shell, "cc", "", "/srv/app");

@@ -48,7 +48,7 @@ fn a_unit_of_its_own_is_one_that_is_not_its_agents() {
     let [same, service, scoped, bare, untold] =
         [7, 8, 9, 10, 11].map(|id| in_cgroup(&mut w, agent, "x", id));
     w.dies_by_signal(agent);
-    assert_eq!(w.why(same), "reap root_gone", "nothing is read for it");
+    assert_eq!(w.why(same), "reap root_exited", "nothing is read for it");
     assert_eq!(wanted_for(&w, service), Some(service));
     unit(&mut w, service, "web.service");
     // That of a process in the same cgroup is the agent's.
@@ -66,8 +66,8 @@ fn a_unit_of_its_own_is_one_that_is_not_its_agents() {
         keys.map(|key| w.why(key)),
         [
             "keep keep_rule own-unit",
-            "reap root_gone",
-            "reap root_gone",
+            "reap root_exited",
+            "reap root_exited",
             "keep unreadable own-unit"
         ]
     );
@@ -94,7 +94,7 @@ fn one_whose_unit_was_read_before_the_session_began_tells_that_too() {
     let (mut w, other, [tool, service]) = beside_one_that_was_read();
     assert_eq!(wanted_for(&w, tool), Some(other));
     unit(&mut w, other, "vte-1.scope");
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(service), "keep keep_rule own-unit");
 }
 
@@ -143,7 +143,7 @@ fn what_was_read_of_a_root_and_is_told_after_its_end_is_waited_for() {
         ..Facts::NOTHING
     };
     w.model.set_facts(agent, FactSet::UNIT, found, read);
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
     // It was not, and nobody else can tell.
     let (mut w, agent, tool, _) = story();
     unreadable(&mut w, agent);
@@ -182,7 +182,7 @@ fn the_unit_of_a_nested_root_that_lives_is_read_of_that() {
     w.end(agent, ExitStatus::Exited(0), Some(INIT));
     assert_eq!(wanted_for(&w, tool), Some(nested));
     unit(&mut w, nested, "run-1.scope");
-    assert_eq!(w.why(tool), "reap root_gone");
+    assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
@@ -239,7 +239,7 @@ proptest! {
         }
         prop_assert_eq!(wanted_for(&w, tool), None);
         let said = match told.last() {
-            Some(&"own.service") => "reap root_gone",
+            Some(&"own.service") => "reap root_exited",
             Some(_) => "keep keep_rule own-unit",
             None => "keep unreadable own-unit",
         };

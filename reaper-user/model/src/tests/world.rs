@@ -68,7 +68,7 @@ pub struct World {
     pub tty: u32,
     /// Who runs the programs from here on.
     pub uids: Uids,
-    /// What became of sessions: `opened claude`, `root_gone claude`, …
+    /// What became of sessions: `opened claude`, `root_exited claude`, …
     pub session_events: Vec<String>,
     /// All that was told, in order.
     pub events: Vec<Event>,
@@ -290,7 +290,7 @@ impl World {
         self.model.decide(key)
     }
 
-    /// The decision in words: `reap root_gone`, `keep keep_rule apt`.
+    /// The decision in words: `reap root_exited`, `keep keep_rule apt`.
     pub fn why(&self, key: ProcessKey) -> String {
         let decision = self.decide(key);
         let verdict = decision.verdict.name();
@@ -346,7 +346,7 @@ fn name(model: &Model, session_event: &SessionEvent) -> String {
             format!("boundary {rule} in {}", agent(*session))
         }
         SessionEvent::Relaunched { session, .. } => format!("relaunched {}", agent(*session)),
-        SessionEvent::RootExited { session } => format!("root_gone {}", agent(*session)),
+        SessionEvent::RootExited { session } => format!("root_exited {}", agent(*session)),
         SessionEvent::Closed { session } => format!("closed {}", session.agent),
     }
 }

@@ -133,7 +133,7 @@ async fn converse(
     }
     let question = parse_request(&head.method, path, query, &body, (peer, pid))?;
     let scan = match question {
-        RequestKind::Scan { max_age, reap } => Some((max_age, reap)),
+        RequestKind::Scan { min_age, reap } => Some((min_age, reap)),
         _ => None,
     };
     let explained = match question {
@@ -143,12 +143,12 @@ async fn converse(
     let answer = ask(question, peer, shared).await;
     let answer = answer.map_err(|refusal| explain_untracked(refusal, explained))?;
     match (answer, scan) {
-        (EngineReply::Scan(rows, watched), Some((max_age, reap))) => {
+        (EngineReply::Scan(rows, watched), Some((min_age, reap))) => {
             let look = ScanParams {
                 leftovers: Arc::clone(&shared.backend.leftovers),
                 watched,
                 peer,
-                max_age,
+                min_age,
             };
             scanned(rows, look, reap, shared).await
         }

@@ -187,7 +187,7 @@ fn wrong_requests_are_told_what_is_wrong() {
             "bad_request",
         ),
         (
-            "GET /v1/scan?max_age_s=1h",
+            "GET /v1/scan?min_age_s=1h",
             String::new(),
             400,
             "bad_request",

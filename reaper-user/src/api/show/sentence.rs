@@ -58,7 +58,7 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
     let due = || due(story).unwrap_or_else(|| "its agent is gone".into());
     match judged.reason {
-        "root_gone" => by(&due()),
+        "root_exited" => by(&due()),
         "born_while_due" => by(&format!("{}, and it was born after that", due())),
         "end_ordered" => format!("{} ends all that it has started", agent(story)),
         "detached" => format!(
@@ -79,7 +79,7 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
         "below_kept" => by("a process above it is kept"),
         "above_kept" => by("a process below it is kept"),
         "unreadable" => by("what it is cannot be read, and what is not known speaks for it"),
-        "lineage_unsure" => {
+        "lineage_uncertain" => {
             "it may come from a boundary: what was told of its makers was lost".into()
         }
         "inferred" => {
@@ -89,7 +89,7 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
                 "nobody saw its birth, and only {by} says that it comes from the agent; no rule says that this is enough"
             )
         }
-        "keep_mark" => "REAPER_KEEP=1 is in its environment".into(),
+        "keep_marker" => "REAPER_KEEP=1 is in its environment".into(),
         "kept_by_user" => "a user has asked for that with `reaper keep`".into(),
         "waiting" => format!("{} gives it time", the_rule()),
         "successor_awaited" => format!(

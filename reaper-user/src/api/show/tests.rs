@@ -121,13 +121,13 @@ fn a_scan_tells_apart_what_is_found() {
     };
     let report = scan(vec![
         judged(3, "wait", "waiting"),
-        judged(2, "reap", "root_gone"),
+        judged(2, "reap", "root_exited"),
         judged(1, "keep", "root_alive"),
         judged(4, "keep", "detached"),
     ]);
     let pids = |list: &[Finding]| list.iter().map(|f| f.pid - BASE).collect::<Vec<_>>();
     assert_eq!(
-        (pids(&report.found), pids(&report.spared)),
+        (pids(&report.reapable), pids(&report.kept)),
         (vec![2], vec![3, 4])
     );
 }
@@ -241,7 +241,7 @@ fn decisions_are_told_in_a_sentence() {
         pid: 7,
         comm: b"tmux".to_vec(),
     };
-    let reaped = || judged("reap", "root_gone", None);
+    let reaped = || judged("reap", "root_exited", None);
     let server = messages::DecisionSnapshot {
         until: Some(sys::monotonic() + 600_000_000_000),
         action: Some(Action::Reap),
@@ -276,14 +276,14 @@ fn decisions_are_told_in_a_sentence() {
             "When claude-code (42) ends, it is kept: the rule \"gradle\" says so.",
         ),
         (
-            due("reap", "root_gone", None),
+            due("reap", "root_exited", None),
             "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
             "Now: SIGTERM, and SIGKILL 5s later.",
         ),
         (
             ExplainSnapshot {
                 enforce: false,
-                ..due("reap", "root_gone", None)
+                ..due("reap", "root_exited", None)
             },
             "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
             "Now: nothing is signalled, as this service only observes.",
@@ -356,8 +356,8 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
     };
     let facts = serde_json::to_value(facts(&story)).unwrap();
     let expected = serde_json::json!({
-        "keep_mark": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
-        "terminal_input": false, "cwd": "/w/app", "agent_marks": ["CLAUDECODE"],
+        "keep_marker": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
+        "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],
     });
     assert_eq!(facts, expected);
 }

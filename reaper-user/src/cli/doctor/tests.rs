@@ -115,7 +115,7 @@ fn where_nothing_can_be_signalled_that_is_the_verdict() {
     let refused = Refused(nix::Error::EPERM);
     let probe = |_| Ok::<(), String>(());
     let report = examine(&Config::default(), &host(), &no_btf(), Err(refused), probe);
-    assert!(report.usable && !report.signals);
+    assert!(report.usable && !report.can_signal);
     let text = render(&report);
     for said in [
         "refused: EPERM",

@@ -32,7 +32,7 @@ fn shown(id: &str) -> Shown<'static> {
         state: "running",
         pid: Some(8),
         age_ms: 61_000,
-        left_ms: None,
+        remaining_ms: None,
         log: None,
         over: None,
     }
@@ -49,16 +49,16 @@ fn a_table_has_the_columns_that_say_something() {
         "id      name  pid  state    age  command\nabcdef  -     8    running  61s  make all\n"
     );
     let mut other = shown("bcdefg");
-    (other.left_ms, other.pid) = (Some(600_000), None);
+    (other.remaining_ms, other.pid) = (Some(600_000), None);
     other.start.session = Some("turn 17".to_owned());
     other.start.name = Some("web".to_owned());
     other.state = "waiting";
     let said = plain(&[shown("abcdef"), other], None);
     assert_eq!(
         said,
-        "id      name  pid  state    age  left  session  command\n\
-         abcdef  -     8    running  61s  -     -        make all\n\
-         bcdefg  web   -    waiting  61s  10m   turn 17  make all\n"
+        "id      name  pid  state    age  remaining  session  command\n\
+         abcdef  -     8    running  61s  -          -        make all\n\
+         bcdefg  web   -    waiting  61s  10m        turn 17  make all\n"
     );
     assert!(plain(&[], None).contains("--all"));
 }

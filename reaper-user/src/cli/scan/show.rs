@@ -14,21 +14,21 @@ const SPARED_MAX: usize = 20;
 /// `reap`: it was to be ended; `everybody`: whosever it is.
 pub(super) fn text(report: &ScanReport, reap: bool, everybody: bool) -> String {
     let mut out = String::new();
-    let who = if report.looked_by == "service" {
+    let who = if report.scanned_by == "service" {
         "Asked the service: its members, and what is older than it."
     } else {
         "No service asked: one look at the process table."
     };
     let _ = writeln!(out, "{DIM}{who}{DIM:#}");
     let whose = if everybody { "" } else { " of yours" };
-    if report.found.is_empty() {
+    if report.reapable.is_empty() {
         let _ = writeln!(
             out,
             "No process{whose} is left behind by an agent that is gone."
         );
     } else {
-        let held = report.found.iter().filter_map(|found| found.rss).sum();
-        let what = if report.found.len() == 1 {
+        let held = report.reapable.iter().filter_map(|found| found.rss).sum();
+        let what = if report.reapable.len() == 1 {
             "process"
         } else {
             "processes"
@@ -36,29 +36,34 @@ pub(super) fn text(report: &ScanReport, reap: bool, everybody: bool) -> String {
         let _ = writeln!(
             out,
             "{BOLD}Left behind by agents that are gone: {} {what}{whose}, {}{BOLD:#}",
-            report.found.len(),
+            report.reapable.len(),
             ByteSize::b(held)
         );
-        trees(&mut out, &report.found, usize::MAX);
+        trees(&mut out, &report.reapable, usize::MAX);
     }
-    if let (Some(ended), Some(given_back)) = (report.ended, report.given_back) {
+    if let (Some(ended), Some(given_back)) = (report.ended, report.freed_bytes) {
         let _ = writeln!(
             out,
             "\n{BOLD}{ended} of {} ended, each confirmed; {} given back.{BOLD:#}",
-            report.found.len(),
+            report.reapable.len(),
             ByteSize::b(given_back)
         );
-    } else if reap && report.found.iter().any(|found| found.session.is_none()) {
+    } else if reap
+        && report
+            .reapable
+            .iter()
+            .any(|found| found.session_id.is_none())
+    {
         let what = "They are being ended; the service's event stream tells.";
         let _ = writeln!(out, "\n{what}");
-    } else if report.observes && !report.found.is_empty() {
+    } else if report.observes && !report.reapable.is_empty() {
         let _ = writeln!(out, "\nThe service only observes: it ends nothing.");
-    } else if !report.found.is_empty() && !reap {
+    } else if !report.reapable.is_empty() && !reap {
         let _ = writeln!(out, "\n`reaper scan --reap` ends them.");
     }
-    if !report.spared.is_empty() {
+    if !report.kept.is_empty() {
         let _ = writeln!(out, "\n{BOLD}Left alone:{BOLD:#}");
-        trees(&mut out, &report.spared, SPARED_MAX);
+        trees(&mut out, &report.kept, SPARED_MAX);
     }
     if report.unreadable > 0 {
         let _ = writeln!(
@@ -73,10 +78,16 @@ pub(super) fn text(report: &ScanReport, reap: bool, everybody: bool) -> String {
 /// The trees among these, each with its reason; what is below the first of a tree for the same reason stands
 /// under it.
 fn trees(out: &mut String, findings: &[Finding], most: usize) {
-    let mut heads: Vec<u32> = findings.iter().map(|finding| finding.head_pid).collect();
+    let mut heads: Vec<u32> = findings
+        .iter()
+        .map(|finding| finding.subtree_root_pid)
+        .collect();
     heads.dedup();
     for head in heads.iter().take(most) {
-        let tree: Vec<_> = findings.iter().filter(|f| f.head_pid == *head).collect();
+        let tree: Vec<_> = findings
+            .iter()
+            .filter(|f| f.subtree_root_pid == *head)
+            .collect();
         let mut said = "";
         for finding in tree {
             if said != finding.why {

@@ -1,4 +1,4 @@
-//! `reaper detach`, where there is no BPF to have anything pinned.
+//! `reaper unpin`, where there is no BPF to have anything pinned.
 
 use super::{Failure, UnpinArgs};
 use crate::source::ebpf::pins::PinError;

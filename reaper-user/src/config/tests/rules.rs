@@ -29,7 +29,7 @@ fn all_that_a_rule_can_say_is_read() {
         min_cpu = 90
         listening = true
         children = false
-        marks = ["CI=*", "X=1"]
+        environment = ["CI=*", "X=1"]
         exe = "**/x"
         [[rule]]
         name = "kept"
@@ -130,12 +130,12 @@ fn rules_that_make_no_sense_are_refused() {
             "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which looks at the program alone: known are name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
         ),
         (
-            "action = 'keep'\nmarks = ['CI']",
-            "r.toml:4:10: `marks` \"CI\" is no good glob: it is matched against the whole variable: write \"CI=*\", or with its value",
+            "action = 'keep'\nenvironment = ['CI']",
+            "r.toml:4:16: `environment` \"CI\" is no good glob: it is matched against the whole variable: write \"CI=*\", or with its value",
         ),
         (
-            "action = 'keep'\nmarks = '*'",
-            "r.toml:4:9: `marks` \"*\" matches everything: narrow it or leave it out",
+            "action = 'keep'\nenvironment = '*'",
+            "r.toml:4:15: `environment` \"*\" matches everything: narrow it or leave it out",
         ),
         (
             "action = 'keep'\nunit = '/x.service'",
@@ -155,15 +155,15 @@ fn rules_that_make_no_sense_are_refused() {
         ),
         (
             "action = 'keep'\nsession = 'dead'",
-            "r.toml:4:11: `session` is \"dead\": write \"gone\" or \"alive\" or \"any\" or \"ended\" or \"ok\" or \"failed\" or \"signalled\"",
+            "r.toml:4:11: `session` is \"dead\": write \"gone\" or \"alive\" or \"any\" or \"exited\" or \"ok\" or \"failed\" or \"signalled\"",
         ),
     ] {
         wrong(&rule(text), said);
     }
     let many: String = (0..61).map(|n| format!("'A{n}=1', ")).collect();
     wrong(
-        &rule(&format!("action = 'keep'\nmarks = [{many}]")),
-        "r.toml:1:1: the rules ask for 61 different `marks`: write at most 60",
+        &rule(&format!("action = 'keep'\nenvironment = [{many}]")),
+        "r.toml:1:1: the rules ask for 61 different `environment` globs: write at most 60",
     );
 }
 
@@ -300,7 +300,7 @@ fn what_is_shown_is_a_config_that_means_the_same() {
         session = "any"
         uid = 7
         unit = "a*"
-        marks = "A=*"
+        environment = "A=*"
         max_age = "3days"
         tty = true
         [[rule]]

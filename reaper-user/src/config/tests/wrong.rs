@@ -39,14 +39,14 @@ fn unknown_keys() {
     );
     wrong(
         "colour = 1",
-        "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, \
-         pin, pin_dir, kernel_reap, reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule",
+        "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, \
+         pin, pin_dir, kernel_reap, reap_leftovers, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule",
     );
     wrong(
         "\"a\\nb\\u001b\" = 1",
         &format!("r.toml:1:1: unknown key `a\\nb\\u{{1b}}`: {}", {
-            "known are mode, events, source, scan_min_interval, scan_max_interval, grace, stuck_after, ring_size, max_members, pin, pin_dir, kernel_reap, \
-             reap_strays, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule"
+            "known are mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, pin, pin_dir, kernel_reap, \
+             reap_leftovers, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule"
         }),
     );
     wrong(
@@ -173,8 +173,8 @@ fn bad_durations() {
         "r.toml:1:9: `grace` is \"2h\": write a duration from 0s to 1h",
     );
     wrong(
-        "stuck_after = '0s'",
-        "r.toml:1:15: `stuck_after` is \"0s\": write a duration from 1ms to 1h",
+        "kill_timeout = '0s'",
+        "r.toml:1:16: `kill_timeout` is \"0s\": write a duration from 1ms to 1h",
     );
     assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
 }

@@ -12,8 +12,12 @@ use crate::journal::schema::{MIGRATIONS, OLDEST, SCHEMA, migrate};
 const V3: &[u8] = include_bytes!("fixtures/v3.sqlite");
 /// Its sessions, as `reaper history --json` of that commit writes them.
 const V3_HISTORY: &str = include_str!("fixtures/v3.jsonl");
-/// The renames of `migrations/4.sql` that matter to it.
-const RENAMED: [(&str, &str); 1] = [("\"keep_mark\"", "\"keep_marker\"")];
+/// The renames since: of reasons, by `migrations/4.sql`, and of a key of `reaper history --json`.
+const RENAMED: [(&str, &str); 3] = [
+    ("\"keep_mark\"", "\"keep_marker\""),
+    ("\"root_gone\"", "\"root_exited\""),
+    ("\"memory.unread\"", "\"memory.unmeasured\""),
+];
 
 impl World {
     /// A world whose journal has this content.

@@ -65,7 +65,7 @@ fn endings(grace: Duration) -> Endings {
     let times = Times {
         grace,
         // Longer than a busy machine takes to end one that was sent SIGKILL.
-        stuck_after: Duration::from_secs(2),
+        kill_timeout: Duration::from_secs(2),
     };
     Endings::new(times, Signal::SIGTERM)
 }

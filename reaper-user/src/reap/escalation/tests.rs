@@ -146,7 +146,7 @@ fn the_last_one_off_closes_it() {
 fn times_without_end_do_not_overflow() {
     let times = Times {
         grace: Duration::MAX,
-        stuck_after: Duration::MAX,
+        kill_timeout: Duration::MAX,
     };
     let mut ladder = Escalation::new(times, 10 * S);
     assert!(ladder.deadline() > u64::MAX / 2);

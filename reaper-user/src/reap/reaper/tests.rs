@@ -25,7 +25,7 @@ const ROOT: ProcessKey = ProcessKey {
 /// Grace and patience of the tests' ladders.
 const TIMES: Times = Times {
     grace: Duration::from_secs(600),
-    stuck_after: Duration::from_secs(60),
+    kill_timeout: Duration::from_secs(60),
 };
 
 /// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
@@ -311,7 +311,7 @@ fn killed_process_that_runs_is_not_given_up() {
     let mut orphan = Orphan::new();
     let at_once = Times {
         grace: Duration::ZERO,
-        stuck_after: Duration::ZERO,
+        kill_timeout: Duration::ZERO,
     };
     orphan.reaper = Reaper::new(at_once, false).unwrap();
     orphan.claim();

@@ -46,7 +46,7 @@ pub enum SourceError {
     #[error("a map of the probes cannot be used: {0}")]
     Map(#[source] BoxError),
     #[error(
-        "what is pinned here numbers processes by another pid namespace: run it there, name another `pin_dir`, or run `reaper detach`"
+        "what is pinned here numbers processes by another pid namespace: run it there, name another `pin_dir`, or run `reaper unpin`"
     )]
     OtherNamespace,
     #[error(transparent)]

@@ -119,7 +119,7 @@ impl<'a> Judge<'a> {
             Some(doubt)
         } else if let Some(doubt) = self.agents.continuer_doubt(row, trace) {
             Some(doubt)
-        } else if age < self.question.max_age {
+        } else if age < self.question.min_age {
             Some(Doubt::Young)
         } else {
             self.may_lie(row, trace)

@@ -62,8 +62,8 @@ fn marker_that_a_living_agent_carries_is_no_evidence() {
         row
     };
     for (other, expected) in [
-        (carries("/x/claude", DEAD), "shared_mark"),
-        (carries("/x/codex", DEAD), "shared_mark"),
+        (carries("/x/claude", DEAD), "shared_marker"),
+        (carries("/x/codex", DEAD), "shared_marker"),
         (
             carries("/x/codex", "CLAUDE_PID=4101\0CLAUDECODE=1\0"),
             "reap",
@@ -96,8 +96,8 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
         .row()
     };
     for (others, expected) in [
-        (vec![shell(DEAD), below(65)], "shared_mark"),
-        (vec![shell(DEAD), between(1000), below(66)], "shared_mark"),
+        (vec![shell(DEAD), below(65)], "shared_marker"),
+        (vec![shell(DEAD), between(1000), below(66)], "shared_marker"),
         (vec![shell("A=1\0"), between(1000), below(66)], "reap"),
         // No agent runs there.
         (vec![shell(DEAD), between(1000)], "reap"),
@@ -164,7 +164,7 @@ fn continued_conversation_is_no_evidence_of_a_gone_agent() {
         assert_eq!(beside(vec![runs(&argv)], DEAD), "reap", "{argv}");
     }
     let in_env = with_env(agent(70, 150, "/x/claude"), &left[DEAD.len()..]);
-    assert_eq!(beside(vec![in_env], &left), "shared_mark");
+    assert_eq!(beside(vec![in_env], &left), "shared_marker");
     // The rest of its arguments may name it.
     let mut cut = runs("-p");
     Arc::make_mut(&mut cut.seen.image).truncated = true;

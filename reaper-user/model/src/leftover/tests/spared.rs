@@ -26,11 +26,11 @@ fn what_is_spared() {
         ],
     );
     check(
-        "keep_mark",
+        "keep_marker",
         &[p(200, 1, 100, NODE, "CLAUDE_PID=4100\0REAPER_KEEP=1\0")],
     );
     check(
-        "keep_mark",
+        "keep_marker",
         &[head(), p(201, 200, 101, NODE, "REAPER_KEEP=1\0")],
     );
     let unit = |pid, parent, unit| P {

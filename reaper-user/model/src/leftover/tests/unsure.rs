@@ -130,7 +130,7 @@ fn what_rules_keep_hands_its_environment_on() {
             members: &nobody,
             watched_since: None,
             kept: &[],
-            max_age: 600 * S,
+            min_age: 600 * S,
             now: 10_000 * S,
             honor_keep: true,
             waited: &HashMap::new(),
@@ -168,7 +168,7 @@ fn the_outermost_for_which_strong_evidence_speaks_is_the_head() {
     // What keeps the one between keeps the one below.
     for (between, expected) in [
         (keeper("/usr/bin/sway", "A=1\0"), "keep_rule"),
-        (keeper("/bin/keeper", "REAPER_KEEP=1\0"), "keep_mark"),
+        (keeper("/bin/keeper", "REAPER_KEEP=1\0"), "keep_marker"),
         (
             P {
                 unit: "ci.service",

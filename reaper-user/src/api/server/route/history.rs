@@ -65,6 +65,9 @@ pub(super) fn read_history(
             ErrorResponse::new(word, error.to_string())
         })?;
         let sessions = kept.into_iter().map(|(_, session)| session).collect();
-        Ok(to_json(&History { sessions, left_out }))
+        Ok(to_json(&History {
+            sessions,
+            omitted: left_out,
+        }))
     }
 }

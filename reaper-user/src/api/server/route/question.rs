@@ -57,7 +57,7 @@ pub(super) fn parse_request(
                 only_root(peer, "reap what a scan has found")?;
             }
             RequestKind::Scan {
-                max_age: query.seconds("max_age_s")?,
+                min_age: query.seconds("min_age_s")?,
                 reap,
             }
         }

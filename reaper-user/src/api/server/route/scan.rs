@@ -15,7 +15,7 @@ pub(super) struct ScanParams {
     pub(super) leftovers: Arc<dyn Leftovers>,
     pub(super) watched: Box<ScanContext>,
     pub(super) peer: Peer,
-    pub(super) max_age: Option<Duration>,
+    pub(super) min_age: Option<Duration>,
 }
 
 /// Members, and what nobody watched.
@@ -29,18 +29,18 @@ pub(super) async fn scanned(
         leftovers,
         watched,
         peer,
-        max_age,
+        min_age,
     } = look;
     let (of_reaping, also, listed) = (Arc::clone(&leftovers), watched.clone(), rows.clone());
     let look = move || {
         let mut report = show::scan(rows);
-        leftovers.report(&mut report, &watched, peer, max_age)?;
+        leftovers.report(&mut report, &watched, peer, min_age)?;
         Ok(to_json(&report))
     };
     if reap {
         let reap = move || {
             let mut report = show::scan(listed);
-            of_reaping.reap(&mut report, &also, peer, max_age)?;
+            of_reaping.reap(&mut report, &also, peer, min_age)?;
             Ok(to_json(&report))
         };
         match shared.reapings.run(shared.patience.reaping, reap).await {

@@ -1,4 +1,4 @@
-//! `reaper detach`, where no daemon has pinned anything.
+//! `reaper unpin`, where no daemon has pinned anything.
 
 use std::fs;
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::world::TempDir;
 /// What needs no root.
 pub fn trials() -> Vec<Trial> {
     vec![
-        trial("cli", "detach-nothing", nothing),
-        trial("cli", "detach-no-bpffs", no_bpffs),
+        trial("cli", "unpin-nothing", nothing),
+        trial("cli", "unpin-no-bpffs", no_bpffs),
     ]
 }
 
 /// What mounts a bpffs.
 pub fn privileged() -> Vec<Trial> {
     vec![
-        trial("cli", "detach-empty", empty),
-        trial("cli", "detach-foreign", foreign),
+        trial("cli", "unpin-empty", empty),
+        trial("cli", "unpin-foreign", foreign),
     ]
 }
 
@@ -33,7 +33,7 @@ fn nothing() {
     let dir = TempDir::new();
     let pins = dir.path().join("pins");
     let pins = pins.to_str().expect("a path in UTF-8");
-    let said = reaper(dir.path(), &["detach", "--pin-dir", pins]);
+    let said = reaper(dir.path(), &["unpin", "--pin-dir", pins]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(
         said.out.starts_with("nothing is pinned") && said.out.contains(pins),
@@ -42,9 +42,9 @@ fn nothing() {
     );
     fs::write(dir.path().join("c.toml"), format!("pin_dir = {pins:?}\n"))
         .expect("write the configuration");
-    let said = reaper(dir.path(), &["detach", "--config", "c.toml", "--json"]);
+    let said = reaper(dir.path(), &["unpin", "--config", "c.toml", "--json"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    let report: Value = serde_json::from_str(&said.out).expect("detach --json gives JSON");
+    let report: Value = serde_json::from_str(&said.out).expect("unpin --json gives JSON");
     assert_eq!(report, json!({"pin_dir": pins, "scopes": [], "entries": 0}));
 }
 
@@ -54,7 +54,7 @@ fn no_bpffs() {
     let file = dir.path().join("pins/host/file");
     fs::create_dir_all(file.parent().expect("a path with a parent")).expect("create a directory");
     fs::write(&file, "mine").expect("write a file");
-    let said = reaper(dir.path(), &["detach", "--pin-dir", "pins"]);
+    let said = reaper(dir.path(), &["unpin", "--pin-dir", "pins"]);
     assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
     assert_eq!(
         said.err.trim_end().lines().count(),
@@ -71,11 +71,11 @@ fn no_bpffs() {
     assert_eq!(fs::read(&file).expect("read the file"), b"mine");
 }
 
-/// Runs `before` in a bpffs of its own, `reaper detach` on its directory `reaper`, and `after` there.
+/// Runs `before` in a bpffs of its own, `reaper unpin` on its directory `reaper`, and `after` there.
 fn on_bpffs(dir: &Path, before: &str, after: &str) -> Said {
     let script = format!(
         "mkdir b && mount -t bpf bpf b && cd b && {before} || exit 99
-        \"$0\" detach --pin-dir \"$PWD/reaper\"
+        \"$0\" unpin --pin-dir \"$PWD/reaper\"
         status=$?
         {after}
         exit $status"
