@@ -322,7 +322,7 @@ fn terminated() {
     let mut world = World::new(true);
     world.watch(CONFIG, &[]);
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
-    world.await_cast("agent", 1);
+    world.await_processes("agent", 1);
     let events = world.stop_by(Signal::SIGTERM);
     assert_eq!(
         events
@@ -338,8 +338,8 @@ fn forged_argv(more: &[&str]) {
     let mut world = World::new(true);
     world.watch("grace = \"500ms\"\nevents = \"all\"\n", more);
     world.order("claude", "agent", "agent", &["forger=forger".into()]);
-    world.await_cast("agent", 1);
-    let forged = world.await_cast("forged", 1)[0];
+    world.await_processes("agent", 1);
+    let forged = world.await_processes("forged", 1)[0];
     world.kill("agent");
     world.await_gone(&["forger", "forged"]);
     world.await_event("the session is closed", |e| e.event == "session.close");
@@ -393,7 +393,7 @@ fn demo() {
     let world = World::new(true);
     let mut witness = Command::new(world.dir().join("bin/worker"));
     witness
-        .args(["actor", "witness", "witness"])
+        .args(["role", "witness", "witness"])
         .arg(world.dir())
         .args([REAPER, "demo"]);
     let said = run(world.dir(), &mut witness);

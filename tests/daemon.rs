@@ -69,19 +69,19 @@ impl Event {
     }
 
     /// The process that it is about.
-    pub fn whom(&self) -> Option<Identity> {
+    pub fn process(&self) -> Option<Identity> {
         let (pid, ticks) = (self.pid?, self.start_ns()? / TICK_NS);
         Some(Identity { pid, ticks })
     }
 
     /// Whether it is about this process.
-    pub fn about(&self, who: Identity) -> bool {
-        self.pid == Some(who.pid) && self.whom() == Some(who)
+    pub fn is_about(&self, who: Identity) -> bool {
+        self.pid == Some(who.pid) && self.process() == Some(who)
     }
 
     /// Whether it is of this name and about this process.
     pub fn is(&self, name: &str, who: Identity) -> bool {
-        self.event == name && self.about(who)
+        self.event == name && self.is_about(who)
     }
 }
 
@@ -267,7 +267,7 @@ pub fn lost(dir: &Path) -> bool {
 
 /// Returns what was decided about a process, in order: the decision or boundary, its reason and its rule.
 pub fn decisions(events: &[Event], who: Identity) -> Vec<String> {
-    let of_it = events.iter().filter(|e| e.about(who));
+    let of_it = events.iter().filter(|e| e.is_about(who));
     let decided = of_it.filter_map(|e| {
         match e.event.as_str() {
             "decision" => e.decision.as_deref(),

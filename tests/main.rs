@@ -1,5 +1,5 @@
 //! Real process trees under the real probes, and through each other source: `reaper` must leave no survivor of an
-//! agent's tree and touch nobody else. One binary, which is also every process of those trees (`actor`).
+//! agent's tree and touch nobody else. One binary, which is also every process of those trees (`process`).
 //!
 //! The trees need root. Where `reaper doctor` says that a source cannot be used, what needs that one is listed as
 //! ignored, and the reason is printed; with `CI` set that is a failure. So is listed, with its reason, what needs a cgroup of
@@ -9,13 +9,13 @@
 //! give up. What they ask for stays the same. `REAPER_TEST_KEEP=1` leaves the directories of the tests behind, and
 //! `REAPER_TEST_SEED=N` repeats the chance of a test that has printed its seed.
 
-mod actor;
 mod cgroup;
 mod cli;
 mod corpus;
 mod daemon;
 mod init;
 mod proc;
+mod process;
 mod report;
 mod run;
 mod schedule;
@@ -45,8 +45,8 @@ fn main() -> ExitCode {
     }
     // Before it stand the words of a command line that somebody is to recognise.
     let mut words = first.into_iter().chain(args);
-    if words.any(|word| word == "actor") {
-        actor::main(words);
+    if words.any(|word| word == "role") {
+        process::main(words);
     }
     usual_surroundings();
     report::collect_panics();

@@ -42,7 +42,7 @@ const MARK: &str = "REAPER_TEST_RUN";
 /// Of what has come of a run.
 const REPORT: &str = "report.json";
 
-type Story = fn(&Place);
+type ScenarioFn = fn(&RunWorld);
 
 /// Without root and without a service. What `reaper run` does to its own children is the same for every user, so it is
 /// tried as one without any privilege. What is left by a killed owner, planted paths and cgroups are tried as root too.
@@ -71,45 +71,45 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// Tests of a user without privilege.
-fn as_nobody(stories: &[(&str, Story)]) -> Vec<Trial> {
-    let play = |(name, story): &(&str, Story)| play("as-nobody", name, NOBODY, *story);
-    stories.iter().map(play).collect()
+fn as_nobody(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
+    let play = |(name, scenario): &(&str, ScenarioFn)| play("as-nobody", name, NOBODY, *scenario);
+    scenarios.iter().map(play).collect()
 }
 
 /// Tests of root; none where this is not root.
-fn as_root(stories: &[(&str, Story)]) -> Vec<Trial> {
-    let play = |(name, story): &(&str, Story)| play("as-root", name, 0, *story);
-    let stories = stories.iter().map(play);
-    stories
+fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
+    let play = |(name, scenario): &(&str, ScenarioFn)| play("as-root", name, 0, *scenario);
+    let scenarios = scenarios.iter().map(play);
+    scenarios
         .filter(|_| nix::unistd::geteuid().is_root())
         .collect()
 }
 
 /// Those for which a service is needed too, which signals for root and for others alike.
 pub fn beside_a_service() -> Vec<Trial> {
-    let stories = [beside::STORIES, handed::STORIES, before::BESIDE_A_SERVICE].concat();
-    let mut trials = as_nobody(&stories);
-    trials.extend(as_root(&stories));
+    let scenarios = [beside::STORIES, handed::STORIES, before::BESIDE_A_SERVICE].concat();
+    let mut trials = as_nobody(&scenarios);
+    trials.extend(as_root(&scenarios));
     trials
 }
 
-fn play(who: &str, name: &str, uid: u32, story: Story) -> Trial {
+fn play(who: &str, name: &str, uid: u32, scenario: ScenarioFn) -> Trial {
     trial("run", &format!("{who}::{name}"), move || {
-        let mut place = Place::new(uid);
-        story(&place);
+        let mut place = RunWorld::new(uid);
+        scenario(&place);
         place.assert_spared();
     })
 }
 
 /// A directory in which `./reaper` is, somebody whose it is, and a process of theirs that is not to be touched.
-pub struct Place {
+pub struct RunWorld {
     dir: TempDir,
     uid: u32,
     outsider: Child,
 }
 
-impl Place {
-    fn new(uid: u32) -> Place {
+impl RunWorld {
+    fn new(uid: u32) -> RunWorld {
         let dir = TempDir::new();
         link(Path::new(REAPER), &dir.path().join("reaper"));
         let uid = match nix::unistd::geteuid() {
@@ -120,7 +120,7 @@ impl Place {
         let mut sleep = Command::new("sleep");
         sleep.arg("600").uid(uid).gid(uid);
         let outsider = sleep.spawn().expect("start who is not to be touched");
-        Place { dir, uid, outsider }
+        RunWorld { dir, uid, outsider }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -251,7 +251,7 @@ impl Place {
         Started(child.expect("start it"))
     }
 
-    /// This program as an actor: `./worker actor PLAY ROLE DIR`, and the report for it.
+    /// This program as a process: `./worker role PLAY ROLE DIR`, and the report for it.
     fn engage(&self) {
         let this = std::env::current_exe().expect("this program's path");
         if !self.path("bin/worker").exists() {
@@ -262,10 +262,10 @@ impl Place {
             .expect("open the report to all");
     }
 
-    /// The words by which an actor plays `play` as `role`.
+    /// The words by which a process plays `play` as `role`.
     fn actor(&self, play: &str, role: &str) -> Vec<String> {
         let dir = self.dir.path().display().to_string();
-        let mut words = vec!["bin/worker", "actor"];
+        let mut words = vec!["bin/worker", "role"];
         let mut parts = play.split(' ');
         words.extend([parts.next().unwrap_or_default(), role, &dir]);
         words.extend(parts);
@@ -273,14 +273,14 @@ impl Place {
     }
 
     /// Waits until so many of a role are up.
-    fn await_cast(&self, role: &str, n: usize) -> Vec<Identity> {
+    fn await_processes(&self, role: &str, n: usize) -> Vec<Identity> {
         eventually(&format!("{n} × '{role}' up"), || {
             let all = world::reported(self.dir.path()).into_iter();
-            let cast: Vec<_> = all
+            let processes: Vec<_> = all
                 .filter(|(its, _)| its == role)
                 .map(|(_, id)| id)
                 .collect();
-            (cast.len() >= n).then_some(cast)
+            (processes.len() >= n).then_some(processes)
         })
     }
 
@@ -320,7 +320,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunWorld {
     fn drop(&mut self) {
         let _ = self.outsider.kill();
         let _ = self.outsider.wait();

@@ -33,7 +33,7 @@ const SAID: [&str; 6] = [
     "stdout",
     "stderr",
     "told",
-    "actors",
+    "errors",
     "report.json",
     "events.jsonl",
 ];
@@ -97,7 +97,7 @@ impl TempDir {
         &self.0
     }
 
-    /// Reports the ends of the files in which daemons, actors and scripts leave what they say.
+    /// Reports the ends of the files in which daemons, processes and scripts leave what they say.
     fn report(&self) {
         for name in SAID {
             let Ok(text) = fs::read(self.0.join(name)) else {
@@ -133,7 +133,7 @@ pub struct World {
     /// With which it was started.
     arguments: Vec<String>,
     /// How many reports there were when the first act ended, if it has.
-    first_act: Cell<Option<usize>>,
+    first_step: Cell<Option<usize>>,
     /// Who is not of this test.
     guests: Vec<Identity>,
     /// The scenario, and by role the decisions that it demands.
@@ -162,10 +162,10 @@ impl World {
 
         let mut command = Command::new(dir.join("bin/worker"));
         command
-            .args(["actor", "launcher", "launcher"])
+            .args(["role", "launcher", "launcher"])
             .arg(dir)
             .args((!subreaper).then_some("no-subreaper"));
-        let errors = fs::File::create(dir.join("actors")).expect("create a file for errors");
+        let errors = fs::File::create(dir.join("errors")).expect("create a file for errors");
         let output = errors.try_clone().expect("clone the file");
         command
             .stdin(Stdio::piped())
@@ -189,13 +189,13 @@ impl World {
             orders,
             daemon: None,
             arguments: Vec::new(),
-            first_act: Cell::new(None),
+            first_step: Cell::new(None),
             guests: Vec::new(),
             expected: None,
             dir: temp,
         };
         for role in ["launcher", "canary", "stray"] {
-            world.await_cast(role, 1);
+            world.await_processes(role, 1);
         }
         world
     }
@@ -204,7 +204,7 @@ impl World {
         self.dir.path()
     }
 
-    /// Lets whoever an actor becomes put files there: its gates, and what it writes.
+    /// Lets whoever a process becomes put files there: its gates, and what it writes.
     pub fn open_to_all(&self) {
         fs::set_permissions(self.dir(), Permissions::from_mode(0o1777))
             .expect("open the directory to all");
@@ -234,14 +234,14 @@ impl World {
         report.write_all(line.as_bytes()).expect("write the report");
     }
 
-    /// Has the launcher start `role` as [`Stage::spawn`](crate::actor) does it.
+    /// Has the launcher start `role` as [`Stage::spawn`](crate::process) does it.
     pub fn start(&mut self, role: &str, how: &str) {
         let orders = self.orders.as_mut().expect("the launcher's input");
         writeln!(orders, "spawn\t{role}\t{how}").expect("tell the launcher");
     }
 
-    /// Makes a program for the actors: this one at the path that its first word names below the directory of the
-    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the actor's own. `{dir}` stands for
+    /// Makes a program for the processes: this one at the path that its first word names below the directory of the
+    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the process's own. `{dir}` stands for
     /// that directory, `{long}` for more than is told of a command line.
     pub fn provide(&self, name: &str, words: &[String]) {
         let (path, arguments) = words.split_first().expect("the path of a program");
@@ -317,7 +317,7 @@ impl World {
         command.extend(daemon::arguments(self.dir(), Some(&scope), config, more));
         fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
         self.open("host");
-        let who = self.await_cast("daemon", 1)[0];
+        let who = self.await_processes("daemon", 1)[0];
         self.daemon = Some(Daemon::others(self.dir(), who));
     }
 
@@ -326,15 +326,15 @@ impl World {
     }
 
     /// All who have reported themselves, in order.
-    pub fn everybody(&self) -> Vec<(String, Identity)> {
+    pub fn all_processes(&self) -> Vec<(String, Identity)> {
         reported(self.dir())
     }
 
     /// Those of this role in the first act.
-    pub fn cast(&self, role: &str) -> Vec<Identity> {
-        self.everybody()
+    pub fn processes(&self, role: &str) -> Vec<Identity> {
+        self.all_processes()
             .into_iter()
-            .take(self.first_act.get().unwrap_or(usize::MAX))
+            .take(self.first_step.get().unwrap_or(usize::MAX))
             .filter(|(r, _)| r == role)
             .map(|(_, id)| id)
             .collect()
@@ -342,28 +342,28 @@ impl World {
 
     /// The one process of this role.
     pub fn one(&self, role: &str) -> Identity {
-        match self.cast(role).as_slice() {
+        match self.processes(role).as_slice() {
             [id] => *id,
             other => panic!("{} processes are '{role}'", other.len()),
         }
     }
 
     /// Whoever comes up from now on belongs to the second act, as another process of the same role.
-    pub fn end_act(&self) {
-        self.first_act.set(Some(self.everybody().len()));
+    pub fn begin_second_step(&self) {
+        self.first_step.set(Some(self.all_processes().len()));
     }
 
     /// All who have come up in the second act.
-    pub fn second_act(&self) -> Vec<Identity> {
-        let first = self.first_act.get().unwrap_or(usize::MAX);
-        let second = self.everybody().into_iter().skip(first);
+    pub fn processes_of_second_step(&self) -> Vec<Identity> {
+        let first = self.first_step.get().unwrap_or(usize::MAX);
+        let second = self.all_processes().into_iter().skip(first);
         second.map(|(_, id)| id).collect()
     }
 
     /// Waits until `n` processes of this role are up.
-    pub fn await_cast(&self, role: &str, n: usize) -> Vec<Identity> {
+    pub fn await_processes(&self, role: &str, n: usize) -> Vec<Identity> {
         eventually(&format!("{n} × '{role}' up"), || {
-            Some(self.cast(role)).filter(|cast| cast.len() >= n)
+            Some(self.processes(role)).filter(|processes| processes.len() >= n)
         })
     }
 
@@ -413,7 +413,7 @@ impl World {
     /// Waits until these roles, whoever else there is, are gone.
     pub fn await_gone(&self, roles: &[&str]) {
         eventually(&format!("{roles:?} gone"), || {
-            let everybody = self.everybody();
+            let everybody = self.all_processes();
             let left = everybody
                 .iter()
                 .any(|(role, id)| roles.contains(&role.as_str()) && id.lives());
@@ -424,9 +424,9 @@ impl World {
     /// Whether all of these roles are there and alive.
     pub fn assert_alive(&self, roles: &[&str]) {
         for role in roles {
-            let cast = self.cast(role);
+            let processes = self.processes(role);
             assert!(
-                !cast.is_empty() && cast.iter().all(|id| id.lives()),
+                !processes.is_empty() && processes.iter().all(|id| id.lives()),
                 "'{role}' is dead"
             );
         }
@@ -456,7 +456,7 @@ impl World {
         };
         let events = daemon::told(self.dir());
         let mut report = format!("--- scenario: {scenario}\n--- role, pid, state: decisions");
-        let mut everybody = self.everybody();
+        let mut everybody = self.all_processes();
         everybody.sort_by_key(|(_, id)| !id.lives());
         let shown = everybody.len().min(REPORTED_LINES);
         for (role, id) in &everybody[..shown] {
@@ -482,7 +482,7 @@ fn or_none(decisions: &str) -> &str {
     }
 }
 
-/// All actors who have reported themselves in a directory, in order.
+/// All processes who have reported themselves in a directory, in order.
 pub fn reported(dir: &Path) -> Vec<(String, Identity)> {
     let text = fs::read_to_string(dir.join("report")).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
@@ -518,7 +518,7 @@ impl Drop for World {
                 .map(|s| s.id)
                 .collect();
             // Who was adopted by somebody else is no longer below the launcher, but has reported itself.
-            let reported = self.everybody().into_iter().map(|(_, id)| id);
+            let reported = self.all_processes().into_iter().map(|(_, id)| id);
             let ours = |id: &Identity| Some(*id) != launcher && !self.guests.contains(id);
             left.extend(reported.filter(|id| ours(id) && id.lives()));
             if left.is_empty() || Instant::now() > end {

@@ -18,25 +18,25 @@ use crate::world::{TempDir, link};
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "escaped-reported", || {
-            let story = Story::play("", AGENT_LAST);
+            let scenario = Scenario::play("", AGENT_LAST);
             for name in ["marked", "placed"] {
-                story.decided(name, "report", "inferred");
-                assert!(story.lives(name), "{name}");
+                scenario.decided(name, "report", "inferred");
+                assert!(scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-reaped", || {
-            let story = Story::play(REAP, AGENT_LAST);
+            let scenario = Scenario::play(REAP, AGENT_LAST);
             for name in ["marked", "placed"] {
-                story.decided(name, "reap", "root_exited");
-                assert!(!story.lives(name), "{name}");
+                scenario.decided(name, "reap", "root_exited");
+                assert!(!scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-from-an-agent-that-is-gone", || {
-            let story = Story::play(REAP, AGENT_FIRST);
+            let scenario = Scenario::play(REAP, AGENT_FIRST);
             for name in ["marked", "placed"] {
-                let decided = story.decided(name, "reap", "root_exited");
-                assert!(!story.lives(name), "{name}");
-                assert!(decided < story.closed(), "it is over after that");
+                let decided = scenario.decided(name, "reap", "root_exited");
+                assert!(!scenario.lives(name), "{name}");
+                assert!(decided < scenario.closed(), "it is over after that");
             }
         }),
     ]
@@ -147,15 +147,15 @@ cat told
 "#;
 
 /// What came of it.
-struct Story {
+struct Scenario {
     said: String,
     pids: BTreeMap<String, u64>,
     events: Vec<Value>,
 }
 
-impl Story {
+impl Scenario {
     /// Plays it by these rules; `end` is how the agent ends.
-    fn play(rules: &str, end: &str) -> Story {
+    fn play(rules: &str, end: &str) -> Scenario {
         let dir = TempDir::new();
         let place = dir.path();
         link(Path::new(REAPER), &place.join("reaper"));
@@ -188,9 +188,9 @@ impl Story {
             .lines()
             .map(|line| serde_json::from_str(line).expect("JSON"));
         let (pids, events) = (pids.collect(), events.collect());
-        let story = Story { said, pids, events };
-        story.check();
-        story
+        let scenario = Scenario { said, pids, events };
+        scenario.check();
+        scenario
     }
 
     /// What holds however it ends.

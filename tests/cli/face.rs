@@ -110,8 +110,8 @@ fn asked() {
     let mut world = World::new(true);
     world.watch(CONFIG, &["--observe"]);
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
-    let agent = world.await_cast("agent", 1)[0];
-    let leaf = world.await_cast("leaf", 1)[0];
+    let agent = world.await_processes("agent", 1)[0];
+    let leaf = world.await_processes("leaf", 1)[0];
     let status = told(&world, &["status"]);
     assert_eq!(
         (&status["mode"], &status["sessions_open"], &status["reaped"]),
@@ -164,8 +164,8 @@ fn asked_by_others() {
     let mut world = World::new(true);
     world.watch(CONFIG, &["--observe"]);
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
-    let agent = world.await_cast("agent", 1)[0];
-    let leaf = world.await_cast("leaf", 1)[0];
+    let agent = world.await_processes("agent", 1)[0];
+    let leaf = world.await_processes("leaf", 1)[0];
     let pid = leaf.pid.to_string();
     let uid = 4242;
     let seen = ask_as(&world, uid, &["tree", "--all", "--json"]);
@@ -197,9 +197,9 @@ fn kept_by_user() {
     world.watch(CONFIG, &[]);
     let words = ["leaf=sleep".into(), "other=sleep".into()];
     world.order("claude", "agent", "agent", &words);
-    world.await_cast("agent", 1);
-    let leaf = world.await_cast("leaf", 1)[0];
-    world.await_cast("other", 1);
+    world.await_processes("agent", 1);
+    let leaf = world.await_processes("leaf", 1)[0];
+    world.await_processes("other", 1);
     let pid = leaf.pid.to_string();
     let kept = told(&world, &["keep", &pid, "--for", "2h"]);
     assert_eq!(kept["processes"], 1);

@@ -111,8 +111,8 @@ fn asked() {
     let mut world = World::new(true);
     world.watch("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);
     world.order("claude", "agent", "agent", &["forger=forger".into()]);
-    let agent = world.await_cast("agent", 1)[0].pid.to_string();
-    let forged = world.await_cast("forged", 1)[0].pid.to_string();
+    let agent = world.await_processes("agent", 1)[0].pid.to_string();
+    let forged = world.await_processes("forged", 1)[0].pid.to_string();
     let socket = socket(&world);
     for args in [
         &["tree", "--all"][..],

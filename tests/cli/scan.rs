@@ -410,11 +410,11 @@ fn recorded() {
     let uid = user();
     let user = format!("setpriv --reuid {uid} --clear-groups");
     let words = "leaf=double+setsid other=double+setsid server=double+listen";
-    let agent = format!("exec {user} {{dir}}/bin/{program} actor agent agent {{dir}} {words}");
+    let agent = format!("exec {user} {{dir}}/bin/{program} role agent agent {{dir}} {words}");
     world.start("user", &agent);
-    let agent = world.await_cast("agent", 1)[0].pid;
+    let agent = world.await_processes("agent", 1)[0].pid;
     let [leaf, other, server] =
-        ["leaf", "other", "server"].map(|role| world.await_cast(role, 1)[0]);
+        ["leaf", "other", "server"].map(|role| world.await_processes(role, 1)[0]);
     for who in [leaf, other, server] {
         world.await_event("it is detached", |e| {
             e.is("decision", who) && e.reason.as_deref() == Some("detached")
@@ -425,10 +425,10 @@ fn recorded() {
     world.assert_alive(&["agent", "leaf", "other", "server"]);
     // Nobody watches, and its terminal session ends with who has started it.
     let marks = format!("env:OPENCODE=1 env:OPENCODE_PID={agent}");
-    let between = "{dir}/bin/worker actor parent between {dir} late sleep";
+    let between = "{dir}/bin/worker role parent between {dir} late sleep";
     world.start("user", &format!("{marks} exec setsid {user} {between}"));
-    let late = world.await_cast("late", 1)[0];
-    world.await_cast("between", 1);
+    let late = world.await_processes("late", 1)[0];
+    world.await_processes("between", 1);
     world.kill("between");
     world.kill("agent");
     world.await_gone(&["agent", "between"]);

@@ -118,11 +118,11 @@ fn history_of_its_owner() {
     world.open_to_all();
     world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
     let user = "exec setpriv --reuid 4242 --clear-groups";
-    let claude = "{dir}/node_modules/.bin/claude actor agent mine {dir} own=sleep";
+    let claude = "{dir}/node_modules/.bin/claude role agent mine {dir} own=sleep";
     world.start("user", &format!("{user} {claude}"));
-    let agents = ["agent", "mine"].map(|role| world.await_cast(role, 1)[0]);
-    world.await_cast("leaf", 1);
-    let own = world.await_cast("own", 1)[0];
+    let agents = ["agent", "mine"].map(|role| world.await_processes(role, 1)[0]);
+    world.await_processes("leaf", 1);
+    let own = world.await_processes("own", 1)[0];
     world.kill("agent");
     world.kill("mine");
     world.await_gone(&["leaf", "own"]);
@@ -169,16 +169,16 @@ fn scan_heeds() {
         let gone = gone.id();
         format!("{role}=env:CLAUDECODE=1+env:CLAUDE_PID={gone}+sleep")
     };
-    let claude = "{dir}/node_modules/.bin/claude actor agent agent {dir}";
+    let claude = "{dir}/node_modules/.bin/claude role agent agent {dir}";
     let (leaf, other) = (left("leaf"), left("kept"));
     // Its terminal session ends with it.
     let uid = user();
     world.open_to_all();
     let user = format!("exec setsid setpriv --reuid {uid} --clear-groups");
     world.start("agent", &format!("{user} {claude} {leaf} {other}"));
-    world.await_cast("agent", 1);
-    world.await_cast("leaf", 1);
-    let kept = world.await_cast("kept", 1)[0];
+    world.await_processes("agent", 1);
+    world.await_processes("leaf", 1);
+    let kept = world.await_processes("kept", 1)[0];
     let pid = kept.pid.to_string();
     assert_eq!(ask(&world, &["keep", &pid]).code, Some(0));
     let service = told(&world, &["status"])["pid"].to_string();

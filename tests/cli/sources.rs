@@ -178,7 +178,7 @@ fn without_pidfds() {
     let this = this.display().to_string();
     for (uid, errno) in [(61_004, Errno::EPERM), (61_005, Errno::ENOSYS)] {
         let number = (errno as i32).to_string();
-        let actor = ["actor", "without-pidfds", "filter", "/", &number, "setpriv"];
+        let actor = ["role", "without-pidfds", "filter", "/", &number, "setpriv"];
         let before = std::iter::once(&*this).chain(actor).map(String::from);
         let script = r#"
 kill -KILL "$(cat agent)"

@@ -33,16 +33,16 @@ pub fn trials() -> Vec<Trial> {
     let observed = all
         .clone()
         .filter(|entry| OBSERVED.contains(&entry.name.as_str()));
-    let observed = observed.map(|entry| played("observe", entry, Mode::Observe));
-    all.map(|entry| played("corpus", entry, Mode::Enforce))
+    let observed = observed.map(|entry| record_result("observe", entry, Mode::Observe));
+    all.map(|entry| record_result("corpus", entry, Mode::Enforce))
         .chain(observed)
         .collect()
 }
 
-fn played(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
+fn record_result(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
     let play = move || {
         let scenario = entry.scenario();
-        scenario.play(mode, |toll| count(&entry.name, toll));
+        scenario.run(mode, |toll| count(&entry.name, toll));
     };
     let left_out = entry.needs_cgroup() && !cgroup::can_be_made();
     trial(kind, &entry.name, play).with_ignored_flag(left_out)

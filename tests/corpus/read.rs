@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::trees::{Death, Fate, Part, Said, Scenario, Starter};
+use crate::trees::{AgentExit, DecisionSpec, Expectation, ProcessSpec, Scenario, StartedBy};
 
 /// All that is in the file. It is there as long as the program is, and so are the scenarios.
 pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
@@ -48,15 +48,15 @@ pub struct Entry {
     again: bool,
     #[serde(default)]
     unit: bool,
-    parts: Vec<PartEntry>,
+    parts: Vec<ProcessEntry>,
     /// The decisions of the parts, read from their fates.
     #[serde(skip)]
-    said: std::sync::OnceLock<Vec<Vec<Said>>>,
+    said: std::sync::OnceLock<Vec<Vec<DecisionSpec>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PartEntry {
+struct ProcessEntry {
     role: String,
     #[serde(default)]
     how: String,
@@ -103,7 +103,7 @@ impl Entry {
     pub fn rules(&'static self) -> BTreeSet<&'static str> {
         let parts = self.parts().into_iter();
         let of_parts = parts.flat_map(|part| match part.fate {
-            Fate::Boundary(rule) | Fate::Server(rule) => vec![rule],
+            Expectation::Boundary(rule) | Expectation::Server(rule) => vec![rule],
             _ => part.decisions().iter().filter_map(|s| s.rule).collect(),
         });
         of_parts.chain(self.agent.as_deref()).collect()
@@ -148,19 +148,19 @@ impl Entry {
         self.unit
     }
 
-    fn death(&'static self) -> Death {
+    fn death(&'static self) -> AgentExit {
         match self.dies.as_str() {
-            "killed" => Death::Killed,
-            "segfault" => Death::Falls("segfault", "SIGSEGV"),
-            "relaunch" => Death::Relaunches,
-            "SIGINT" => Death::Falls("raise SIGINT", "SIGINT"),
-            "SIGTERM" => Death::Falls("raise SIGTERM", "SIGTERM"),
-            "SIGHUP" => Death::Falls("raise SIGHUP", "SIGHUP"),
-            "lives" => Death::Lives,
-            "leader-first" => Death::LosesLeader,
+            "killed" => AgentExit::Killed,
+            "segfault" => AgentExit::Falls("segfault", "SIGSEGV"),
+            "relaunch" => AgentExit::Relaunches,
+            "SIGINT" => AgentExit::Falls("raise SIGINT", "SIGINT"),
+            "SIGTERM" => AgentExit::Falls("raise SIGTERM", "SIGTERM"),
+            "SIGHUP" => AgentExit::Falls("raise SIGHUP", "SIGHUP"),
+            "lives" => AgentExit::Lives,
+            "leader-first" => AgentExit::LosesLeader,
             how => {
                 let code = how.strip_prefix("exit ").and_then(|code| code.parse().ok());
-                Death::Exits(
+                AgentExit::Exits(
                     how,
                     code.unwrap_or_else(|| panic!("{}: nobody dies {how:?}", self.name)),
                 )
@@ -168,7 +168,7 @@ impl Entry {
         }
     }
 
-    fn parts(&'static self) -> Vec<Part> {
+    fn parts(&'static self) -> Vec<ProcessSpec> {
         let said = self.said.get_or_init(|| {
             let fates = self.parts.iter().map(|part| part.fate.as_str());
             // Every entry lives as long as the program.
@@ -195,26 +195,26 @@ impl Entry {
     }
 }
 
-impl PartEntry {
-    fn part(&'static self, said: &'static [Said]) -> Part {
+impl ProcessEntry {
+    fn part(&'static self, said: &'static [DecisionSpec]) -> ProcessSpec {
         let fate = match self.fate.as_str() {
-            "reaped" => Fate::Reaped,
-            "detached" => Fate::Detached,
-            "outside" => Fate::Outside,
-            "first" => Fate::First,
+            "reaped" => Expectation::Reaped,
+            "detached" => Expectation::Detached,
+            "outside" => Expectation::Outside,
+            "first" => Expectation::First,
             fate => match fate.split_once(' ') {
-                Some(("boundary", rule)) => Fate::Boundary(rule),
-                Some(("server", rule)) => Fate::Server(rule),
-                _ => Fate::Decided(said),
+                Some(("boundary", rule)) => Expectation::Boundary(rule),
+                Some(("server", rule)) => Expectation::Server(rule),
+                _ => Expectation::Decided(said),
             },
         };
         let adopter = self.adopter.as_deref();
-        let part = Part::new(&self.role, &self.how, fate, adopter).times(self.times);
-        Part {
+        let part = ProcessSpec::new(&self.role, &self.how, fate, adopter).times(self.times);
+        ProcessSpec {
             by: match self.by.as_str() {
-                "agent" => Starter::Agent,
-                "launcher" => Starter::Launcher,
-                role => Starter::Part(role),
+                "agent" => StartedBy::Agent,
+                "launcher" => StartedBy::Launcher,
+                role => StartedBy::Part(role),
             },
             pid: self.pid,
             may_fall: self.may_fall,
@@ -224,12 +224,12 @@ impl PartEntry {
 }
 
 /// The decisions of a fate that is made of such.
-fn decisions(fate: &'static str) -> Vec<Said> {
+fn decisions(fate: &'static str) -> Vec<DecisionSpec> {
     let said = fate.split(", ").filter_map(|said| {
         let mut words = said.split(' ');
         let (decision, reason) = (words.next()?, words.next()?);
         let rule = words.next();
-        Some(Said {
+        Some(DecisionSpec {
             decision,
             reason,
             rule,

@@ -4,11 +4,11 @@ use nix::libc;
 use nix::sys::signal::Signal;
 
 use super::handed::{Watched, open};
-use super::{Place, Started, Story};
+use super::{RunWorld, ScenarioFn, Started};
 use crate::proc::Identity;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("background-job-from-before-lives", job_lives),
     ("process-substitution-reads-to-its-end", substitution_reads),
     ("orphan-of-a-job-from-before-lives", orphan_lives),
@@ -20,7 +20,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// For which a service is needed.
-pub const BESIDE_A_SERVICE: &[(&str, Story)] =
+pub const BESIDE_A_SERVICE: &[(&str, ScenarioFn)] =
     &[("service-ends-a-run-beside-a-job-from-before", service_ends)];
 
 /// A shell that starts a job, writes its pid to `before`, and becomes `reaper run` with these words.
@@ -28,12 +28,12 @@ fn becoming(words: &str) -> String {
     format!("setsid sleep 600 & echo $! > before; exec ./reaper run {words}")
 }
 
-fn start(place: &Place, words: &str) -> Started {
+fn start(place: &RunWorld, words: &str) -> Started {
     place.start_as(place.command("bash").args(["-c", &becoming(words)]))
 }
 
 /// The job from before lives, and is the only process that is left.
-fn assert_only_job_is_left(place: &Place) {
+fn assert_only_job_is_left(place: &RunWorld) {
     let job = place.await_pid("before");
     eventually("only the job from before is left", || {
         (place.living() == [job]).then_some(())
@@ -46,13 +46,13 @@ fn end(job: Identity) {
     job.signal(Signal::SIGKILL);
 }
 
-fn job_lives(place: &Place) {
+fn job_lives(place: &RunWorld) {
     let said = place.bash(&becoming("-- sh -c 'setsid sleep 600 & exit 3'"), &[]);
     assert_eq!((said.code, &*said.err), (Some(3), ""));
     assert_only_job_is_left(place);
 }
 
-fn substitution_reads(place: &Place) {
+fn substitution_reads(place: &RunWorld) {
     let command = "sh -c 'echo one; setsid sleep 600 & echo two'";
     let reader = "(until [ -e go ]; do sleep 0.01; done; cat > log)";
     let script = format!("exec ./reaper run -- {command} > >{reader}");
@@ -64,7 +64,7 @@ fn substitution_reads(place: &Place) {
 }
 
 /// The supervisor adopts orphans of its own descendants only.
-fn orphan_lives(place: &Place) {
+fn orphan_lives(place: &RunWorld) {
     let script = "mkfifo gate
         sh -c 'sleep 600 & echo $! > orphan; echo $$ > middle; read go < gate' &
         exec ./reaper run -- sh -c '
@@ -80,7 +80,7 @@ fn orphan_lives(place: &Place) {
     end(orphan);
 }
 
-fn status_passes(place: &Place) {
+fn status_passes(place: &RunWorld) {
     for (words, expected) in [
         ("-- true", 0),
         ("-- sh -c 'exit 3'", 3),
@@ -95,7 +95,7 @@ fn status_passes(place: &Place) {
     }
 }
 
-fn signals_pass(place: &Place) {
+fn signals_pass(place: &RunWorld) {
     for (name, number) in [
         ("TERM", libc::SIGTERM),
         ("INT", libc::SIGINT),
@@ -115,7 +115,7 @@ fn signals_pass(place: &Place) {
 }
 
 /// A shell that waits for `reaper run` sees that the command is stopped, and continues it.
-fn stop_passes(place: &Place) {
+fn stop_passes(place: &RunWorld) {
     let mut run = start(place, "-- sh -c 'echo $$ > pid; kill -TSTP $$; exit 5'");
     place.await_pid("pid");
     let own = run.pid();
@@ -131,7 +131,7 @@ fn stop_passes(place: &Place) {
 const LEAK: &str = "-- sh -c 'setsid sleep 600 & echo $PPID > supervisor; trap \"\" TERM; while :; do sleep 0.01; done'";
 
 /// The supervisor ends the run, also where the command ignores SIGTERM.
-fn killed_stand_in(place: &Place) {
+fn killed_stand_in(place: &RunWorld) {
     let run = start(place, &format!("--grace 100ms {LEAK}"));
     place.await_pid("supervisor");
     run.signal(libc::SIGKILL);
@@ -139,7 +139,7 @@ fn killed_stand_in(place: &Place) {
 }
 
 /// What it supervised is ended as after the death of any supervisor: by the next `reaper` of the same user.
-fn killed_supervisor(place: &Place) {
+fn killed_supervisor(place: &RunWorld) {
     let mut run = start(place, LEAK);
     place.await_pid("supervisor").signal(Signal::SIGKILL);
     assert_eq!(run.end(), 128 + libc::SIGKILL);
@@ -148,7 +148,7 @@ fn killed_supervisor(place: &Place) {
 }
 
 /// The service ends what is left of a run whose stand-in and supervisor are killed, and not the job from before.
-fn service_ends(place: &Place) {
+fn service_ends(place: &RunWorld) {
     let leak = LEAK.replace('\'', "'\\''");
     let script = format!(
         "bash -c 'setsid sleep 600 & echo $! > before; exec ./bin/reaper run {leak}' & stand_in=$!

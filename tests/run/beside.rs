@@ -2,11 +2,11 @@
 //! other's way.
 
 use super::handed::{Watched, open};
-use super::{Place, Story};
+use super::{RunWorld, ScenarioFn};
 use crate::daemon;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("beside-a-service", |place| beside(place, ALIKE)),
     ("by-a-service", |place| {
         beside(
@@ -50,7 +50,7 @@ const KILLED: &str = "
     until [ -s owner ]; do sleep 0.01; done; kill -KILL $(cat owner)
     wait";
 
-fn beside(place: &Place, alike: &str) {
+fn beside(place: &RunWorld, alike: &str) {
     let script = format!(
         "{alike} echo over > alike; until [ -e kill ]; do sleep 0.01; done; {KILLED}
         echo over > killed; until [ -e leave ]; do sleep 0.01; done"

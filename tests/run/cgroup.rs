@@ -7,13 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Place, Started, Story, reported};
+use super::{RunWorld, ScenarioFn, Started, reported};
 use crate::cgroup::Cgroup;
 use crate::cli::{self, Said};
 use crate::proc::{self, Identity};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("cgroup", |place| tell(place, nothing_left)),
     ("cgroup-statuses", |place| tell(place, statuses)),
     ("cgroup-and-time", |place| tell(place, time_is_up)),
@@ -36,7 +36,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, Story)] = &[
+pub const ROOTS: &[(&str, ScenarioFn)] = &[
     ("cgroup-not-shown", |place| tell(place, not_shown)),
     ("cgroup-of-the-killed-not-shown", |place| {
         tell(place, lost_and_not_shown)
@@ -45,9 +45,9 @@ pub const ROOTS: &[(&str, Story)] = &[
     ("cgroup-with-owner", |place| tell(place, with_owner)),
 ];
 
-fn tell(place: &Place, story: fn(&Place, &Home)) {
+fn tell(place: &RunWorld, scenario: fn(&RunWorld, &Home)) {
     let home = Home::new(place);
-    story(place, &home);
+    scenario(place, &home);
     home.assert_empty();
 }
 
@@ -58,7 +58,7 @@ struct Home {
 }
 
 impl Home {
-    fn new(place: &Place) -> Home {
+    fn new(place: &RunWorld) -> Home {
         let cgroup = Cgroup::new("");
         for name in [
             "",
@@ -81,14 +81,14 @@ impl Home {
     }
 
     /// `reaper run --cgroup` with these words, in it.
-    fn reaper(&self, place: &Place, words: &[&str]) -> Command {
+    fn reaper(&self, place: &RunWorld, words: &[&str]) -> Command {
         let mut command = place.reaper(&[&["--cgroup"], words].concat());
         enter(self.path(), &mut command);
         command
     }
 
     /// The same to its end, of which nothing is to be left.
-    fn run(&self, place: &Place, words: &[&str]) -> Said {
+    fn run(&self, place: &RunWorld, words: &[&str]) -> Said {
         let said = cli::run(place.dir.path(), &mut self.reaper(place, words));
         place.assert_alone();
         self.assert_empty();
@@ -151,7 +151,7 @@ fn of(who: Identity) -> String {
 }
 
 /// The command is in it, and who has started it is not; and all goes that it has left there, with or without its environment.
-fn nothing_left(place: &Place, home: &Home) {
+fn nothing_left(place: &RunWorld, home: &Home) {
     let script = "trap '' TERM
         (setsid sh -c 'echo $$ > first; exec sleep 60' &)
         (setsid env -i sh -c 'trap \"\" TERM; echo $$ > second; while :; do sleep 0.05; done' &)
@@ -185,7 +185,7 @@ fn nothing_left(place: &Place, home: &Home) {
 }
 
 /// They are the command's, as ever.
-fn statuses(place: &Place, home: &Home) {
+fn statuses(place: &RunWorld, home: &Home) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (words, status) in [
         (&["true"][..], 0),
@@ -205,7 +205,7 @@ fn statuses(place: &Place, home: &Home) {
     }
 }
 
-fn time_is_up(place: &Place, home: &Home) {
+fn time_is_up(place: &RunWorld, home: &Home) {
     let script = "trap '' TERM; (setsid sleep 60 &); while :; do sleep 0.05; done";
     let words = [
         "--timeout",
@@ -222,7 +222,7 @@ fn time_is_up(place: &Place, home: &Home) {
 }
 
 /// Those that the command makes in its own, of threads too, are of the run.
-fn below(place: &Place, home: &Home) {
+fn below(place: &RunWorld, home: &Home) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
         echo threaded > t/threads/cgroup.type || exit 2
         deaf='trap \"\" TERM; echo $$; while :; do sleep 0.05; done'
@@ -238,7 +238,7 @@ fn below(place: &Place, home: &Home) {
 }
 
 /// Whoever is put there is of the run, also if this user may not signal them, as one that has changed its user.
-fn strangers(place: &Place, home: &Home) {
+fn strangers(place: &RunWorld, home: &Home) {
     let script = "echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 4";
     // Who may be asked to end has the time for it, however slow the machine is.
     let grace = if place.uid == 0 { "60s" } else { "300ms" };
@@ -256,7 +256,7 @@ fn strangers(place: &Place, home: &Home) {
 }
 
 /// What follows has one of that name too, whatever the command has made of it.
-fn hook(place: &Place, home: &Home) {
+fn hook(place: &RunWorld, home: &Home) {
     let hook = "grep ^0: /proc/self/cgroup > hook; setsid sleep 60 &";
     let script = "mkdir $(ls -d \"$0\"/reaper-run-*)/x; grep ^0: /proc/self/cgroup > own";
     let own = home.path().to_str().expect("UTF-8");
@@ -270,7 +270,7 @@ fn hook(place: &Place, home: &Home) {
 }
 
 /// It is wanted all the same where nothing can be written down.
-fn unrecorded(place: &Place, home: &Home) {
+fn unrecorded(place: &RunWorld, home: &Home) {
     fs::write(place.path("state"), "").expect("write a file");
     let script = "(setsid sleep 60 &); grep -q /reaper-run- /proc/self/cgroup";
     let said = home.run(place, &["--", "sh", "-c", script]);
@@ -278,7 +278,7 @@ fn unrecorded(place: &Place, home: &Home) {
 }
 
 /// Whoever comes next ends also those who have lost all lineage: first by the signal that was asked for.
-fn lost(place: &Place, home: &Home) {
+fn lost(place: &RunWorld, home: &Home) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "60s", drains);
     assert_eq!(place.read("drained"), "drained\n");
@@ -286,14 +286,14 @@ fn lost(place: &Place, home: &Home) {
 }
 
 /// And by SIGKILL who would not hear of that.
-fn lost_and_deaf(place: &Place, home: &Home) {
+fn lost_and_deaf(place: &RunWorld, home: &Home) {
     let deaf = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "200ms", deaf);
     assert!(known["killed"].as_u64() >= Some(1), "{known}");
 }
 
 /// A run whose owner is killed, with this and another that have lost their makers, as `reaper ps` tells of it afterwards.
-fn lose(place: &Place, home: &Home, grace: &str, script: &str) -> serde_json::Value {
+fn lose(place: &RunWorld, home: &Home, grace: &str, script: &str) -> serde_json::Value {
     let script = format!(
         "(setsid sh -c '{script}' &); (setsid env -i sh -c 'echo $$ > second; exec sleep 60' &)
         until [ -s first ] && [ -s second ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60"
@@ -320,7 +320,7 @@ fn lose(place: &Place, home: &Home, grace: &str, script: &str) -> serde_json::Va
 }
 
 /// Nobody closes it where its cgroup is not to be seen: who has lost all lineage in there would live on.
-fn lost_and_not_shown(place: &Place, home: &Home) {
+fn lost_and_not_shown(place: &RunWorld, home: &Home) {
     let script = "(setsid sh -c 'echo $$ > escaped; exec sleep 60' &)
         until [ -s escaped ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60";
     let mut run =
@@ -341,7 +341,7 @@ fn lost_and_not_shown(place: &Place, home: &Home) {
 }
 
 /// One below it that may not be looked into costs nobody their end.
-fn closed_off(place: &Place, home: &Home) {
+fn closed_off(place: &RunWorld, home: &Home) {
     let script = "for leaf in \"$0\"/reaper-run-*; do mkdir -m 0 \"$leaf/x\" || exit 9; done
         (setsid sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.1; done' &)
         until [ -s up ]; do sleep 0.01; done; exit 3";
@@ -354,7 +354,7 @@ fn closed_off(place: &Place, home: &Home) {
 }
 
 /// The owner has been put where it may not look itself: it is not killed with those who are to be.
-fn closed_off_with_owner(place: &Place, home: &Home) {
+fn closed_off_with_owner(place: &RunWorld, home: &Home) {
     let script = "for leaf in \"$0\"/reaper-run-*; do
             mkdir \"$leaf/x\" && echo $PPID > \"$leaf/x/cgroup.procs\" && chmod 0 \"$leaf/x\" || exit 9
         done
@@ -372,7 +372,7 @@ fn closed_off_with_owner(place: &Place, home: &Home) {
 }
 
 /// What was made for a command that has never begun is removed.
-fn never_begun(place: &Place, home: &Home) {
+fn never_begun(place: &RunWorld, home: &Home) {
     let holds = place.start_as(&mut place.reaper(&["--limit", "x=1", "--", "sleep", "60"]));
     // It is recorded before it has the place.
     eventually("the place is taken", || {
@@ -390,7 +390,7 @@ fn never_begun(place: &Place, home: &Home) {
 }
 
 /// Before anything has begun, with what to do about it.
-fn refused(place: &Place, home: &Home) {
+fn refused(place: &RunWorld, home: &Home) {
     let limit = home.path().join("cgroup.max.descendants");
     fs::write(&limit, "0").expect("allow no more");
     refuse(
@@ -423,7 +423,7 @@ fn refused(place: &Place, home: &Home) {
     assert!(said.err.contains("not delegated"), "{}", said.err);
 }
 
-fn refuse(place: &Place, home: &Home, why: &[&str]) {
+fn refuse(place: &RunWorld, home: &Home, why: &[&str]) {
     let said = home.run(place, &["--", "touch", "begun"]);
     assert_eq!(said.code, Some(125), "{}", said.err);
     for word in why {
@@ -433,7 +433,7 @@ fn refuse(place: &Place, home: &Home, why: &[&str]) {
 }
 
 /// Where none is mounted, and where none may be made.
-fn not_shown(place: &Place, home: &Home) {
+fn not_shown(place: &RunWorld, home: &Home) {
     let script = "set -e; at=$(findmnt -n -o TARGET -T \"$0\")
         mount -o remount,bind,ro \"$at\"; $1 || echo $?; umount -l \"$at\"; $1 || echo $?";
     let mut unshare = place.command("unshare");
@@ -452,7 +452,7 @@ fn not_shown(place: &Place, home: &Home) {
     assert!(!place.path("begun").exists());
 }
 
-fn threaded(place: &Place, home: &Home) {
+fn threaded(place: &RunWorld, home: &Home) {
     let threads = home.path().join("threads");
     fs::create_dir(&threads).expect("make a cgroup");
     fs::write(threads.join("cgroup.type"), "threaded").expect("make it one of threads");
@@ -467,7 +467,7 @@ fn threaded(place: &Place, home: &Home) {
 
 /// Who owns the run is not ended where it has been put in there, with the shell that it was started from; nor does that keep
 /// the others.
-fn with_owner(place: &Place, home: &Home) {
+fn with_owner(place: &RunWorld, home: &Home) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && echo $PPID > cgroup.procs
         cut -d' ' -f4 /proc/$PPID/stat > cgroup.procs; (setsid sh -c \"trap '' TERM; sleep 60\" &); exit 6";
     let line = format!(

@@ -6,12 +6,12 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Place, Started, Story};
+use super::{RunWorld, ScenarioFn, Started};
 use crate::cli;
 use crate::daemon::{self, Daemon, Event};
 use crate::world::{eventually, link};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("ended-by-a-service", ended),
     ("ended-at-once-by-a-service", hastened),
     ("service-stands-still", stands_still),
@@ -59,7 +59,7 @@ pub(super) struct Watched {
 
 impl Watched {
     /// The service's socket is `sock`, and `reaper` is called as it is where it is installed: by that it is known.
-    pub(super) fn begin(place: &Place, script: &str, more: &[&str]) -> Watched {
+    pub(super) fn begin(place: &RunWorld, script: &str, more: &[&str]) -> Watched {
         let script = format!("until [ -e go ]; do sleep 0.01; done; {script}");
         let mut shell = place.command("sh");
         let shell = place.start_as(shell.args(["-c", &script]));
@@ -105,17 +105,17 @@ impl Watched {
     }
 
     /// The script comes to its end, and nothing is left.
-    fn end(mut self, place: &Place, status: i32) {
+    fn end(mut self, place: &RunWorld, status: i32) {
         assert_eq!(self.shell.end(), status, "{}", place.read("err"));
         place.await_alone();
     }
 }
 
-pub(super) fn open(place: &Place, gate: &str) {
+pub(super) fn open(place: &RunWorld, gate: &str) {
     std::fs::write(place.path(gate), "").expect("open the gate");
 }
 
-fn report(place: &Place, name: &str) -> serde_json::Value {
+fn report(place: &RunWorld, name: &str) -> serde_json::Value {
     serde_json::from_str(&place.read(name)).expect("a report")
 }
 
@@ -128,7 +128,7 @@ fn is_sent(signal: &'static str) -> impl Fn(&Event) -> bool {
 }
 
 /// Asks the service.
-fn ask(place: &Place, args: &[&str]) -> cli::Said {
+fn ask(place: &RunWorld, args: &[&str]) -> cli::Said {
     let mut command = place.command("./bin/reaper");
     let dir = place.path("asked");
     std::fs::create_dir_all(&dir).expect("create a directory");
@@ -136,7 +136,7 @@ fn ask(place: &Place, args: &[&str]) -> cli::Said {
 }
 
 /// What a run has left behind, or ran when its time was over, is told in the stream; what follows on it is let be.
-fn ended(place: &Place) {
+fn ended(place: &RunWorld) {
     let hook = "setsid sleep 60 & sleep 0.3; echo $REAPER_OUTCOME > hook";
     let script = format!(
         "run='./bin/reaper run --socket sock'
@@ -181,7 +181,7 @@ fn ended(place: &Place) {
 }
 
 /// Who asks a second time for an end cuts the grace short.
-fn hastened(place: &Place) {
+fn hastened(place: &RunWorld) {
     let script = "
         ./bin/reaper run --socket sock --grace 10min --report report -- sh ./leaves-a-deaf-one &
         echo $! > owner; wait; echo over > over; until [ -e leave ]; do sleep 0.01; done";
@@ -209,7 +209,7 @@ fn hastened(place: &Place) {
 }
 
 /// What it was asked before it stood still it does not do when that is over: by then something else runs.
-fn stands_still(place: &Place) {
+fn stands_still(place: &RunWorld) {
     let script = "
         ./bin/reaper run --socket sock --on-failure 'echo up > up; until [ -e enough ]; do sleep 0.01; done; echo $REAPER_OUTCOME > hook' \
             -- sh -c 'setsid sleep 60 & until [ -e still ]; do sleep 0.01; done; exit 3'";
@@ -238,7 +238,7 @@ fn stands_still(place: &Place) {
 const DEAF: &str =
     "./bin/reaper run --socket sock --grace 2s --report report -- sh ./leaves-a-deaf-one";
 
-fn stands_still_in_the_grace(place: &Place) {
+fn stands_still_in_the_grace(place: &RunWorld) {
     let watched = Watched::begin(
         place,
         &format!("{DEAF}; echo $? > said; until [ -e leave ]; do sleep 0.01; done"),
@@ -254,7 +254,7 @@ fn stands_still_in_the_grace(place: &Place) {
     watched.end(place, 0);
 }
 
-fn dies_in_the_grace(place: &Place) {
+fn dies_in_the_grace(place: &RunWorld) {
     let watched = Watched::begin(place, DEAF, &[]);
     watched.await_event(is_sent("SIGTERM"));
     watched.signal(Signal::SIGKILL);
@@ -265,7 +265,7 @@ fn dies_in_the_grace(place: &Place) {
 
 /// Whoever is left by an agent in a run, which the service ends when the agent is gone, is asked by one of both, and so is who is
 /// born in the grace.
-fn asks_once(place: &Place) {
+fn asks_once(place: &RunWorld) {
     let script = "
         run='./bin/reaper run --socket sock'
         $run -- ./bin/claude ./agent; mv asked by-agent; rm up late-up
@@ -285,7 +285,7 @@ fn asks_once(place: &Place) {
 }
 
 /// A run in a run, which asks for the same with another grace, takes nobody from the outer one's ladder.
-fn inside(place: &Place) {
+fn inside(place: &RunWorld) {
     let script = "
         run='./bin/reaper run --socket sock'
         $run --done-when 'test -e left' --every 50ms --grace 500ms --report report -- \
@@ -310,7 +310,7 @@ fn inside(place: &Place) {
 }
 
 /// One that ends nothing is no help.
-fn observes(place: &Place) {
+fn observes(place: &RunWorld) {
     let watched = Watched::begin(place, DEAF, &["--observe"]);
     watched.await_event(|event| event.event == "session.root_exit");
     assert_eq!(watched.count(|event| event.event == "signal"), 0);
@@ -318,7 +318,7 @@ fn observes(place: &Place) {
 }
 
 /// Whoever is not its concern is ended by the owner: what is no member of any session.
-fn others(place: &Place) {
+fn others(place: &RunWorld) {
     let script = "
         ./bin/reaper run --socket sock --report report -- sh -c 'tmux -S tmux -f /dev/null new-session -d \"sleep 60\"; setsid sleep 60 & exit 3'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";

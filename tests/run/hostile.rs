@@ -9,19 +9,19 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use super::{NOBODY, Place, Story};
+use super::{NOBODY, RunWorld, ScenarioFn};
 use crate::cli::hostile::{ARGUMENT, NAME, assert_both, assert_harmless, on_terminal};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("hostile_name_in_messages_and_records_is_escaped", messages),
     ("hostile_name_of_damaged_record_is_escaped", damaged),
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, Story)] = &[("hostile_name_of_survivor_is_escaped", survivor)];
+pub const ROOTS: &[(&str, ScenarioFn)] = &[("hostile_name_of_survivor_is_escaped", survivor)];
 
 /// A command of the place; `@` stands for the hostile argument.
-fn reaper(place: &Place, words: &[&str]) -> Command {
+fn reaper(place: &RunWorld, words: &[&str]) -> Command {
     let reaper = place.path("reaper").display().to_string();
     let mut command = place.command(&reaper);
     command.args(words.iter().map(|word| match *word {
@@ -31,7 +31,7 @@ fn reaper(place: &Place, words: &[&str]) -> Command {
     command
 }
 
-fn messages(place: &Place) {
+fn messages(place: &RunWorld) {
     let directory = place.path(&String::from_utf8_lossy(&ARGUMENT[..12]));
     fs::create_dir_all(&directory).expect("make a directory");
     chown(&directory, Some(place.uid), Some(place.uid)).expect("give it to its user");
@@ -78,7 +78,7 @@ fn messages(place: &Place) {
 }
 
 /// A line of the log.
-fn damaged(place: &Place) {
+fn damaged(place: &RunWorld) {
     place.run(&["--", "true"]);
     fs::write(place.records().join(format!("{NAME}.run")), "x\n").expect("write a record");
     assert_harmless(
@@ -89,7 +89,7 @@ fn damaged(place: &Place) {
 }
 
 /// A user's run in which a program has become root's.
-fn survivor(place: &Place) {
+fn survivor(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
     chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{NOBODY, Place, Started, Story};
+use super::{NOBODY, RunWorld, ScenarioFn, Started};
 use crate::proc::Identity;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("owner-killed", owner_killed),
     ("owner-killed-amid-the-end", owner_killed_amid_the_end),
     ("owner-killed-at-once", owner_killed_at_once),
@@ -20,7 +20,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, Story)] = &[
+pub const ROOTS: &[(&str, ScenarioFn)] = &[
     ("records-full", records_full),
     ("disk-full-amid-the-run", disk_full),
     ("disk-read-only-amid-the-run", disk_read_only),
@@ -29,7 +29,7 @@ pub const ROOTS: &[(&str, Story)] = &[
 ];
 
 /// One whose tree lives on: its command, and a child of that.
-fn lose(place: &Place, words: &[&str], script: &str) -> (Started, [Identity; 2]) {
+fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [Identity; 2]) {
     let script = format!(
         "sh -c '{script}' & echo $$ > command; until [ -s child ]; do sleep 0.01; done; wait"
     );
@@ -44,7 +44,7 @@ fn lose(place: &Place, words: &[&str], script: &str) -> (Started, [Identity; 2])
 const SLEEPS: &str = "echo $$ > child; exec sleep 60";
 
 /// By their policy: the signal, and the grace.
-fn owner_killed(place: &Place) {
+fn owner_killed(place: &RunWorld) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > child; while :; do sleep 0.05; done";
     lose(
         place,
@@ -67,7 +67,7 @@ fn owner_killed(place: &Place) {
 }
 
 /// What somebody has claimed holds, and what would not hear of it is killed.
-fn owner_killed_amid_the_end(place: &Place) {
+fn owner_killed_amid_the_end(place: &RunWorld) {
     let deaf = "trap \"\" TERM; echo $$ > child; while :; do sleep 0.05; done";
     let script =
         format!("sh -c '{deaf}' & trap '' TERM; echo $$ > command; while :; do sleep 0.05; done");
@@ -94,7 +94,7 @@ fn owner_killed_amid_the_end(place: &Place) {
 }
 
 /// However soon after its start: all that was started is known.
-fn owner_killed_at_once(place: &Place) {
+fn owner_killed_at_once(place: &RunWorld) {
     let script =
         "for n in 0 1 2 3 4; do for wait in 0 0.001 0.002 0.003 0.004 0.006 0.008 0.012; do
             ./reaper run -- sh -c 'sleep 60 & wait' &
@@ -111,7 +111,7 @@ fn owner_killed_at_once(place: &Place) {
 }
 
 /// The kernel sees to it: nobody has come since.
-fn owner_killed_amid_a_probe(place: &Place) {
+fn owner_killed_amid_a_probe(place: &RunWorld) {
     let probe = "echo $$ > probe; exec sleep 60";
     let words = ["--every", "10ms", "--done-when", probe, "--", "sleep", "60"];
     let mut run = place.start(&words);
@@ -124,7 +124,7 @@ fn owner_killed_amid_a_probe(place: &Place) {
 }
 
 /// It is as the command is: whoever comes next ends it.
-fn owner_killed_amid_a_hook(place: &Place) {
+fn owner_killed_amid_a_hook(place: &RunWorld) {
     let hook = "sleep 60 & echo $$ > hook; wait";
     let mut run = place.start(&["--on-success", hook, "--", "true"]);
     let hook = place.await_pid("hook");
@@ -138,7 +138,7 @@ fn owner_killed_amid_a_hook(place: &Place) {
 
 /// A bot dies with its owner of a turn amid that; another turn has its owner still. The next bot reads what is written down: what was lost is
 /// ended, what goes on is cancelled, and nobody else is touched.
-fn bot_crashed(place: &Place) {
+fn bot_crashed(place: &RunWorld) {
     let turn = "setsid sleep 60 & echo $$ > $0; exec sleep 60";
     let script = format!(
         "for n in 1 2; do ./reaper run --agent bot --session turn$n -- sh -c '{turn}' turn$n & echo $! > run$n; done; wait"
@@ -175,7 +175,7 @@ fn bot_crashed(place: &Place) {
 }
 
 /// Before anything new begins.
-fn owner_killed_and_next_run(place: &Place) {
+fn owner_killed_and_next_run(place: &RunWorld) {
     let (_run, tree) = lose(place, &[], SLEEPS);
     let said = place.ask(&[
         "run",
@@ -196,7 +196,7 @@ fn owner_killed_and_next_run(place: &Place) {
 }
 
 /// Nothing is signalled on the word of another boot.
-fn another_boot(place: &Place) {
+fn another_boot(place: &RunWorld) {
     let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
     change_record(place, |record| {
         let boot =
@@ -213,7 +213,7 @@ fn another_boot(place: &Place) {
 }
 
 /// Set aside, and said; the rest works.
-fn damaged_record(place: &Place) {
+fn damaged_record(place: &RunWorld) {
     let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
     change_record(place, |record| record.replacen("\"wrapper\"", "\"wrap", 1));
     let mut other = place.start(&[
@@ -239,13 +239,13 @@ fn damaged_record(place: &Place) {
     assert_eq!(aside.count(), 1);
 }
 
-fn change_record(place: &Place, change: impl FnOnce(String) -> String) {
+fn change_record(place: &RunWorld, change: impl FnOnce(String) -> String) {
     let path = &open_records(place)[0];
     let record = fs::read_to_string(path).expect("read the record");
     fs::write(path, change(record)).expect("write the record");
 }
 
-fn open_records(place: &Place) -> Vec<PathBuf> {
+fn open_records(place: &RunWorld) -> Vec<PathBuf> {
     let files = fs::read_dir(place.records()).expect("list the records");
     let paths = files.flatten().map(|file| file.path());
     let open = paths.filter(|path| path.extension().unwrap_or_default() == "run");
@@ -257,7 +257,7 @@ const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
 
 /// Runs `one`, and `two` whose owner is killed, with a file system of its own for the records; then a script, which stops the
 /// one and says who lives. Nobody does.
-fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
+fn with_disk(place: &RunWorld, script: &str) -> crate::cli::Said {
     let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
         run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
             last=$!; until [ -s $name ]; do sleep 0.01; done; }
@@ -282,7 +282,7 @@ fn with_disk(place: &Place, script: &str) -> crate::cli::Said {
 }
 
 /// What has become full meanwhile has had room for the end of each run.
-fn disk_full(place: &Place) {
+fn disk_full(place: &RunWorld) {
     let script = "cat /dev/zero > state/fill 2> /dev/null || true
         ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
         wait $(jobs -p) 2> /dev/null || true";
@@ -295,7 +295,7 @@ fn disk_full(place: &Place) {
 }
 
 /// Whoever cannot write a word ends it all the same, and says so.
-fn disk_read_only(place: &Place) {
+fn disk_read_only(place: &RunWorld) {
     let script = "cat > inner << 'END'
             mount --bind state state; mount -o remount,bind,ro state
             ./reaper stop one
@@ -307,7 +307,7 @@ END
 }
 
 /// All of a pid namespace is killed at once; its name can be had again.
-fn container_killed(place: &Place) {
+fn container_killed(place: &RunWorld) {
     let inside = "./reaper run --name x -- sh -c 'echo > up; exec sleep 60'";
     let words = [
         "--pid",
@@ -331,7 +331,7 @@ fn container_killed(place: &Place) {
 }
 
 /// A file system with no room, and one that may not be written to.
-fn records_full(place: &Place) {
+fn records_full(place: &RunWorld) {
     let script =
         "set -e; mount -t tmpfs -o size=16k,mode=700 none state; mkdir -p state/reaper/runs
         head -c 100000 /dev/zero > state/fill 2> /dev/null || true
@@ -361,7 +361,7 @@ fn records_full(place: &Place) {
 }
 
 /// What is another user's says nothing to root, and is not written to.
-fn records_of_others(place: &Place) {
+fn records_of_others(place: &RunWorld) {
     let mut command = place.reaper(&["--name", "x", "--", "true"]);
     let said = crate::cli::run(place.dir.path(), &mut command);
     assert_eq!(said.code, Some(0), "{}", said.err);

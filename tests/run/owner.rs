@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use super::{Place, Story, reported};
+use super::{RunWorld, ScenarioFn, reported};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("endings", endings),
     ("probes", probes),
     ("slow-last-word", slow_last_word),
@@ -21,7 +21,7 @@ const REPOSITORY: &str = "set -e; git init -q repo; cd repo
     git worktree add -q ../tree";
 
 /// Against a real worktree, which is kept unless there was a success.
-fn endings(place: &Place) {
+fn endings(place: &RunWorld) {
     for (script, status, outcome) in [
         // It never ends by itself.
         ("touch tree/done; exec sleep 60", 0, "success"),
@@ -75,7 +75,7 @@ fn endings(place: &Place) {
 }
 
 /// Probes that say much, that leave something behind, that cannot be run.
-fn probes(place: &Place) {
+fn probes(place: &RunWorld) {
     for probe in [
         "head -c 50000000 /dev/zero; head -c 50000000 /dev/zero >&2; test -e done",
         "setsid sleep 60 & test -e done",
@@ -108,7 +108,7 @@ fn probes(place: &Place) {
 }
 
 /// The time is that of the command: to be asked about it takes none of it.
-fn slow_last_word(place: &Place) {
+fn slow_last_word(place: &RunWorld) {
     let words = [
         "--timeout",
         "2s",
@@ -123,7 +123,7 @@ fn slow_last_word(place: &Place) {
 }
 
 /// Whoever is tired of waiting for an answer need not.
-fn interrupted_last_word(place: &Place) {
+fn interrupted_last_word(place: &RunWorld) {
     let probe = "echo $$ > asked; sleep 60; :";
     let mut run = place.start(&["--every", "50s", "--done-when", probe, "--", "true"]);
     place.await_pid("asked");
@@ -132,7 +132,7 @@ fn interrupted_last_word(place: &Place) {
     place.assert_alone();
 }
 
-fn hooks(place: &Place) {
+fn hooks(place: &RunWorld) {
     let said = place.run(&[
         "--on-failure",
         "setsid sleep 60 & echo $REAPER_OUTCOME",
@@ -164,7 +164,7 @@ fn hooks(place: &Place) {
 }
 
 /// Where it cannot be written that is said; what is no plain file is not replaced by one.
-fn reports(place: &Place) {
+fn reports(place: &RunWorld) {
     let said = place.run(&["--report", "absent/report.json", "--", "false"]);
     assert_eq!(said.code, Some(125));
     assert!(said.err.contains("absent/report.json"), "{}", said.err);
@@ -189,7 +189,7 @@ fn reports(place: &Place) {
 }
 
 /// With and without a slash: what it leads to is not touched.
-fn cleaning_a_link(place: &Place) {
+fn cleaning_a_link(place: &RunWorld) {
     for typed in ["link", "link/"] {
         let script = "mkdir -p real; echo x > real/file; ln -s real link; ./reaper run --clean-on-success $1 -- true";
         let said = place.bash(script, &[typed]);

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::process::Stdio;
 
-use super::{Place, Story};
+use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("signals-as-found", signals_as_found),
     ("surroundings", surroundings),
     ("streams", streams),
@@ -16,7 +16,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// Blocked and ignored signals, for parents that have changed them in each of the ways there are.
-fn signals_as_found(place: &Place) {
+fn signals_as_found(place: &RunWorld) {
     let prepare = "use POSIX; ($b, $i) = (shift, shift); @i = split ' ', $i
         for (grep { $_ != 9 && $_ != 19 } 1..31, 34..64) { $n = $_
             sigaction($n, POSIX::SigAction->new((grep { $_ == $n } @i) ? 'IGNORE' : 'DEFAULT')) }
@@ -50,7 +50,7 @@ fn signals_as_found(place: &Place) {
 }
 
 /// Open files, limits, environment, directory, mask, priority, group and session.
-fn surroundings(place: &Place) {
+fn surroundings(place: &RunWorld) {
     let tell = "ls /proc/self/fd; cat /proc/self/limits; env | sort; pwd; umask; nice
         cut -d ' ' -f 5,6,8 /proc/$$/stat; cat /proc/self/oom_score_adj /proc/self/cgroup; ulimit -a";
     fs::write(place.path("tell"), tell).expect("write the script");
@@ -67,7 +67,7 @@ fn surroundings(place: &Place) {
     assert!(place.read("with").contains("B=x"));
 }
 
-fn streams(place: &Place) {
+fn streams(place: &RunWorld) {
     flow(place, "");
     let closed = place.bash("./reaper run -- sh -c 'cat; echo $?' <&-", &[]);
     assert_eq!(closed.out, "0\n", "{}", closed.err);
@@ -76,7 +76,7 @@ fn streams(place: &Place) {
 }
 
 /// The same where what it writes goes through this program.
-fn idle_streams(place: &Place) {
+fn idle_streams(place: &RunWorld) {
     flow(place, "--idle 20s");
     // In order, where both go to one place.
     let script = "./reaper run --idle 20s -- bash -c 'for i in {1..500}; do echo $i; echo $i >&2; done' 2>&1 | uniq -c | grep -vc '^ *2 '";
@@ -87,7 +87,7 @@ fn idle_streams(place: &Place) {
 }
 
 /// Many bytes through `cat`, and a reader that has enough.
-fn flow(place: &Place, option: &str) {
+fn flow(place: &RunWorld, option: &str) {
     let script = "head -c 10000000 /dev/urandom > bytes
         ./reaper run $1 -- cat < bytes | cmp - bytes
         cat bytes | ./reaper run $1 -- cat > copy; cmp copy bytes
@@ -98,7 +98,7 @@ fn flow(place: &Place, option: &str) {
 }
 
 /// Whoever reads may take their time.
-fn idle_slow_reader(place: &Place) {
+fn idle_slow_reader(place: &RunWorld) {
     let (mut from, to) = std::io::pipe().expect("make a pipe");
     let mut command = place.reaper(&["--idle", "60s", "--", "sh", "-c"]);
     command.args(["head -c 100000 /dev/zero; echo > written"]);
@@ -116,7 +116,7 @@ fn idle_slow_reader(place: &Place) {
     assert_eq!((read.len(), run.end()), (100_000, 0));
 }
 
-fn idle_full_disk(place: &Place) {
+fn idle_full_disk(place: &RunWorld) {
     let mut command = place.reaper(&["--idle", "60s", "--", "yes"]);
     let full = File::options()
         .write(true)

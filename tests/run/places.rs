@@ -3,16 +3,16 @@
 use nix::libc;
 use nix::sys::signal::Signal;
 
-use super::{Place, Started, Story};
+use super::{RunWorld, ScenarioFn, Started};
 use crate::proc;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("places-in-order", in_order),
     ("places-of-many-killed", many_killed),
 ];
 
 /// One that has the only place.
-fn holder(place: &Place, script: &str) -> Started {
+fn holder(place: &RunWorld, script: &str) -> Started {
     let script = format!("{script}; echo $$ > up; while :; do sleep 0.02; done");
     let words = ["--grace", "20s", "--limit", "x=1", "--", "sh", "-c"];
     let run = place.start(&[&words[..], &[&script]].concat());
@@ -21,14 +21,14 @@ fn holder(place: &Place, script: &str) -> Started {
 }
 
 /// One more that waits, behind all that there are.
-fn queue(place: &Place, name: &str, script: &str) {
+fn queue(place: &RunWorld, name: &str, script: &str) {
     let words = ["run", "--detach", "--limit", "x=1", "--name", name, "--"];
     let said = place.ask(&[&words[..], &["sh", "-c", script, name]].concat());
     assert_eq!(said.code, Some(0), "{}", said.err);
 }
 
 /// First come, first served, and none before what a killed one has left is ended; nobody else looks for that meanwhile.
-fn in_order(place: &Place) {
+fn in_order(place: &RunWorld) {
     let first = holder(place, "trap 'sleep 0.3; echo drained >> log; exit' TERM");
     for name in ["r1", "r2", "r3", "r4", "r5"] {
         queue(place, name, "echo $0 >> log");
@@ -46,7 +46,7 @@ fn in_order(place: &Place) {
 }
 
 /// Whoever is next learns of it each time.
-fn many_killed(place: &Place) {
+fn many_killed(place: &RunWorld) {
     let mut first = holder(place, "trap 'exit 0' TERM");
     let names: Vec<String> = (1..=20).map(|n| format!("r{n}")).collect();
     for name in &names {

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use super::{Place, Story};
+use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("link-in-place-of-the-workspace", workspace_is_a_link),
     ("link-in-place-of-its-parent", parent_is_a_link),
     ("another-parent-in-its-place", parent_is_another),
@@ -21,32 +21,32 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// For which root is needed.
-pub const ROOTS: &[(&str, Story)] = &[
+pub const ROOTS: &[(&str, ScenarioFn)] = &[
     ("mount-inside-the-workspace", mount_inside),
     ("root-refuses-directories-of-others", roots_refusals),
 ];
 
 /// A workspace `a/ws`, and `victim`, which has the same names and must live.
-fn prepare(place: &Place) {
+fn prepare(place: &RunWorld) {
     let script = "mkdir -p a/ws/inner victim/ws && echo old | tee a/ws/inner/f victim/f victim/ws/f victim/report";
     assert_eq!(place.bash(script, &[]).code, Some(0));
 }
 
-fn assert_victim_lives(place: &Place) {
+fn assert_victim_lives(place: &RunWorld) {
     for file in ["victim/f", "victim/ws/f", "victim/report"] {
         assert_eq!(place.read(file), "old\n", "{file}");
     }
 }
 
-fn cleaned(place: &Place, script: &str) -> super::Said {
+fn cleaned(place: &RunWorld, script: &str) -> super::Said {
     place.run(&["--clean-on-success", "a/ws", "--", "sh", "-c", script])
 }
 
-fn exists(place: &Place, path: &str) -> bool {
+fn exists(place: &RunWorld, path: &str) -> bool {
     fs::symlink_metadata(place.path(path)).is_ok()
 }
 
-fn workspace_is_a_link(place: &Place) {
+fn workspace_is_a_link(place: &RunWorld) {
     prepare(place);
     let said = cleaned(place, "mv a/ws a/moved; ln -s ../victim a/ws");
     assert_eq!((said.code, &*said.err), (Some(0), ""));
@@ -54,7 +54,7 @@ fn workspace_is_a_link(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn parent_is_a_link(place: &Place) {
+fn parent_is_a_link(place: &RunWorld) {
     prepare(place);
     let said = cleaned(place, "mv a moved; ln -s victim a");
     assert_eq!((said.code, &*said.err), (Some(0), ""));
@@ -62,7 +62,7 @@ fn parent_is_a_link(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn parent_is_another(place: &Place) {
+fn parent_is_another(place: &RunWorld) {
     prepare(place);
     let said = cleaned(place, "mv a moved; mv victim a");
     assert_eq!((said.code, &*said.err), (Some(0), ""));
@@ -70,7 +70,7 @@ fn parent_is_another(place: &Place) {
     assert_eq!(place.read("a/ws/f"), "old\n");
 }
 
-fn link_inside(place: &Place) {
+fn link_inside(place: &RunWorld) {
     prepare(place);
     let said = cleaned(
         place,
@@ -81,13 +81,13 @@ fn link_inside(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn assert_is_a_report(place: &Place, path: &str) {
+fn assert_is_a_report(place: &RunWorld, path: &str) {
     assert!(fs::symlink_metadata(place.path(path)).is_ok_and(|meta| meta.is_file()));
     let report: serde_json::Value = serde_json::from_str(&place.read(path)).expect("a report");
     assert_eq!(report["outcome"], "success");
 }
 
-fn report_is_a_link(place: &Place) {
+fn report_is_a_link(place: &RunWorld) {
     prepare(place);
     let said = place.run(&[
         "--report",
@@ -103,7 +103,7 @@ fn report_is_a_link(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn reports_directory_is_a_link(place: &Place) {
+fn reports_directory_is_a_link(place: &RunWorld) {
     prepare(place);
     let script = "mv a moved; ln -s victim a";
     let said = place.run(&["--report", "a/report", "--", "sh", "-c", script]);
@@ -113,7 +113,7 @@ fn reports_directory_is_a_link(place: &Place) {
 }
 
 /// What was no regular file before the command started is written to, whatever is there at the end.
-fn report_through_a_link(place: &Place) {
+fn report_through_a_link(place: &RunWorld) {
     prepare(place);
     symlink("before", place.path("link")).expect("make a link");
     let script = "echo > before; chmod 666 before";
@@ -125,7 +125,7 @@ fn report_through_a_link(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn parent_components(place: &Place) {
+fn parent_components(place: &RunWorld) {
     prepare(place);
     for (option, path) in [
         ("--clean-on-success", "a/.."),
@@ -145,7 +145,7 @@ fn parent_components(place: &Place) {
 }
 
 /// What is mounted in the workspace is left, and named.
-fn mount_inside(place: &Place) {
+fn mount_inside(place: &RunWorld) {
     prepare(place);
     let script = "mkdir a/ws/mounted && mount --bind victim a/ws/mounted &&
         exec ./reaper run --clean-on-success a/ws -- true";
@@ -158,7 +158,7 @@ fn mount_inside(place: &Place) {
     assert_victim_lives(place);
 }
 
-fn roots_refusals(place: &Place) {
+fn roots_refusals(place: &RunWorld) {
     prepare(place);
     let refused = |option: &str, path: &str| {
         let said = place.run(&[option, path, "--", "touch", "started"]);

@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use super::{Place, Story, reported};
+use super::{RunWorld, ScenarioFn, reported};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("detached", detached),
     ("detached-and-not-begun", detached_and_not_begun),
     ("stopped", stopped),
@@ -24,7 +24,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// With all there is to know of it, while it runs and afterwards.
-fn detached(place: &Place) {
+fn detached(place: &RunWorld) {
     let script = "echo one; echo two >&2; setsid sleep 60 & until [ -e go ]; do sleep 0.02; done; echo three; exit 7";
     let words = [
         "run",
@@ -93,7 +93,7 @@ fn detached(place: &Place) {
 }
 
 /// Whoever has started it is told what the matter is, with the status that it would have had.
-fn detached_and_not_begun(place: &Place) {
+fn detached_and_not_begun(place: &RunWorld) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (command, status) in [("./absent", 127), ("./plain", 126)] {
         let said = place.ask(&["run", "--detach", "--", command]);
@@ -110,7 +110,7 @@ fn detached_and_not_begun(place: &Place) {
 }
 
 /// All of it, with the time that it was given for a clean-up.
-fn stopped(place: &Place) {
+fn stopped(place: &RunWorld) {
     let script = "trap 'sleep 0.3; echo drained > drained; exit 0' TERM; setsid sleep 60 & echo $$ > up; while :; do sleep 0.05; done";
     let mut run = place.start(&[
         "--name",
@@ -153,7 +153,7 @@ fn stopped(place: &Place) {
 
 /// Against the time that runs out, and the command's own end: each has one outcome, and its status goes with it. A thousand such
 /// races are had where each costs no process: `a_stop_that_races_the_owner_gives_one_outcome` in `run/runs/tests.rs`.
-fn stop_races(place: &Place) {
+fn stop_races(place: &RunWorld) {
     let script = "for i in $(seq 60); do
             case $((i % 2)) in
                 0) ./reaper run --name r$i --timeout 60ms -- sleep 60 & ;;
@@ -195,7 +195,7 @@ fn stop_races(place: &Place) {
     }
 }
 
-fn stop_of_none(place: &Place) {
+fn stop_of_none(place: &RunWorld) {
     let outsider = place.outsider.id().to_string();
     for words in [["stop", "absent"], ["stop", &outsider], ["logs", "absent"]] {
         let said = place.ask(&words);
@@ -217,7 +217,7 @@ fn stop_of_none(place: &Place) {
 }
 
 /// One that there is not keeps none of the others.
-fn stop_of_several(place: &Place) {
+fn stop_of_several(place: &RunWorld) {
     for name in ["a", "b"] {
         let said = place.ask(&["run", "--detach", "--name", name, "--", "sleep", "60"]);
         assert_eq!(said.code, Some(0), "{}", said.err);
@@ -230,7 +230,7 @@ fn stop_of_several(place: &Place) {
 }
 
 /// By several at once.
-fn waited_for(place: &Place) {
+fn waited_for(place: &RunWorld) {
     let script =
         "./reaper run --name x -- sh -c 'until [ -e go ]; do sleep 0.02; done; kill -9 $$' & run=$!
         until ./reaper ps | grep -q running; do sleep 0.02; done
@@ -241,7 +241,7 @@ fn waited_for(place: &Place) {
     assert_eq!(said.out, "137\n".repeat(5), "{}", said.err);
 }
 
-fn two_hundred_recorded(place: &Place) {
+fn two_hundred_recorded(place: &RunWorld) {
     let script = "mkfifo gate; for i in $(seq 200); do
             ./reaper run --session s$i -- sh -c 'setsid sleep 60 & read line < gate; exit $0' $((i % 100)) &
         done
@@ -279,7 +279,7 @@ fn two_hundred_recorded(place: &Place) {
 }
 
 /// Never more than two at a time.
-fn places(place: &Place) {
+fn places(place: &RunWorld) {
     let script = "for i in 1 2 3 4 5 6; do
             ./reaper run --name r$i --limit gpu=2 -- sh -c 'echo + $0 >> log; sleep 0.2; echo - $0 >> log' $i &
             until ./reaper ps --json | grep -q '\"name\":\"r'$i'\"' || ./reaper ps --all | grep -q \" r$i \"; do sleep 0.01; done
@@ -297,7 +297,7 @@ fn places(place: &Place) {
 }
 
 /// It is free, and who has been stopped while it waited has not begun.
-fn place_of_the_killed(place: &Place) {
+fn place_of_the_killed(place: &RunWorld) {
     let mut first = place.start(&[
         "--limit",
         "x=1",
@@ -335,7 +335,7 @@ fn place_of_the_killed(place: &Place) {
     place.await_alone();
 }
 
-fn names(place: &Place) {
+fn names(place: &RunWorld) {
     let mut run = place.start(&[
         "--name",
         "web",
@@ -377,7 +377,7 @@ fn names(place: &Place) {
 }
 
 /// A run goes on without; what cannot do without is refused, and nothing begun.
-fn unusable_records(place: &Place) {
+fn unusable_records(place: &RunWorld) {
     let with = |state: &str, words: &[&str]| {
         let mut command = place.reaper(words);
         crate::cli::run(

@@ -2,10 +2,10 @@
 
 use nix::libc;
 
-use super::{Place, Story, reported};
+use super::{RunWorld, ScenarioFn, reported};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("each-signal-once", each_signal_once),
     ("stopped-and-continued", stopped_and_continued),
     ("alarm", alarm),
@@ -31,12 +31,12 @@ fn signals() -> impl Iterator<Item = i32> {
     most.chain([libc::SIGTERM])
 }
 
-fn each_signal_once(place: &Place) {
+fn each_signal_once(place: &RunWorld) {
     place.engage();
     let words = place.actor("recorder", "recorder");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut run = place.start(&words);
-    place.await_cast("recorder", 1);
+    place.await_processes("recorder", 1);
     let mut expected = String::new();
     for number in signals() {
         run.signal(number);
@@ -49,7 +49,7 @@ fn each_signal_once(place: &Place) {
 }
 
 /// Who waits for it sees that the command is stopped, and continues both.
-fn stopped_and_continued(place: &Place) {
+fn stopped_and_continued(place: &RunWorld) {
     let mut run = place.start(&["--", "sh", "-c", "echo $$ > pid; exec sleep 60"]);
     let command = place.await_pid("pid");
     let state = |pid| crate::proc::stat(pid).map(|stat| stat.state);
@@ -70,7 +70,7 @@ fn stopped_and_continued(place: &Place) {
 }
 
 /// One that was set before is sent by the kernel, and to this program alone.
-fn alarm(place: &Place) {
+fn alarm(place: &RunWorld) {
     let script = "exec perl -e 'alarm 4; exec @ARGV' ./reaper run -- sleep 60";
     let said = place.bash(script, &[]);
     assert_eq!(said.code, Some(142), "{}", said.err);
@@ -78,14 +78,14 @@ fn alarm(place: &Place) {
 }
 
 /// How a child has ended is told also where nobody wanted to know of children before.
-fn children_ignored(place: &Place) {
+fn children_ignored(place: &RunWorld) {
     let script = "exec perl -e '$SIG{CHLD} = \"IGNORE\"; exec @ARGV' ./reaper run -- sh -c 'setsid sleep 60 & exit 3'";
     let said = place.bash(script, &[]);
     assert_eq!(said.code, Some(3), "{}", said.err);
     place.assert_alone();
 }
 
-fn second_signal(place: &Place) {
+fn second_signal(place: &RunWorld) {
     let stubborn =
         "sh -c 'trap \"echo x > asked\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done";
@@ -100,7 +100,7 @@ fn second_signal(place: &Place) {
 }
 
 /// Whatever the command makes of it: it is neither a success nor a failure.
-fn stop_is_neutral(place: &Place) {
+fn stop_is_neutral(place: &RunWorld) {
     let on = "echo $$ > pid; while :; do sleep 0.01; done";
     for (trap, signal, status) in [
         ("", libc::SIGTERM, 143),

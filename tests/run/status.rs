@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use super::{Place, Story};
+use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("status", status),
     ("status-of-signals", status_of_signals),
     ("cannot-be-run", cannot_be_run),
@@ -13,7 +13,7 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// The command's own.
-fn status(place: &Place) {
+fn status(place: &RunWorld) {
     let script = "for n in $(seq 0 255); do ./reaper run -- sh -c 'exit $0' $n
         said=$?; [ $said = $n ] || echo $n gives $said; done";
     let said = place.bash(script, &[]);
@@ -21,7 +21,7 @@ fn status(place: &Place) {
 }
 
 /// 128 and the number, as shells have it, real-time ones too.
-fn status_of_signals(place: &Place) {
+fn status_of_signals(place: &RunWorld) {
     let script = "ulimit -c 0
         for n in $(seq 1 16) $(seq 24 27) $(seq 29 31) $(seq 34 64); do ./reaper run -- perl -e '$SIG{FPE} = q(DEFAULT); kill $ARGV[0], $$' $n
         said=$?; [ $said = $((128 + n)) ] || echo $n gives $said; done 2>&1 | grep -v core";
@@ -30,7 +30,7 @@ fn status_of_signals(place: &Place) {
 }
 
 /// As `env` and `timeout` have it.
-fn cannot_be_run(place: &Place) {
+fn cannot_be_run(place: &RunWorld) {
     fs::write(place.path("plain"), "").expect("write a file");
     let script = |name: &str, text: &str| {
         fs::write(place.path(name), text).expect("write a script");
@@ -59,7 +59,7 @@ fn cannot_be_run(place: &Place) {
     }
 }
 
-fn time_runs_out(place: &Place) {
+fn time_runs_out(place: &RunWorld) {
     let silent = "echo said; exec sleep 60";
     // A shell that is still there says "Terminated" of the child it waits for.
     let works = "(while :; do :; done) & exec sleep 60";
@@ -96,7 +96,7 @@ fn time_runs_out(place: &Place) {
 }
 
 /// Where what is left could not be found, nothing is begun: a /proc of another pid namespace names others.
-fn no_proc(place: &Place) {
+fn no_proc(place: &RunWorld) {
     if place.uid != 0 {
         return;
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use nix::pty::openpty;
 
-use super::{Place, Started, Story, command_line};
+use super::{RunWorld, ScenarioFn, Started, command_line};
 use crate::cli;
 use crate::report;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("terminal-interrupt", interrupt),
     ("terminal-interrupt-of-a-loop", interrupt_of_a_loop),
     ("terminal-interrupt-at-once", interrupt_at_once),
@@ -43,10 +43,10 @@ impl Drop for Seen {
 }
 
 /// A window with a shell.
-struct Terminal<'a>(&'a Place);
+struct Terminal<'a>(&'a RunWorld);
 
 impl Terminal<'_> {
-    fn new(place: &Place) -> Terminal<'_> {
+    fn new(place: &RunWorld) -> Terminal<'_> {
         let terminal = Terminal(place);
         terminal.tmux(&[
             "-f",
@@ -152,7 +152,7 @@ impl Drop for Terminal<'_> {
     }
 }
 
-fn interrupt(place: &Place) {
+fn interrupt(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'setsid sleep 61 & exec sleep 60'");
     terminal.await_running("sleep 60", 1);
@@ -175,7 +175,7 @@ fn interrupt(place: &Place) {
 }
 
 /// Whoever interrupts a command means the loop around it too.
-fn interrupt_of_a_loop(place: &Place) {
+fn interrupt_of_a_loop(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("while :; do ./reaper run -- sleep 60; done");
     terminal.await_running("sleep 60", 1);
@@ -187,7 +187,7 @@ fn interrupt_of_a_loop(place: &Place) {
 }
 
 /// However soon after its start: it is not lost between this program and the command.
-fn interrupt_at_once(place: &Place) {
+fn interrupt_at_once(place: &RunWorld) {
     for n in 0..400 {
         let pty = openpty(None, None).expect("a terminal");
         let (mut keys, terminal) = (fs::File::from(pty.master), pty.slave);
@@ -218,7 +218,7 @@ fn interrupt_at_once(place: &Place) {
     );
 }
 
-fn stop(place: &Place) {
+fn stop(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'read line; echo \"<$line>\"; exit 6'");
     terminal.await_running("sh -c read line; echo \"<$line>\"; exit 6", 1);
@@ -238,7 +238,7 @@ fn stop(place: &Place) {
 }
 
 /// One that stops the whole group itself.
-fn full_screen(place: &Place) {
+fn full_screen(place: &RunWorld) {
     let terminal = Terminal::new(place);
     fs::write(
         place.path("text"),
@@ -274,7 +274,7 @@ fn full_screen(place: &Place) {
     place.await_said("left", |said| said == "<0>\n");
 }
 
-fn shell_inside(place: &Place) {
+fn shell_inside(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("PS1='inner: ' ./reaper run -- bash --norc --noprofile -i");
     terminal.await_prompt("inner:");
@@ -294,7 +294,7 @@ fn shell_inside(place: &Place) {
     terminal.await_line("<5>");
 }
 
-fn pipeline(place: &Place) {
+fn pipeline(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'echo one; exec sleep 60' | ./reaper run -- cat");
     terminal.await_line("one");
@@ -311,7 +311,7 @@ fn pipeline(place: &Place) {
 }
 
 /// One that reads the terminal is stopped until it may.
-fn background(place: &Place) {
+fn background(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'read line; echo \"$line\" > heard' &");
     terminal.await_screen("stopped", |_| {
@@ -330,7 +330,7 @@ fn background(place: &Place) {
     place.await_said("heard", |said| said == "words\n");
 }
 
-fn size(place: &Place) {
+fn size(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- bash -c 'trap \"tput cols >> cols\" WINCH; echo up > up; while :; do sleep 0.05; done'");
     place.await_said("up", |said| !said.is_empty());
@@ -340,7 +340,7 @@ fn size(place: &Place) {
 }
 
 /// The kernel tells that only to who leads the session, which without this program would be the command.
-fn closed(place: &Place) {
+fn closed(place: &RunWorld) {
     let terminal = Terminal::new(place);
     let script = "trap 'echo x >> hung-up; exit' HUP; echo up > up; while :; do sleep 0.05; done";
     fs::write(place.path("script"), script).expect("write the script");
@@ -351,7 +351,7 @@ fn closed(place: &Place) {
     terminal.await_running("./reaper run -- sh ./script", 0);
 }
 
-fn idle(place: &Place) {
+fn idle(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run --idle 3s -- sh -c 'tty; exec sleep 60'");
     terminal.await_screen("it writes to the terminal itself", |screen| {
@@ -364,7 +364,7 @@ fn idle(place: &Place) {
 }
 
 /// What it says to either counts, up to its last word.
-fn not_idle(place: &Place) {
+fn not_idle(place: &RunWorld) {
     let terminal = Terminal::new(place);
     let script =
         "for i in {1..12}; do sleep 0.3; echo \"at $i\" >&$((i % 2 + 1)); done; exec sleep 60";

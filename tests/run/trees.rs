@@ -4,12 +4,12 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 
-use super::{NOBODY, Place, REPORT, Story, reported};
+use super::{NOBODY, REPORT, RunWorld, ScenarioFn, reported};
 use crate::cli;
 use crate::proc;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, Story)] = &[
+pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("few-open-files", few_open_files),
     ("more-files-than-usual", more_files),
     ("hundred-orphans", hundred_orphans),
@@ -23,14 +23,14 @@ pub const STORIES: &[(&str, Story)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, Story)] = &[
+pub const ROOTS: &[(&str, ScenarioFn)] = &[
     ("other-users", other_users),
     ("namespaces", namespaces),
     ("not-permitted", not_permitted),
 ];
 
 /// Of those who have gone before, none stays a zombie.
-fn hundred_orphans(place: &Place) {
+fn hundred_orphans(place: &RunWorld) {
     let script = "for i in $(seq 100); do (setsid true &); (setsid sleep 60 &); done; echo $$ > pid
         until [ -e go ]; do sleep 0.02; done; exit 3";
     let mut run = place.start(&reported(&[], script));
@@ -48,7 +48,7 @@ fn hundred_orphans(place: &Place) {
 }
 
 /// A script each, and its status.
-fn leftovers(place: &Place) {
+fn leftovers(place: &RunWorld) {
     for (script, status) in [
         ("setsid sleep 60 & exec sleep 0.1", 0),
         ("nohup sleep 60 > /dev/null 2>&1 & disown; exit 4", 4),
@@ -73,8 +73,8 @@ fn leftovers(place: &Place) {
 }
 
 /// Those that are hard to come by, beside the command and as the command.
-fn actors(place: &Place) {
-    for (play, cast) in [
+fn actors(place: &RunWorld) {
+    for (play, processes) in [
         ("hydra", 1),
         ("runner", 1),
         ("hopper", 1),
@@ -87,8 +87,9 @@ fn actors(place: &Place) {
         ("swarm 60", 61),
     ] {
         place.engage();
-        let wait = format!("until [ $(wc -l < report) -ge {cast} ]; do sleep 0.01; done; exit 3");
-        let words = place.actor(play, "actor");
+        let wait =
+            format!("until [ $(wc -l < report) -ge {processes} ]; do sleep 0.01; done; exit 3");
+        let words = place.actor(play, "role");
         let mut all = vec!["--grace", "100ms", "--", "sh", "-c"];
         let script = format!("\"$@\" & {wait}");
         all.extend([&script, "sh"]);
@@ -105,7 +106,7 @@ fn actors(place: &Place) {
 }
 
 /// Whoever does not end is killed when it is over; that it lasts until then `drain` shows.
-fn grace(place: &Place) {
+fn grace(place: &RunWorld) {
     let script = "sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done";
     let said = place.run(&reported(&["--grace", "100ms"], script));
@@ -116,7 +117,7 @@ fn grace(place: &Place) {
 }
 
 /// Whoever needs a while for its end has it, with those that it starts for that.
-fn drain(place: &Place) {
+fn drain(place: &RunWorld) {
     let script = "sh -c 'trap \"sleep 1.2 && echo drained > drained; exit\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done; kill -9 $$";
     let said = place.run(&["--grace", "1m", "--", "sh", "-c", script]);
@@ -125,7 +126,7 @@ fn drain(place: &Place) {
 }
 
 /// Its worker is not signalled before it is gone, or the grace is over.
-fn leader_first(place: &Place) {
+fn leader_first(place: &RunWorld) {
     let worker = "sh -c 'trap \"echo x >> asked\" TERM; trap \"echo x > told; exit\" USR1; echo $$ > pid; while :; do sleep 0.02; done' & w=$!
         until [ -s pid ]; do sleep 0.01; done;";
     // It is asked to end once its trap is set.
@@ -156,7 +157,7 @@ fn leader_first(place: &Place) {
     assert_eq!(place.read("asked"), "");
 }
 
-fn sixty_runs(place: &Place) {
+fn sixty_runs(place: &RunWorld) {
     let script = "for i in $(seq 60); do {
             ./reaper run -- sh -c 'setsid sleep 60 & exit $0' $i
             said=$?; [ $said = $i ] || echo $i gives $said
@@ -167,7 +168,7 @@ fn sixty_runs(place: &Place) {
 }
 
 /// A bot that crashes amid three turns: these go on, each with its owner, and whoever stops one ends it.
-fn parent_dies(place: &Place) {
+fn parent_dies(place: &RunWorld) {
     let script = "for i in 1 2 3; do ./reaper run -- sh -c 'setsid sleep 60 & echo $$ > $0; exec sleep 60' turn$i &
         echo $! > run$i; done; wait";
     let mut bot = place.command("bash");
@@ -191,7 +192,7 @@ fn parent_dies(place: &Place) {
 }
 
 /// By another program, as `su` and `sudo` do it.
-fn other_users(place: &Place) {
+fn other_users(place: &RunWorld) {
     let script = format!(
         "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups setsid sleep 60 & exec sleep 0.2"
     );
@@ -199,7 +200,7 @@ fn other_users(place: &Place) {
     assert_eq!(said.code, Some(0), "{}", said.err);
 }
 
-fn namespaces(place: &Place) {
+fn namespaces(place: &RunWorld) {
     for (script, status) in [
         // The init of one ignores what it does not handle.
         (
@@ -228,7 +229,7 @@ fn namespaces(place: &Place) {
 }
 
 /// A user's run in which a program has become root's.
-fn not_permitted(place: &Place) {
+fn not_permitted(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
     chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");
@@ -251,7 +252,7 @@ fn not_permitted(place: &Place) {
 
 /// All are asked before the first has ended, though they are more than files may usually be open. What follows on it finds
 /// that limit as it was.
-fn more_files(place: &Place) {
+fn more_files(place: &RunWorld) {
     let member = "all() { until [ $(wc -l < $1) -ge 70 ]; do sleep 0.5; done; }
         trap 'echo >> asked; all asked; exit' TERM; echo >> up; while :; do sleep 0.5; done";
     let command = "for i in $(seq 70); do sh -c \"$MEMBER\" & done
@@ -271,7 +272,7 @@ fn more_files(place: &Place) {
 }
 
 /// More are left than files may be open, by the command and by an owner that was killed.
-fn few_open_files(place: &Place) {
+fn few_open_files(place: &RunWorld) {
     let many = "ulimit -n 64; many='trap \"\" TERM; for i in $(seq 150); do sleep 60 & done; echo up > up;'";
     let script = format!(
         "{many}; ./reaper run --grace 300ms -- sh -c \"$many exit 3\"; echo $?; rm up

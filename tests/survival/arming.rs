@@ -8,13 +8,13 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Bpffs, Dice, Lasting, Story, listed};
+use super::{Bpffs, Dice, Lasting, Scenario, listed};
 use crate::cli::{OBJECT, reaper};
 use crate::daemon;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const STORIES: &[Scenario] = &[
     ("leave-pinned", leave_pinned),
     ("clean-stop-unpins", clean_stop_unpins),
     ("killed-while-arming", killed_while_arming),
@@ -110,7 +110,7 @@ fn upgrade() {
     let other = ["--bpf-object", other.to_str().expect("a path in UTF-8")];
     let probes = life.pins.one("probes-");
     life.agent("agent", &["busy=busy+6000", "leaf=sleep"], &["leaf"]);
-    life.world.await_cast("brood", 20);
+    life.world.await_processes("brood", 20);
     // After a stop that leaves it armed, and after none.
     life.world.crash();
     life.world.again(&["--leave-pinned"]);
@@ -128,15 +128,15 @@ fn upgrade() {
         probes,
         "the probes are those of the other object"
     );
-    let before = life.world.cast("brood").len();
-    life.world.await_cast("brood", before + 20);
+    let before = life.world.processes("brood").len();
+    life.world.await_processes("brood", before + 20);
     life.world.kill("agent");
     life.await_left(&[]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
     life.end(&[]);
     let stream = life.stream();
-    for who in life.world.cast("brood") {
+    for who in life.world.processes("brood") {
         assert!(
             stream.iter().any(|e| e.is("fork", who)),
             "the birth of {who:?} was missed"

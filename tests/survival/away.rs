@@ -3,12 +3,12 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{Lasting, Story};
+use super::{Lasting, Scenario};
 use crate::cli::told;
 use crate::daemon::Event;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Story] = &[
+pub const STORIES: &[Scenario] = &[
     ("down-for-ten-seconds", down_for_ten_seconds),
     ("relaunch-while-down", relaunch_while_down),
 ];
@@ -38,20 +38,20 @@ fn down_for_ten_seconds() {
     life.world.crash();
     let back = Instant::now() + Duration::from_secs(10);
     life.world.open("go");
-    life.world.await_cast("apart", 1);
+    life.world.await_processes("apart", 1);
     life.agent(
         "new",
         &["new-leaf=sleep", "busy=busy+300"],
         &["new-leaf", "busy"],
     );
     life.agent("comes", &["comes-leaf=double+setsid"], &["comes-leaf"]);
-    life.world.await_cast("brood", 100);
+    life.world.await_processes("brood", 100);
     ["killed", "new"]
         .iter()
         .for_each(|role| life.world.kill(role));
     life.world.open("die-exits");
     sleep(back.saturating_duration_since(Instant::now()));
-    // Nobody was there to end these; what the kernel ends by itself is another story.
+    // Nobody was there to end these; what the kernel ends by itself is another scenario.
     let living = ["apart", "stubborn", "new-leaf", "brood"];
     life.world.assert_alive(&living);
     life.world.again(&[]);
@@ -80,9 +80,10 @@ fn relaunch_while_down() {
     ];
     life.world
         .order("worker", "terminal", "terminal", &args.map(String::from));
-    let cast = ["terminal", "agent", "leaf", "second", "second-leaf"];
-    cast.iter()
-        .for_each(|role| drop(life.world.await_cast(role, 1)));
+    let processes = ["terminal", "agent", "leaf", "second", "second-leaf"];
+    processes
+        .iter()
+        .for_each(|role| drop(life.world.await_processes(role, 1)));
     life.await_sessions(&["agent", "second"]);
     life.world.crash();
     life.world.open("die-agent");
@@ -92,16 +93,16 @@ fn relaunch_while_down() {
     life.world
         .await_event("a relaunch", |e| e.is("session.relaunch", second));
     life.agent("sentinel", &["orphan=double+setsid"], &[]);
-    life.world.await_cast("orphan", 1);
+    life.world.await_processes("orphan", 1);
     life.world.kill("sentinel");
     life.world.await_gone(&["orphan"]);
-    life.world.assert_alive(&cast[2..]);
+    life.world.assert_alive(&processes[2..]);
     let kept = [
         life.world.one("leaf"),
         second,
         life.world.one("second-leaf"),
     ];
-    let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|who| e.about(*who));
+    let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|who| e.is_about(*who));
     let stream = life.stream();
     let signal = stream.iter().find(signalled);
     assert!(signal.is_none(), "the session goes on: {signal:?}");

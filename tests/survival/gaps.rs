@@ -2,11 +2,11 @@
 
 use nix::sys::signal::Signal;
 
-use super::{Lasting, Story};
+use super::{Lasting, Scenario};
 use crate::proc::Identity;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Story] = &[
+pub const STORIES: &[Scenario] = &[
     ("fork-bomb-with-a-tiny-ring", || overrun("ebpf")),
     ("births-lost-with-a-tiny-ring", || births_lost("ebpf")),
     ("members-full", members_full),
@@ -14,7 +14,7 @@ pub const STORIES: &[Story] = &[
 ];
 
 /// The same where the proc connector's socket has no room for more.
-pub const CONNECTORS: &[Story] = &[
+pub const CONNECTORS: &[Scenario] = &[
     ("fork-bomb-with-a-small-socket", || {
         overrun("proc-connector")
     }),
@@ -52,9 +52,9 @@ fn overrun(source: &str) {
     let mut life = crowded(source, "bomb=later+go+swarm+swarm+2000");
     unread(&mut life, |life| {
         life.world.open("go");
-        life.world.await_cast("brood", 1500);
+        life.world.await_processes("brood", 1500);
         life.world.kill("agent");
-        life.world.await_cast("brood", 2000);
+        life.world.await_processes("brood", 2000);
     });
     life.await_left(&["keeper"]);
     life.world
@@ -68,8 +68,8 @@ fn births_lost(source: &str) {
     let mut life = crowded(source, "shell=later+go+bomb+swarm+1200");
     unread(&mut life, |life| {
         life.world.open("go");
-        life.world.await_cast("bomb", 1);
-        life.world.await_cast("brood", 1200);
+        life.world.await_processes("bomb", 1);
+        life.world.await_processes("brood", 1200);
     });
     life.world
         .await_event("the gap is closed", |e| e.event == "gap.close");
@@ -88,7 +88,7 @@ fn members_full() {
         &["leaf=sleep", "swarm=swarm+1500"],
         &["leaf", "swarm"],
     );
-    life.world.await_cast("brood", 1500);
+    life.world.await_processes("brood", 1500);
     life.world
         .await_event("a full map", |e| e.event == "members.full");
     life.world.kill("agent");
@@ -105,13 +105,13 @@ fn server_first(source: &str) {
     unread(&mut life, |life| {
         let dir = life.world.dir().display().to_string();
         let script = format!(
-            "{dir}/bin/worker actor sleep server {dir} &
-             exec {dir}/node_modules/.bin/claude actor agent agent {dir} leaf=sleep"
+            "{dir}/bin/worker role sleep server {dir} &
+             exec {dir}/node_modules/.bin/claude role agent agent {dir} leaf=sleep"
         );
         std::fs::write(format!("{dir}/script"), script).expect("write a script");
         life.world.start("shell", &format!("run sh {dir}/script"));
         for role in ["server", "agent", "leaf"] {
-            life.world.await_cast(role, 1);
+            life.world.await_processes(role, 1);
         }
     });
     life.await_sessions(&["agent"]);
@@ -136,7 +136,7 @@ fn assert_gap(life: &Lasting, reason: &str) {
     let closed = find("gap.close").expect("the gap is closed");
     assert!(open.seq < closed.seq, "closed before it was opened");
     for role in super::OUTSIDERS.iter().chain(&["keeper"]) {
-        for who in life.world.cast(role) {
+        for who in life.world.processes(role) {
             assert!(
                 !stream.iter().any(|e| e.is("signal", who)),
                 "'{role}' was signalled"

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{Lasting, Story, listed};
+use super::{Lasting, Scenario, listed};
 use crate::cli::{ask, told};
 use crate::daemon::JOURNAL;
 use crate::trees::OWN_RULES;
 use crate::world::eventually;
 
-pub const STORIES: &[Story] = &[
+pub const STORIES: &[Scenario] = &[
     ("tree-kept-over-a-restart", tree_kept_over_a_restart),
     ("closed-before-a-restart", closed_before_a_restart),
     ("newer-journal", newer_journal),
@@ -64,7 +64,7 @@ fn tree_kept_over_a_restart() {
         said.err
     );
     life.world.open("go");
-    let apart = life.world.await_cast("apart", 1)[0];
+    let apart = life.world.await_processes("apart", 1)[0];
     life.world
         .await_event("it is an orphan", |e| e.is("orphan", apart));
     // A shorter wish for itself beside that for the tree: each of them is written down.

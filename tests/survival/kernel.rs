@@ -99,8 +99,8 @@ fn killed_by_kernel(play: &str, as_it: impl Fn(&[Event], &Event) -> bool) {
     let killed = (1..=BOMBS).any(|round| {
         let role = format!("agent-{round}");
         life.agent(&role, &children, &[]);
-        life.world.await_cast("keeper", round);
-        life.world.await_cast("bomb", 40 * round);
+        life.world.await_processes("keeper", round);
+        life.world.await_processes("bomb", 40 * round);
         life.world.kill(&role);
         life.await_left(&["keeper"]);
         let closed = |e: &&Event| e.event == "session.close";
@@ -164,7 +164,7 @@ fn kernel_reap() {
         );
     }
     let plain = plain.map(|role| life.world.one(role));
-    let other = by_kernel(&stream, "SIGTERM").find(|e| !plain.iter().any(|who| e.about(*who)));
+    let other = by_kernel(&stream, "SIGTERM").find(|e| !plain.iter().any(|who| e.is_about(*who)));
     assert!(
         other.is_none(),
         "another was signalled by the kernel: {other:?}"
@@ -204,7 +204,7 @@ fn deep_chain() {
     let mut life = Lasting::new(OWN_RULES, &[]);
     let chain = format!("upper=chain+{DEEP}+0");
     life.agent("agent", &[&chain, "die=exit+0"], &[]);
-    life.world.await_cast("upper", DEEP);
+    life.world.await_processes("upper", DEEP);
     life.world.open("die-agent");
     life.await_left(&[]);
     life.world

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Dice, Lasting, Story};
+use super::{Dice, Lasting, Scenario};
 use crate::cli::told;
 use crate::daemon;
 use crate::proc::Identity;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Story] = &[("killed-20-times", || killed(20))];
-pub const SOAKS: &[Story] = &[("killed-200-times", || killed(200))];
+pub const STORIES: &[Scenario] = &[("killed-20-times", || killed(20))];
+pub const SOAKS: &[Scenario] = &[("killed-200-times", || killed(200))];
 
 /// Longest time from a daemon's start, and from the moment that it is ready, to its end, in ms.
 const STARTING_MS: u64 = 120;
@@ -120,7 +120,7 @@ impl Agents {
             self.begun += 1;
         } else {
             let which = dice.below(AGENTS as u64) as usize;
-            if !life.world.cast(&role(self.living[which])).is_empty() {
+            if !life.world.processes(&role(self.living[which])).is_empty() {
                 end(life, self.living.swap_remove(which));
             }
         }
@@ -129,7 +129,7 @@ impl Agents {
     /// Gives who they were.
     fn end_all(&mut self, life: &Lasting) -> Vec<Identity> {
         let all = self.living.drain(..).map(|agent| {
-            let who = life.world.await_cast(&role(agent), 1)[0];
+            let who = life.world.await_processes(&role(agent), 1)[0];
             end(life, agent);
             who
         });

@@ -11,16 +11,16 @@ use nix::libc;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{Bpffs, Lasting, Story};
-use crate::actor::step;
+use super::{Bpffs, Lasting, Scenario};
 use crate::cli::told;
 use crate::proc;
+use crate::process::step;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[("probes-out-of-reach", probes_out_of_reach)];
+pub const STORIES: &[Scenario] = &[("probes-out-of-reach", probes_out_of_reach)];
 
-pub const CONNECTORS: &[Story] = &[
+pub const CONNECTORS: &[Scenario] = &[
     ("socket-out-of-order", socket_out_of_order),
     ("births-unheard", births_unheard),
 ];
@@ -54,7 +54,7 @@ fn socket_out_of_order() {
         pins: Bpffs::new(),
     };
     life.world.start("host", "deafening");
-    life.world.await_cast("host", 1);
+    life.world.await_processes("host", 1);
     life.world
         .watch_from_within(OWN_RULES, &["--source", "proc-connector"]);
     goes_on(&mut life, &["proc-connector", "procfs"], |life| {
@@ -73,13 +73,13 @@ fn births_unheard() {
     let dir = life.world.dir().display().to_string();
     // It leads a process group, which is all that is left of it in what it makes.
     let leader =
-        format!("exec setsid {dir}/bin/worker actor later leader {dir} go orphan double sleep");
+        format!("exec setsid {dir}/bin/worker role later leader {dir} go orphan double sleep");
     let leader = format!("leader={}", leader.replace(' ', "+"));
     life.agent("agent", &[&leader, "leaf=sleep"], &["leader", "leaf"]);
     life.await_sessions(&["agent"]);
     let leader = life.world.one("leader");
     life.world
-        .await_event("the leader is seen", |e| e.about(leader));
+        .await_event("the leader is seen", |e| e.is_about(leader));
     let daemon = proc::stat(life.world.daemon().pid())
         .expect("the daemon")
         .id;
@@ -90,7 +90,7 @@ fn births_unheard() {
     );
     let forks = Unheard::begin(&socket).expect("keep forks from it");
     life.world.open("go");
-    life.world.await_cast("orphan", 1);
+    life.world.await_processes("orphan", 1);
     drop(forks);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
@@ -210,7 +210,7 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     life.world.open("go");
     ["meanwhile", "below"]
         .iter()
-        .for_each(|role| drop(life.world.await_cast(role, 1)));
+        .for_each(|role| drop(life.world.await_processes(role, 1)));
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
         .await_event("the gap is closed", |e| e.event == "gap.close");
@@ -232,10 +232,10 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     life.await_sessions(&["other"]);
     let leaf = life.world.one("others-leaf");
     life.world
-        .await_event("its leaf is seen", |e| e.about(leaf));
+        .await_event("its leaf is seen", |e| e.is_about(leaf));
     life.world.kill("agent");
     life.world.kill("other");
-    let hosts = life.world.cast("host").len() + life.world.cast("daemon").len();
+    let hosts = life.world.processes("host").len() + life.world.processes("daemon").len();
     let spared: &[&str] = if hosts > 0 {
         &["keeper", "host", "daemon"]
     } else {

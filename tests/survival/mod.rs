@@ -21,13 +21,13 @@ use crate::proc::Identity;
 use crate::trees::trial;
 use crate::world::{TempDir, World, eventually};
 
-type Story = (&'static str, fn());
+type Scenario = (&'static str, fn());
 
 /// Who has nothing to do with any agent.
 const OUTSIDERS: [&str; 3] = ["launcher", "canary", "stray"];
 
 pub fn trials() -> Vec<Trial> {
-    let stories = killed::STORIES
+    let scenarios = killed::STORIES
         .iter()
         .chain(arming::STORIES)
         .chain(away::STORIES)
@@ -35,23 +35,23 @@ pub fn trials() -> Vec<Trial> {
         .chain(keeps::STORIES)
         .chain(lost::STORIES)
         .chain(pins::STORIES);
-    let trials = stories.map(|(name, story)| trial("survival", name, story));
+    let trials = scenarios.map(|(name, scenario)| trial("survival", name, scenario));
     trials.chain(kernel::trials()).collect()
 }
 
 /// Those that take minutes.
 pub fn soaks() -> Vec<Trial> {
-    let stories = killed::SOAKS.iter();
-    stories
-        .map(|(name, story)| trial("soak", name, story))
+    let scenarios = killed::SOAKS.iter();
+    scenarios
+        .map(|(name, scenario)| trial("soak", name, scenario))
         .collect()
 }
 
 /// Those of the proc connector.
 pub fn through_connector() -> Vec<Trial> {
-    let stories = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
-    stories
-        .map(|(name, story)| trial("survival", name, story))
+    let scenarios = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
+    scenarios
+        .map(|(name, scenario)| trial("survival", name, scenario))
         .collect()
 }
 
@@ -139,13 +139,14 @@ impl Lasting {
         self.world.watch(config, &[&place, more].concat());
     }
 
-    /// An agent with these children ([`Stage::spawn`](crate::actor)), once it and all of `cast` are up.
-    fn agent(&mut self, role: &str, children: &[&str], cast: &[&str]) -> Identity {
+    /// An agent with these children ([`Stage::spawn`](crate::process)), once it and all of `processes` are up.
+    fn agent(&mut self, role: &str, children: &[&str], processes: &[&str]) -> Identity {
         let children: Vec<String> = children.iter().map(|child| child.to_string()).collect();
         self.world.order("claude", "agent", role, &children);
-        cast.iter()
-            .for_each(|role| drop(self.world.await_cast(role, 1)));
-        self.world.await_cast(role, 1)[0]
+        processes
+            .iter()
+            .for_each(|role| drop(self.world.await_processes(role, 1)));
+        self.world.await_processes(role, 1)[0]
     }
 
     /// Waits until the daemon has heard of these agents: their coming wakes it no sooner than need be.
@@ -175,7 +176,7 @@ impl Lasting {
     fn await_left(&self, spared: &[&str]) {
         let spared: Vec<&str> = OUTSIDERS.iter().chain(spared).copied().collect();
         eventually("nobody left who is due", || {
-            let everybody = self.world.everybody();
+            let everybody = self.world.all_processes();
             let (stay, gone): (Vec<_>, Vec<_>) = everybody
                 .into_iter()
                 .partition(|(role, _)| spared.contains(&role.as_str()));
@@ -190,7 +191,7 @@ impl Lasting {
     /// and the roles in `spared`: none of those was signalled. Gives the last daemon's events.
     fn end(&mut self, spared: &[&str]) -> Vec<Event> {
         let spared: Vec<&str> = OUTSIDERS.iter().chain(spared).copied().collect();
-        let everybody = self.world.everybody();
+        let everybody = self.world.all_processes();
         let (kept, ended): (Vec<_>, Vec<_>) = everybody
             .into_iter()
             .partition(|(role, _)| spared.contains(&role.as_str()));
@@ -200,7 +201,7 @@ impl Lasting {
             let told = by_pid(&stream, |e| ends.contains(&e.event.as_str()));
             let is_told = |who: Identity| {
                 told.get(&who.pid)
-                    .is_some_and(|all| all.iter().any(|e| e.about(who)))
+                    .is_some_and(|all| all.iter().any(|e| e.is_about(who)))
             };
             ended.iter().all(|(_, who)| is_told(*who)).then_some(())
         });
@@ -209,7 +210,7 @@ impl Lasting {
         let signalled = by_pid(&stream, |e| e.event == "signal");
         for (role, who) in kept {
             let mine = signalled.get(&who.pid).into_iter().flatten();
-            let signal = mine.copied().find(|e| e.about(who));
+            let signal = mine.copied().find(|e| e.is_about(who));
             assert!(
                 signal.is_none(),
                 "'{role}' ({who:?}) was signalled: {signal:?}"

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use super::{Bpffs, Lasting, Story, listed};
+use super::{Bpffs, Lasting, Scenario, listed};
 use crate::cli::reaper;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const STORIES: &[Scenario] = &[
     ("no-bpffs", no_bpffs),
     ("pins-removed-under-it", pins_removed),
     ("read-only-bpffs", read_only),
@@ -47,7 +47,7 @@ fn assert_reaps(life: &mut Lasting) {
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
     let said = life.world.stop();
-    crate::trees::judge::sound(&life.world, &said);
+    crate::trees::checks::sound(&life.world, &said);
 }
 
 /// Who removes the pins of a service at work takes nothing from it while it lives.

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use super::{CONFIG, Story, View};
+use super::{CONFIG, ScenarioFn, View};
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("conversation-resumed-by-argument", resumed_by_argument),
     ("conversation-resumed-by-registry", resumed_by_registry),
     ("conversation-that-ends", ends),
@@ -29,7 +29,7 @@ fn with_agent(view: &View) -> World {
     );
     ["job", "bare"]
         .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
+        .for_each(|role| drop(world.await_processes(role, 1)));
     world
 }
 
@@ -42,7 +42,7 @@ fn start(world: &mut World, role: &str, program: &str, args: &[&str]) {
         args.join(" ")
     );
     world.start(role, &how);
-    world.await_cast(role, 1);
+    world.await_processes(role, 1);
 }
 
 /// The agent exits; what it leaves lives until its successor is killed.
@@ -66,7 +66,7 @@ fn resumed_by_argument(view: &View) {
     let words = [CLAUDE, "--fork-session", "--resume", &transcript];
     world.provide("resumed", &words.map(String::from));
     start(&mut world, "worker", "resumed", &["tool=sleep"]);
-    world.await_cast("tool", 1);
+    world.await_processes("tool", 1);
     is_continued(view, world);
 }
 
@@ -74,7 +74,7 @@ fn resumed_by_argument(view: &View) {
 fn resumed_by_registry(view: &View) {
     let mut world = with_agent(view);
     start(&mut world, "worker", "claude", &["tool=sleep"]);
-    world.await_cast("tool", 1);
+    world.await_processes("tool", 1);
     let worker = world.one("worker");
     let roster = format!(
         r#"{{"workers":{{"22ab6b57":{{"pid":{},"procStart":"{}","dispatch":{{"launch":{{"sessionId":"/h/{ID}.jsonl"}}}}}}}}}}"#,
@@ -92,7 +92,7 @@ fn ends(view: &View) {
     let mut world = with_agent(view);
     let tool = format!("tool=env:CLAUDE_CODE_SESSION_ID={OTHER_ID}+sleep");
     start(&mut world, "other", "claude", &[&tool]);
-    world.await_cast("tool", 1);
+    world.await_processes("tool", 1);
     view.await_seen(&world, &["agent", "job", "bare", "other", "tool"]);
     world.open("die-agent");
     view.await_gone(&world, &["agent", "job", "bare"]);
@@ -116,7 +116,7 @@ fn killed(view: &View) {
     let mut world = with_agent(view);
     world.provide("resumed", &[CLAUDE, "--resume", ID].map(String::from));
     start(&mut world, "worker", "resumed", &["tool=sleep"]);
-    world.await_cast("tool", 1);
+    world.await_processes("tool", 1);
     view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
     world.kill("agent");
     if view.is_whole() {

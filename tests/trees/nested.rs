@@ -1,11 +1,11 @@
 //! More than one agent.
 
-use super::{CONFIG, Story, View};
+use super::{CONFIG, ScenarioFn, View};
 use crate::cli::told;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("side-by-side", side_by_side),
     ("inner-agent-alone", inner_alone),
     ("agent-below-a-boundary-alone", below_a_boundary),
@@ -17,13 +17,15 @@ const WALL: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n\
     [[boundary]]\nname = \"my-wall\"\ncomm = \"test-wall\"\n";
 
 /// The usual agent with these arguments, and everybody up.
-fn play(world: &mut World, via: Option<&str>, args: &[&str], cast: &[&str]) {
+fn play(world: &mut World, via: Option<&str>, args: &[&str], processes: &[&str]) {
     let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
     match via {
         Some(play) => world.order("worker", play, play, &args),
         None => world.order("claude", "agent", "agent", &args),
     }
-    cast.iter().for_each(|role| drop(world.await_cast(role, 1)));
+    processes
+        .iter()
+        .for_each(|role| drop(world.await_processes(role, 1)));
 }
 
 /// Two agents of one kind: the end of one is none of the other's business.
@@ -34,7 +36,7 @@ fn side_by_side(view: &View) {
     world.order("claude", "agent", "other", &["others-leaf=sleep".into()]);
     ["other", "others-leaf"]
         .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
+        .for_each(|role| drop(world.await_processes(role, 1)));
     view.await_seen(&world, &["agent", "leaf", "other", "others-leaf"]);
     world.kill("agent");
     view.await_gone(&world, &["leaf"]);
@@ -107,9 +109,9 @@ fn one_by_the_other(view: &View, second: &str) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let seen = ["agent", "leaf", "second", "second-leaf"];
-    let cast = [&["terminal"], &seen[..]].concat();
+    let processes = [&["terminal"], &seen[..]].concat();
     let args = ["leaf=sleep", second, "die=exit+0"];
-    play(&mut world, Some("terminal"), &args, &cast);
+    play(&mut world, Some("terminal"), &args, &processes);
     view.await_seen(&world, &seen);
     world
 }

@@ -4,32 +4,32 @@
 use std::process::Command;
 
 use super::promise::Promise;
-use super::{CONFIG, Story, View};
+use super::{CONFIG, ScenarioFn, View};
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("recycled-pid", |view| capsule(view, "recycled-pid")),
     ("daemon-in-a-pid-namespace", |view| {
-        view.note_excused("other", "double");
+        view.add_excused("other", "double");
         capsule(view, "plain");
     }),
 ];
 
-/// The stories as they run inside.
-pub const INSIDE: &[Story] = &[("recycled-pid", recycled), ("plain", plain)];
+/// The scenarios as they run inside.
+pub const INSIDE: &[ScenarioFn] = &[("recycled-pid", recycled), ("plain", plain)];
 
 /// Successors with pid and tick of a member.
 const WANTED: usize = 30;
 
 /// Runs one of [`INSIDE`] in a pid namespace.
-fn capsule(view: &View, story: &str) {
+fn capsule(view: &View, scenario: &str) {
     let this = std::env::current_exe().expect("this program's path");
     let inside = [
-        "actor",
+        "role",
         "capsule",
         "capsule",
         "/",
-        story,
+        scenario,
         view.source.name(),
     ];
     let output = Command::new(this).args(inside).output();
@@ -61,12 +61,12 @@ fn recycled(view: &View) {
         "recycler",
         &[daemon, WANTED.to_string()],
     );
-    world.await_cast("recycler", 1);
+    world.await_processes("recycler", 1);
     let rounds = std::fs::read_to_string(world.dir().join("rounds")).expect("the number of rounds");
     let rounds: usize = rounds.parse().expect("a number");
     view.await_closed(&world, rounds);
     // Each reports itself in its own time.
-    world.await_cast("successor", rounds);
+    world.await_processes("successor", rounds);
     world.assert_alive(&["successor"]);
     view.stop(&mut world, &["recycler"]);
     // Pid and tick are those of a member: what tells them apart is who bore them.
@@ -84,14 +84,14 @@ fn recycled(view: &View) {
     }
 }
 
-/// The common story where the daemon's pids are not the machine's.
+/// The common scenario where the daemon's pids are not the machine's.
 fn plain(view: &View) {
     let row = super::Scenario::new(
         "plain",
         &[
-            super::Part::child("leaf", "sleep"),
-            super::Part::detached("other", "double setsid"),
+            super::ProcessSpec::child("leaf", "sleep"),
+            super::ProcessSpec::detached("other", "double setsid"),
         ],
     );
-    row.through(view.source).play(super::Mode::Enforce, drop);
+    row.through(view.source).run(super::Mode::Enforce, drop);
 }

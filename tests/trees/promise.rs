@@ -1,4 +1,4 @@
-//! What each source promises of the stories, and the harness holds it to: no more, and no less.
+//! What each source promises of the scenarios, and the harness holds it to: no more, and no less.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ pub enum Source {
     Procfs,
 }
 
-/// How much of a story a source tells.
+/// How much of a scenario a source tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
@@ -37,7 +37,7 @@ impl Source {
         }
     }
 
-    /// What it promises of a story of which nothing else is said below.
+    /// What it promises of a scenario of which nothing else is said below.
     fn usually(self) -> Promise {
         match self {
             Source::Ebpf | Source::ProcConnector => Promise::Whole,
@@ -55,19 +55,19 @@ impl Source {
         }
     }
 
-    /// What it promises of single stories.
-    fn of_stories(self) -> &'static [(&'static str, Promise)] {
+    /// What it promises of single scenarios.
+    fn of_scenarios(self) -> &'static [(&'static str, Promise)] {
         match self {
             Source::Ebpf => &[],
-            Source::ProcConnector => CONNECTORS_STORIES,
-            Source::Procfs => PROCFS_STORIES,
+            Source::ProcConnector => CONNECTORS_SCENARIOS,
+            Source::Procfs => PROCFS_SCENARIOS,
         }
     }
 
-    /// What it promises of the story of this name, but for those who are [excused](Source::excuse).
-    pub fn promises(self, story: &str) -> Promise {
-        let mut stories = self.of_stories().iter();
-        let named = stories.find(|(name, _)| *name == story);
+    /// What it promises of the scenario of this name, but for those who are [excused](Source::excuse).
+    pub fn promises(self, scenario: &str) -> Promise {
+        let mut scenarios = self.of_scenarios().iter();
+        let named = scenarios.find(|(name, _)| *name == scenario);
         named.map_or(self.usually(), |(_, promise)| *promise)
     }
 
@@ -91,7 +91,7 @@ const TWINS: &str = "a child that is made its maker's sibling (`CLONE_PARENT`)";
 
 const CONNECTORS_WAYS: &[(&[&str], &str, Promise)] = &[(&["twin"], TWINS, NO_CREATOR)];
 
-const CONNECTORS_STORIES: &[(&str, Promise)] = &[
+const CONNECTORS_SCENARIOS: &[(&str, Promise)] = &[
     ("handover", TOO_FAST),
     ("run-killed-at-once", TOO_SHORT),
     ("recycled-pid", NOT_IN_A_NAMESPACE),
@@ -116,7 +116,7 @@ const PROCFS_WAYS: &[(&[&str], &str, Promise)] = &[
     ),
 ];
 
-const PROCFS_STORIES: &[(&str, Promise)] = &[
+const PROCFS_SCENARIOS: &[(&str, Promise)] = &[
     (
         "conversation-of-a-killed-agent",
         Promise::Harmless("how an agent ended between two looks may be unknown"),
@@ -128,22 +128,22 @@ const PROCFS_STORIES: &[(&str, Promise)] = &[
     ("two-threads-give-away", UNSEEN),
 ];
 
-/// A part of a story that is excused, and what is promised of it alone.
+/// A part of a scenario that is excused, and what is promised of it alone.
 pub type Excused = (&'static str, Promise);
 
-/// How a story came out.
+/// How a scenario came out.
 struct Kept {
     promise: Promise,
     excused: Vec<Excused>,
 }
 
-/// The stories that came out as each source promises.
+/// The scenarios that came out as each source promises.
 static KEPT: Mutex<BTreeMap<(&str, Source), Kept>> = Mutex::new(BTreeMap::new());
 
-/// A story has come out as promised, these parts of it excused.
-pub fn count(story: &'static str, source: Source, promise: Promise, excused: Vec<Excused>) {
+/// A scenario has come out as promised, these parts of it excused.
+pub fn count(scenario: &'static str, source: Source, promise: Promise, excused: Vec<Excused>) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.insert((story, source), Kept { promise, excused });
+    kept.insert((scenario, source), Kept { promise, excused });
 }
 
 /// The promises that were kept, as tables; nothing where only one source was tried.
@@ -186,10 +186,10 @@ pub fn matrix() -> Option<String> {
             lines.push(format!("| {what} | `{name}` | {promise} |"));
         }
     }
-    for ((story, source), Kept { promise, excused }) in kept.iter() {
+    for ((scenario, source), Kept { promise, excused }) in kept.iter() {
         let name = source.name();
         if *promise != source.usually() {
-            lines.push(format!("| story {story} | `{name}` | {promise} |"));
+            lines.push(format!("| scenario {scenario} | `{name}` | {promise} |"));
         }
         let mut whys: Vec<Promise> = excused.iter().map(|(_, promise)| *promise).collect();
         whys.dedup();
@@ -197,7 +197,9 @@ pub fn matrix() -> Option<String> {
             let roles = excused.iter().filter(|(_, promise)| *promise == why);
             let roles: Vec<&str> = roles.map(|(role, _)| *role).collect();
             let who = roles.join(", ");
-            lines.push(format!("| {who} in story {story} | `{name}` | {why} |"));
+            lines.push(format!(
+                "| {who} in scenario {scenario} | `{name}` | {why} |"
+            ));
         }
     }
     Some(lines.join("\n"))

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{CONFIG, Story, View, judge};
+use super::{CONFIG, ScenarioFn, View, checks};
 use crate::daemon::Event;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("handover", handover),
     ("two-threads-give-away", two_threads_give_away),
 ];
@@ -33,8 +33,8 @@ fn handover(view: &View) {
     let births = if view.ends_all() { 20_000 } else { 500 };
     let relay = format!("relay=handover+{births}");
     world.order("claude", "agent", "agent", &[relay]);
-    let agent = world.await_cast("agent", 1)[0];
-    let relay = world.await_cast("relay", 1)[0];
+    let agent = world.await_processes("agent", 1)[0];
+    let relay = world.await_processes("relay", 1)[0];
     view.await_seen(&world, &["agent", "relay"]);
     world.open("handover");
     if view.ends_all() {
@@ -46,7 +46,7 @@ fn handover(view: &View) {
     let Some(events) = end(view, &mut world) else {
         return;
     };
-    judge::death(&world, &events, "agent", (None, Some("SIGKILL")));
+    checks::death(&world, &events, "agent", (None, Some("SIGKILL")));
     let gone = events
         .iter()
         .position(|e| e.is("session.root_exit", agent))
@@ -72,19 +72,22 @@ fn two_threads_give_away(view: &View) {
     world.order("claude", "agent", "agent", &[givers]);
     ["agent", "givers"]
         .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
-    assert_eq!(world.cast("giver").len(), rounds, "givers");
+        .for_each(|role| drop(world.await_processes(role, 1)));
+    assert_eq!(world.processes("giver").len(), rounds, "givers");
     view.await_seen(&world, &["agent", "givers"]);
     world.open("die-agent");
     let Some(events) = end(view, &mut world) else {
         return;
     };
     let canary = world.one("canary");
-    let givers = world.cast("giver");
-    judge::death(&world, &events, "agent", (Some(0), None));
+    let givers = world.processes("giver");
+    checks::death(&world, &events, "agent", (Some(0), None));
     let told: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
     for e in &told {
-        assert!(!e.about(canary), "the canary was told to have gone: {e:?}");
+        assert!(
+            !e.is_about(canary),
+            "the canary was told to have gone: {e:?}"
+        );
         assert!(
             e.old_parent_id.is_some() && e.birth_parent_id == e.old_parent_id,
             "somebody else's child was told to have gone: {e:?}"

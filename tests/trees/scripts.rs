@@ -8,10 +8,10 @@ use std::path::Path;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 
-use super::{CONFIG, Story, View};
+use super::{CONFIG, ScenarioFn, View};
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("agents-by-any-name-of-their-script", |view| {
         by_any_name(view, false);
     }),
@@ -20,7 +20,7 @@ pub const STORIES: &[Story] = &[
     }),
 ];
 
-pub const ON_FUSE: &[Story] = &[("script-on-a-hung-file-system", on_a_hung_file_system)];
+pub const ON_FUSE: &[ScenarioFn] = &[("script-on-a-hung-file-system", on_a_hung_file_system)];
 
 const GEMINI: &str = "node_modules/@google/gemini-cli/bundle/gemini.js";
 const AIDER: &str = "venv/bin/aider";
@@ -30,7 +30,7 @@ pub fn has_fuse() -> bool {
     nix::unistd::geteuid().is_root() && Path::new("/dev/fuse").exists()
 }
 
-/// Programs by a role of the story. Each runs the actor under the name of an interpreter.
+/// Programs by a role of the scenario. Each runs the process under the name of an interpreter.
 fn provide(world: &World) {
     let file = |path: &str| {
         let path = world.dir().join(path);
@@ -69,7 +69,7 @@ fn start(world: &mut World, name: &str) {
 fn await_up(world: &World, names: &[&str]) {
     for name in names {
         for role in ["", "-tool", "-server"] {
-            world.await_cast(&format!("{name}{role}"), 1);
+            world.await_processes(&format!("{name}{role}"), 1);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use nix::sys::signal::Signal;
 
-use super::{CONFIG, Story, View};
+use super::{CONFIG, ScenarioFn, View};
 use crate::proc::Identity;
 use crate::world::World;
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("unused-managed-server", unused_managed_server),
     ("unused-server-is-reported", unused_server_is_reported),
     ("idle-agent-in-an-idle-agent", idle_agent_in_an_idle_agent),
@@ -105,11 +105,11 @@ fn unused_managed_server(view: &View) {
     world.start("client", "client used");
     world.start("agent", &format!("as:codex agent {used} die=exit+0"));
     for role in ["agent", "used", "used-tool", "client"] {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     world.start("other", &format!("as:codex agent {unused}"));
     for role in ["other", "unused", "unused-tool"] {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     view.await_seen(&world, &["used", "used-tool", "unused", "unused-tool"]);
     world.open("die-agent");
@@ -131,7 +131,7 @@ fn unused_server_is_reported(view: &View) {
     let mut world = world(view);
     world.start("server", "no-input as:opencode-serve serve tool setsid");
     for role in ["server", "tool"] {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     view.await_seen(&world, &["server", "tool"]);
     let server = world.one("server");
@@ -157,7 +157,7 @@ fn idle_agent_in_an_idle_agent(view: &View) {
         "no-input as:codex agent inner=no-input+as:codex+agent+tool=sleep",
     );
     for role in ["outer", "inner", "tool"] {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     view.watch(&mut world, &format!("{CONFIG}{IDLE_AGENTS}"));
     let await_reported = |world: &World, role: &str| {
@@ -179,7 +179,7 @@ fn terminal_is_closed(view: &View, server: &str) {
     let how = format!("terminal as:{server} tool=setsid mcp=env-i+setsid");
     world.start("terminal", &how);
     for role in ["terminal", "agent", "tool", "mcp"] {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     view.await_seen(&world, &["agent", "tool", "mcp"]);
     world.kill("terminal");
@@ -232,7 +232,7 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     .map(String::from);
     let trees: Vec<String> = trees.chain(others).collect();
     for role in trees.iter().map(String::as_str) {
-        world.await_cast(role, 1);
+        world.await_processes(role, 1);
     }
     let roles: Vec<&str> = trees.iter().map(String::as_str).collect();
     view.await_seen(&world, &roles);

@@ -1,14 +1,14 @@
-//! Trees with a story of their own.
+//! Trees with a scenario of their own.
 
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use super::{CONFIG, Story, View, judge};
+use super::{CONFIG, ScenarioFn, View, checks};
 use crate::cgroup::Cgroup;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
 
-pub const STORIES: &[Story] = &[
+pub const SCENARIOS: &[ScenarioFn] = &[
     ("agents-leader-thread-first", leader_thread_first),
     ("out-of-scope", out_of_scope),
     ("run-killed", run_killed),
@@ -16,10 +16,10 @@ pub const STORIES: &[Story] = &[
 ];
 
 /// For which [tmux](has_tmux) is needed.
-pub const IN_TMUX: &[Story] = &[("tmux", tmux)];
+pub const IN_TMUX: &[ScenarioFn] = &[("tmux", tmux)];
 
 /// For which a cgroup is needed.
-pub const IN_A_CGROUP: &[Story] = &[
+pub const IN_A_CGROUP: &[ScenarioFn] = &[
     ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
@@ -49,14 +49,14 @@ fn leader_thread_first(view: &View) {
         "agent",
         &["leaf=sleep".into(), "die=leader-first".into()],
     );
-    world.await_cast("leaf", 1);
-    let agent = world.await_cast("agent", 1)[0];
+    world.await_processes("leaf", 1);
+    let agent = world.await_processes("agent", 1)[0];
     view.await_seen(&world, &["agent", "leaf"]);
     world.open("die-agent");
-    world.await_cast("leaderless", 1);
+    world.await_processes("leaderless", 1);
     // A process that begins and ends later: when its exit has been told, the thread's would have been.
     world.order("worker", "middle", "probe", &["sleep".into()]);
-    let probe = world.await_cast("probe", 1)[0];
+    let probe = world.await_processes("probe", 1)[0];
     let second = world
         .daemon()
         .events()
@@ -71,7 +71,7 @@ fn leader_thread_first(view: &View) {
     view.await_gone(&world, &["leaf"]);
     view.await_closed(&world, 1);
     if let Some(events) = view.stop(&mut world, &["probe"]) {
-        judge::death(&world, &events, "agent", (Some(3), None));
+        checks::death(&world, &events, "agent", (Some(3), None));
     }
 }
 
@@ -86,7 +86,7 @@ fn tmux(view: &View) {
         world.dir().display()
     );
     let pane = format!(
-        "{} actor sleep user {}",
+        "{} role sleep user {}",
         worker.display(),
         world.dir().display()
     );
@@ -94,7 +94,7 @@ fn tmux(view: &View) {
     world.order("claude", "agent", "agent", &[tmux, "leaf=sleep".into()]);
     ["agent", "leaf", "user"]
         .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
+        .for_each(|role| drop(world.await_processes(role, 1)));
     let user = world.one("user");
     view.await_seen(&world, &["agent", "leaf"]);
     world.kill("agent");
@@ -127,10 +127,10 @@ fn run_with_cgroup_killed(view: &View) {
 fn kill_run(view: &View, mut world: World, how: &str) {
     view.watch(&mut world, CONFIG);
     let (dir, reaper) = (world.dir().display().to_string(), crate::daemon::REAPER);
-    let tree = format!("{dir}/bin/worker actor parent top {dir} under setsid");
+    let tree = format!("{dir}/bin/worker role parent top {dir} under setsid");
     world.start("runner", &format!("run {reaper} {how} -- {tree}"));
     for role in ["top", "under"] {
-        let who = world.await_cast(role, 1)[0];
+        let who = world.await_processes(role, 1)[0];
         let file = std::fs::read_to_string(format!("/proc/{}/cgroup", who.pid));
         let inside = file.is_ok_and(|file| file.contains("/reaper-run-"));
         assert_eq!(inside, how.contains("--cgroup"), "{role}");
@@ -153,7 +153,7 @@ fn run_killed_at_once(view: &View) {
     let dir = world.dir().display().to_string();
     let script = format!(
         "for n in 0 1 2 3 4; do for wait in 0 0.0005 0.001 0.002 0.003 0.005; do
-            {reaper} run -- {dir}/bin/worker actor parent top {dir} under setsid &
+            {reaper} run -- {dir}/bin/worker role parent top {dir} under setsid &
             sleep $wait
             kill -KILL $!
         done; done",
@@ -161,7 +161,7 @@ fn run_killed_at_once(view: &View) {
     );
     std::fs::write(world.dir().join("script"), script).expect("write a script");
     world.start("runner", &format!("run sh {dir}/script"));
-    world.await_cast("runner", 1);
+    world.await_processes("runner", 1);
     world.await_gone(&["runner"]);
     if view.ends_all() {
         world.await_alone();
@@ -176,7 +176,7 @@ fn out_of_scope(view: &View) {
     view.watch(&mut world, CONFIG);
     for world in [&mut other, &mut world] {
         world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
-        world.await_cast("agent", 1);
+        world.await_processes("agent", 1);
     }
     view.await_seen(&world, &["agent", "leaf"]);
     other.kill("agent");
@@ -185,7 +185,7 @@ fn out_of_scope(view: &View) {
     view.await_closed(&world, 1);
     other.assert_alive(&["leaf"]);
     let outsiders = [other.one("agent"), other.one("leaf")];
-    let of_them = |e: &Event| outsiders.iter().any(|who| e.about(*who));
+    let of_them = |e: &Event| outsiders.iter().any(|who| e.is_about(*who));
     let told = world.daemon().events().iter().any(of_them);
     assert!(!told, "an event about an outsider");
     view.end(world, &[]);
@@ -198,7 +198,7 @@ fn cgroup_scope(view: &View) {
     world.watch_scope(
         cgroup.path().to_str().expect("a path in UTF-8"),
         CONFIG,
-        &view.asked(),
+        &view.source_arguments(),
     );
     world.order(
         "claude",
@@ -206,7 +206,7 @@ fn cgroup_scope(view: &View) {
         "outsider",
         &["outsiders-leaf=sleep".into()],
     );
-    world.await_cast("outsider", 1);
+    world.await_processes("outsider", 1);
     cgroup.take(world.one("launcher"));
     world.order(
         "claude",
@@ -216,12 +216,12 @@ fn cgroup_scope(view: &View) {
     );
     ["agent", "leaf", "other"]
         .iter()
-        .for_each(|role| drop(world.await_cast(role, 1)));
+        .for_each(|role| drop(world.await_processes(role, 1)));
     view.await_seen(&world, &["agent", "leaf"]);
     world.kill("outsider");
     world.kill("agent");
     view.await_gone(&world, &["leaf"]);
-    if !view.note_excused("other", "double") {
+    if !view.add_excused("other", "double") {
         view.await_gone(&world, &["other"]);
     }
     view.await_closed(&world, 1);

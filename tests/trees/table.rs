@@ -1,7 +1,7 @@
-//! The trees that the common story fits.
+//! The trees that the common scenario fits.
 
-use super::part::{Death, Part};
-use super::story::Scenario;
+use super::process_spec::{AgentExit, ProcessSpec};
+use super::scenario::Scenario;
 use crate::world::World;
 
 const PATIENT: &str = "grace = \"4s\"\nkill_timeout = \"10s\"\n";
@@ -25,15 +25,19 @@ exe = "**/bin/test-keeper"
 
 /// Trees that take minutes on a small machine.
 pub fn soaks() -> Vec<Scenario> {
-    let children = Part::child("leaf", "fork sleep").times(10_000);
+    let children = ProcessSpec::child("leaf", "fork sleep").times(10_000);
     vec![Scenario::new("ten-thousand-children", &[children])]
 }
 
 /// Every row. Names say what is special about the tree.
 pub fn rows() -> Vec<Scenario> {
     let row = Scenario::new;
-    let (child, below, detached) = (Part::child, Part::below, Part::detached);
-    let (kept, outside) = (Part::kept, Part::outside);
+    let (child, below, detached) = (
+        ProcessSpec::child,
+        ProcessSpec::below,
+        ProcessSpec::detached,
+    );
+    let (kept, outside) = (ProcessSpec::kept, ProcessSpec::outside);
     vec![
         row(
             "plain",
@@ -62,7 +66,7 @@ pub fn rows() -> Vec<Scenario> {
         row(
             "own-tree-as-an-orphan",
             &[
-                Part::first("shell").plays("parent host host beside stubborn"),
+                ProcessSpec::first("shell").plays("parent host host beside stubborn"),
                 kept("host", "", "never_self"),
                 kept("daemon", "", "never_self"),
                 below("beside", ""),
@@ -111,14 +115,14 @@ pub fn rows() -> Vec<Scenario> {
         row("leader-thread-first", &[child("leaf", "leader-first")]),
         row("exec-from-a-thread", &[child("leaf", "thread-exec")]),
         // Ways to die.
-        row("segfault", &[child("leaf", "sleep")]).dies(Death::Falls("segfault", "SIGSEGV")),
-        row("exit-group", &[child("leaf", "sleep")]).dies(Death::Exits("exit-group 50", 7)),
+        row("segfault", &[child("leaf", "sleep")]).dies(AgentExit::Falls("segfault", "SIGSEGV")),
+        row("exit-group", &[child("leaf", "sleep")]).dies(AgentExit::Exits("exit-group 50", 7)),
         row(
             "exit-0",
             &[child("leaf", "sleep"), detached("other", "double sleep")],
         )
-        .dies(Death::Exits("exit 0", 0)),
-        row("exit-3", &[child("leaf", "sleep")]).dies(Death::Exits("exit 3", 3)),
+        .dies(AgentExit::Exits("exit 0", 0)),
+        row("exit-3", &[child("leaf", "sleep")]).dies(AgentExit::Exits("exit 3", 3)),
         // Many, and deep.
         row(
             "thousand-children",
@@ -129,7 +133,7 @@ pub fn rows() -> Vec<Scenario> {
             &[
                 child("upper-end", "parent upper chain 200 100"),
                 below("upper", "").times(100),
-                Part::first("middle"),
+                ProcessSpec::first("middle"),
                 detached("cut", ""),
                 below("lower", "").times(98),
             ],
@@ -179,7 +183,7 @@ pub fn rows() -> Vec<Scenario> {
             "inner-agent-first",
             &[
                 child("leaf", "sleep"),
-                Part::first("inner").plays("as:claude agent inner-leaf=stubborn"),
+                ProcessSpec::first("inner").plays("as:claude agent inner-leaf=stubborn"),
                 below("inner-leaf", ""),
             ],
         ),

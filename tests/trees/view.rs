@@ -1,15 +1,15 @@
-//! How a story with a play of its own is seen: through a source, and as far as that promises.
+//! How a scenario with a play of its own is seen: through a source, and as far as that promises.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-use super::judge;
+use super::checks;
 use super::promise::{self, Excused, Promise, Source};
 use crate::daemon::Event;
 use crate::proc::Identity;
 use crate::world::{World, eventually};
 
-/// How often a story is told at most where the source can lose messages of a sudden, and says so.
+/// How often a scenario is told at most where the source can lose messages of a sudden, and says so.
 pub const TRIES: usize = 10;
 
 /// See the module.
@@ -18,13 +18,13 @@ pub struct View {
     pub promise: Promise,
     /// The kernel had no room for a message, and that was told.
     lost: Cell<bool>,
-    /// Of whom less is promised than of the story, as far as has been noted.
+    /// Of whom less is promised than of the scenario, as far as has been noted.
     excused: RefCell<Vec<Excused>>,
 }
 
 impl View {
-    /// Tells a story through a source. Where that has lost something of a sudden, it is told once more.
-    pub fn tell(source: Source, name: &'static str, story: fn(&View)) {
+    /// Tells a scenario through a source. Where that has lost something of a sudden, it is told once more.
+    pub fn run(source: Source, name: &'static str, scenario: fn(&View)) {
         let view = View {
             source,
             promise: source.promises(name),
@@ -32,7 +32,7 @@ impl View {
             excused: RefCell::default(),
         };
         for left in (0..TRIES).rev() {
-            story(&view);
+            scenario(&view);
             if !view.lost.replace(false) {
                 return promise::count(name, source, view.promise, view.excused.take());
             }
@@ -58,7 +58,7 @@ impl View {
     }
 
     /// Whether one that is started in this way is excused, where the others must be ended: which is noted.
-    pub fn note_excused(&self, role: &'static str, way: &str) -> bool {
+    pub fn add_excused(&self, role: &'static str, way: &str) -> bool {
         let excuse = self.source.excuse(way);
         let mut all = self.excused.borrow_mut();
         all.retain(|(known, _)| *known != role);
@@ -67,13 +67,13 @@ impl View {
     }
 
     /// What the daemon is asked for.
-    pub fn asked(&self) -> [&'static str; 2] {
+    pub fn source_arguments(&self) -> [&'static str; 2] {
         ["--source", self.source.name()]
     }
 
     /// Starts the daemon on the launcher and what is below it.
     pub fn watch(&self, world: &mut World, config: &str) {
-        world.watch(config, &self.asked());
+        world.watch(config, &self.source_arguments());
     }
 
     /// What looks has to have found these: none but the probes know what was gone before.
@@ -119,19 +119,22 @@ impl View {
         }
         world.assert_alive(&spared);
         let events = world.stop();
-        let spared: Vec<Identity> = spared.iter().flat_map(|role| world.cast(role)).collect();
-        judge::untouched(&events, &spared);
+        let spared: Vec<Identity> = spared
+            .iter()
+            .flat_map(|role| world.processes(role))
+            .collect();
+        checks::untouched(&events, &spared);
         let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
         if self.source == Source::ProcConnector && events.iter().any(lost) {
-            judge::only_members_signalled(world, &events);
+            checks::only_members_signalled(world, &events);
             self.lost.set(true);
             return None;
         }
         if self.knows_agents() {
-            judge::sound(world, &events);
+            checks::sound(world, &events);
         } else {
             // The daemon was stopped in the middle of it.
-            judge::only_members_signalled(world, &events);
+            checks::only_members_signalled(world, &events);
         }
         self.is_whole().then_some(events)
     }
@@ -143,7 +146,7 @@ pub fn await_seen(world: &World, source: Source, role: &str) {
     eventually(&format!("'{role}' is seen"), || {
         let events = world.daemon().events();
         let told = |who: &Identity| {
-            let mut of_it = events.iter().rev().filter(|e| e.about(*who));
+            let mut of_it = events.iter().rev().filter(|e| e.is_about(*who));
             if source != Source::Procfs {
                 return of_it.next().map(drop);
             }
@@ -151,8 +154,11 @@ pub fn await_seen(world: &World, source: Source, role: &str) {
             let now = std::fs::read_link(format!("/proc/{}/exe", who.pid)).ok();
             now.is_none_or(|now| now.as_os_str() == last).then_some(())
         };
-        let cast = world.cast(role);
-        cast.iter().all(|who| told(who).is_some()).then_some(())
+        let processes = world.processes(role);
+        processes
+            .iter()
+            .all(|who| told(who).is_some())
+            .then_some(())
     });
 }
 

@@ -1,4 +1,4 @@
-//! What every actor can do: report itself, start others in all the ways there are, wait for its cue.
+//! What every process can do: report itself, start others in all the ways there are, wait for its cue.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,14 +12,14 @@ use nix::unistd::{ForkResult, Pid, getpid, getppid};
 
 use crate::proc::{self, Identity};
 
-/// Who an actor is and where it stands.
-pub struct Stage {
+/// Who a process is and where it stands.
+pub struct RoleSetup {
     pub role: String,
     pub dir: PathBuf,
     pub args: Vec<String>,
 }
 
-/// A program in the test's directory, and the words that come before an actor's own: what the test provides by this
+/// A program in the test's directory, and the words that come before a process's own: what the test provides by this
 /// name, or `claude` where npm puts it, called through its link.
 fn image(dir: &Path, name: &str) -> Command {
     if let Ok(words) = std::fs::read_to_string(dir.join("programs").join(name)) {
@@ -49,7 +49,7 @@ pub fn modifiers(how: &str) -> (Vec<&str>, &str) {
     (found, rest)
 }
 
-impl Stage {
+impl RoleSetup {
     /// Tells the test that this process is up.
     pub fn report(&self) {
         let me = proc::stat("self").expect("/proc/self/stat");
@@ -68,8 +68,8 @@ impl Stage {
     }
 
     /// The same stage for another process.
-    pub fn with(&self, role: &str, args: &[&str]) -> Stage {
-        Stage {
+    pub fn with(&self, role: &str, args: &[&str]) -> RoleSetup {
+        RoleSetup {
             role: role.into(),
             dir: self.dir.clone(),
             args: args.iter().map(|a| a.to_string()).collect(),
@@ -79,14 +79,11 @@ impl Stage {
     /// A program that plays `play` as `role`.
     pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
         let mut command = image(&self.dir, image_name);
-        command
-            .args(["actor", play, role])
-            .arg(&self.dir)
-            .args(args);
+        command.args(["role", play, role]).arg(&self.dir).args(args);
         command
     }
 
-    /// The agent, with this actor's own arguments as its. The first may be `as:IMAGE` for another program.
+    /// The agent, with this process's own arguments as its. The first may be `as:IMAGE` for another program.
     pub fn agent(&self) -> Command {
         let (image, args) = match self.args.split_first() {
             Some((first, rest)) if first.starts_with("as:") => (&first[3..], rest),
@@ -171,7 +168,7 @@ impl Stage {
     /// Plays `how` in this process.
     pub fn perform(&self, role: &str, how: &str) -> ! {
         let words: Vec<&str> = how.split(' ').collect();
-        super::play(words[0])(&self.with(role, &words[1..]))
+        super::run_role(words[0])(&self.with(role, &words[1..]))
     }
 
     /// Runs the worker program in place of this one.
@@ -221,7 +218,7 @@ pub fn orphaned_by(parent: Pid) {
 
 /// A new process that runs no other program, and ends when `child` returns.
 pub fn fork(child: impl FnOnce()) -> Pid {
-    // SAFETY: actors that fork have one thread, so the child may do whatever the parent may; children of one
+    // SAFETY: processes that fork have one thread, so the child may do whatever the parent may; children of one
     // that has two make nothing but system calls.
     match unsafe { nix::unistd::fork() }.expect("fork") {
         ForkResult::Parent { child } => child,

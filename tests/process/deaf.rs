@@ -13,7 +13,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe};
 
 use super::filter::{install, step};
-use super::stage::{Stage, rest};
+use super::setup::{RoleSetup, rest};
 
 /// Where the low half of the fifth argument stands in `seccomp_data`: the sender's address, which who asks for it
 /// wants to know whether it was the kernel.
@@ -21,7 +21,7 @@ const SENDER: u32 = 16 + 4 * 8;
 
 /// Like [`host`](super::member::host), but once `DIR/deaf` is there, the daemon can receive nothing more from whom it
 /// asks for their address: that fails with EIO.
-pub fn deafening(s: &Stage) -> ! {
+pub fn deafening(s: &RoleSetup) -> ! {
     s.report();
     s.gate("host");
     let command = std::fs::read_to_string(s.dir.join("command")).expect("read the command");

@@ -1,4 +1,4 @@
-//! How a story is told.
+//! How a scenario is told.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -8,8 +8,8 @@ use super::{Begins, Mode, SPARED, Scenario, Toll, last_word};
 use crate::cgroup::Cgroup;
 use crate::daemon;
 use crate::proc::Identity;
-use crate::trees::judge;
-use crate::trees::part::{Death, Fate, Part, Starter, arguments};
+use crate::trees::checks;
+use crate::trees::process_spec::{AgentExit, Expectation, ProcessSpec, StartedBy, arguments};
 use crate::trees::promise::{self, Excused, Promise, Source};
 use crate::trees::view::{TRIES, await_outcomes, await_seen};
 use crate::world::{World, eventually};
@@ -17,7 +17,7 @@ use crate::world::{World, eventually};
 impl Scenario {
     /// In enforce nobody who is due survives and nobody else is touched; in observe the same is decided and
     /// nobody is touched at all. `count` is told who was wronged before this panics of it.
-    pub fn play(&self, mode: Mode, count: impl Fn(Toll)) {
+    pub fn run(&self, mode: Mode, count: impl Fn(Toll)) {
         let mut tries = TRIES;
         while !self.comes_to_its_end(mode, tries > 1, &count) {
             tries -= 1;
@@ -81,49 +81,49 @@ impl Scenario {
             await_outcomes(world);
         }
         for part in &self.parts {
-            if part.lives() || mode == Mode::Observe && part.fate != Fate::First {
+            if part.lives() || mode == Mode::Observe && part.fate != Expectation::First {
                 world.assert_alive(&[part.role]);
             }
         }
         world.assert_alive(&SPARED);
-        let newcomers = world.second_act();
+        let newcomers = world.processes_of_second_step();
         let none_excused = !harmless && excused.is_empty();
         if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && none_excused) {
             check(world);
         }
         let events = world.stop();
         if too_fast {
-            judge::only_members_signalled(world, &events);
+            checks::only_members_signalled(world, &events);
         } else {
-            judge::sound(world, &events);
+            checks::sound(world, &events);
         }
-        judge::untouched(&events, &newcomers);
-        judge::unsignalled(world, &events, &self.parts);
+        checks::untouched(&events, &newcomers);
+        checks::unsignalled(world, &events, &self.parts);
         if mode == Mode::Observe {
             let signal = events.iter().find(|e| e.event == "signal");
             assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
-            judge::decided_before_the_end(&events);
+            checks::decided_before_the_end(&events);
         }
         if let Some(rule) = self.agent {
-            judge::recognised(world, &events, "agent", rule);
+            checks::recognised(world, &events, "agent", rule);
         }
         if let Some(status) = self.status().filter(|_| whole) {
-            judge::death(world, &events, self.victim, status);
+            checks::death(world, &events, self.victim, status);
         }
         let leeway = self.leeway();
         for part in self.not_excused() {
-            judge::decided(world, &events, part, leeway);
+            checks::decided(world, &events, part, leeway);
             if part.dies() {
                 if whole {
-                    judge::adopted(world, &events, part, mode == Mode::Observe);
+                    checks::adopted(world, &events, part, mode == Mode::Observe);
                 }
                 if mode == Mode::Enforce {
-                    judge::reaped(world, &events, part, leeway);
+                    checks::reaped(world, &events, part, leeway);
                 }
             }
         }
         let role = |(role, _): &Excused| self.parts.iter().find(|part| part.role == *role);
-        excused.retain(|one| role(one).is_some_and(Part::is_told));
+        excused.retain(|one| role(one).is_some_and(ProcessSpec::is_told));
         promise::count(self.name, self.source, promise, excused);
     }
 
@@ -141,38 +141,39 @@ impl Scenario {
                 world.introduce(part.role, pid);
             }
         }
-        for part in self.parts.iter().filter(|p| p.by == Starter::Launcher) {
-            let its = arguments(&self.parts, Starter::Part(part.role));
+        for part in self.parts.iter().filter(|p| p.by == StartedBy::Launcher) {
+            let its = arguments(&self.parts, StartedBy::Part(part.role));
             let how: Vec<_> = [part.how.to_owned()].into_iter().chain(its).collect();
             world.start(part.role, &how.join(" "));
-            world.await_cast(part.role, 1);
+            world.await_processes(part.role, 1);
         }
         self.start(world);
         if self.begins == Begins::Within {
             world.watch_from_within(self.config, &how);
         }
         for part in &self.parts {
-            world.await_cast(part.role, part.times);
+            world.await_processes(part.role, part.times);
         }
-        world.await_cast("agent", 1);
+        world.await_processes("agent", 1);
         if self.begins == Begins::Last {
             world.watch(self.config, &how);
         }
         if self.source != Source::Ebpf && self.begins == Begins::First {
             self.await_seen(world);
         }
-        let first = |part: &&Part| part.fate == Fate::First && part.role != self.victim;
+        let first =
+            |part: &&ProcessSpec| part.fate == Expectation::First && part.role != self.victim;
         for part in self.parts.iter().filter(first) {
             world.kill(part.role);
         }
         // What is decided under the living agent is decided before it dies.
-        let before = !matches!(self.death, Death::Relaunches);
+        let before = !matches!(self.death, AgentExit::Relaunches);
         let whole = self.promise() == Promise::Whole;
         for part in self
             .not_excused()
             .filter(|p| whole && before && p.is_detached())
         {
-            for who in world.cast(part.role) {
+            for who in world.processes(part.role) {
                 world.await_event("an orphan is detached", |e| {
                     e.is("decision", who) && e.reason.as_deref() == Some("detached")
                 });
@@ -180,16 +181,16 @@ impl Scenario {
         }
         // And it is known who has adopted it: a member may be ended before somebody has looked whom it had adopted.
         if whole && before {
-            self.await_adopters(world, Part::is_detached);
+            self.await_adopters(world, ProcessSpec::is_detached);
         }
         match self.death {
-            Death::Lives => {}
-            Death::Killed => world.kill(self.victim),
+            AgentExit::Lives => {}
+            AgentExit::Killed => world.kill(self.victim),
             _ => world.open(&format!("die-{}", self.victim)),
         }
         match self.death {
-            Death::LosesLeader => drop(world.await_cast("leaderless", 1)),
-            Death::Relaunches => {
+            AgentExit::LosesLeader => drop(world.await_processes("leaderless", 1)),
+            AgentExit::Relaunches => {
                 world.await_event("a relaunch", |e| e.event == "session.relaunch");
             }
             _ => {}
@@ -209,7 +210,7 @@ impl Scenario {
     }
 
     fn start(&self, world: &mut World) {
-        let mut args = arguments(&self.parts, Starter::Agent);
+        let mut args = arguments(&self.parts, StartedBy::Agent);
         if let Some(how) = self.death.how().filter(|_| self.victim == "agent") {
             args.push(format!("die={}", how.replace(' ', "+")));
         }
@@ -223,24 +224,27 @@ impl Scenario {
     }
 
     fn start_again(&self, world: &mut World) {
-        world.end_act();
+        world.begin_second_step();
         self.start(world);
-        let its = self.parts.iter().filter(|p| p.by == Starter::Agent);
+        let its = self.parts.iter().filter(|p| p.by == StartedBy::Agent);
         let all = its.map(|part| part.times).sum::<usize>() + 1;
         eventually("the same tree once more", || {
-            (world.second_act().len() >= all).then_some(())
+            (world.processes_of_second_step().len() >= all).then_some(())
         });
     }
 
     /// Waits until it is told who has adopted each `of` those who are due. Without the probes that is looked for when there
     /// is time.
-    fn await_adopters(&self, world: &World, of: impl Fn(&Part) -> bool) {
-        let due = |part: &&Part| part.dies() && part.adopter.is_some() && of(part);
+    fn await_adopters(&self, world: &World, of: impl Fn(&ProcessSpec) -> bool) {
+        let due = |part: &&ProcessSpec| part.dies() && part.adopter.is_some() && of(part);
         for part in self.parts.iter().filter(due) {
             eventually(&format!("the adopter of '{}'", part.role), || {
-                let told = |who: &Identity| judge::adopter(&world.daemon().events(), *who);
-                let cast = world.cast(part.role);
-                cast.iter().all(|who| told(who).is_some()).then_some(())
+                let told = |who: &Identity| checks::adopter(&world.daemon().events(), *who);
+                let processes = world.processes(part.role);
+                processes
+                    .iter()
+                    .all(|who| told(who).is_some())
+                    .then_some(())
             });
         }
     }
@@ -254,9 +258,9 @@ impl Scenario {
             let Some(last) = of_each.last() else { continue };
             eventually(&format!("every decision about '{}'", part.role), || {
                 let events = world.daemon().events();
-                let starved = judge::starved(&events);
+                let starved = checks::starved(&events);
                 let mut said: BTreeMap<Identity, Vec<String>> = BTreeMap::new();
-                for (who, _, reason, _) in judge::decisions(world, &events, part.role) {
+                for (who, _, reason, _) in checks::decisions(world, &events, part.role) {
                     said.entry(who).or_default().push(reason);
                 }
                 let is_over = |who: &Identity| {
@@ -264,7 +268,7 @@ impl Scenario {
                     let last = said.iter().any(|reason| reason == last.reason);
                     last && said.len() >= least || starved.contains(who)
                 };
-                world.cast(part.role).iter().all(is_over).then_some(())
+                world.processes(part.role).iter().all(is_over).then_some(())
             });
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What becomes of the processes of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Expectation {
     /// Reaped when the agent is gone.
     Reaped,
     /// Orphaned under the living agent, and reaped when that is gone.
@@ -12,7 +12,7 @@ pub enum Fate {
     /// A member that is spared, with this reason.
     Kept(&'static str),
     /// All of this is decided about it, and it is ended if the last of it says so.
-    Decided(&'static [Said]),
+    Decided(&'static [DecisionSpec]),
     /// Membership stops at it, by this rule.
     Boundary(&'static str),
     /// An agent's server by this rule: the root of a session of its own, which outlives its starter.
@@ -25,16 +25,16 @@ pub enum Fate {
 
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Said {
+pub struct DecisionSpec {
     pub decision: &'static str,
     pub reason: &'static str,
     /// Name of the rule; where there is none here, any will do.
     pub rule: Option<&'static str>,
 }
 
-impl Said {
-    pub const fn new(decision: &'static str, reason: &'static str) -> Said {
-        Said {
+impl DecisionSpec {
+    pub const fn new(decision: &'static str, reason: &'static str) -> DecisionSpec {
+        DecisionSpec {
             decision,
             reason,
             rule: None,
@@ -42,7 +42,7 @@ impl Said {
     }
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for DecisionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.decision, self.reason)?;
         match self.rule {
@@ -52,12 +52,12 @@ impl fmt::Display for Said {
     }
 }
 
-const DETACHED: Said = Said::new("keep", "detached");
-const REAPED: Said = Said::new("reap", "root_exited");
+const DETACHED: DecisionSpec = DecisionSpec::new("keep", "detached");
+const REAPED: DecisionSpec = DecisionSpec::new("reap", "root_exited");
 
 /// Who starts a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starter {
+pub enum StartedBy {
     Agent,
     /// The launcher, before the agent.
     Launcher,
@@ -67,13 +67,13 @@ pub enum Starter {
 
 /// The processes of one role.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct ProcessSpec {
     pub role: &'static str,
-    /// How it is started ([`Stage::spawn`](crate::actor)); empty if somebody else does.
+    /// How it is started ([`Stage::spawn`](crate::process)); empty if somebody else does.
     pub how: &'static str,
-    pub by: Starter,
+    pub by: StartedBy,
     pub times: usize,
-    pub fate: Fate,
+    pub fate: Expectation,
     /// Role of the adopter in the orphan event it must have; none where it may have none.
     pub adopter: Option<&'static str>,
     /// Who it is, if it is there already and not of this test.
@@ -84,17 +84,17 @@ pub struct Part {
     pub way: &'static str,
 }
 
-impl Part {
+impl ProcessSpec {
     pub const fn new(
         role: &'static str,
         how: &'static str,
-        fate: Fate,
+        fate: Expectation,
         adopter: Option<&'static str>,
-    ) -> Part {
-        Part {
+    ) -> ProcessSpec {
+        ProcessSpec {
             role,
             how,
-            by: Starter::Agent,
+            by: StartedBy::Agent,
             times: 1,
             fate,
             adopter,
@@ -104,61 +104,64 @@ impl Part {
         }
     }
     /// A child of the agent, orphaned by its death.
-    pub const fn child(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Reaped, Some("launcher"))
+    pub const fn child(role: &'static str, how: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::Reaped, Some("launcher"))
     }
     /// A member whose parent is not the agent, or not only.
-    pub const fn below(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Reaped, None)
+    pub const fn below(role: &'static str, how: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::Reaped, None)
     }
-    pub const fn detached(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Detached, Some("launcher"))
+    pub const fn detached(role: &'static str, how: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::Detached, Some("launcher"))
     }
-    pub const fn kept(role: &'static str, how: &'static str, reason: &'static str) -> Part {
-        Part::new(role, how, Fate::Kept(reason), None)
+    pub const fn kept(role: &'static str, how: &'static str, reason: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::Kept(reason), None)
     }
-    pub const fn outside(role: &'static str, how: &'static str) -> Part {
-        Part::new(role, how, Fate::Outside, None)
+    pub const fn outside(role: &'static str, how: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::Outside, None)
     }
-    pub const fn first(role: &'static str) -> Part {
-        Part::new(role, "", Fate::First, None)
+    pub const fn first(role: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, "", Expectation::First, None)
     }
-    pub const fn plays(self, how: &'static str) -> Part {
-        Part { how, ..self }
+    pub const fn plays(self, how: &'static str) -> ProcessSpec {
+        ProcessSpec { how, ..self }
     }
-    pub const fn times(self, times: usize) -> Part {
-        Part { times, ..self }
+    pub const fn times(self, times: usize) -> ProcessSpec {
+        ProcessSpec { times, ..self }
     }
-    pub const fn to(self, adopter: &'static str) -> Part {
-        Part {
+    pub const fn to(self, adopter: &'static str) -> ProcessSpec {
+        ProcessSpec {
             adopter: Some(adopter),
             ..self
         }
     }
-    pub const fn may_fall(self) -> Part {
-        Part {
+    pub const fn may_fall(self) -> ProcessSpec {
+        ProcessSpec {
             may_fall: true,
             ..self
         }
     }
 
-    pub const fn by_way(self, way: &'static str) -> Part {
-        Part { way, ..self }
+    pub const fn by_way(self, way: &'static str) -> ProcessSpec {
+        ProcessSpec { way, ..self }
     }
 
     /// What must be decided about each, and nothing else.
-    pub fn decisions(&self) -> Vec<Said> {
+    pub fn decisions(&self) -> Vec<DecisionSpec> {
         match self.fate {
-            Fate::Reaped => vec![REAPED],
-            Fate::Detached => vec![DETACHED, REAPED],
-            Fate::Kept(reason) => vec![Said::new("keep", reason)],
-            Fate::Decided(all) => all.to_vec(),
-            Fate::Boundary(_) | Fate::Server(_) | Fate::Outside | Fate::First => Vec::new(),
+            Expectation::Reaped => vec![REAPED],
+            Expectation::Detached => vec![DETACHED, REAPED],
+            Expectation::Kept(reason) => vec![DecisionSpec::new("keep", reason)],
+            Expectation::Decided(all) => all.to_vec(),
+            Expectation::Boundary(_)
+            | Expectation::Server(_)
+            | Expectation::Outside
+            | Expectation::First => Vec::new(),
         }
     }
     /// Whether anything is to be told of it.
     pub fn is_told(&self) -> bool {
-        !matches!(self.fate, Fate::Outside | Fate::First)
+        !matches!(self.fate, Expectation::Outside | Expectation::First)
     }
     /// Whether it is ended by the program under test.
     pub fn dies(&self) -> bool {
@@ -167,7 +170,7 @@ impl Part {
     }
     /// Whether it lives to the end.
     pub fn lives(&self) -> bool {
-        self.fate != Fate::First && !self.dies()
+        self.fate != Expectation::First && !self.dies()
     }
     /// Whether it is an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {
@@ -182,28 +185,31 @@ impl Part {
 }
 
 /// The arguments by which `starter` starts its parts.
-pub fn arguments(parts: &[Part], starter: Starter) -> Vec<String> {
+pub fn arguments(parts: &[ProcessSpec], starter: StartedBy) -> Vec<String> {
     let its = parts
         .iter()
         .filter(|p| p.by == starter && !p.how.is_empty());
-    its.map(Part::argument).collect()
+    its.map(ProcessSpec::argument).collect()
 }
 
 /// Who starts a part, if that is a part too, and in what way: the first of the words that say how it is started, behind
 /// those that say with what.
-pub fn origin<'a>(parts: &'a [Part], part: &Part) -> (Option<&'a Part>, &'static str) {
+pub fn origin<'a>(
+    parts: &'a [ProcessSpec],
+    part: &ProcessSpec,
+) -> (Option<&'a ProcessSpec>, &'static str) {
     let words = |how: &'static str| how.split([' ', '+', '=']);
     let named = |role: &str| parts.iter().find(|p| p.role == role);
     if !part.how.is_empty() {
         let maker = match part.by {
-            Starter::Part(role) => named(role),
-            Starter::Agent | Starter::Launcher => None,
+            StartedBy::Part(role) => named(role),
+            StartedBy::Agent | StartedBy::Launcher => None,
         };
         // What `env:NAME=VALUE` has is no word of its own.
         return (maker, way(part.how.split(' ')));
     }
     let maker = parts.iter().find(|p| words(p.how).any(|w| w == part.role));
-    let after = |maker: &Part| {
+    let after = |maker: &ProcessSpec| {
         let mut rest = words(maker.how);
         rest.find(|word| *word == part.role);
         way(rest)
@@ -220,7 +226,7 @@ fn way(mut words: impl Iterator<Item = &'static str>) -> &'static str {
 
 /// How somebody ends.
 #[derive(Clone, Copy, Debug)]
-pub enum Death {
+pub enum AgentExit {
     /// By the test's SIGKILL.
     Killed,
     /// By what it does itself, with this exit code.
@@ -235,24 +241,24 @@ pub enum Death {
     LosesLeader,
 }
 
-impl Death {
+impl AgentExit {
     /// What an agent is told to do when its gate is opened.
     pub fn how(self) -> Option<&'static str> {
         match self {
-            Death::Killed | Death::Lives => None,
-            Death::Exits(how, _) | Death::Falls(how, _) => Some(how),
-            Death::Relaunches => Some("exit 0"),
-            Death::LosesLeader => Some("leader-first"),
+            AgentExit::Killed | AgentExit::Lives => None,
+            AgentExit::Exits(how, _) | AgentExit::Falls(how, _) => Some(how),
+            AgentExit::Relaunches => Some("exit 0"),
+            AgentExit::LosesLeader => Some("leader-first"),
         }
     }
 
     /// Exit code and signal, if it is the end of a session.
     pub fn status(self) -> Option<(Option<i32>, Option<&'static str>)> {
         match self {
-            Death::Killed => Some((None, Some("SIGKILL"))),
-            Death::Exits(_, code) => Some((Some(code), None)),
-            Death::Falls(_, signal) => Some((None, Some(signal))),
-            Death::Relaunches | Death::Lives | Death::LosesLeader => None,
+            AgentExit::Killed => Some((None, Some("SIGKILL"))),
+            AgentExit::Exits(_, code) => Some((Some(code), None)),
+            AgentExit::Falls(_, signal) => Some((None, Some(signal))),
+            AgentExit::Relaunches | AgentExit::Lives | AgentExit::LosesLeader => None,
         }
     }
 }

@@ -11,31 +11,31 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal, si
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, Uid, getpid, mkfifo};
 
-use super::stage::{Stage, begin, fork, leave, modifiers, orphaned_by, rest};
+use super::setup::{RoleSetup, begin, fork, leave, modifiers, orphaned_by, rest};
 use crate::proc;
 
 /// Is there.
-pub fn sleep(s: &Stage) -> ! {
+pub fn sleep(s: &RoleSetup) -> ! {
     s.report();
     rest()
 }
 
 /// Leads a session of its own.
-pub fn own_session(s: &Stage) -> ! {
+pub fn own_session(s: &RoleSetup) -> ! {
     nix::unistd::setsid().expect("setsid");
     s.report();
     rest()
 }
 
 /// Has a child: `parent ROLE PLAY…`.
-pub fn parent(s: &Stage) -> ! {
+pub fn parent(s: &RoleSetup) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
     rest()
 }
 
 /// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
-pub fn middle(s: &Stage) -> ! {
+pub fn middle(s: &RoleSetup) -> ! {
     let how = s.args.join(" ");
     let (modifiers, play) = modifiers(&how);
     let orphan = format!("orphan {} {play}", getpid());
@@ -49,14 +49,14 @@ pub fn middle(s: &Stage) -> ! {
 }
 
 /// `orphan PID PLAY…`: plays once the parent PID is gone.
-pub fn orphan(s: &Stage) -> ! {
+pub fn orphan(s: &RoleSetup) -> ! {
     s.gate(&format!("orphan-{}", s.args[0]));
     orphaned_by(Pid::from_raw(s.args[0].parse().expect("the parent's pid")));
     s.perform(&s.role, &s.args[1..].join(" "))
 }
 
 /// Ignores SIGTERM.
-pub fn stubborn(s: &Stage) -> ! {
+pub fn stubborn(s: &RoleSetup) -> ! {
     ignore_term();
     s.report();
     rest()
@@ -68,7 +68,7 @@ pub fn ignore_term() {
 }
 
 /// Blocks until SIGTERM is sent to this process, which does not end it.
-pub fn await_term(s: &Stage) {
+pub fn await_term(s: &RoleSetup) {
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&term), None).expect("block SIGTERM");
@@ -77,7 +77,7 @@ pub fn await_term(s: &Stage) {
 }
 
 /// Forks a clean-up when it is told to end, and ends when that is done.
-pub fn trap(s: &Stage) -> ! {
+pub fn trap(s: &RoleSetup) -> ! {
     await_term(s);
     let status = s
         .command("worker", "cleaner", "cleaner", &[])
@@ -87,7 +87,7 @@ pub fn trap(s: &Stage) -> ! {
 }
 
 /// The clean-up: takes a while, and leaves a file to show that it came to its end.
-pub fn cleaner(s: &Stage) -> ! {
+pub fn cleaner(s: &RoleSetup) -> ! {
     s.report();
     std::thread::sleep(Duration::from_millis(200));
     std::fs::write(s.dir.join("cleaned"), "").expect("write the file");
@@ -95,14 +95,14 @@ pub fn cleaner(s: &Stage) -> ! {
 }
 
 /// Is stopped.
-pub fn stopped(s: &Stage) -> ! {
+pub fn stopped(s: &RoleSetup) -> ! {
     s.report();
     raise(Signal::SIGSTOP).expect("stop");
     rest()
 }
 
 /// Its leader thread exits while another goes on.
-pub fn leader_first(s: &Stage) -> ! {
+pub fn leader_first(s: &RoleSetup) -> ! {
     let zombie_leader = {
         let s = s.with(&s.role, &[]);
         move || {
@@ -125,14 +125,14 @@ pub fn leave_thread() -> ! {
 }
 
 /// Runs another program from a thread that is not the leader.
-pub fn thread_exec(s: &Stage) -> ! {
+pub fn thread_exec(s: &RoleSetup) -> ! {
     let s = s.with(&s.role, &[]);
     std::thread::spawn(move || s.exec("sleep"));
     rest()
 }
 
 /// A subreaper inside the tree: adopts `leaf`.
-pub fn nurse(s: &Stage) -> ! {
+pub fn nurse(s: &RoleSetup) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     s.spawn("leaf", "double sleep");
     s.report();
@@ -140,7 +140,7 @@ pub fn nurse(s: &Stage) -> ! {
 }
 
 /// Never waits for its child, which has ended.
-pub fn negligent(s: &Stage) -> ! {
+pub fn negligent(s: &RoleSetup) -> ! {
     let child = fork(|| leave(0));
     while proc::stat(child).is_some_and(|c| c.lives()) {
         std::thread::sleep(Duration::from_millis(1));
@@ -150,14 +150,14 @@ pub fn negligent(s: &Stage) -> ! {
 }
 
 /// Makes `twin`, whose parent is this process's own: `CLONE_PARENT`.
-pub fn twins(s: &Stage) -> ! {
+pub fn twins(s: &RoleSetup) -> ! {
     make_twin(s);
     s.report();
     rest()
 }
 
 /// The twin of [`twins`], of whatever process calls.
-pub fn make_twin(s: &Stage) {
+pub fn make_twin(s: &RoleSetup) {
     let flags = nix::libc::CLONE_PARENT | nix::libc::SIGCHLD;
     // SAFETY: like fork: no new stack, nothing shared, and this process has one thread.
     let pid = unsafe { nix::libc::syscall(nix::libc::SYS_clone, flags, 0, 0, 0, 0) };
@@ -170,7 +170,7 @@ pub fn make_twin(s: &Stage) {
 
 /// `chain LENGTH MIDDLE`: so many processes, each the child of the one before. Those after number `MIDDLE`
 /// (counted from the end) are called `lower`, the first of them `cut`, the one itself `middle`.
-pub fn chain(s: &Stage) -> ! {
+pub fn chain(s: &RoleSetup) -> ! {
     let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
     let (left, middle) = (number(0) - 1, number(1));
     if left > 0 {
@@ -187,7 +187,7 @@ pub fn chain(s: &Stage) -> ! {
 }
 
 /// `later GATE ROLE HOW…`: has a child once the test opens the gate.
-pub fn later(s: &Stage) -> ! {
+pub fn later(s: &RoleSetup) -> ! {
     s.report();
     s.gate(&s.args[0]);
     s.spawn(&s.args[1], &s.args[2..].join(" "));
@@ -195,20 +195,20 @@ pub fn later(s: &Stage) -> ! {
 }
 
 /// Becomes nobody, and then what its arguments say: by another program, as `su` and `sudo` do it.
-pub fn other_uid(s: &Stage) -> ! {
+pub fn other_uid(s: &RoleSetup) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.exec(&s.args.join(" "))
 }
 
 /// Becomes nobody within its program, as a server does that has bound its port.
-pub fn drop_privileges(s: &Stage) -> ! {
+pub fn drop_privileges(s: &RoleSetup) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.report();
     rest()
 }
 
 /// Makes a pid namespace, whose init is `init` with two processes below it.
-pub fn namespace(s: &Stage) -> ! {
+pub fn namespace(s: &RoleSetup) -> ! {
     unshare(CloneFlags::CLONE_NEWPID).expect("unshare the pid namespace");
     s.spawn("init", "parent inside parent inside-too setsid");
     s.report();
@@ -216,7 +216,7 @@ pub fn namespace(s: &Stage) -> ! {
 }
 
 /// Runs the command in its arguments in place of this program.
-pub fn run(s: &Stage) -> ! {
+pub fn run(s: &RoleSetup) -> ! {
     s.report();
     let error = std::process::Command::new(&s.args[0])
         .args(&s.args[1..])
@@ -226,7 +226,7 @@ pub fn run(s: &Stage) -> ! {
 
 /// Once the test opens the gate `host`, it runs the command whose words are the lines of `DIR/command`, as
 /// `daemon`, and writes what `wait` tells of it to `DIR/status`. Has a child meanwhile: `host ROLE PLAY…`.
-pub fn host(s: &Stage) -> ! {
+pub fn host(s: &RoleSetup) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
     s.gate("host");
@@ -239,11 +239,11 @@ pub fn host(s: &Stage) -> ! {
 }
 
 /// Starts a program whose name and arguments try to break out of a line.
-pub fn forger(s: &Stage) -> ! {
+pub fn forger(s: &RoleSetup) -> ! {
     let program = s.dir.join("bin").join(crate::cli::hostile::NAME);
     std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
     let mut command = std::process::Command::new(program);
-    command.args(["actor", "sleep", "forged"]).arg(&s.dir);
+    command.args(["role", "sleep", "forged"]).arg(&s.dir);
     command
         .args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""])
         .arg(OsStr::from_bytes(b"\xff\xfe\x80"))

@@ -1,14 +1,14 @@
-//! The story that fits most trees: the agent and all of its cast come up, somebody inside may die first, the agent
+//! The scenario that fits most trees: the agent and all of its processes come up, somebody inside may die first, the agent
 //! dies, everybody who is due is ended, everybody else lives.
 
-mod play;
+mod run;
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use super::CONFIG;
-use super::judge::Leeway;
-use super::part::{Death, Fate, Part, origin};
+use super::checks::Leeway;
+use super::process_spec::{AgentExit, Expectation, ProcessSpec, origin};
 use super::promise::{self, Excused, Promise, Source};
 use crate::daemon;
 use crate::proc::Identity;
@@ -37,7 +37,7 @@ pub enum Mode {
 /// Who was wronged, whatever else was asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Toll {
-    /// Whether the story came to its end as it had to.
+    /// Whether the scenario came to its end as it had to.
     pub told: bool,
     /// Processes that had to live, and were signalled or are dead.
     pub wrong_kills: usize,
@@ -51,7 +51,7 @@ impl fmt::Display for Scenario {
         write!(f, "'{}' through {source}: ", self.name)?;
         write!(f, "agent '{}', of which '{victim}': {death:?}", self.image)?;
         for part in &self.parts {
-            let Part {
+            let ProcessSpec {
                 role,
                 how,
                 by,
@@ -72,8 +72,8 @@ fn last_word(how: &'static str) -> &'static str {
 /// A tree, and what becomes of it.
 pub struct Scenario {
     pub name: &'static str,
-    parts: Vec<Part>,
-    death: Death,
+    parts: Vec<ProcessSpec>,
+    death: AgentExit,
     victim: &'static str,
     image: &'static str,
     agent: Option<&'static str>,
@@ -89,11 +89,11 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    pub fn new(name: &'static str, parts: &[Part]) -> Scenario {
+    pub fn new(name: &'static str, parts: &[ProcessSpec]) -> Scenario {
         Scenario {
             name,
             parts: parts.to_vec(),
-            death: Death::Killed,
+            death: AgentExit::Killed,
             victim: "agent",
             image: "claude",
             agent: None,
@@ -108,7 +108,7 @@ impl Scenario {
             also: None,
         }
     }
-    pub fn dies(self, death: Death) -> Scenario {
+    pub fn dies(self, death: AgentExit) -> Scenario {
         Scenario { death, ..self }
     }
     /// This part dies instead of the agent: its fate is [`Fate::First`].
@@ -164,7 +164,7 @@ impl Scenario {
             ..self
         }
     }
-    /// There is a cgroup named as one of systemd's services, for [`in-unit`](crate::actor).
+    /// There is a cgroup named as one of systemd's services, for [`in-unit`](crate::process).
     pub fn in_unit(self) -> Scenario {
         Scenario {
             in_unit: true,
@@ -191,27 +191,27 @@ impl Scenario {
         self.source.promises(self.name)
     }
 
-    /// Whether no more is promised of the story as a whole than that nobody is wronged.
+    /// Whether no more is promised of the scenario as a whole than that nobody is wronged.
     fn is_harmless(&self) -> bool {
         matches!(self.promise(), Promise::Harmless(_) | Promise::Refused(_))
     }
 
     /// What is promised of a part alone, if that is less: the source excuses it, or somebody above it.
-    fn excuse(&self, part: &Part) -> Option<Promise> {
+    fn excuse(&self, part: &ProcessSpec) -> Option<Promise> {
         let (maker, way) = origin(&self.parts, part);
         let excuse = self.source.excuse(way);
         excuse.or_else(|| self.excuse(maker.filter(|maker| maker.role != part.role)?))
     }
 
     /// The parts to which has to happen what is said of them.
-    fn not_excused(&self) -> impl Iterator<Item = &Part> {
+    fn not_excused(&self) -> impl Iterator<Item = &ProcessSpec> {
         let all = self.parts.iter().filter(|_| !self.is_harmless());
         all.filter(|part| self.excuse(part).is_none())
     }
 
     /// The others.
     fn excused(&self) -> Vec<Excused> {
-        let excused = |part: &Part| Some((part.role, self.excuse(part)?));
+        let excused = |part: &ProcessSpec| Some((part.role, self.excuse(part)?));
         self.parts.iter().filter_map(excused).collect()
     }
 
@@ -232,7 +232,8 @@ impl Scenario {
 
     /// Whether the session ends with its agent, and nobody in it is waited for.
     fn closes(&self) -> bool {
-        let waits = |part: &Part| part.decisions().iter().any(|said| said.decision == "wait");
+        let waits =
+            |part: &ProcessSpec| part.decisions().iter().any(|said| said.decision == "wait");
         self.status().is_some() && !self.parts.iter().any(waits)
     }
 
@@ -243,7 +244,7 @@ impl Scenario {
 
     /// Whether the agent itself lives to the end.
     fn agent_lives(&self) -> bool {
-        self.victim != "agent" || matches!(self.death, Death::Lives | Death::LosesLeader)
+        self.victim != "agent" || matches!(self.death, AgentExit::Lives | AgentExit::LosesLeader)
     }
 
     /// Roles that outlive all.
@@ -263,8 +264,8 @@ impl Scenario {
         let excused = self.excused();
         let mut spared = self.spared();
         spared.extend(excused.iter().map(|(role, _)| *role));
-        let newcomers = world.second_act();
-        let everybody = world.everybody();
+        let newcomers = world.processes_of_second_step();
+        let everybody = world.all_processes();
         let (lives, gone): (Vec<_>, Vec<_>) = everybody
             .into_iter()
             .partition(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id));
@@ -281,9 +282,9 @@ impl Scenario {
 
     /// Returns the decisions that each role must have, in words.
     fn expected(&self) -> Vec<(&'static str, String)> {
-        let of_part = |part: &Part| match part.fate {
-            Fate::Boundary(rule) => format!("boundary {rule}"),
-            Fate::Server(rule) => format!("server {rule}"),
+        let of_part = |part: &ProcessSpec| match part.fate {
+            Expectation::Boundary(rule) => format!("boundary {rule}"),
+            Expectation::Server(rule) => format!("server {rule}"),
             _ => {
                 let said = part.decisions().into_iter();
                 let words = said.map(|said| said.to_string());
@@ -294,14 +295,14 @@ impl Scenario {
         parts.map(|part| (part.role, of_part(part))).collect()
     }
 
-    /// Counted from the processes themselves and the signals that were told, however far the story has come.
+    /// Counted from the processes themselves and the signals that were told, however far the scenario has come.
     fn toll(&self, world: &World, mode: Mode, told: bool) -> Toll {
         let signals = daemon::signals(world.dir());
         let mut spared = self.spared();
         if mode == Mode::Observe {
             spared.extend(self.parts.iter().map(|p| p.role));
         }
-        let first = self.parts.iter().filter(|p| p.fate == Fate::First);
+        let first = self.parts.iter().filter(|p| p.fate == Expectation::First);
         for part in first {
             spared.remove(part.role);
         }
@@ -309,15 +310,15 @@ impl Scenario {
             // The test has ended it by now.
             spared.remove("daemon");
         }
-        let newcomers = world.second_act();
-        let wronged = |id: &Identity| !id.lives() || signals.iter().any(|e| e.about(*id));
+        let newcomers = world.processes_of_second_step();
+        let wronged = |id: &Identity| !id.lives() || signals.iter().any(|e| e.is_about(*id));
         let must_live = world
-            .everybody()
+            .all_processes()
             .into_iter()
             .filter(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id))
             .map(|(_, id)| id);
         let wronged: BTreeSet<Identity> = must_live.filter(wronged).collect();
-        let over = !world.cast(self.victim).iter().any(|id| id.lives()) || self.agent_lives();
+        let over = !world.processes(self.victim).iter().any(|id| id.lives()) || self.agent_lives();
         Toll {
             told,
             wrong_kills: wronged.len(),

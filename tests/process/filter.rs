@@ -6,10 +6,10 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-use super::stage::Stage;
+use super::setup::RoleSetup;
 
 /// `ERRNO PROGRAM ARG…`: runs the program where pidfd_open(2) fails so.
-pub fn without_pidfds(s: &Stage) -> ! {
+pub fn without_pidfds(s: &RoleSetup) -> ! {
     let errno: u16 = s.args[0].parse().expect("an errno");
     deny(libc::SYS_pidfd_open, errno).expect("install a seccomp filter");
     let error = Command::new(&s.args[1]).args(&s.args[2..]).exec();

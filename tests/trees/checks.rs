@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::{Fate, Part, part};
+use super::{Expectation, ProcessSpec, process_spec};
 use crate::daemon::Event;
 use crate::proc::Identity;
 use crate::world::World;
@@ -17,8 +17,8 @@ pub type Decided = (Identity, String, String, Option<String>);
 
 /// What was decided about the processes of a role, each once.
 pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decided> {
-    let cast: HashMap<i32, Identity> = world
-        .cast(role)
+    let processes: HashMap<i32, Identity> = world
+        .processes(role)
         .into_iter()
         .map(|id| (id.pid, id))
         .collect();
@@ -26,8 +26,8 @@ pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decide
     for e in events.iter().filter(|e| e.event == "decision") {
         let who = e
             .pid
-            .and_then(|pid| cast.get(&pid))
-            .filter(|who| e.about(**who));
+            .and_then(|pid| processes.get(&pid))
+            .filter(|who| e.is_about(**who));
         let (Some(who), Some(decision), Some(reason)) = (who, &e.decision, &e.reason) else {
             continue;
         };
@@ -49,8 +49,8 @@ pub struct Leeway {
 }
 
 /// About each process of the part was decided what had to be, and nothing else.
-pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
-    if part.fate == Fate::First {
+pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leeway) {
+    if part.fate == Expectation::First {
         return;
     }
     let wanted = part.decisions();
@@ -62,14 +62,14 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
     let at_once = !leeway.unread || wanted.iter().any(|said| said.reason == UNREAD);
     let all = decisions(world, events, part.role).into_iter();
     for (who, decision, reason, rule) in all.filter(|d| at_once || d.2 != UNREAD) {
-        let any_rule = |said: &&part::Said| {
+        let any_rule = |said: &&process_spec::DecisionSpec| {
             said.rule.is_none() && said.decision == decision && said.reason == reason
         };
         let rule = rule.filter(|_| !wanted.iter().any(|said| any_rule(&said)));
         let said = text(&decision, &reason, rule.as_deref());
         by_process.entry(who).or_default().insert(said);
     }
-    let texts = |all: &[part::Said]| -> BTreeSet<String> {
+    let texts = |all: &[process_spec::DecisionSpec]| -> BTreeSet<String> {
         let texts = all
             .iter()
             .map(|said| text(said.decision, said.reason, said.rule));
@@ -78,7 +78,7 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
     let last = texts(wanted.last().map_or(&[], std::slice::from_ref));
     let wanted = texts(&wanted);
     let starved = starved(events);
-    for who in world.cast(part.role) {
+    for who in world.processes(part.role) {
         if starved.contains(&who) {
             continue;
         }
@@ -89,7 +89,7 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
             part.role,
             who.pid
         );
-        if let Fate::Boundary(rule) = part.fate {
+        if let Expectation::Boundary(rule) = part.fate {
             let wall = |e: &Event| e.is("boundary", who) && e.rule.as_deref() == Some(rule);
             assert!(
                 events.iter().any(wall),
@@ -97,7 +97,7 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
                 part.role
             );
         }
-        if let Fate::Server(rule) = part.fate {
+        if let Expectation::Server(rule) = part.fate {
             let opened = events.iter().find(|e| e.is("session.open", who));
             let opened = opened.map(|e| (e.session_kind.as_deref(), e.rule.as_deref()));
             assert_eq!(
@@ -118,10 +118,10 @@ pub fn decided(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
 }
 
 /// Nobody of those that live on was signalled, or was to be.
-pub fn unsignalled(world: &World, events: &[Event], parts: &[Part]) {
+pub fn unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
     for part in parts.iter().filter(|part| part.lives()) {
-        for who in world.cast(part.role) {
-            let touched = events.iter().find(|e| e.about(who) && touches(e));
+        for who in world.processes(part.role) {
+            let touched = events.iter().find(|e| e.is_about(who) && touches(e));
             assert!(
                 touched.is_none(),
                 "'{}' was touched: {touched:?}",
@@ -134,7 +134,7 @@ pub fn unsignalled(world: &World, events: &[Event], parts: &[Part]) {
 /// Of whom no more is told than that they could not be held.
 pub fn starved(events: &[Event]) -> HashSet<Identity> {
     let starved = events.iter().filter(|e| is_starved(e));
-    starved.filter_map(Event::whom).collect()
+    starved.filter_map(Event::process).collect()
 }
 
 /// Whether somebody could not be held, as this machine lets nobody have so many files. Where others end there is room
@@ -150,7 +150,7 @@ fn touches(e: &Event) -> bool {
 
 /// All of these live, and nobody was to end them.
 pub fn untouched(events: &[Event], who: &[Identity]) {
-    let of_them = |e: &&Event| who.iter().any(|who| e.about(*who));
+    let of_them = |e: &&Event| who.iter().any(|who| e.is_about(*who));
     for e in events.iter().filter(of_them) {
         assert!(!touches(e), "somebody was touched: {e:?}");
     }
@@ -168,14 +168,14 @@ pub fn recognised(world: &World, events: &[Event], role: &str, rule: &str) {
 
 /// Each process of the part was told to have gone to its adopter. One that is ended as fast as it is
 /// orphaned may be dead before the kernel gives it away, and then has none: `all` asks for it still.
-pub fn adopted(world: &World, events: &[Event], part: &Part, all: bool) {
+pub fn adopted(world: &World, events: &[Event], part: &ProcessSpec, all: bool) {
     let Some(role) = part.adopter else { return };
     let wanted = if role == "init" {
         1
     } else {
         world.one(role).pid
     };
-    for who in world.cast(part.role) {
+    for who in world.processes(part.role) {
         let told = adopter(events, who);
         if all || told.is_some() {
             assert_eq!(told, Some(wanted), "adopter of '{}' ({who:?})", part.role);
@@ -193,14 +193,14 @@ pub fn adopter(events: &[Event], who: Identity) -> Option<i32> {
 }
 
 /// Each process of the part was orphaned, which may not have been seen, decided, signalled and ended, in this order.
-pub fn reaped(world: &World, events: &[Event], part: &Part, leeway: Leeway) {
+pub fn reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leeway) {
     let mut by_pid: HashMap<i32, Vec<&Event>> = HashMap::new();
     events
         .iter()
         .filter_map(|e| Some((e.pid?, e)))
         .for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
     let starved = starved(events);
-    for who in world.cast(part.role) {
+    for who in world.processes(part.role) {
         if starved.contains(&who) {
             continue;
         }
@@ -330,17 +330,17 @@ pub fn only_members_signalled(world: &World, events: &[Event]) {
         .filter_map(|e| e.entity_id.as_deref())
         .collect();
     const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
-    let (spared, cast): (Vec<_>, Vec<_>) = world
-        .everybody()
+    let (spared, processes): (Vec<_>, Vec<_>) = world
+        .all_processes()
         .into_iter()
         .partition(|(role, _)| SPARED.contains(&role.as_str()));
     for e in events.iter().filter(|e| e.event == "signal") {
         assert!(
-            e.pid.is_some_and(|pid| pid > 1) && !spared.iter().any(|(_, who)| e.about(*who)),
+            e.pid.is_some_and(|pid| pid > 1) && !spared.iter().any(|(_, who)| e.is_about(*who)),
             "signalled an outsider: {e:?}"
         );
-        // What the actors report of themselves is judged by role.
-        if cast.iter().any(|(_, who)| e.about(*who)) {
+        // What the processes report of themselves is judged by role.
+        if processes.iter().any(|(_, who)| e.is_about(*who)) {
             continue;
         }
         let mut ancestor = e.entity_id.as_deref();

@@ -7,11 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::stage::{Stage, fork, leave, rest};
+use super::setup::{RoleSetup, fork, leave, rest};
 use crate::proc;
 
 /// Listens on a port, which is any that is free. May have a child, which does not: `listen ROLE PLAY…`.
-pub fn listen(s: &Stage) -> ! {
+pub fn listen(s: &RoleSetup) -> ! {
     let _socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("listen on a port");
     if let [role, how @ ..] = &s.args[..] {
         s.spawn(role, &how.join(" "));
@@ -21,7 +21,7 @@ pub fn listen(s: &Stage) -> ! {
 }
 
 /// Serves whoever connects to the Unix socket of its role. May have a child: `serve ROLE PLAY…`.
-pub fn serve(s: &Stage) -> ! {
+pub fn serve(s: &RoleSetup) -> ! {
     let path = s.dir.join(&s.role).with_extension("socket");
     let socket = UnixListener::bind(path).expect("listen on a socket");
     if let [role, how @ ..] = &s.args[..] {
@@ -36,7 +36,7 @@ pub fn serve(s: &Stage) -> ! {
 }
 
 /// `client ROLE`: is connected to the server of this role.
-pub fn client(s: &Stage) -> ! {
+pub fn client(s: &RoleSetup) -> ! {
     let path = s.dir.join(&s.args[0]).with_extension("socket");
     let connected = || {
         let stream = UnixStream::connect(&path);
@@ -49,7 +49,7 @@ pub fn client(s: &Stage) -> ! {
 
 /// `editor ENDS PARENT ROLE HOW…`: starts an agent and holds the other ends of its standard input and output: `pipes`,
 /// `sockets`, `closed` for pipes whose other ends nothing holds, or `file` for such a pipe and a file. With `orphan` the agent's parent exits at once.
-pub fn editor(s: &Stage) -> ! {
+pub fn editor(s: &RoleSetup) -> ! {
     let [ends, parent, role, how @ ..] = &s.args[..] else {
         panic!("an editor needs ENDS, PARENT, ROLE and HOW");
     };
@@ -91,7 +91,7 @@ pub fn editor(s: &Stage) -> ! {
 }
 
 /// Uses all of a processor.
-pub fn burn(s: &Stage) -> ! {
+pub fn burn(s: &RoleSetup) -> ! {
     s.report();
     loop {
         std::hint::spin_loop();
@@ -99,7 +99,7 @@ pub fn burn(s: &Stage) -> ! {
 }
 
 /// `family N ROLE HOW…`: has so many children.
-pub fn family(s: &Stage) -> ! {
+pub fn family(s: &RoleSetup) -> ! {
     let n: u32 = s.args[0].parse().expect("a number");
     (0..n).for_each(|_| s.spawn(&s.args[1], &s.args[2..].join(" ")));
     s.report();
@@ -107,24 +107,24 @@ pub fn family(s: &Stage) -> ! {
 }
 
 /// `in-unit PLAY…`: moves to the cgroup that `DIR/unit` is a link to, and plays in another program.
-pub fn in_unit(s: &Stage) -> ! {
+pub fn in_unit(s: &RoleSetup) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
     s.exec(&s.args.join(" "))
 }
 
 /// `to-unit PLAY…`: moves there too, and plays in the same program.
-pub fn to_unit(s: &Stage) -> ! {
+pub fn to_unit(s: &RoleSetup) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
     s.perform(&s.role, &s.args.join(" "))
 }
 
 /// Becomes the command in its arguments, which reports itself if anybody is to.
-pub fn exec(s: &Stage) -> ! {
+pub fn exec(s: &RoleSetup) -> ! {
     panic!("exec {:?}: {}", s.args, s.real(&s.args).exec())
 }
 
 /// `program ROLE COMMAND…`: has a child which is that command, and reports it when it runs.
-pub fn program(s: &Stage) -> ! {
+pub fn program(s: &RoleSetup) -> ! {
     let mut command = s.real(&s.args[1..]);
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().expect("start the command");
@@ -140,7 +140,7 @@ pub fn program(s: &Stage) -> ! {
 
 /// `daemonized ROLE COMMAND…`: runs the command, which leaves a daemon behind, and reports that: the process with
 /// the same arguments that is there when the command has ended.
-pub fn daemonized(s: &Stage) -> ! {
+pub fn daemonized(s: &RoleSetup) -> ! {
     let mut command = s.real(&s.args[1..]);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     assert!(

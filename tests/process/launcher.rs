@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::{WaitStatus, waitpid};
 
-use super::stage::{Stage, begin, fork, leave};
+use super::setup::{RoleSetup, begin, fork, leave};
 use crate::proc;
 
 extern "C" fn nothing(_: i32) {}
@@ -31,7 +31,7 @@ fn forget_children() {
 ///
 /// Starts what standard input tells, a line each of IMAGE, PLAY, ROLE and arguments with tabs between, or of
 /// `spawn`, ROLE and how ([`Stage::spawn`]). When that ends, it ends all that is below it.
-pub fn launcher(s: &Stage) -> ! {
+pub fn launcher(s: &RoleSetup) -> ! {
     nix::unistd::setsid().expect("setsid");
     forget_children();
     if s.args.is_empty() {
@@ -76,7 +76,7 @@ fn end_all_below(limit: Duration) -> usize {
 }
 
 /// Runs the command in its arguments, and passes its exit code on if nothing is left of it; else 99.
-pub fn witness(s: &Stage) -> ! {
+pub fn witness(s: &RoleSetup) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     let status = Command::new(&s.args[0])
         .args(&s.args[1..])
@@ -90,8 +90,8 @@ pub fn witness(s: &Stage) -> ! {
     })
 }
 
-/// `capsule STORY SOURCE`: tells the story, through the source, as the init of a pid namespace with a /proc of its own.
-pub fn capsule(s: &Stage) -> ! {
+/// `capsule STORY SOURCE`: tells the scenario, through the source, as the init of a pid namespace with a /proc of its own.
+pub fn capsule(s: &RoleSetup) -> ! {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS).expect("unshare");
     let init = fork(|| {
         // A namespace's init does not die of its own alarm.
@@ -101,7 +101,8 @@ pub fn capsule(s: &Stage) -> ! {
             .expect("make mounts private");
         mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("mount /proc");
         let passed =
-            std::panic::catch_unwind(|| crate::trees::in_capsule(&s.args[0], &s.args[1])).is_ok();
+            std::panic::catch_unwind(|| crate::trees::in_pid_namespace(&s.args[0], &s.args[1]))
+                .is_ok();
         leave(i32::from(!passed))
     });
     match waitpid(init, None) {

@@ -8,13 +8,13 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::wait::waitpid;
 
 use super::member::{await_term, ignore_term};
-use super::stage::{Stage, fork, leave, rest};
+use super::setup::{RoleSetup, fork, leave, rest};
 
 const BIRTHS: u32 = 5000;
 const TIME: Duration = Duration::from_secs(10);
 
 /// From SIGTERM on, it and each child of it fork a child each millisecond.
-pub fn hydra(s: &Stage) -> ! {
+pub fn hydra(s: &RoleSetup) -> ! {
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let size = NonZeroUsize::MIN.saturating_add(4095);
     // SAFETY: a new mapping, which stays for as long as the process does.
@@ -35,7 +35,7 @@ fn heads(births: &'static AtomicU32, end: Instant) -> ! {
 }
 
 /// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
-pub fn runner(s: &Stage) -> ! {
+pub fn runner(s: &RoleSetup) -> ! {
     await_term(s);
     relay(Duration::from_millis(2), BIRTHS);
     nix::unistd::alarm::set(super::LIFETIME_S);
@@ -43,14 +43,14 @@ pub fn runner(s: &Stage) -> ! {
 }
 
 /// The same by programs: what it forks runs another one, which does likewise.
-pub fn hopper(s: &Stage) -> ! {
+pub fn hopper(s: &RoleSetup) -> ! {
     await_term(s);
     ignore_term();
     s.perform("hop", "hop 3000")
 }
 
 /// `hop N`: forks what runs another program that plays `hop N-1`, and is gone.
-pub fn hop(s: &Stage) -> ! {
+pub fn hop(s: &RoleSetup) -> ! {
     let left = number(s);
     if left > 0 {
         fork(|| s.exec(&format!("hop {}", left - 1)));
@@ -60,7 +60,7 @@ pub fn hop(s: &Stage) -> ! {
 
 /// `handover N`: like `runner` from the moment on that the test opens its gate, faster, at most N times, and SIGTERM is
 /// ignored.
-pub fn handover(s: &Stage) -> ! {
+pub fn handover(s: &RoleSetup) -> ! {
     ignore_term();
     nix::unistd::setsid().expect("setsid");
     s.report();
@@ -76,7 +76,7 @@ fn relay(pause: Duration, births: u32) {
         if Instant::now() > end {
             break;
         }
-        // SAFETY: this actor has one thread.
+        // SAFETY: this process has one thread.
         if unsafe { nix::unistd::fork() }.expect("fork").is_parent() {
             leave(0);
         }
@@ -86,7 +86,7 @@ fn relay(pause: Duration, births: u32) {
 
 /// `busy N`: forks so many times, with a pause: in turn one that is gone at once, an orphan with a session of its own,
 /// and a child that ignores SIGTERM. Those that stay are called `brood`.
-pub fn busy(s: &Stage) -> ! {
+pub fn busy(s: &RoleSetup) -> ! {
     s.report();
     for n in 0..number(s) {
         match n % 3 {
@@ -100,7 +100,7 @@ pub fn busy(s: &Stage) -> ! {
 }
 
 /// `swarm N`: has so many children as fast as it can, called `brood`, every other one ignoring SIGTERM.
-pub fn swarm(s: &Stage) -> ! {
+pub fn swarm(s: &RoleSetup) -> ! {
     for n in 0..number(s) {
         s.spawn(
             "brood",
@@ -115,6 +115,6 @@ pub fn swarm(s: &Stage) -> ! {
     rest()
 }
 
-fn number(s: &Stage) -> u32 {
+fn number(s: &RoleSetup) -> u32 {
     s.args[0].parse().expect("a number")
 }

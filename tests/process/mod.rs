@@ -1,6 +1,6 @@
 //! The processes of the trees: this very binary under other names, playing a part each.
 //!
-//! `IMAGE WORD… actor PLAY ROLE DIR ARG…`: the words are there to be seen, `PLAY` names a function below, `ROLE` is what the test calls the
+//! `IMAGE WORD… process PLAY ROLE DIR ARG…`: the words are there to be seen, `PLAY` names a function below, `ROLE` is what the test calls the
 //! process, `DIR` is the test's directory. A process reports itself when it is what it should be, by a line
 //! in `DIR/report`; everything it needs is in its arguments, so that an empty environment changes nothing.
 
@@ -13,21 +13,21 @@ mod launcher;
 mod member;
 mod recorder;
 mod recycle;
-mod stage;
+mod setup;
 mod threads;
 
 use std::ffi::OsString;
 use std::path::Path;
 
 pub use filter::step;
-use stage::Stage;
+use setup::RoleSetup;
 
-/// Seconds after which an actor ends by itself, should everything that cleans up fail.
+/// Seconds after which a process ends by itself, should everything that cleans up fail.
 const LIFETIME_S: u32 = 180;
 
-type Play = fn(&Stage) -> !;
+type RoleFn = fn(&RoleSetup) -> !;
 
-const PLAYS: &[(&str, Play)] = &[
+const ROLES: &[(&str, RoleFn)] = &[
     ("launcher", launcher::launcher),
     ("witness", launcher::witness),
     ("capsule", launcher::capsule),
@@ -85,18 +85,20 @@ const PLAYS: &[(&str, Play)] = &[
     ("recycled-agent", recycle::agent),
 ];
 
-fn play(name: &str) -> Play {
-    let found = PLAYS.iter().find(|(n, _)| *n == name);
-    found.unwrap_or_else(|| panic!("no actor plays '{name}'")).1
+fn run_role(name: &str) -> RoleFn {
+    let found = ROLES.iter().find(|(n, _)| *n == name);
+    found
+        .unwrap_or_else(|| panic!("no role is called '{name}'"))
+        .1
 }
 
-/// Plays the part that the arguments after `actor` name. Returns only to the caller's `exit`.
+/// Plays the part that the arguments after `process` name. Returns only to the caller's `exit`.
 pub fn main(args: impl Iterator<Item = OsString>) -> ! {
     let mut args = args.map(|a| a.to_string_lossy().into_owned());
-    let mut next = || args.next().expect("an actor needs PLAY, ROLE and DIR");
+    let mut next = || args.next().expect("`role` needs ROLE, NAME and DIR");
     let (name, role, dir) = (next(), next(), next());
     nix::unistd::alarm::set(LIFETIME_S);
-    play(&name)(&Stage {
+    run_role(&name)(&RoleSetup {
         role,
         dir: Path::new(&dir).to_owned(),
         args: args.collect(),
