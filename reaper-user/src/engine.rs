@@ -47,7 +47,7 @@ use crate::journal::{self, Keeper};
 use crate::reap::{Reaper, Times};
 use crate::source::kind::RejectedSource;
 use crate::source::procfs::{Procfs, ProcfsError};
-use crate::source::{Lost, Source, SourceError, ebpf};
+use crate::source::{Lost, Source, SourceError};
 use crate::sys;
 use cgroups::Cgroups;
 use deferred::Deferred;
@@ -109,15 +109,9 @@ pub enum EngineError {
     Wait(#[from] io::Error),
 }
 
-impl From<ebpf::SourceError> for EngineError {
-    fn from(error: ebpf::SourceError) -> EngineError {
-        EngineError::Source(error.into())
-    }
-}
-
 /// See the module.
 pub struct Engine {
-    source: Source,
+    source: Box<dyn Source>,
     procfs: Procfs,
     model: Model,
     /// What follows from the event that is being applied; empty between two events.
@@ -173,7 +167,11 @@ impl Engine {
     ///
     /// # Errors
     /// The process table, or a map, cannot be read.
-    pub fn start(source: Source, settings: Settings, out: Sink) -> Result<Engine, EngineError> {
+    pub fn start(
+        source: Box<dyn Source>,
+        settings: Settings,
+        out: Sink,
+    ) -> Result<Engine, EngineError> {
         let rules = settings.config.rules.clone();
         let mut model = Model::new(rules, settings.scope.clone(), std::process::id());
         model.set_misses_moves(!source.reports_moves());
@@ -221,7 +219,9 @@ impl Engine {
             closed_at_position: VecDeque::new(),
         };
         engine.restore()?;
-        engine.source.keep_pinned();
+        if let Some(probes) = engine.source.probes_mut() {
+            probes.keep_pinned();
+        }
         engine.ready = true;
         sys::trim();
         Ok(engine)
@@ -301,7 +301,7 @@ impl Engine {
                     ready?.clear_ready();
                     let read = self.settle();
                     // More of what wakes nobody may follow, where there is such.
-                    rest.on_records(if self.source.ring().is_some() { 1 } else { read });
+                    rest.on_records(if self.source.probes().is_some() { 1 } else { read });
                 }
                 () = self.deferred.facts.ready() => rest.on_records(self.settle()),
                 loaded = Engine::reloaded(&mut self.reloading) => {
@@ -348,9 +348,7 @@ impl Engine {
 
     /// Leaves the probes at work for the next service, or ends all that was begun. Gives where they are.
     fn leave(&mut self) -> Option<String> {
-        let pinned = self.source.pinned_at();
-        let pinned = pinned.map(|path| path.display().to_string());
-        if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned) {
+        if let Some(pinned) = self.pinned().filter(|_| self.settings.leave_pinned) {
             self.sync_maps();
             // Nobody is there to be woken.
             let said = self.source.announce_idle(false);
@@ -360,10 +358,28 @@ impl Engine {
             return Some(pinned);
         }
         self.ingest.reaper.stop();
-        if let Err(error) = self.source.disarm() {
+        self.disarm();
+        None
+    }
+
+    /// Ends the work of the probes, if there are any.
+    fn disarm(&mut self) {
+        let probes = self.source.probes_mut();
+        if let Some(Err(error)) = probes.map(|probes| probes.disarm()) {
             tracing::error!("{error}");
         }
-        None
+    }
+
+    /// Returns the directory of the pins, if anything is pinned.
+    fn pinned(&self) -> Option<String> {
+        let path = self.source.probes()?.pinned_at()?;
+        Some(path.display().to_string())
+    }
+
+    /// Whether each process that is not in the kernel's map is no member.
+    fn is_mapped(&self) -> bool {
+        let maps = self.source.maps();
+        maps.is_some_and(|maps| maps.is_complete()) && self.skipped_probes == 0
     }
 
     /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
@@ -464,10 +480,11 @@ impl Engine {
     /// reads the rest again. Where the stream is not written as fast as that, room counts for more.
     fn release_ring(&mut self) {
         let out = &mut self.ingest.out;
-        let Some(ring) = self.source.ring() else {
+        let Some(probes) = self.source.probes() else {
             self.closed_at_position.clear();
             return out.flush();
         };
+        let ring = probes.ring();
         let (position, release) = (ring.position(), ring.release());
         if ring.held() > ring.size() / 2 {
             release.up_to(ring.behind());
@@ -507,7 +524,7 @@ impl Engine {
         let began = sys::boot_time();
         follow.emits_discovered = *ready;
         follow.notes_late_discovered = !source.is_filtered();
-        let drained = source.drain(|event| {
+        let drained = source.drain(&mut |event| {
             cgroups.meet(model, &event);
             model.apply(&event, outputs);
             for output in outputs.drain(..) {

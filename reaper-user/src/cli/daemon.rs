@@ -21,9 +21,9 @@ use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::journal::{self, Journal, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
-use crate::source::ebpf::pins::{PinError, PinOptions};
-use crate::source::ebpf::{self, Options};
-use crate::source::kind::{self, RejectedSource, SourceChoice, SourceKind, SourceSelection};
+use crate::source::kind::{RejectedSource, SourceChoice};
+use crate::source::probes::{Options, PinOptions};
+use crate::source::selection::{self, SourceSelection};
 use crate::source::{Source, SourceError};
 use crate::sys;
 use crate::sys::pidfd;
@@ -151,7 +151,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let journal = journal.filter(|_| newer.is_none()).and_then(open_journal);
     let host = sys::host::Host::read();
     // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
-    if args.user || source.kind() != SourceKind::Ebpf && !host.capabilities.has("CAP_KILL") {
+    if args.user || source.probes().is_none() && !host.capabilities.has("CAP_KILL") {
         scope.uid = Some(nix::unistd::getuid().as_raw());
     }
     if let Some(lacks) = source.kind().limitation() {
@@ -282,16 +282,10 @@ fn open_journal(options: journal::Options) -> Option<Journal> {
 
 impl From<SourceError> for Failure {
     fn from(error: SourceError) -> Failure {
-        match error {
-            SourceError::Ebpf(ebpf::SourceError::Pin(held @ PinError::Held { .. })) => held.into(),
-            other => Failure::Source(other),
+        match error.is_held() {
+            true => Failure::Locked(error.to_string()),
+            false => Failure::Source(error),
         }
-    }
-}
-
-impl From<ebpf::SourceError> for Failure {
-    fn from(error: ebpf::SourceError) -> Failure {
-        SourceError::from(error).into()
     }
 }
 
@@ -335,8 +329,8 @@ pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
 pub(super) fn open_source(
     config: &Config,
     options: &Options,
-) -> Result<(Source, Vec<RejectedSource>), Failure> {
-    let (source, passed_over) = kind::open(&SourceSelection {
+) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), Failure> {
+    let (source, passed_over) = selection::open(&SourceSelection {
         choice: config.source,
         probes: options,
         names: &names(config)?,
@@ -455,7 +449,7 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 fn watch(
-    mut source: Source,
+    mut source: Box<dyn Source + Send>,
     settings: Settings,
     sink: Sink,
     (asks, asked): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
@@ -469,7 +463,7 @@ fn watch(
             let mut logger = source
                 .probes_mut()
                 .context("the probes are not the source")?
-                .logger()?;
+                .diagnostics()?;
             let ready =
                 sys::readable(&logger).context("cannot wait for the probes' diagnostics")?;
             tokio::spawn(async move {

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
 use crate::reap;
-use crate::source::ebpf::Options;
+use crate::source::probes::Options;
 use crate::source::procfs::{ProcessReading, Procfs};
 use crate::sys::pidfd::{self, Pidfd};
 use reaper_model::event::TICK_NS;

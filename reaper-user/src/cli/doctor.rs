@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
+use crate::source::SourceKind;
 use crate::source::ebpf::btf::{self, Btf, BtfError};
-use crate::source::kind::SourceKind;
 use crate::sys::host::{Host, Limit};
 use crate::sys::pidfd::{self, Refused};
 
@@ -148,19 +148,19 @@ pub fn examine<E: Display>(
     let load = Check::new("programs load", loads, loaded);
     checks.push(load.needed().or(failure, advice));
     let failed = checks.iter().filter(|c| !loads && c.needed && !c.ok);
-    let candidate = |rung: &SourceKind| {
-        let answer = match rung {
+    let candidate = |kind: &SourceKind| {
+        let answer = match kind {
             SourceKind::Ebpf => probed.clone(),
             other => probe(*other).map_err(|e| e.to_string()),
         };
         Candidate {
-            name: rung.name(),
+            name: kind.name(),
             usable: answer.is_ok(),
             reason: answer.err(),
-            limitations: rung.limitation(),
+            limitations: kind.limitation(),
         }
     };
-    let sources: Vec<_> = config.source.rungs().iter().map(candidate).collect();
+    let sources: Vec<_> = config.source.kinds().iter().map(candidate).collect();
     let source = sources.iter().find(|source| source.usable);
     let source = source.map(|source| source.name);
     DoctorReport {

@@ -46,7 +46,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
 use crate::export::{self, message, printable};
-use crate::source::kind::SourceKind;
+use crate::source::SourceKind;
 use crate::sys;
 use failure::Failure;
 

@@ -143,10 +143,7 @@ impl Engine {
             swap: count.memory.swap,
             unread: count.memory.unread,
             zombies: 0,
-            pin_dir: self
-                .source
-                .pinned_at()
-                .map(|path| path.display().to_string()),
+            pin_dir: self.pinned(),
         }
     }
 

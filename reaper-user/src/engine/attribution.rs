@@ -56,10 +56,8 @@ impl Engine {
         let closed = || self.sessions.get(&id).map(|tally| tally.last_exit_at);
         let last_end = known.or_else(closed).unwrap_or(0);
         let mut suspects = self.ingest.unattributed.iter();
-        let unseen = self
-            .source
-            .last_scan()
-            .is_some_and(|looked| looked <= last_end);
+        let scanned = self.source.last_scan();
+        let unseen = scanned.is_some_and(|scanned| scanned <= last_end);
         unseen || suspects.any(|key| key.start <= last_end)
     }
 

@@ -451,8 +451,9 @@ impl Engine {
         }
         match first_root {
             Some(first_root) if over => {
-                self.closed_at_position
-                    .push_back((self.source.position(), first_root));
+                let probes = self.source.probes();
+                let position = probes.map_or(0, |probes| probes.ring().position());
+                self.closed_at_position.push_back((position, first_root));
                 self.retain_tally(id);
             }
             _ => drop(self.map_sync.dirty.insert(id)),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::source::kind::{self, RejectedSource};
+use crate::source::kind::RejectedSource;
+use crate::source::selection;
 use crate::source::{Lost, SourceError};
 use crate::sys;
 
@@ -63,17 +64,15 @@ impl Engine {
         }
         let failed = self.source.kind();
         let config = &self.settings.running;
-        match kind::below(failed, config.ring_size, &config.scan) {
+        match selection::below(failed, config.ring_size, &config.scan) {
             Ok((source, passed)) => {
                 tracing::error!("{reason}: going on by {}", source.name());
                 // What it has pinned would go on by marks that nobody keeps.
-                if let Err(error) = self.source.disarm() {
-                    tracing::error!("{error}");
-                }
+                self.disarm();
                 self.source = source;
                 let known = self.model.tree.iter();
                 self.source
-                    .take_over(known.map(|node| node.exact_key().unwrap_or(node.key)));
+                    .take_over(&mut known.map(|node| node.exact_key().unwrap_or(node.key)));
                 let source = failed.name();
                 self.settings
                     .rejected_sources

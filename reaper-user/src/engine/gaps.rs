@@ -57,7 +57,8 @@ impl Engine {
                 self.sessions.entry(session.id).or_default().lost += since.total;
                 self.map_sync.dirty.insert(session.id);
             }
-            if let Err(error) = self.source.set_lost_reported(lost.total) {
+            let maps = self.source.maps_mut();
+            if let Some(Err(error)) = maps.map(|maps| maps.set_lost_reported(lost.total)) {
                 tracing::error!("{error}");
             }
             self.open_gap("records_lost", since);
@@ -126,14 +127,14 @@ impl Engine {
     /// Begins a survey, in a thread of its own.
     fn search(&self, delay: Duration) -> Search {
         // Who is not followed is not in the map: then all of /proc has to be looked at.
-        let complete = self.source.is_complete() && self.skipped_probes == 0;
+        let complete = self.is_mapped();
         let everybody = !self.source.is_filtered() || !complete;
         let whom = if everybody {
             Whom::Everybody
         } else {
             Whom::Followed
         };
-        let begun = Surveyor::new(&self.source, complete).and_then(|surveyor| {
+        let begun = Surveyor::new(&*self.source, complete).and_then(|surveyor| {
             let (done, survey) = oneshot::channel();
             // Nobody is there to take it where the engine has stopped meanwhile.
             let work = move || drop(done.send(surveyor.survey(whom)));

@@ -12,7 +12,7 @@ use reaper_common::{
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::reap::Stage;
-use crate::source::ebpf::raw_key;
+use crate::source::probes::raw_key;
 use crate::source::procfs::Liveness;
 use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
@@ -123,8 +123,10 @@ impl Engine {
         });
         for key in &gone {
             let node = self.model.tree.get(*key);
-            if let Some(exact) = node.and_then(|node| node.exact_key()) {
-                self.source.forget(exact)?;
+            if let Some(exact) = node.and_then(|node| node.exact_key())
+                && let Some(maps) = self.source.maps_mut()
+            {
+                maps.remove(exact)?;
             }
         }
         Ok(gone)
@@ -269,7 +271,10 @@ impl Engine {
     /// any other, with nothing kept above it.
     fn ends_in_kernel(&self, session: &Session) -> bool {
         self.settings.kernel_reap
-            && self.source.can_signal()
+            && self
+                .source
+                .probes()
+                .is_some_and(|probes| probes.can_signal())
             && self.settings.mode == Mode::Enforce
             && session.root_exit.is_none()
             && self.model.tree.get(session.root).is_some_and(|root| {

@@ -84,7 +84,8 @@ impl Engine {
         let reader =
             reader.map_err(|error| unchanged(format!("cannot start a thread: {error}")))?;
         // The probes know of what may be kept before anybody is judged by it.
-        let told = self.source.set_names(&names);
+        let maps = self.source.maps_mut();
+        let told = maps.map_or(Ok(()), |maps| maps.set_names(&names));
         told.map_err(|error| unchanged(error.to_string()))?;
         self.deferred.read_by(reader);
         self.model.set_rules(config.rules.clone());

@@ -14,7 +14,7 @@ use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
-use crate::source::ebpf::{Ring, model_key};
+use crate::source::probes::model_key;
 use crate::source::procfs::Liveness;
 use crate::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance, RestoredSession, Uids};
@@ -30,10 +30,10 @@ impl Engine {
         let began = sys::boot_time();
         let lost = self.source.lost();
         let maps = self.source.maps();
-        let told = maps.map_or(0, |maps| maps.lost_told().min(lost.total));
+        let told = maps.map_or(0, |maps| maps.lost_reported().min(lost.total));
         let probes = self.source.probes();
         let resumed = probes
-            .filter(|probes| probes.is_taken_up())
+            .filter(|probes| probes.is_resumed())
             .map(|probes| Resumed {
                 sessions: 0,
                 backlog: probes.ring().waiting(),
@@ -51,12 +51,12 @@ impl Engine {
         let states = self.restore_sessions();
         // Of what was skipped before now, what is found here has to serve.
         self.skipped_probes = self.source.skipped();
-        let complete = self.source.is_complete() && self.skipped_probes == 0;
+        let complete = self.is_mapped();
         if !complete {
             // Whoever is followed only from now on has children of whom nobody would tell.
             self.set_seeded(false)?;
         }
-        let surveyor = Surveyor::new(&self.source, complete)?;
+        let surveyor = Surveyor::new(&*self.source, complete)?;
         let mut survey = surveyor.survey(Whom::Everybody)?;
         if survey.unreadable > 0 {
             // Whoever is not known now is nobody's from now on, and the machine may only have been busy.
@@ -65,13 +65,14 @@ impl Engine {
                 survey = again;
             }
         }
-        let pinned = self
-            .source
-            .pinned_at()
-            .map(|path| path.display().to_string());
+        let pinned = self.pinned();
         let Reconciled { marks, .. } = self.reconcile(survey, |engine| {
             // Before what has happened since: who was born to the kept is kept.
             engine.restore_keeps();
+            let probes = engine.source.probes();
+            let left_behind = probes.is_some_and(|probes| probes.replaced_other_abi());
+            let can_signal = probes.is_some_and(|probes| probes.can_signal());
+            let ring_size = probes.map(|probes| probes.ring().size());
             engine.emit(EventBody::Ready {
                 mode: engine.settings.mode.name(),
                 mode_reason: engine.settings.mode_reason.clone(),
@@ -84,11 +85,10 @@ impl Engine {
                     ..resumed
                 }),
                 pinned,
-                kernel_reap: engine.settings.kernel_reap && engine.source.can_signal(),
-                ring_size: engine.source.ring().map(Ring::size),
+                kernel_reap: engine.settings.kernel_reap && can_signal,
+                ring_size,
             });
-            let probes = engine.source.probes();
-            if probes.is_some_and(|probes| probes.replaced_other_abi()) {
+            if left_behind {
                 tracing::warn!(
                     "a service of another ABI version was at work here: what had left its tree before now is not known"
                 );
@@ -106,8 +106,9 @@ impl Engine {
                     .procfs
                     .probe(*key)
                     .is_ok_and(|glance| glance == Liveness::Gone)
+                && let Some(maps) = self.source.maps_mut()
             {
-                self.source.forget(*key)?;
+                maps.remove(*key)?;
             }
         }
         self.resume(&states);
@@ -161,7 +162,7 @@ impl Engine {
             }
             self.set_seeded(false)?;
             // Of those who were marked only now, children may have come that nobody told of.
-            let survey = Surveyor::new(&self.source, false)?.survey(Whom::Everybody)?;
+            let survey = Surveyor::new(&*self.source, false)?.survey(Whom::Everybody)?;
             self.reconcile(survey, |_| ());
             if self.source.is_filtered() {
                 self.model.forget_untracked();

@@ -6,8 +6,7 @@ use hashbrown::HashSet;
 
 use super::EngineError;
 use crate::source::Source;
-use crate::source::ebpf::SourceError;
-use crate::source::ebpf::{MemberMap, Table};
+use crate::source::probes::KernelReader;
 use crate::source::procfs::Procfs;
 use crate::sys;
 use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
@@ -15,7 +14,7 @@ use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
 /// Takes surveys, from any thread.
 pub struct Surveyor {
     /// What the kernel alone knows, where there are probes.
-    kernel: Option<(Table, MemberMap)>,
+    kernel: Option<Box<dyn KernelReader>>,
     procfs: Procfs,
     /// Who is not in the kernel's map is no member.
     complete: bool,
@@ -50,11 +49,8 @@ impl Surveyor {
     ///
     /// # Errors
     /// A map cannot be shared.
-    pub fn new(source: &Source, complete: bool) -> Result<Surveyor, EngineError> {
-        let kernel = source.probes().map(|probes| {
-            let roster = probes.state.roster()?;
-            Ok::<_, SourceError>((probes.table().clone(), roster))
-        });
+    pub fn new(source: &dyn Source, complete: bool) -> Result<Surveyor, EngineError> {
+        let kernel = source.probes().map(|probes| probes.reader());
         Ok(Surveyor {
             kernel: kernel.transpose()?,
             procfs: Procfs::default(),
@@ -70,11 +66,11 @@ impl Surveyor {
     pub fn survey(&self, whom: Whom) -> Result<Survey, EngineError> {
         let began = sys::boot_time();
         let roster = || match &self.kernel {
-            Some((_, roster)) => roster.read(),
+            Some(kernel) => kernel.members(),
             None => HashMap::new(),
         };
         let before = roster();
-        let table = self.kernel.as_ref().map(|(table, _)| table.read());
+        let table = self.kernel.as_ref().map(|kernel| kernel.processes());
         let table = table.transpose()?.unwrap_or_default();
         let pids: HashSet<u32> = match whom {
             // The kernel's list may lack some, and says nothing of that.

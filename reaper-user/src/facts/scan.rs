@@ -7,7 +7,8 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::reading::{ProcDir, read_facts};
-use crate::source::procfs::{ProcessReading, Procfs, ProcfsError, Readers};
+use crate::source::procfs::readers::Readers;
+use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use reaper_model::agent::{Ruleset, script_path};
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};

@@ -13,7 +13,8 @@ use super::service::Service;
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
 use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped};
-use crate::source::procfs::{Descendant, Procfs, ProcfsError};
+use crate::source::procfs::descendants::Descendant;
+use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use reaper_model::event::ProcessKey;
 

@@ -11,7 +11,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
@@ -21,26 +20,16 @@ use reaper_common::ARGV_MAX;
 pub use super::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
-pub use descendants::Descendant;
 use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
-pub(crate) use readers::Readers;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
-mod descendants;
+pub mod descendants;
 mod memory;
 pub(crate) mod parse;
-mod readers;
+pub(crate) mod readers;
 #[cfg(test)]
 mod tests;
 
-/// How long a pass over all processes waits for the next one.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Those of all snapshots.
-static READERS: Readers = Readers::new(16);
-/// Bit of a task's flags that says that it is a thread of the kernel.
-const PF_KTHREAD: u64 = 0x0020_0000;
-/// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
-const PF_EXITING: u64 = 0x4;
 /// The kernel's names have 15 bytes; /proc appends to those of its own workers.
 const COMM_MAX: usize = 15;
 /// More than any file of /proc read here holds, argv aside.
@@ -101,30 +90,6 @@ impl Procfs {
             ));
         }
         Ok(pids)
-    }
-
-    /// The processes with these pids.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        self.snapshot_within(PATIENCE, pids)
-    }
-
-    /// The same, waiting no longer than so for any one of them.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn snapshot_within(
-        &self,
-        patience: Duration,
-        pids: Vec<u32>,
-    ) -> Result<Snapshot, ProcfsError> {
-        let mut snapshot = Snapshot::default();
-        let take = |_, look| snapshot.add(look);
-        let unread = READERS.pass(self, patience, pids, |_, _, look| look, take)?;
-        snapshot.unreadable += unread as u32;
-        Ok(snapshot)
     }
 
     /// Where it is.

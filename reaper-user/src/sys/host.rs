@@ -132,11 +132,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// This host.
-    pub fn read() -> Host {
-        this::host()
-    }
-
     /// A host whose files are below `root`.
     pub fn read_at(root: &Path) -> Host {
         let text = |path: &str| -> Option<String> {

@@ -15,6 +15,9 @@ pub mod darwin;
 #[cfg(target_os = "linux")]
 pub mod held_path;
 pub mod host;
+#[cfg(any(target_os = "macos", test))]
+#[path = "darwin/kinfo.rs"]
+pub mod kinfo;
 #[cfg(target_os = "linux")]
 pub mod listing;
 #[cfg_attr(target_os = "macos", path = "darwin/memory.rs")]

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
+use crate::source::SourceKind;
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::table;
-use crate::source::kind::SourceKind;
 use crate::sys::darwin;
 use crate::sys::host::Host;
 use crate::sys::pidfd::exit_of;

@@ -128,7 +128,7 @@ fn where_nothing_can_be_signalled_that_is_the_verdict() {
 
 #[test]
 fn where_the_probes_are_refused_the_next_source_is_named() {
-    let no_probes = |rung| match rung {
+    let no_probes = |kind| match kind {
         SourceKind::Ebpf => Err("no"),
         _ => Ok(()),
     };

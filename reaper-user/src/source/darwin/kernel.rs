@@ -6,12 +6,13 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use super::kinfo::{Identity, Process};
 use super::scan::{self, Kernel, Told};
 use super::table::{ProcfsError, all, key, rows, seen};
-use crate::source::scan::Options;
+use crate::source::scan::error::ScanError;
+use crate::source::scan::interval::Options;
 use crate::sys;
 use crate::sys::darwin;
+use crate::sys::kinfo::{Identity, Process};
 use crate::sys::pidfd::no_word_of;
 use reaper_model::event::{ProcEntry, ProcessKey};
 
@@ -23,20 +24,11 @@ const BATCH: usize = 64;
 /// A scan of this system.
 pub type Scan = scan::Scan<Queue>;
 
-/// Why processes cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum ScanError {
-    #[error(transparent)]
-    Table(#[from] ProcfsError),
-    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
-    Wait(#[source] Errno),
-}
-
 /// ConditionResult what was asked for, and tells of it.
 pub struct Queue(Kqueue);
 
 impl Scan {
-    /// Watches nobody yet; who is there is told by the first [`scan::Scan::drain`].
+    /// Watches nobody yet; who is there is told by the first [`Source::drain`](crate::source::Source::drain).
     ///
     /// # Errors
     /// There is no room for another open file, or the process table cannot be read.
@@ -44,11 +36,6 @@ impl Scan {
         all()?;
         let queue = Kqueue::new().map_err(ScanError::Wait)?;
         Ok(Scan::of(Queue(queue), options))
-    }
-
-    /// Nobody has to be held.
-    pub fn starved(&self) -> Option<Errno> {
-        None
     }
 }
 

@@ -2,16 +2,13 @@
 //!
 //! There is no /proc, and there are no probes. [`table`] answers by sysctl(3) and libproc what /proc answers elsewhere, and
 //! [`scan`] tells of what changes: the kernel sends word of forks, execs and exits, but not of who was born, which a pass over
-//! the process table finds out. What is read is understood by [`kinfo`], [`args`] and [`sockets`], and made
+//! the process table finds out. What is read is understood by [`kinfo`](crate::sys::kinfo), [`args`] and [`sockets`], and made
 //! into events by [`births`], which need no macOS.
 
 pub mod args;
 pub mod births;
 #[cfg(target_os = "macos")]
 pub mod kernel;
-pub mod kinfo;
-#[cfg(target_os = "macos")]
-pub mod no_probes;
 pub mod scan;
 pub mod sockets;
 #[cfg(target_os = "macos")]

@@ -18,18 +18,20 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::births::{Birth, Births};
-use super::kinfo::{Identity, Process};
-use crate::source::scan::Options;
-use crate::source::scan::interval::{Found, ScanPace};
+use crate::source::drained::{Drained, Malformation};
+use crate::source::error::SourceError;
+use crate::source::event_source::Source;
+use crate::source::kind::SourceKind;
+use crate::source::scan::interval::{Found, Options, ScanPace};
 use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, exit, parents_first};
-use crate::source::{Drained, Malformation};
 use crate::sys;
+use crate::sys::kinfo::{Identity, Process};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
 /// Of how many that have exited the names are remembered, for children that are found later.
 const PAST_MAX: usize = 4096;
 /// What there is of the system, so that what is made of it can be tried elsewhere.
-pub trait Kernel {
+pub trait Kernel: AsFd {
     /// Why the table cannot be read.
     type Error: Display;
 
@@ -111,7 +113,7 @@ struct Watched {
 }
 
 impl<K: Kernel> Scan<K> {
-    /// Watches nobody yet; who is there is told by the first [`Scan::drain`].
+    /// Watches nobody yet; who is there is told by the first [`Source::drain`].
     pub(super) fn of(kernel: K, options: &Options) -> Scan<K> {
         let mut scan = Scan {
             kernel,
@@ -132,64 +134,6 @@ impl<K: Kernel> Scan<K> {
         };
         scan.arm();
         scan
-    }
-
-    /// What the kernel has told, and, if it is time, a pass over the process table.
-    pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Drained {
-        let mut drained = Drained::default();
-        let time = self.kernel.boot_time();
-        let mut tell = |kind| {
-            drained.records += 1;
-            sink(Event {
-                time,
-                provenance: Provenance::Procfs,
-                kind,
-            });
-        };
-        self.listen(&mut tell);
-        if self.pace.due() <= self.kernel.now() {
-            let flawed = self.pass(&mut tell);
-            drained.malformed = flawed as u64;
-            drained.malformation = (flawed > 0).then_some(Malformation::Row);
-        }
-        self.arm();
-        drained
-    }
-
-    /// Who was born by then and lives has been told of, in ns since boot; 0: no pass has come to an end.
-    pub fn looked(&self) -> u64 {
-        self.looked
-    }
-
-    /// The next pass comes after the shortest interval, unless they fail.
-    pub fn look_soon(&mut self) {
-        if !self.failing {
-            self.pace.stir();
-            self.arm();
-        }
-    }
-
-    /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
-    pub fn look_now(&mut self) {
-        self.pace.at_once();
-    }
-
-    /// Everything matters now (a ladder is open): passes come as fast as they may.
-    pub fn set_ladders(&mut self, open: bool) {
-        self.pace.press(open);
-        self.arm();
-    }
-
-    /// The kernel tells of the ends of all whom it lets be watched: nothing has to be asked for.
-    pub fn follow(&mut self, _: ProcessKey, _: bool) {}
-
-    /// Whether the process is still the one that has been told of under this key, as of a pass that did not fail.
-    pub fn vouches(&self, key: ProcessKey) -> bool {
-        if self.failing || self.unread.contains(&key.pid) {
-            return false;
-        }
-        let watched = self.watched.get(&key.pid);
-        watched.is_some_and(|watched| watched.key == key)
     }
 
     /// Takes in what the kernel has told.
@@ -397,7 +341,68 @@ impl<K: Kernel> Scan<K> {
     }
 }
 
-impl<K: AsFd> AsFd for Scan<K> {
+impl<K: Kernel> Source for Scan<K> {
+    fn kind(&self) -> SourceKind {
+        SourceKind::Scan
+    }
+
+    /// Passes on what the kernel has reported and, if a pass is due, what has changed in the process table.
+    fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
+        let mut drained = Drained::default();
+        let time = self.kernel.boot_time();
+        let mut tell = |kind| {
+            drained.records += 1;
+            sink(Event {
+                time,
+                provenance: Provenance::Procfs,
+                kind,
+            });
+        };
+        self.listen(&mut tell);
+        if self.pace.due() <= self.kernel.now() {
+            let flawed = self.pass(&mut tell);
+            drained.malformed = flawed as u64;
+            drained.malformation = (flawed > 0).then_some(Malformation::Row);
+        }
+        self.arm();
+        drained
+    }
+
+    /// As of a pass that did not fail.
+    fn confirms_identity(&mut self, key: ProcessKey) -> bool {
+        if self.failing || self.unread.contains(&key.pid) {
+            return false;
+        }
+        let watched = self.watched.get(&key.pid);
+        watched.is_some_and(|watched| watched.key == key)
+    }
+
+    fn scan_now(&mut self) {
+        self.pace.at_once();
+    }
+
+    /// The next pass comes after the shortest interval, unless passes fail.
+    fn scan_soon(&mut self) {
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
+    }
+
+    /// Returns 0 if no pass has ended yet.
+    fn last_scan(&self) -> Option<u64> {
+        Some(self.looked)
+    }
+
+    /// Passes come as fast as they may while an escalation is open.
+    fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
+        self.pace.press(open);
+        self.arm();
+        Ok(())
+    }
+}
+
+impl<K: Kernel> AsFd for Scan<K> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
     }

@@ -11,10 +11,10 @@ use hashbrown::HashSet;
 use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
-use super::kinfo::Process;
 pub use crate::source::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
+use crate::sys::kinfo::Process;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 /// Something that cannot be read of the process table.

@@ -1,15 +1,15 @@
 //! Why the probes cannot be used, in one sentence each, with what to do.
 
+use std::io;
 use std::path::PathBuf;
 
 use reaper_common::ABI_VERSION;
 
 use super::btf::BtfError;
-use super::pins::PinError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
-pub enum SourceError {
+pub enum EbpfError {
     #[error(
         "the kernel's type information is not to be had: {0}; a kernel with CONFIG_DEBUG_INFO_BTF=y is needed"
     )]
@@ -50,42 +50,64 @@ pub enum SourceError {
     )]
     OtherNamespace,
     #[error(transparent)]
-    Pin(PinError),
+    Pin(#[from] PinError),
+}
+
+/// Why what is pinned cannot be used or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    #[error("{} holds {name}: stop it first", holder(*.pid))]
+    Held { name: String, pid: Option<u32> },
+    #[error("{} is {what}: no reaper has pinned it; move it, or give another pin_dir", path.display())]
+    Foreign { path: PathBuf, what: String },
+    #[error("cannot use {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(
+        "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another `pin_dir`",
+        path.display()
+    )]
+    NotBpffs { path: PathBuf },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or("a running reaper daemon".into(), |pid| {
+        format!("the reaper daemon with pid {pid}")
+    })
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-impl SourceError {
-    pub(super) fn foreign(what: &str) -> SourceError {
-        SourceError::Foreign {
+impl EbpfError {
+    pub(super) fn foreign(what: &str) -> EbpfError {
+        EbpfError::Foreign {
             what: what.to_owned(),
         }
     }
 
-    pub(super) fn map(error: aya::maps::MapError) -> SourceError {
-        SourceError::Map(error.into())
+    pub(super) fn map(error: aya::maps::MapError) -> EbpfError {
+        EbpfError::Map(error.into())
     }
 
     /// Sorts a failure to load by what its reader can do about it.
-    pub(super) fn load(error: BoxError) -> SourceError {
+    pub(super) fn load(error: BoxError) -> EbpfError {
         let errno = errno_of(&*error);
         if !matches!(errno, Some(libc::EPERM | libc::EACCES))
             || crate::sys::host::is_root_with_bpf() && errno == Some(libc::EACCES)
         {
-            return SourceError::Refused(brief(error));
+            return EbpfError::Refused(brief(error));
         }
         match crate::sys::host::lockdown() {
-            Some(mode) if mode == "confidentiality" => SourceError::Lockdown {
+            Some(mode) if mode == "confidentiality" => EbpfError::Lockdown {
                 mode,
                 source: brief(error),
             },
-            _ if crate::sys::host::is_root_with_bpf() => SourceError::Denied(brief(error)),
-            _ => SourceError::NotPermitted(brief(error)),
+            _ if crate::sys::host::is_root_with_bpf() => EbpfError::Denied(brief(error)),
+            _ => EbpfError::NotPermitted(brief(error)),
         }
     }
 
-    pub(super) fn attach(error: BoxError) -> SourceError {
-        SourceError::load(error)
+    pub(super) fn attach(error: BoxError) -> EbpfError {
+        EbpfError::load(error)
     }
 }
 
@@ -121,14 +143,14 @@ mod tests {
 
     #[test]
     fn who_may_load_probes_is_not_told_to_become_root() {
-        let refused = |errno| SourceError::load(std::io::Error::from_raw_os_error(errno).into());
+        let refused = |errno| EbpfError::load(std::io::Error::from_raw_os_error(errno).into());
         let may = crate::sys::host::is_root_with_bpf();
         match refused(libc::EPERM) {
-            SourceError::Denied(_) => assert!(may),
-            SourceError::NotPermitted(_) => assert!(!may),
-            SourceError::Lockdown { .. } => {}
+            EbpfError::Denied(_) => assert!(may),
+            EbpfError::NotPermitted(_) => assert!(!may),
+            EbpfError::Lockdown { .. } => {}
             other => panic!("{other}"),
         }
-        assert!(matches!(refused(libc::EINVAL), SourceError::Refused(_)));
+        assert!(matches!(refused(libc::EINVAL), EbpfError::Refused(_)));
     }
 }

@@ -13,7 +13,11 @@ use object::{Object, ObjectSection};
 use reaper_common::{ABI_SECTION, ABI_VERSION, Settings};
 use sha2::{Digest, Sha256};
 
-use super::{Kernel, Options, SourceError, kfunc};
+use super::btf::{Btf, VMLINUX};
+use super::error::EbpfError;
+use super::kernel::Kernel;
+use super::kfunc;
+use crate::source::probes::Options;
 use crate::sys;
 
 /// The probes as they were built; `cargo xtask build-ebpf` makes this file.
@@ -46,10 +50,10 @@ impl PreparedObject {
     ///
     /// # Errors
     /// Either cannot be used.
-    pub fn new(options: &Options, ring_size: u32) -> Result<PreparedObject, SourceError> {
+    pub fn new(options: &Options, ring_size: u32) -> Result<PreparedObject, EbpfError> {
         let object = match &options.object {
             None => OBJECT.to_vec(),
-            Some(path) => std::fs::read(path).map_err(|source| SourceError::Object {
+            Some(path) => std::fs::read(path).map_err(|source| EbpfError::Object {
                 path: path.clone(),
                 source,
             })?,
@@ -65,9 +69,9 @@ impl PreparedObject {
             )
         });
         let (kernel, patched) = kernel?;
-        let btf = btf.map_err(|e| SourceError::load(e.into()))?;
+        let btf = btf.map_err(|e| EbpfError::load(e.into()))?;
         let settings = Settings {
-            pid_namespace: sys::pid_namespace_unless_first().map_err(SourceError::Proc)?,
+            pid_namespace: sys::pid_namespace_unless_first().map_err(EbpfError::Proc)?,
             exit_has_group_dead: kernel.exit_has_group_dead.into(),
             wake_bytes: u64::from(ring_size) / 2,
             filter: options.filter.into(),
@@ -108,7 +112,7 @@ impl PreparedObject {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn load(&self, maps: Option<&Path>) -> Result<Loaded<'_>, SourceError> {
+    pub fn load(&self, maps: Option<&Path>) -> Result<Loaded<'_>, EbpfError> {
         let level = if self.log {
             aya_log::Level::Trace as u8
         } else {
@@ -131,7 +135,7 @@ impl PreparedObject {
         }
         let ebpf = loader
             .load(&self.object)
-            .map_err(|e| SourceError::load(e.into()))?;
+            .map_err(|e| EbpfError::load(e.into()))?;
         Ok(Loaded {
             ebpf,
             prepared: self,
@@ -180,7 +184,7 @@ impl Loaded<'_> {
     }
 
     /// Whether the probes tell of processes that go to another cgroup.
-    pub fn tells_moves(&self) -> bool {
+    pub fn reports_moves(&self) -> bool {
         self.prepared.kernel.tells_of_moves
     }
 
@@ -220,13 +224,13 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// The object has none of this name.
-    pub fn take_map(&mut self, name: &str) -> Result<MapData, SourceError> {
+    pub fn take_map(&mut self, name: &str) -> Result<MapData, EbpfError> {
         let map = self.ebpf.take_map(name);
-        match map.ok_or_else(|| SourceError::foreign(name))? {
+        match map.ok_or_else(|| EbpfError::foreign(name))? {
             aya::maps::Map::Array(map)
             | aya::maps::Map::HashMap(map)
             | aya::maps::Map::RingBuf(map) => Ok(map),
-            _ => Err(SourceError::foreign(name)),
+            _ => Err(EbpfError::foreign(name)),
         }
     }
 
@@ -235,15 +239,15 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// It refuses one of them.
-    pub fn load_probes(&mut self) -> Result<(), SourceError> {
+    pub fn load_probes(&mut self) -> Result<(), EbpfError> {
         let Loaded { ebpf, prepared } = self;
         let probes = prepared.probes();
         let mut programs: Vec<_> = ebpf.programs_mut().collect();
         let load = |name: &str, hook: &str, program: Option<&mut Program>| {
             let program = program.and_then(|program| program.try_into().ok());
-            let program: &mut BtfTracePoint = program.ok_or_else(|| SourceError::foreign(name))?;
+            let program: &mut BtfTracePoint = program.ok_or_else(|| EbpfError::foreign(name))?;
             let loaded = program.load(hook, &prepared.btf);
-            loaded.map_err(|e| SourceError::load(e.into()))
+            loaded.map_err(|e| EbpfError::load(e.into()))
         };
         thread::scope(|scope| {
             let begin = |(name, hook)| {
@@ -263,11 +267,11 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn attach(&mut self) -> Result<Vec<(&'static str, FdLink)>, SourceError> {
+    pub fn attach(&mut self) -> Result<Vec<(&'static str, FdLink)>, EbpfError> {
         let attach = |(program, hook)| {
             let program = tracepoint(&mut self.ebpf, program)?;
             let link = program.attach().and_then(|id| program.take_link(id));
-            let link = link.map_err(|e| SourceError::attach(e.into()))?;
+            let link = link.map_err(|e| EbpfError::attach(e.into()))?;
             Ok((hook, link.into()))
         };
         self.prepared.probes().into_iter().map(attach).collect()
@@ -277,11 +281,11 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub fn load_table(&mut self) -> Result<(), SourceError> {
+    pub fn load_table(&mut self) -> Result<(), EbpfError> {
         let table = table(&mut self.ebpf)?;
         table
             .load("task", &self.prepared.btf)
-            .map_err(|e| SourceError::load(e.into()))
+            .map_err(|e| EbpfError::load(e.into()))
     }
 }
 
@@ -291,42 +295,42 @@ pub(super) fn program_pin(hook: &str) -> String {
 }
 
 /// The program that lists all processes.
-pub(super) fn table(ebpf: &mut Ebpf) -> Result<&mut Iter, SourceError> {
+pub(super) fn table(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
     let name = "process_table";
     let program = ebpf
         .program_mut(name)
-        .ok_or_else(|| SourceError::foreign(name))?;
-    program.try_into().map_err(|_| SourceError::foreign(name))
+        .ok_or_else(|| EbpfError::foreign(name))?;
+    program.try_into().map_err(|_| EbpfError::foreign(name))
 }
 
 /// What there is to know of the kernel, and the object with its functions, if it has them and they are wanted.
 fn kernel_and_patched(
     object: &[u8],
     kernel_reap: bool,
-) -> Result<(Kernel, Option<Vec<u8>>), SourceError> {
-    let btf = super::btf::Btf::load(super::btf::VMLINUX.as_ref()).map_err(SourceError::Btf)?;
+) -> Result<(Kernel, Option<Vec<u8>>), EbpfError> {
+    let btf = Btf::load(VMLINUX.as_ref()).map_err(EbpfError::Btf)?;
     let patched = (kernel_reap && kfunc::has_all(&btf)).then(|| kfunc::patch(object, &btf));
     Ok((Kernel::of(&btf)?, patched.flatten()))
 }
 
-fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, SourceError> {
+fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, EbpfError> {
     let program = ebpf
         .program_mut(name)
-        .ok_or_else(|| SourceError::foreign(name))?;
-    program.try_into().map_err(|_| SourceError::foreign(name))
+        .ok_or_else(|| EbpfError::foreign(name))?;
+    program.try_into().map_err(|_| EbpfError::foreign(name))
 }
 
 /// Refuses an object that was built for other records than this program knows.
-fn check_abi(object: &[u8]) -> Result<(), SourceError> {
-    let file = object::File::parse(object).map_err(|_| SourceError::foreign("ELF header"))?;
+fn check_abi(object: &[u8]) -> Result<(), EbpfError> {
+    let file = object::File::parse(object).map_err(|_| EbpfError::foreign("ELF header"))?;
     let section = file
         .section_by_name(ABI_SECTION)
-        .ok_or_else(|| SourceError::foreign(ABI_SECTION))?;
+        .ok_or_else(|| EbpfError::foreign(ABI_SECTION))?;
     match section.data() {
         Ok(&[low, high]) if u16::from_le_bytes([low, high]) == ABI_VERSION => Ok(()),
-        Ok(&[low, high]) => Err(SourceError::Abi {
+        Ok(&[low, high]) => Err(EbpfError::Abi {
             found: u16::from_le_bytes([low, high]),
         }),
-        _ => Err(SourceError::foreign(ABI_SECTION)),
+        _ => Err(EbpfError::foreign(ABI_SECTION)),
     }
 }

@@ -22,8 +22,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use reaper_common::ABI_VERSION;
 
-use super::SourceError;
+use super::error::PinError;
 use super::load::{Loaded, MAPS, program_pin};
+use crate::source::probes::PinOptions;
 use crate::sys::bpffs;
 
 const MAPS_OF: &str = "maps-";
@@ -32,37 +33,6 @@ const PROBES_OF: &str = "probes-";
 const UNFINISHED: &str = "new-";
 /// Beginnings of the names of all directories below that of a scope, in any version.
 const BEGINNINGS: [&str; 3] = [MAPS_OF, PROBES_OF, UNFINISHED];
-
-/// Where the pins of one service are, and whose they are.
-#[derive(Clone, Debug)]
-pub struct PinOptions {
-    /// The pin directory, below a BPF file system.
-    pub dir: PathBuf,
-    /// Name of the scope.
-    pub name: String,
-}
-
-/// Why what is pinned cannot be used or removed.
-#[derive(Debug, thiserror::Error)]
-pub enum PinError {
-    #[error("{} holds {name}: stop it first", holder(*.pid))]
-    Held { name: String, pid: Option<u32> },
-    #[error("{} is {what}: no reaper has pinned it; move it, or give another pin_dir", path.display())]
-    Foreign { path: PathBuf, what: String },
-    #[error("cannot use {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    #[error(
-        "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another `pin_dir`",
-        path.display()
-    )]
-    NotBpffs { path: PathBuf },
-}
-
-fn holder(pid: Option<u32>) -> String {
-    pid.map_or("a running reaper daemon".into(), |pid| {
-        format!("the reaper daemon with pid {pid}")
-    })
-}
 
 /// What was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -468,10 +438,4 @@ fn pin_error(path: &Path, error: &aya::pin::PinError) -> PinError {
         io::Error::from_raw_os_error,
     );
     io_error(path, source)
-}
-
-impl From<PinError> for SourceError {
-    fn from(error: PinError) -> SourceError {
-        SourceError::Pin(error)
-    }
 }

@@ -7,6 +7,7 @@ use reaper_common::{
     PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO, RawKey, Record, decode,
 };
 
+use crate::source::probes::model_key;
 use crate::sys::cgroup::has_systemd_units;
 use reaper_model::event::{
     Event, EventKind, ExitStatus, Image, Membership, ProcessKey, Provenance, Uids,
@@ -47,7 +48,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
         } => {
             let kind = EventKind::Exec {
                 key: key(r.process),
-                parent: visible(r.parent),
+                parent: model_key(r.parent),
                 uids: Uids {
                     real: r.uid,
                     effective: r.euid,
@@ -65,7 +66,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
         Record::Exit(r) => {
             let kind = EventKind::Exit {
                 key: key(r.process),
-                parent: visible(r.parent),
+                parent: model_key(r.parent),
                 ended: ExitStatus::from_wait_status(r.status),
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
                 mark: Some(mark(r.member)),
@@ -76,8 +77,8 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
         Record::Reparent(r) => {
             let kind = EventKind::Reparent {
                 child: key(r.child),
-                old_parent: visible(r.old_parent),
-                adopter: visible(r.adopter),
+                old_parent: model_key(r.old_parent),
+                adopter: model_key(r.adopter),
                 mark: Some(mark(r.member)),
             };
             tell(&r.header, kind);
@@ -97,8 +98,8 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
 fn fork(r: &ForkRecord) -> EventKind {
     EventKind::Fork {
         child: key(r.child),
-        parent: visible(r.parent),
-        creator: visible(r.creator),
+        parent: model_key(r.parent),
+        creator: model_key(r.creator),
         uids: Uids {
             real: r.uid,
             effective: r.euid,
@@ -132,25 +133,12 @@ pub(super) fn key(raw: RawKey) -> ProcessKey {
     }
 }
 
-/// The same the other way.
-pub(super) fn raw(key: ProcessKey) -> RawKey {
-    RawKey {
-        pid: key.pid,
-        _pad: 0,
-        start_ns: key.start,
-    }
-}
-
 /// What the map of members says.
 pub(super) fn mark(member: Member) -> Membership {
     Membership {
-        session: visible(member.session),
+        session: model_key(member.session),
         flags: member.flags,
     }
-}
-
-pub(super) fn visible(raw: RawKey) -> Option<ProcessKey> {
-    (raw.pid != 0).then(|| key(raw))
 }
 
 fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image {

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use aya::maps::MapData;
 
-use super::{Drained, SourceError, record};
-use crate::source::Malformation;
+use super::error::EbpfError;
+use super::record;
+use crate::source::drained::{Drained, Malformation};
+use crate::source::probes::{EventRing, Release};
 use crate::sys::{Record, RingMemory};
 use reaper_model::event::Event;
 
@@ -41,55 +43,13 @@ struct Reader {
     begun: VecDeque<u64>,
 }
 
-/// Gives room in the ring back, from any thread.
-#[derive(Clone)]
-pub struct Release(Arc<RingMemory>);
-
-impl Release {
-    /// What was read up to a position is not needed any more.
-    pub fn up_to(&self, position: u64) {
-        self.0.release(position);
-    }
-}
-
 impl Ring {
-    pub(super) fn new(map: MapData) -> Result<Ring, SourceError> {
-        let size = map.info().map_err(SourceError::map)?.max_entries();
+    pub(super) fn new(map: MapData) -> Result<Ring, EbpfError> {
+        let size = map.info().map_err(EbpfError::map)?.max_entries();
         let memory = RingMemory::map(map.fd().as_fd(), size);
-        let memory = memory.map_err(|e| SourceError::Map(e.into()))?;
+        let memory = memory.map_err(|e| EbpfError::Map(e.into()))?;
         let reader = Reader::new(memory);
         Ok(Ring { map, reader })
-    }
-
-    /// Bytes in the ring.
-    pub fn size(&self) -> u64 {
-        self.reader.memory.size()
-    }
-
-    /// Up to where records have been handed over.
-    pub fn position(&self) -> u64 {
-        self.reader.read
-    }
-
-    /// A position a quarter of the ring behind that, or somewhat more, to give room back up to: a record begins there, as it
-    /// has to for whoever reads on from it.
-    pub fn behind(&self) -> u64 {
-        self.reader.behind()
-    }
-
-    /// Bytes that have been handed over and not been given back.
-    pub fn held(&self) -> u64 {
-        self.position()
-            .saturating_sub(self.reader.memory.consumed())
-    }
-
-    /// Bytes that wait to be read.
-    pub fn waiting(&self) -> u64 {
-        self.produced().saturating_sub(self.position())
-    }
-
-    pub fn release(&self) -> Release {
-        Release(Arc::clone(&self.reader.memory))
     }
 
     /// How far probes have reserved room, in bytes since the ring was made. Whatever happened before
@@ -104,6 +64,39 @@ impl Ring {
     }
 }
 
+impl EventRing for Ring {
+    fn size(&self) -> u64 {
+        self.reader.memory.size()
+    }
+
+    fn position(&self) -> u64 {
+        self.reader.read
+    }
+
+    fn behind(&self) -> u64 {
+        self.reader.behind()
+    }
+
+    fn held(&self) -> u64 {
+        self.position()
+            .saturating_sub(self.reader.memory.consumed())
+    }
+
+    fn waiting(&self) -> u64 {
+        self.produced().saturating_sub(self.position())
+    }
+
+    fn release(&self) -> Arc<dyn Release> {
+        Arc::clone(&self.reader.memory) as Arc<dyn Release>
+    }
+}
+
+impl Release for RingMemory {
+    fn up_to(&self, position: u64) {
+        self.release(position);
+    }
+}
+
 impl Reader {
     fn new(memory: RingMemory) -> Reader {
         Reader {
@@ -113,7 +106,7 @@ impl Reader {
         }
     }
 
-    /// See [`Ring::behind`].
+    /// See [`EventRing::behind`].
     fn behind(&self) -> u64 {
         let most = self.read.saturating_sub(self.memory.size() / 4);
         let begun = self.begun.iter().rev().find(|at| **at <= most);

@@ -9,8 +9,11 @@ use reaper_common::{
     RawKey, RootExit, SESSION_LEN, SessionState, Stored, UNFOLLOWED, crowd_slot,
 };
 
-use super::record::{key, mark, raw};
-use super::{Lost, SourceError};
+use super::error::EbpfError;
+use super::record::{key, mark};
+use crate::source::drained::Lost;
+use crate::source::error::SourceError;
+use crate::source::probes::{ProbeMaps, raw_key as raw};
 use crate::sys::{self, Counters};
 use reaper_model::agent::NameTable;
 use reaper_model::event::{Membership, ProcessKey};
@@ -40,10 +43,10 @@ const IF_THERE: u64 = 2;
 pub struct MemberMap(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
 
 impl MemberMap {
-    fn new(map: MapData) -> Result<MemberMap, SourceError> {
-        let room = map.info().map_err(SourceError::map)?.max_entries();
-        let map = Map::from_map_data(map).map_err(SourceError::map)?;
-        let members = HashMap::try_from(map).map_err(SourceError::map)?;
+    fn new(map: MapData) -> Result<MemberMap, EbpfError> {
+        let room = map.info().map_err(EbpfError::map)?.max_entries();
+        let map = Map::from_map_data(map).map_err(EbpfError::map)?;
+        let members = HashMap::try_from(map).map_err(EbpfError::map)?;
         Ok(MemberMap(members, room as usize))
     }
 
@@ -79,196 +82,63 @@ pub struct State {
 impl State {
     /// Takes the maps from `take`, by name.
     pub(super) fn new(
-        mut take: impl FnMut(&str) -> Result<MapData, SourceError>,
-    ) -> Result<State, SourceError> {
+        mut take: impl FnMut(&str) -> Result<MapData, EbpfError>,
+    ) -> Result<State, EbpfError> {
         let members = take("MEMBERS")?;
         let members_fd = members.fd().as_fd().try_clone_to_owned();
-        let room = members.info().map_err(SourceError::map)?.max_entries();
+        let room = members.info().map_err(EbpfError::map)?.max_entries();
         let crowd_map = take("CROWD")?;
         let crowd = Counters::map(crowd_map.fd().as_fd(), CROWD_SLOTS);
-        let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(SourceError::map);
+        let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map);
         Ok(State {
-            members_fd: members_fd.map_err(|e| SourceError::Map(e.into()))?,
+            members_fd: members_fd.map_err(|e| EbpfError::Map(e.into()))?,
             room,
-            crowd: crowd.map_err(|e| SourceError::Map(e.into()))?,
+            crowd: crowd.map_err(|e| EbpfError::Map(e.into()))?,
             _crowd_map: crowd_map,
-            sessions: typed("SESSIONS")?.try_into().map_err(SourceError::map)?,
-            exits: typed("EXITS")?.try_into().map_err(SourceError::map)?,
-            names: typed("NAMES")?.try_into().map_err(SourceError::map)?,
-            first: typed("FIRST")?.try_into().map_err(SourceError::map)?,
-            control: typed("CONTROL")?.try_into().map_err(SourceError::map)?,
-            counters: typed("DROPS")?.try_into().map_err(SourceError::map)?,
+            sessions: typed("SESSIONS")?.try_into().map_err(EbpfError::map)?,
+            exits: typed("EXITS")?.try_into().map_err(EbpfError::map)?,
+            names: typed("NAMES")?.try_into().map_err(EbpfError::map)?,
+            first: typed("FIRST")?.try_into().map_err(EbpfError::map)?,
+            control: typed("CONTROL")?.try_into().map_err(EbpfError::map)?,
+            counters: typed("DROPS")?.try_into().map_err(EbpfError::map)?,
             shut: None,
             members: Map::from_map_data(members)
                 .and_then(HashMap::try_from)
-                .map_err(SourceError::map)?,
+                .map_err(EbpfError::map)?,
         })
     }
 
     /// Why the probes cannot be told anything any more, if that is so: somebody has frozen a map that they go by.
-    pub fn failure(&self) -> Option<SourceError> {
+    pub fn failure(&self) -> Option<EbpfError> {
         let shut = self.shut.map(std::io::Error::from_raw_os_error);
-        shut.map(|error| SourceError::Map(error.into()))
+        shut.map(|error| EbpfError::Map(error.into()))
     }
 
     /// Takes note of a map that is shut for good. What else fails may go well another time.
-    fn noted(&mut self, error: MapError) -> SourceError {
+    fn noted(&mut self, error: MapError) -> EbpfError {
         let errno = errno(&error);
         if matches!(errno, Some(libc::EPERM | libc::EBADF)) {
             self.shut = errno;
         }
-        SourceError::map(error)
-    }
-
-    /// Processes that can be followed at once.
-    pub fn room(&self) -> u32 {
-        self.room
-    }
-
-    /// A reader of the map of members, for another thread.
-    ///
-    /// # Errors
-    /// The file descriptor cannot be doubled.
-    pub fn roster(&self) -> Result<MemberMap, SourceError> {
-        let fd = self.members_fd.as_fd().try_clone_to_owned();
-        let map = MapData::from_fd(fd.map_err(|e| SourceError::Map(e.into()))?);
-        MemberMap::new(map.map_err(SourceError::map)?)
-    }
-
-    /// Whether a process is followed.
-    pub fn is_followed(&self, of: ProcessKey) -> bool {
-        self.members.get(&raw(of).to_bytes(), 0).is_ok()
-    }
-
-    /// Says why a process is followed, or that it is not any more. `known` is what the map was last known to
-    /// have for it: a process that has exited since is not put in again, and one that has run another program
-    /// since is left to the word on that. False if there was no room for it.
-    ///
-    /// # Errors
-    /// The map cannot be written.
-    pub fn set_membership(
-        &mut self,
-        of: ProcessKey,
-        wanted: Option<Membership>,
-        known: Option<Membership>,
-    ) -> Result<bool, SourceError> {
-        let (key, slot) = (raw(of), crowd_slot(of.pid));
-        let at = key.to_bytes();
-        let mut execs = 0;
-        if let Some(known) = known {
-            let Ok(bytes) = self.members.get(&at, 0) else {
-                return Ok(true);
-            };
-            execs = Member::from_bytes(&bytes).flags & MEMBER_EXECS;
-            let told = known.flags & MEMBER_EXECS;
-            // It runs another program by now, which will be told. The other way round an exec came in between when
-            // this was written last: then what is known here is newer.
-            if (execs.wrapping_sub(told)).cast_signed() > 0 {
-                return Ok(true);
-            }
-            execs = told;
-        }
-        let Some(mark) = wanted else {
-            return match self.members.remove(&at) {
-                Ok(()) => {
-                    self.crowd.add(slot, -1);
-                    Ok(true)
-                }
-                Err(error) => self.absent_or(error),
-            };
-        };
-        let member = Member {
-            session: mark.session.map_or(RawKey::NONE, raw),
-            flags: mark.flags & !MEMBER_EXECS | execs,
-            check: key.check(),
-        };
-        let bytes = member.to_bytes();
-        if known.is_none() {
-            // Before it is there: a probe that finds nobody in the crowd asks no further.
-            self.crowd.add(slot, 1);
-            let made = self.members.insert(at, bytes, IF_NOT_THERE);
-            if made.is_err() {
-                self.crowd.add(slot, -1);
-            }
-            match made {
-                Ok(()) => return Ok(true),
-                Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
-                Err(error) if errno(&error) == Some(libc::EEXIST) => {}
-                Err(error) => return Err(self.noted(error)),
-            }
-        }
-        match self.members.insert(at, bytes, IF_THERE) {
-            Ok(()) => Ok(true),
-            Err(error) => self.absent_or(error),
-        }
-    }
-
-    /// Takes a process out of the map that has gone, whatever the map says of it.
-    ///
-    /// # Errors
-    /// The map cannot be written.
-    pub fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
-        match self.members.remove(&raw(of).to_bytes()) {
-            Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
-            Err(error) => drop(self.absent_or(error)?),
-        }
-        Ok(())
-    }
-
-    /// All sessions, by their first roots.
-    pub fn sessions(&self) -> Vec<(ProcessKey, SessionState)> {
-        let rows = self.sessions.iter().filter_map(Result::ok);
-        rows.map(|(k, v)| (key(RawKey::from_bytes(&k)), SessionState::from_bytes(&v)))
-            .collect()
-    }
-
-    /// The exit of a session's root, if a probe has left word of it: of which one, it does not say.
-    pub fn root_exit(&self, first_root: ProcessKey) -> Option<RootExit> {
-        let bytes = self.exits.get(&raw(first_root).to_bytes(), 0).ok()?;
-        Some(RootExit::from_bytes(&bytes))
-    }
-
-    /// Leaves word of a session, or that it is over.
-    ///
-    /// # Errors
-    /// The map cannot be written, or is full.
-    pub fn set_session(
-        &mut self,
-        first_root: ProcessKey,
-        state: Option<&SessionState>,
-    ) -> Result<(), SourceError> {
-        let at = raw(first_root).to_bytes();
-        match state {
-            Some(state) => self
-                .sessions
-                .insert(at, state.to_bytes(), 0)
-                .map_err(|error| self.noted(error)),
-            None => {
-                let removed = [self.sessions.remove(&at), self.exits.remove(&at)];
-                removed.into_iter().try_for_each(|removed| match removed {
-                    Ok(()) => Ok(()),
-                    Err(error) => self.absent_or(error).map(drop),
-                })
-            }
-        }
+        EbpfError::map(error)
     }
 
     /// Tells the probes which names the rules know, in place of what they knew before.
     ///
     /// # Errors
     /// The maps cannot be written, or the rules know more names than there is room for.
-    pub fn set_names(&mut self, table: &NameTable) -> Result<(), SourceError> {
+    pub(super) fn write_names(&mut self, table: &NameTable) -> Result<(), EbpfError> {
         self.say(CONTROL_CLEARS, 0)?;
         // New ones before old ones go: a name that is in both is known all the time.
         for (name, bits) in &table.names {
-            self.names.insert(name, bits, 0).map_err(SourceError::map)?;
+            self.names.insert(name, bits, 0).map_err(EbpfError::map)?;
         }
         for (slot, flags) in (0..).zip(table.first.iter()) {
-            self.first.set(slot, flags, 0).map_err(SourceError::map)?;
+            self.first.set(slot, flags, 0).map_err(EbpfError::map)?;
         }
         let known: Vec<_> = self.names.keys().filter_map(Result::ok).collect();
         for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
-            self.names.remove(name).map_err(SourceError::map)?;
+            self.names.remove(name).map_err(EbpfError::map)?;
         }
         self.say(CONTROL_CLEARS, table.keep_mark_alone.into())
     }
@@ -278,67 +148,48 @@ impl State {
     ///
     /// # Errors
     /// The map cannot be written; so for the others that say something.
-    pub fn set_idle(&mut self, idle: bool) -> Result<(), SourceError> {
+    pub fn set_idle(&mut self, idle: bool) -> Result<(), EbpfError> {
         self.say(CONTROL_IDLE, idle.into())
     }
 
     /// Says whether a ladder is open; while there is one, every record wakes the reader.
-    pub fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
+    pub fn announce_escalations(&mut self, open: bool) -> Result<(), EbpfError> {
         self.say(CONTROL_LADDERS, open.into())
     }
 
-    /// Says how many sessions are condemned.
-    pub fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError> {
-        self.say(CONTROL_CONDEMNED, sessions)
-    }
-
-    /// Says whether the probes may send first signals.
-    pub fn enable_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
-        self.say(CONTROL_REAPS, reaps.into())
-    }
-
-    /// Waits until all probes that are at work now have told what they tell, by what the maps said when they began.
-    pub fn await_probes(&self) {
-        sys::await_probes();
-    }
-
-    /// Says whether all members that were found running are in the map. From then on the probes tell of
-    /// nobody else, where they filter.
-    pub fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError> {
-        self.say(CONTROL_SEEDED, seeded.into())
+    /// Withdraws what an earlier service wanted of the probes: this one need not want the same.
+    pub(super) fn withdraw(&mut self) -> Result<(), EbpfError> {
+        [CONTROL_CONDEMNED, CONTROL_REAPS, CONTROL_LADDERS]
+            .into_iter()
+            .try_for_each(|slot| self.say(slot, 0))
     }
 
     /// Says by which pid namespace processes are numbered (inode, 0 for the first one); false if the maps
     /// were made for another.
-    pub fn set_namespace(&mut self, inode: u32) -> Result<bool, SourceError> {
+    pub(super) fn set_namespace(&mut self, inode: u32) -> Result<bool, EbpfError> {
         let wanted = u64::from(inode) + 1;
         let found = self.control.get(&CONTROL_NAMESPACE, 0).unwrap_or(0);
         self.say(CONTROL_NAMESPACE, if found == 0 { wanted } else { found })?;
         Ok(found == 0 || found == wanted)
     }
 
-    /// Says how many of the lost records have been told of.
-    pub fn set_lost_told(&mut self, records: u64) -> Result<(), SourceError> {
-        self.say(CONTROL_LOST_TOLD, records)
+    /// A reader of the map of members, for another thread.
+    ///
+    /// # Errors
+    /// The file descriptor cannot be doubled.
+    pub fn roster(&self) -> Result<MemberMap, EbpfError> {
+        let fd = self.members_fd.as_fd().try_clone_to_owned();
+        let map = MapData::from_fd(fd.map_err(|e| EbpfError::Map(e.into()))?);
+        MemberMap::new(map.map_err(EbpfError::map)?)
     }
 
-    /// How many of the lost records have been told of, by whichever service.
-    pub fn lost_told(&self) -> u64 {
-        self.control.get(&CONTROL_LOST_TOLD, 0).unwrap_or(0)
-    }
-
-    /// Whether who is not in the map is no member.
-    pub fn is_complete(&self) -> bool {
-        self.control.get(&CONTROL_SEEDED, 0).is_ok_and(|n| n != 0) && self.unfollowed() == 0
-    }
-
-    fn say(&mut self, slot: u32, value: u64) -> Result<(), SourceError> {
+    fn say(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
         let said = self.control.set(slot, value, 0);
         said.map_err(|error| self.noted(error))
     }
 
     /// What was to be changed has gone meanwhile: as it was meant to.
-    fn absent_or(&mut self, error: MapError) -> Result<bool, SourceError> {
+    fn absent_or(&mut self, error: MapError) -> Result<bool, EbpfError> {
         if errno(&error) == Some(libc::ENOENT) {
             Ok(true)
         } else {
@@ -366,6 +217,141 @@ impl State {
 
     fn count(&self, slot: u32) -> u64 {
         self.counters.get(&slot, 0).unwrap_or(0)
+    }
+}
+
+impl ProbeMaps for State {
+    fn room(&self) -> u32 {
+        self.room
+    }
+
+    fn is_complete(&self) -> bool {
+        self.control.get(&CONTROL_SEEDED, 0).is_ok_and(|n| n != 0) && self.unfollowed() == 0
+    }
+
+    fn set_membership(
+        &mut self,
+        of: ProcessKey,
+        wanted: Option<Membership>,
+        known: Option<Membership>,
+    ) -> Result<bool, SourceError> {
+        let (key, slot) = (raw(of), crowd_slot(of.pid));
+        let at = key.to_bytes();
+        let mut execs = 0;
+        if let Some(known) = known {
+            let Ok(bytes) = self.members.get(&at, 0) else {
+                return Ok(true);
+            };
+            execs = Member::from_bytes(&bytes).flags & MEMBER_EXECS;
+            let told = known.flags & MEMBER_EXECS;
+            // It runs another program by now, which will be told. The other way round an exec came in between when
+            // this was written last: then what is known here is newer.
+            if (execs.wrapping_sub(told)).cast_signed() > 0 {
+                return Ok(true);
+            }
+            execs = told;
+        }
+        let Some(mark) = wanted else {
+            return match self.members.remove(&at) {
+                Ok(()) => {
+                    self.crowd.add(slot, -1);
+                    Ok(true)
+                }
+                Err(error) => Ok(self.absent_or(error)?),
+            };
+        };
+        let member = Member {
+            session: mark.session.map_or(RawKey::NONE, raw),
+            flags: mark.flags & !MEMBER_EXECS | execs,
+            check: key.check(),
+        };
+        let bytes = member.to_bytes();
+        if known.is_none() {
+            // Before it is there: a probe that finds nobody in the crowd asks no further.
+            self.crowd.add(slot, 1);
+            let made = self.members.insert(at, bytes, IF_NOT_THERE);
+            if made.is_err() {
+                self.crowd.add(slot, -1);
+            }
+            match made {
+                Ok(()) => return Ok(true),
+                Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
+                Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+                Err(error) => return Err(self.noted(error).into()),
+            }
+        }
+        match self.members.insert(at, bytes, IF_THERE) {
+            Ok(()) => Ok(true),
+            Err(error) => Ok(self.absent_or(error)?),
+        }
+    }
+
+    fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
+        match self.members.remove(&raw(of).to_bytes()) {
+            Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
+            Err(error) => drop(self.absent_or(error)?),
+        }
+        Ok(())
+    }
+
+    fn sessions(&self) -> Vec<(ProcessKey, SessionState)> {
+        let rows = self.sessions.iter().filter_map(Result::ok);
+        rows.map(|(k, v)| (key(RawKey::from_bytes(&k)), SessionState::from_bytes(&v)))
+            .collect()
+    }
+
+    fn root_exit(&self, first_root: ProcessKey) -> Option<RootExit> {
+        let bytes = self.exits.get(&raw(first_root).to_bytes(), 0).ok()?;
+        Some(RootExit::from_bytes(&bytes))
+    }
+
+    fn set_session(
+        &mut self,
+        first_root: ProcessKey,
+        state: Option<&SessionState>,
+    ) -> Result<(), SourceError> {
+        let at = raw(first_root).to_bytes();
+        match state {
+            Some(state) => self
+                .sessions
+                .insert(at, state.to_bytes(), 0)
+                .map_err(|error| self.noted(error).into()),
+            None => {
+                let removed = [self.sessions.remove(&at), self.exits.remove(&at)];
+                removed.into_iter().try_for_each(|removed| match removed {
+                    Ok(()) => Ok(()),
+                    Err(error) => Ok(self.absent_or(error).map(drop)?),
+                })
+            }
+        }
+    }
+
+    fn set_names(&mut self, names: &NameTable) -> Result<(), SourceError> {
+        Ok(self.write_names(names)?)
+    }
+
+    fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError> {
+        Ok(self.say(CONTROL_CONDEMNED, sessions)?)
+    }
+
+    fn enable_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
+        Ok(self.say(CONTROL_REAPS, reaps.into())?)
+    }
+
+    fn await_probes(&self) {
+        sys::await_probes();
+    }
+
+    fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError> {
+        Ok(self.say(CONTROL_SEEDED, seeded.into())?)
+    }
+
+    fn lost_reported(&self) -> u64 {
+        self.control.get(&CONTROL_LOST_TOLD, 0).unwrap_or(0)
+    }
+
+    fn set_lost_reported(&mut self, records: u64) -> Result<(), SourceError> {
+        Ok(self.say(CONTROL_LOST_TOLD, records)?)
     }
 }
 

@@ -6,10 +6,9 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use nix::errno::Errno;
 
-use super::listening::Listening;
+use super::listening::{DATAGRAM_MAX, Listening, WAITING_MAX};
 use super::parse::{Message, What, messages};
-use super::{DATAGRAM_MAX, WAITING_MAX};
-use crate::source::{Drained, Lost, Malformation};
+use crate::source::drained::{Drained, Lost, Malformation};
 
 /// See the module.
 pub struct Inbox {

@@ -7,10 +7,13 @@ use nix::errno::Errno;
 
 use super::error::ConnectorError;
 use super::parse::{Message, What, messages, subscription};
-use super::{DATAGRAM_MAX, WAITING_MAX};
 use crate::sys;
 use crate::sys::netlink::Connector;
 
+/// More than any datagram of the kernel's.
+pub(super) const DATAGRAM_MAX: usize = 1024;
+/// How many wait here at most: the rest is left in the socket, where each takes twenty times the room.
+pub(super) const WAITING_MAX: usize = 1 << 20;
 /// How long the kernel may take to answer. It does before the call returns, if it does at all.
 pub const PATIENCE: Duration = Duration::from_millis(50);
 

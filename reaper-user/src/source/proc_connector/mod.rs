@@ -10,7 +10,7 @@
 //! `CLONE_PARENT`: such a child counts as made by the parent that it shares with its creator.
 
 mod aside;
-mod error;
+pub(super) mod error;
 mod glimpse;
 mod inbox;
 mod listening;
@@ -22,8 +22,11 @@ mod translate;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::drained::{Drained, Lost};
+use super::error::SourceError;
+use super::event_source::Source;
+use super::kind::SourceKind;
 use super::procfs::Procfs;
-use super::{Drained, Lost};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 pub use error::ConnectorError;
@@ -36,12 +39,8 @@ use translate::Translator;
 const PROBE_ROOM: u32 = 1 << 20;
 /// How long a look at one process's program may take.
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// More than any datagram of the kernel's.
-const DATAGRAM_MAX: usize = 1024;
 /// How many messages are taken in before the socket is emptied again: /proc is slower than the kernel is in telling.
 const BATCH: usize = 64;
-/// How many wait here at most: the rest is left in the socket, where each takes twenty times the room.
-const WAITING_MAX: usize = 1 << 20;
 /// How long one call hands over what has come, in ns: signals, timers and questions wait for it.
 const DRAIN_MAX: u64 = 20_000_000;
 /// How old what is handed over next may be, in ns, before it matters whether that becomes more; and how often in a row it may.
@@ -99,11 +98,28 @@ impl ProcConnector {
         })
     }
 
+    /// Whether the kernel tells more, for long, than can be read: then this is no source to go by.
+    fn look_for_delay(&mut self, next: Option<u64>) {
+        let delay = next.map_or(0, |next| sys::monotonic().saturating_sub(next));
+        let grows = delay > DELAY_MAX && delay >= self.delay;
+        self.delay = delay;
+        self.grown = if grows { self.grown + 1 } else { 0 };
+        if self.grown > GROWN_MAX {
+            self.outrun = true;
+        }
+    }
+}
+
+impl Source for ProcConnector {
+    fn kind(&self) -> SourceKind {
+        SourceKind::ProcConnector
+    }
+
     /// Hands over what was told before this call, in order, as far as that goes in a short time, but for what waits until it
     /// is known [what its maker runs](translate::held). As soon as it is found that something was lost, it leaves off: that is
     /// to be told first. What is told meanwhile is left for the next call too: there may be no end to it.
     /// An end of which /proc cannot be asked in time counts as lost.
-    pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Drained {
+    fn drain(&mut self, mut sink: &mut dyn FnMut(Event)) -> Drained {
         let began = sys::monotonic();
         let behind = sys::suspended();
         if behind.abs_diff(self.behind) > CLOCKS_APART {
@@ -169,47 +185,32 @@ impl ProcConnector {
         }
     }
 
-    /// Whether the kernel tells more, for long, than can be read: then this is no source to go by.
-    fn look_for_delay(&mut self, next: Option<u64>) {
-        let delay = next.map_or(0, |next| sys::monotonic().saturating_sub(next));
-        let grows = delay > DELAY_MAX && delay >= self.delay;
-        self.delay = delay;
-        self.grown = if grows { self.grown + 1 } else { 0 };
-        if self.grown > GROWN_MAX {
-            self.outrun = true;
-        }
-    }
-
-    /// Whether some of what was received is still to be handed over by the next [`ProcConnector::drain`]: the socket says
-    /// nothing of it.
-    pub fn has_waiting(&self) -> bool {
-        self.inbox.first().is_some()
-    }
-
-    /// Whether there is some that has not been handed over, be it that it waits for what is known only later.
-    pub fn has_untold(&self) -> bool {
-        self.has_waiting() || self.translator.holds_back()
-    }
-
-    /// Whether the process is still the one that has been told of under this key, by its number, or its tick in /proc.
-    pub fn vouches(&mut self, key: ProcessKey) -> bool {
+    /// By the process's number, or by its tick in /proc.
+    fn confirms_identity(&mut self, key: ProcessKey) -> bool {
         self.translator.lives(key)
     }
 
-    /// See [`Translator::take_over`].
-    pub fn take_over(&mut self, keys: impl Iterator<Item = ProcessKey>) {
-        self.translator.take_over(keys);
-    }
-
-    /// Why it tells nothing any more, if it does not.
-    pub fn failure(&self) -> Option<ConnectorError> {
-        let broken = self.inbox.broken().map(ConnectorError::Broken);
-        broken.or_else(|| self.outrun.then_some(ConnectorError::Behind))
-    }
-
-    /// What was lost since it was opened. Of which kinds nobody knows.
-    pub fn lost(&self) -> Lost {
+    /// The kinds of lost events are not known.
+    fn lost(&self) -> Lost {
         self.inbox.lost()
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.inbox.first().is_some()
+    }
+
+    fn has_unreported(&self) -> bool {
+        self.has_waiting() || self.translator.holds_back()
+    }
+
+    fn failure(&self) -> Option<SourceError> {
+        let broken = self.inbox.broken().map(ConnectorError::Broken);
+        let error = broken.or_else(|| self.outrun.then_some(ConnectorError::Behind));
+        error.map(SourceError::from)
+    }
+
+    fn take_over(&mut self, keys: &mut dyn Iterator<Item = ProcessKey>) {
+        self.translator.take_over(keys);
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(super) mod again;
 pub(super) mod held;
+pub(super) mod unread;
 
 use std::time::Duration;
 
@@ -11,11 +12,11 @@ use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::What;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
-use again::{Doubted, Unread};
 use held::{HasMovedOn, Held, Out};
 use reaper_model::event::{
     Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
+use unread::{Doubted, Unread};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 

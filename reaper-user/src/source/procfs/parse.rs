@@ -2,8 +2,12 @@
 
 use reaper_common::ARGV_MAX;
 
-use super::{PF_EXITING, PF_KTHREAD};
 use reaper_model::event::{Image, Uids};
+
+/// Bit of a task's flags that says that it is a thread of the kernel.
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
+const PF_EXITING: u64 = 0x4;
 
 /// The fields of a `stat` file that matter here.
 pub(crate) struct Stat<'a> {

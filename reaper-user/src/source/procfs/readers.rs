@@ -10,13 +10,44 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{ProcessReading, Procfs, ProcfsError, Reader};
+use super::{Procfs, ProcfsError, Reader};
+use crate::source::snapshot::{ProcessReading, Snapshot};
 use crate::sys;
 
+/// How long a pass over all processes waits for the next one.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Those of all snapshots.
+static READERS: Readers = Readers::new(16);
 /// How often in the time that a pass waits in vain others take the place of those who are stuck.
 const ROUNDS: u32 = 4;
 /// Bound on how many times longer a pass waits on a busy machine.
 const CROWD_MAX: u32 = 30;
+
+impl Procfs {
+    /// The processes with these pids.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        self.snapshot_within(PATIENCE, pids)
+    }
+
+    /// The same, waiting no longer than so for any one of them.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn snapshot_within(
+        &self,
+        patience: Duration,
+        pids: Vec<u32>,
+    ) -> Result<Snapshot, ProcfsError> {
+        let mut snapshot = Snapshot::default();
+        let take = |_, look| snapshot.add(look);
+        let unread = READERS.pass(self, patience, pids, |_, _, look| look, take)?;
+        snapshot.unreadable += unread as u32;
+        Ok(snapshot)
+    }
+}
 
 /// The readers of one kind of pass.
 pub(crate) struct Readers {

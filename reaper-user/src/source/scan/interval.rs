@@ -1,10 +1,30 @@
 //! When the next pass is due: soon while something happens, rarely while nothing does, and never so often that passes
 //! take more than a fifth of a processor. Pure; times are monotonic nanoseconds.
 
+use std::time::Duration;
+
 use reaper_model::event::TICK_NS;
 
 /// So many times as long as a pass took nothing is done after it.
 const REST: u64 = 4;
+
+/// How often it looks.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// While something happens.
+    pub min_interval: Duration,
+    /// While nothing does.
+    pub max_interval: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            min_interval: Duration::from_millis(50),
+            max_interval: Duration::from_secs(2),
+        }
+    }
+}
 
 pub struct ScanPace {
     min: u64,

@@ -7,8 +7,9 @@
 //! /proc has starts in ticks of 10 ms, in which a pid can be given away and taken again. Nobody is told of before the
 //! tick of its birth is over: whoever has that pid and that tick from then on is the last one who was born so, and a
 //! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
-//! ([`Scan::vouches`]).
+//! ([`Source::confirms_identity`]).
 
+mod followed;
 mod late;
 mod pidfds;
 mod read;
@@ -26,15 +27,19 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use super::Options;
-use super::interval::{Found, ScanPace};
+use super::error::ScanError;
+use super::interval::{Found, Options, ScanPace};
 use super::table::ScanTable;
+use crate::source::drained::{Drained, Malformation};
+use crate::source::error::SourceError;
+use crate::source::event_source::Source;
+use crate::source::kind::SourceKind;
 use crate::source::procfs::{Procfs, ProcfsError};
-use crate::source::{Drained, Malformation};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
+use followed::Followed;
 use late::Late;
-use pidfds::Followed;
+
 use read::{Reader, ScanReading};
 use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
 
@@ -47,19 +52,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the timer is called in the epoll set; pids are smaller.
 const TIMER: u64 = u64::MAX;
-
-/// Why the process table cannot be scanned.
-#[derive(Debug, thiserror::Error)]
-pub enum ScanError {
-    #[error(
-        "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
-    )]
-    Proc(#[source] std::io::Error),
-    #[error("cannot list the processes in /proc: {0}; mount it")]
-    List(#[source] nix::Error),
-    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
-    Wait(#[source] nix::Error),
-}
 
 /// See the module.
 pub struct Scan {
@@ -91,7 +83,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Opens /proc; what is there is told by the first [`Scan::drain`].
+    /// Opens /proc; what is there is told by the first [`Source::drain`].
     ///
     /// Where the system has no pidfds to give, the ends of processes are found by looking alone, and no signal can be
     /// sent to any of them.
@@ -133,54 +125,6 @@ impl Scan {
         };
         scan.arm();
         Ok(scan)
-    }
-
-    /// Ends that pidfds tell of, and, if it is time, a pass over the process table. What follows from the ends comes
-    /// before that.
-    pub fn drain(&mut self, mut sink: impl FnMut(Event)) -> Drained {
-        let mut drained = Drained::default();
-        let mut tell = |kind| {
-            drained.records += 1;
-            sink(Event {
-                time: sys::boot_time(),
-                provenance: Provenance::Procfs,
-                kind,
-            });
-        };
-        let busy = self.tell_ends(&mut tell);
-        let ordered = self.pace.due() == 0;
-        if ordered || self.pace.is_due(sys::monotonic(), busy) {
-            let flawed = self.pass(&mut tell);
-            drained.malformed = flawed.len() as u64;
-            drained.malformation = flawed.last().copied().map(Malformation::Stat);
-        }
-        self.arm();
-        drained
-    }
-
-    /// The next [`Scan::drain`] looks at all processes: what it tells is no older than this call.
-    pub fn look_now(&mut self) {
-        self.pace.at_once();
-    }
-
-    /// Who was born by then and lives has been told of, unless it cannot be read for long, in ns since boot; 0: of no
-    /// time that is so.
-    pub fn looked(&self) -> u64 {
-        self.looked
-    }
-
-    /// The next pass comes after the shortest interval, unless they fail.
-    pub fn look_soon(&mut self) {
-        if !self.failing {
-            self.pace.stir();
-            self.arm();
-        }
-    }
-
-    /// Everything matters now (a ladder is open): passes come as fast as they may.
-    pub fn set_ladders(&mut self, open: bool) {
-        self.pace.press(open);
-        self.arm();
     }
 
     /// Looks at all processes, and tells what is other than it was. Gives who of them could not be understood for the
@@ -322,6 +266,71 @@ impl Scan {
                 tracing::error!("the next look at the processes cannot be timed: {errno}")
             }
         }
+    }
+}
+
+impl Source for Scan {
+    fn kind(&self) -> SourceKind {
+        SourceKind::Scan
+    }
+
+    /// Passes on the exits that pidfds report and, if a pass is due, what has changed in the process table. What follows
+    /// from the exits comes before the pass.
+    fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
+        let mut drained = Drained::default();
+        let mut tell = |kind| {
+            drained.records += 1;
+            sink(Event {
+                time: sys::boot_time(),
+                provenance: Provenance::Procfs,
+                kind,
+            });
+        };
+        let busy = self.tell_ends(&mut tell);
+        let ordered = self.pace.due() == 0;
+        if ordered || self.pace.is_due(sys::monotonic(), busy) {
+            let flawed = self.pass(&mut tell);
+            drained.malformed = flawed.len() as u64;
+            drained.malformation = flawed.last().copied().map(Malformation::Stat);
+        }
+        self.arm();
+        drained
+    }
+
+    fn confirms_identity(&mut self, key: ProcessKey) -> bool {
+        self.holds(key)
+    }
+
+    fn follow(&mut self, key: ProcessKey, wanted: bool) {
+        self.hold_or_release(key, wanted);
+    }
+
+    fn scan_now(&mut self) {
+        self.pace.at_once();
+    }
+
+    /// The next pass comes after the shortest interval, unless passes fail.
+    fn scan_soon(&mut self) {
+        if !self.failing {
+            self.pace.stir();
+            self.arm();
+        }
+    }
+
+    /// Returns 0 if there is no such time yet.
+    fn last_scan(&self) -> Option<u64> {
+        Some(self.looked)
+    }
+
+    fn out_of_files(&self) -> Option<Errno> {
+        self.refused.or(self.starved)
+    }
+
+    /// Passes come as fast as they may while an escalation is open.
+    fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
+        self.pace.press(open);
+        self.arm();
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What macOS tells of its processes, through sysctl(3) and libproc, as bytes: `source::darwin` knows what they mean.
+//! What macOS tells of its processes, through sysctl(3) and libproc, as bytes.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use libc::{c_int, c_void};
 use nix::errno::Errno;
 
-use crate::source::darwin::kinfo::Identity;
+use crate::sys::kinfo::Identity;
 
 /// `PROC_PIDUNIQIDENTIFIERINFO` of bsd/sys/proc_info_private.h.
 const UNIQUE: c_int = 17;

@@ -12,8 +12,8 @@ use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::source::darwin::kinfo::Process;
 use crate::sys::darwin::{identity, process};
+use crate::sys::kinfo::Process;
 use reaper_model::event::Uids;
 
 /// A handle on one process, for ever the same one.

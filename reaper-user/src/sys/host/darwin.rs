@@ -5,16 +5,19 @@ use std::path::Path;
 use super::{CAPABILITIES, Capabilities, Host};
 use crate::sys::darwin::text;
 
-pub(super) fn host() -> Host {
-    let euid = nix::unistd::geteuid();
-    // Nothing is told apart: root may do all of it, and others nothing.
-    let all = (1 << CAPABILITIES.len()) - 1;
-    Host {
-        release: text(c"kern.osrelease"),
-        boot_id: text(c"kern.bootsessionuuid"),
-        euid: Some(euid.as_raw()),
-        capabilities: Capabilities(if euid.is_root() { all } else { 0 }),
-        // No file of Linux's tells anything here.
-        ..Host::read_at(Path::new("/nonexistent"))
+impl Host {
+    /// Reads this host.
+    pub fn read() -> Host {
+        let euid = nix::unistd::geteuid();
+        // Nothing is told apart: root may do all of it, and others nothing.
+        let all = (1 << CAPABILITIES.len()) - 1;
+        Host {
+            release: text(c"kern.osrelease"),
+            boot_id: text(c"kern.bootsessionuuid"),
+            euid: Some(euid.as_raw()),
+            capabilities: Capabilities(if euid.is_root() { all } else { 0 }),
+            // No file of Linux's tells anything here.
+            ..Host::read_at(Path::new("/nonexistent"))
+        }
     }
 }

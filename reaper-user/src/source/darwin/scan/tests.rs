@@ -9,8 +9,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Scan;
-use crate::source::darwin::kinfo::Process;
+use crate::source::Source;
 use crate::source::scan::Options;
+use crate::sys::kinfo::Process;
 use mac::{MS, Mac, Shared};
 use reaper_model::Tree;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey};
@@ -56,7 +57,7 @@ impl World {
     fn drain(&mut self) -> Vec<EventKind> {
         let mut told = Vec::new();
         let tree = &mut self.tree;
-        self.scan.drain(|event: Event| {
+        self.scan.drain(&mut |event: Event| {
             tree.apply(&event, &mut Vec::new());
             told.push(event.kind);
         });
@@ -99,7 +100,7 @@ fn who_is_there_is_told_at_first_and_watched() {
     assert_eq!(w.tree.get(agent).unwrap().parent, Some(shell));
     assert_eq!(w.program(agent), b"claude");
     assert_eq!(w.mac.borrow().watched.len(), 3);
-    assert!(w.scan.vouches(agent));
+    assert!(w.scan.confirms_identity(agent));
     // One more pass for what was forked before the kernel was asked, and then peace.
     assert!(w.after_a_pass().is_empty() && w.after_a_pass().is_empty());
     assert_eq!(w.mac.borrow().wakes_in, Options::default().max_interval);
@@ -221,11 +222,11 @@ fn a_pid_that_is_another_s_by_now_is_two_processes() {
         mac.fork(30, 10);
     });
     let second = w.key(30);
-    w.scan.look_now();
+    w.scan.scan_now();
     w.drain();
     assert!(w.tree.get(first).is_none());
     assert_eq!(w.tree.get(second).unwrap().parent, Some(w.key(10)));
-    assert!(!w.scan.vouches(first) && w.scan.vouches(second));
+    assert!(!w.scan.confirms_identity(first) && w.scan.confirms_identity(second));
     assert_eq!(
         exits(&w.after_a_pass()),
         [],
@@ -243,12 +244,12 @@ fn of_whom_the_kernel_tells_nothing_the_passes_do() {
     w.after_a_pass();
     let child = w.key(30);
     w.with(|mac| mac.exec(30, "sudo"));
-    w.scan.look_now();
+    w.scan.scan_now();
     w.drain();
     assert_eq!(w.program(child), b"sudo");
     w.with(|mac| mac.exit(30, 0x100));
     assert!(w.drain().is_empty());
-    w.scan.look_now();
+    w.scan.scan_now();
     assert_eq!(exits(&w.drain()), [(30, ExitStatus::Unknown)]);
 }
 
@@ -257,11 +258,11 @@ fn nobody_is_vouched_for_while_the_table_cannot_be_read() {
     let mut w = World::new();
     let agent = w.key(20);
     w.with(|mac| mac.fails = true);
-    w.scan.look_now();
-    assert!(w.drain().is_empty() && !w.scan.vouches(agent));
+    w.scan.scan_now();
+    assert!(w.drain().is_empty() && !w.scan.confirms_identity(agent));
     w.with(|mac| mac.fails = false);
     w.after_a_pass();
-    assert!(w.scan.vouches(agent));
+    assert!(w.scan.confirms_identity(agent));
 }
 
 #[test]
@@ -273,9 +274,9 @@ fn one_that_cannot_be_read_is_looked_for_again() {
     });
     w.after_a_pass();
     let child = w.key(30);
-    assert!(w.tree.get(child).is_none() && !w.scan.vouches(child));
+    assert!(w.tree.get(child).is_none() && !w.scan.confirms_identity(child));
     w.with(|mac| mac.hidden.clear());
-    w.scan.look_now();
+    w.scan.scan_now();
     w.drain();
     assert_eq!(w.tree.get(child).unwrap().parent, Some(w.key(20)));
 }
@@ -329,7 +330,7 @@ proptest! {
         }
         // One for what is new, and two for what has to be seen twice.
         for _ in 0..3 {
-            w.scan.look_now();
+            w.scan.scan_now();
             w.drain();
         }
         let mac = w.mac.borrow();

@@ -25,7 +25,7 @@ fn deaf() -> ProcConnector {
 fn a_socket_that_fails_is_told_of_and_not_read_again_and_again() {
     let mut connector = deaf();
     assert!(connector.failure().is_none());
-    assert_eq!(connector.drain(drop), Drained::default());
+    assert_eq!(connector.drain(&mut drop), Drained::default());
     let failure = connector.failure().expect("it has failed").to_string();
     assert!(failure.contains("nothing any more: ENOTSOCK"), "{failure}");
 }
@@ -120,7 +120,7 @@ fn is_told_of_a_life() -> bool {
         }
         assert!(Instant::now() < deadline, "{story:?}");
         source.inbox.listening.wait(Duration::from_millis(100));
-        source.drain(|event| match event.kind {
+        source.drain(&mut |event| match event.kind {
             EventKind::Fork {
                 child,
                 parent,

@@ -6,8 +6,9 @@ use std::time::Instant;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::*;
-use crate::source::proc_connector::translate::again::{LOOK_AFTER, TRIES, UNREAD_MAX};
+use crate::source::proc_connector::translate::again::LOOK_AFTER;
 use crate::source::proc_connector::translate::held::HELD_MAX;
+use crate::source::proc_connector::translate::unread::{TRIES, UNREAD_MAX};
 
 impl World {
     /// What another look finds at a time, and how many are left to be looked at after it.

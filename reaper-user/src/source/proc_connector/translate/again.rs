@@ -3,53 +3,18 @@
 use std::time::{Duration, Instant};
 
 use super::held::{HasMovedOn, Out};
+use super::unread::{Doubted, TRIES, UNREAD_MAX, Unread};
 use super::{Process, Translator, ended};
 use crate::source::proc_connector::glimpse::State;
 use crate::source::procfs::ProcessReading;
 use crate::sys;
 use reaper_model::event::{Event, ProcessKey, Provenance};
 
-/// How often it is tried again to read a program, or whether one has ended, beside once at once; and of how many.
-pub const TRIES: u32 = 3;
-pub const UNREAD_MAX: usize = 1024;
 /// How long it is looked again at programs in one go: signals, timers and questions wait for it.
 const LOOKS_MAX: Duration = Duration::from_millis(20);
 /// How long after a look that brought nothing the next one comes, in ns: it may be for want of open files, which others
 /// have to give back.
 pub const LOOK_AFTER: u64 = 40_000_000;
-
-/// One whose program could not be read when it was told that it had run one.
-pub struct Unread {
-    pub key: ProcessKey,
-    /// When it had, in ns since boot.
-    time: u64,
-    /// How often it is still tried.
-    tries: u32,
-    /// When it is looked at again, on the monotonic clock.
-    at: u64,
-    /// It has run none: this process has made it, and is awaited too.
-    copy_of: Option<ProcessKey>,
-}
-
-impl Unread {
-    pub fn new(key: ProcessKey, time: u64) -> Unread {
-        Unread {
-            key,
-            time,
-            tries: TRIES,
-            at: 0,
-            copy_of: None,
-        }
-    }
-}
-
-/// One of whom the last thread may have exited.
-pub struct Doubted {
-    key: ProcessKey,
-    tries: u32,
-    /// When it is looked at again, on the monotonic clock.
-    at: u64,
-}
 
 impl Translator {
     /// Looks again at those who could not be read when they were told of. Gives how many are left to be looked at.

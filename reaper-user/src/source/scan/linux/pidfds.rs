@@ -4,31 +4,13 @@ use hashbrown::HashMap;
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
+use super::followed::Followed;
 use super::read::{Reader, ScanReading};
 use super::{Scan, tick};
 use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
-
-/// One whose end matters.
-pub(super) struct Followed {
-    /// As a whole tick.
-    start: u64,
-    /// `None`: there is no room for it.
-    pidfd: Option<Pidfd>,
-}
-
-impl Followed {
-    /// Whether it is this one, whose start is a whole tick.
-    pub(super) fn is(&self, key: ProcessKey) -> bool {
-        self.start == key.start
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        self.pidfd.is_some()
-    }
-}
 
 /// Why one is not held.
 enum UnconfirmedMember {
@@ -40,7 +22,7 @@ enum UnconfirmedMember {
 
 impl Scan {
     /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
-    pub fn follow(&mut self, key: ProcessKey, wanted: bool) {
+    pub(super) fn hold_or_release(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
         let known = self.followed.get(&key.pid);
         let known = known.filter(|known| known.is(key));
@@ -81,7 +63,7 @@ impl Scan {
 
     /// Whether this process is held and has not exited: then its pid is its own, and was since it was told of; and what it
     /// is was read, if the last pass found that to be something else.
-    pub fn vouches(&self, key: ProcessKey) -> bool {
+    pub(super) fn holds(&self, key: ProcessKey) -> bool {
         if self.failing || self.unread.contains(&key.pid) {
             return false;
         }
@@ -89,11 +71,6 @@ impl Scan {
         let known = known.filter(|known| known.is(tick(key)));
         let pidfd = known.and_then(|known| known.pidfd.as_ref());
         pidfd.is_some_and(|pidfd| !pidfd.has_exited())
-    }
-
-    /// Why some are not held, if that is so.
-    pub fn starved(&self) -> Option<Errno> {
-        self.refused.or(self.starved)
     }
 
     /// Opens a pidfd on this very process, and has its end wake whoever waits.
@@ -186,7 +163,9 @@ impl Scan {
             self.starved = None;
         }
         if self.held < self.held_max {
-            unheld.into_iter().for_each(|key| self.follow(key, true));
+            unheld
+                .into_iter()
+                .for_each(|key| self.hold_or_release(key, true));
         }
     }
 }

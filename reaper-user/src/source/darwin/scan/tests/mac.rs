@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Kernel, Told};
-use crate::source::darwin::kinfo::{Identity, Process, ZOMBIE};
+use crate::sys::kinfo::{Identity, Process, ZOMBIE};
 use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
 
 pub const MS: u64 = 1_000_000;
@@ -108,6 +109,12 @@ impl Mac {
 
 /// As the scan has it.
 pub struct Shared(pub Rc<RefCell<Mac>>);
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        unreachable!("the tests drain without waiting")
+    }
+}
 
 impl Kernel for Shared {
     type Error = &'static str;

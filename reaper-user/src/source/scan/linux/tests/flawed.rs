@@ -1,7 +1,7 @@
 //! Files that cannot be understood: what is said of them, and how often.
 
 use crate::source::scan::{Options, Scan};
-use crate::source::{Drained, Malformation};
+use crate::source::{Drained, Malformation, Source};
 use reaper_model::event::Event;
 
 /// A /proc of files, and a scan of it.
@@ -25,8 +25,8 @@ impl World {
 
     /// What another pass says of them: how many, and the last.
     fn told(&mut self) -> (u64, Option<Malformation>) {
-        self.scan.look_now();
-        let drained = self.scan.drain(|event: Event| panic!("{event:?}"));
+        self.scan.scan_now();
+        let drained = self.scan.drain(&mut |event: Event| panic!("{event:?}"));
         let Drained {
             malformed,
             malformation: flaw,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::source::Source;
 use crate::source::scan::linux::late::PASSES_MAX;
 use crate::source::scan::{Options, Scan};
 use reaper_model::event::EventKind;
@@ -19,9 +20,9 @@ fn unread(root: &Path, pid: u32) -> PathBuf {
 /// Looks once more: who was found, and until when all have been told of.
 fn look(scan: &mut Scan) -> (usize, u64) {
     let mut found = 0;
-    scan.look_now();
-    scan.drain(|event| found += usize::from(matches!(event.kind, EventKind::Discovered(_))));
-    (found, scan.looked())
+    scan.scan_now();
+    scan.drain(&mut |event| found += usize::from(matches!(event.kind, EventKind::Discovered(_))));
+    (found, scan.last_scan().unwrap())
 }
 
 #[test]

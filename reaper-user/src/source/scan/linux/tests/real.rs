@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::source::Source;
 use crate::source::procfs::Procfs;
 use crate::source::scan::{Options, Scan};
 use crate::sys;
@@ -50,7 +51,7 @@ fn await_event<T>(scan: &mut Scan, what: &str, is: impl Fn(&Event) -> Option<T>)
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         let mut found = None;
-        scan.drain(|event| found = found.take().or_else(|| is(&event)));
+        scan.drain(&mut |event| found = found.take().or_else(|| is(&event)));
         if let Some(found) = found {
             return found;
         }
@@ -77,7 +78,7 @@ fn seen(pid: u32) -> impl Fn(&Event) -> Option<(ProcessKey, u64)> {
 #[test]
 fn a_child_is_found_followed_and_told_to_have_ended() {
     let mut scan = Scan::open(&RARE).unwrap();
-    scan.drain(|_| {});
+    scan.drain(&mut |_| {});
     let mut child = Own::new("exec sleep 1000");
     scan.pace.stir();
     scan.arm();
@@ -85,17 +86,17 @@ fn a_child_is_found_followed_and_told_to_have_ended() {
     assert_eq!(key, child.key());
     let pidfd = sys::pidfd::Pidfd::open(key.pid).unwrap();
     assert_eq!(inode, pidfd.number().unwrap_or(0));
-    assert!(!scan.vouches(key));
+    assert!(!scan.confirms_identity(key));
     scan.follow(key, true);
-    assert!(scan.vouches(key));
+    assert!(scan.confirms_identity(key));
     // What it runs by now is not known, nor is anything after a pass that failed.
     scan.unread.insert(key.pid);
-    assert!(!scan.vouches(key));
-    scan.look_now();
-    scan.drain(|_| {});
-    assert!(scan.vouches(key));
+    assert!(!scan.confirms_identity(key));
+    scan.scan_now();
+    scan.drain(&mut |_| {});
+    assert!(scan.confirms_identity(key));
     scan.failing = true;
-    assert!(!scan.vouches(key));
+    assert!(!scan.confirms_identity(key));
     scan.failing = false;
     child.0.kill().unwrap();
     let how = await_event(&mut scan, "end", ended(key));
@@ -104,11 +105,11 @@ fn a_child_is_found_followed_and_told_to_have_ended() {
         core: false,
     };
     assert_eq!(how, killed, "it is a zombie whose status may be read");
-    assert!(!scan.vouches(key));
+    assert!(!scan.confirms_identity(key));
     assert!(scan.followed.is_empty());
     // Once is enough.
     scan.pace.hurry(sys::monotonic());
-    scan.drain(|event| assert_eq!(ended(key)(&event), None));
+    scan.drain(&mut |event| assert_eq!(ended(key)(&event), None));
 }
 
 #[test]
@@ -144,44 +145,44 @@ fn one_that_is_another_by_now_is_not_held() {
         ..key
     };
     scan.follow(before, true);
-    assert!(!scan.vouches(before) && !scan.vouches(key));
+    assert!(!scan.confirms_identity(before) && !scan.confirms_identity(key));
     scan.follow(key, true);
-    assert!(scan.vouches(key) && !scan.vouches(before));
+    assert!(scan.confirms_identity(key) && !scan.confirms_identity(before));
     // Known to the ns by somebody else.
     let exact = ProcessKey {
         start: key.start + 1,
         ..key
     };
-    assert!(scan.vouches(exact));
+    assert!(scan.confirms_identity(exact));
     scan.follow(before, true);
     scan.follow(before, false);
-    assert!(scan.vouches(key), "that was about another");
+    assert!(scan.confirms_identity(key), "that was about another");
     scan.follow(key, false);
-    assert!(!scan.vouches(key));
+    assert!(!scan.confirms_identity(key));
     assert_eq!((scan.held, scan.followed.len()), (0, 0));
 }
 
 #[test]
 fn for_whom_there_is_no_room_nobody_vouches_until_there_is() {
     let mut scan = Scan::open(&RARE).unwrap();
-    scan.drain(|_| {});
+    scan.drain(&mut |_| {});
     scan.held_max = 1;
     let [mut first, second] = [(); 2].map(|()| Own::new("exec sleep 1000"));
     let keys = [first.key(), second.key()];
     keys.iter().for_each(|key| scan.follow(*key, true));
-    assert!(scan.vouches(keys[0]) && !scan.vouches(keys[1]));
-    assert_eq!(scan.starved(), Some(Errno::EMFILE));
+    assert!(scan.confirms_identity(keys[0]) && !scan.confirms_identity(keys[1]));
+    assert_eq!(scan.out_of_files(), Some(Errno::EMFILE));
     first.0.kill().unwrap();
     await_event(&mut scan, "end", ended(keys[0]));
     // The pass after that finds room.
     let begun = Instant::now();
-    while !scan.vouches(keys[1]) && begun.elapsed() < PATIENCE {
+    while !scan.confirms_identity(keys[1]) && begun.elapsed() < PATIENCE {
         await_event(&mut scan, "any", |_| None::<()>.or(Some(())));
     }
-    assert!(scan.vouches(keys[1]));
-    scan.look_now();
-    scan.drain(drop);
-    assert_eq!(scan.starved(), None);
+    assert!(scan.confirms_identity(keys[1]));
+    scan.scan_now();
+    scan.drain(&mut drop);
+    assert_eq!(scan.out_of_files(), None);
 }
 
 #[test]
@@ -195,23 +196,23 @@ fn where_pidfds_are_refused_nobody_is_vouched_for_and_ends_are_found_by_looking(
     scan.arm();
     await_event(&mut scan, "birth", seen(key.pid));
     scan.follow(key, true);
-    assert!(!scan.vouches(key) && scan.followed.contains_key(&key.pid));
+    assert!(!scan.confirms_identity(key) && scan.followed.contains_key(&key.pid));
     child.0.kill().unwrap();
     let begun = Instant::now();
     let mut found = None;
     while found.is_none() && begun.elapsed() < PATIENCE {
-        scan.look_now();
-        scan.drain(|event| found = found.or_else(|| ended(key)(&event)));
+        scan.scan_now();
+        scan.drain(&mut |event| found = found.or_else(|| ended(key)(&event)));
     }
     assert_eq!(found, Some(ExitStatus::Unknown));
     assert_eq!((scan.held, scan.followed.len()), (0, 0));
-    assert_eq!(scan.starved(), Some(Errno::EPERM));
+    assert_eq!(scan.out_of_files(), Some(Errno::EPERM));
 }
 
 #[test]
 fn the_tick_of_a_birth_is_over_before_it_is_told() {
     let mut scan = Scan::open(&RARE).unwrap();
-    scan.drain(|_| {});
+    scan.drain(&mut |_| {});
     for _ in 0..10 {
         let child = Own::new("exec sleep 1000");
         scan.pace.hurry(sys::monotonic());

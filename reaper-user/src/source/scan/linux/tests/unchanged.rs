@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::source::Source;
 use crate::source::scan::{Options, Scan};
 use crate::sys::allocations::allocations;
 use reaper_model::event::EventKind;
@@ -27,12 +28,12 @@ fn nothing_is_allocated_for_them_nor_for_the_pass() {
         (1..=count).for_each(|pid| process(dir.path(), pid));
         let mut scan = Scan::of(dir.path(), &Options::default()).unwrap();
         let mut seen = 0;
-        scan.drain(|event| seen += u32::from(matches!(event.kind, EventKind::Discovered(_))));
+        scan.drain(&mut |event| seen += u32::from(matches!(event.kind, EventKind::Discovered(_))));
         assert_eq!(seen, count);
         for _ in 0..3 {
-            scan.look_now();
+            scan.scan_now();
             let asked = allocations(|| {
-                scan.drain(|event| panic!("{event:?}"));
+                scan.drain(&mut |event| panic!("{event:?}"));
             });
             assert_eq!(asked, 0, "{count}");
         }

@@ -24,7 +24,7 @@ const NAME_MAX: usize = 15;
 /// `P_SYSTEM`: it belongs to the kernel.
 const SYSTEM: u32 = 0x200;
 /// `SZOMB`: it has exited and is not waited for.
-pub(super) const ZOMBIE: u8 = 5;
+pub const ZOMBIE: u8 = 5;
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Process {
     pub terminal: u32,
     /// At most 15 bytes.
     pub comm: Vec<u8>,
-    pub(super) state: u8,
+    pub state: u8,
     pub is_kernel: bool,
 }
 

@@ -1,0 +1,22 @@
+//! Why the process table cannot be scanned.
+
+#[cfg(target_os = "macos")]
+use crate::source::darwin::table::ProcfsError;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError {
+    #[cfg(target_os = "linux")]
+    #[error(
+        "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
+    )]
+    Proc(#[source] std::io::Error),
+    #[cfg(target_os = "linux")]
+    #[error("cannot list the processes in /proc: {0}; mount it")]
+    List(#[source] nix::Error),
+    #[cfg(target_os = "macos")]
+    #[error(transparent)]
+    Table(#[from] ProcfsError),
+    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
+    Wait(#[source] nix::Error),
+}

@@ -1,0 +1,144 @@
+//! Opens the best source that can be used, or the one that was requested.
+
+#[cfg(target_os = "macos")]
+use super::darwin::kernel::Scan;
+#[cfg(target_os = "linux")]
+use super::ebpf::{self, EbpfSource};
+use super::error::SourceError;
+use super::event_source::Source;
+use super::kind::{RejectedSource, SourceChoice, SourceKind};
+use super::probes;
+#[cfg(target_os = "linux")]
+use super::proc_connector::{self, ProcConnector};
+#[cfg(target_os = "linux")]
+use super::scan::Scan;
+use super::scan::interval;
+use reaper_model::agent::NameTable;
+
+/// What each source is told to be.
+pub struct SourceSelection<'a> {
+    pub choice: SourceChoice,
+    pub probes: &'a probes::Options,
+    pub names: &'a NameTable,
+    pub scan: interval::Options,
+}
+
+impl SourceKind {
+    /// Whether it can be used here; it is let go again.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn probe(self) -> Result<(), SourceError> {
+        match self {
+            #[cfg(target_os = "linux")]
+            SourceKind::Ebpf => Ok(ebpf::probe()?),
+            #[cfg(target_os = "linux")]
+            SourceKind::ProcConnector => Ok(proc_connector::probe()?),
+            SourceKind::Scan => Ok(Scan::open(&interval::Options::default()).map(drop)?),
+        }
+    }
+
+    fn open(self, wanted: &SourceSelection<'_>) -> Result<Box<dyn Source + Send>, SourceError> {
+        Ok(match self {
+            #[cfg(target_os = "linux")]
+            SourceKind::Ebpf => Box::new(EbpfSource::open(wanted.probes, wanted.names)?),
+            #[cfg(target_os = "linux")]
+            SourceKind::ProcConnector => connector(wanted.probes.ring_size)?,
+            SourceKind::Scan => scan(&wanted.scan)?,
+        })
+    }
+}
+
+/// Opens the first that can be used, and tells which could not.
+///
+/// # Errors
+/// None can, and why the last of them cannot; or what no other source would be better for: another service is at
+/// work, or the object that was named is none.
+pub fn open(
+    wanted: &SourceSelection<'_>,
+) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
+    let mut passed = Vec::new();
+    let (last, before) = wanted
+        .choice
+        .kinds()
+        .split_last()
+        .unwrap_or((&SourceKind::Scan, &[]));
+    for kind in before {
+        match kind.open(wanted) {
+            Ok(source) => return Ok((source, passed)),
+            Err(error) if error.is_final() => return Err(error),
+            Err(error) => passed.push(RejectedSource {
+                source: kind.name(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    Ok((last.open(wanted)?, passed))
+}
+
+/// Opens the best that can be used of those below one that has failed at work, and tells which could not; where that was
+/// the last, it is tried once more. `room` is for what the kernel tells and is still to be read, in bytes.
+///
+/// # Errors
+/// None can, and why the last of them cannot.
+#[cfg_attr(
+    target_os = "macos",
+    expect(unused_variables, unused_mut, reason = "there is but one source")
+)]
+pub fn below(
+    failed: SourceKind,
+    room: u32,
+    options: &interval::Options,
+) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
+    let mut passed = Vec::new();
+    #[cfg(target_os = "linux")]
+    if failed == SourceKind::Ebpf {
+        match connector(room) {
+            Ok(source) => return Ok((source, passed)),
+            Err(error) => passed.push(RejectedSource {
+                source: SourceKind::ProcConnector.name(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+    Ok((scan(options)?, passed))
+}
+
+#[cfg(target_os = "linux")]
+fn connector(room: u32) -> Result<Box<dyn Source + Send>, SourceError> {
+    Ok(Box::new(ProcConnector::open(room)?))
+}
+
+fn scan(options: &interval::Options) -> Result<Box<dyn Source + Send>, SourceError> {
+    Ok(Box::new(Scan::open(options)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::ebpf::EbpfError;
+
+    #[test]
+    fn below_each_there_is_one_that_anybody_can_use() {
+        let options = interval::Options::default();
+        for failed in SourceKind::ALL {
+            let (source, passed) = below(failed, 1 << 20, &options).expect("a scan");
+            let between = SourceKind::ALL
+                .into_iter()
+                .skip_while(|kind| *kind != failed)
+                .skip(1)
+                .take_while(|kind| *kind != source.kind())
+                .map(SourceKind::name);
+            assert!(passed.iter().map(|passed| passed.source).eq(between));
+            assert!(source.kind() != failed || failed == SourceKind::Scan);
+        }
+    }
+
+    #[test]
+    fn what_was_named_wrongly_is_no_reason_for_another_source() {
+        let abi = SourceError::Ebpf(EbpfError::Abi { found: 1 });
+        assert!(abi.is_final());
+        let proc = std::io::Error::other("no").into();
+        assert!(!SourceError::Ebpf(EbpfError::NotPermitted(proc)).is_final());
+    }
+}
