@@ -28,7 +28,10 @@ use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually, link};
 
 /// The object that is shipped with the program.
-pub const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/ebpf/reaper.bpf.o");
+pub const OBJECT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/host/src/source/ebpf/reaper.bpf.o"
+);
 
 /// What needs neither root nor probes.
 pub fn trials() -> Vec<Trial> {

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use crate::source::kind::SourceChoice;
-use crate::source::scan;
-use crate::sys::{owner, paths};
 pub use error::{ConfigError, Diagnostic};
+use reaper_host::source::kind::SourceChoice;
+use reaper_host::source::scan;
+use reaper_host::sys::{owner, paths};
 use reaper_model::agent::{Action, Ruleset};
 use reaper_model::rules::reader::Reader;
 use reaper_model::rules::{self, Defaults, Rules, warn};

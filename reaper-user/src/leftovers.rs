@@ -14,10 +14,10 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
-use crate::facts::{listening, scan_processes};
 use crate::reap::{Due, Ending, Times, end_all};
-use crate::source::procfs::{Procfs, ProcfsError};
-use crate::sys::{self, pidfd::Pidfd};
+use reaper_host::facts::{listening, scan_processes};
+use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::sys::{self, pidfd::Pidfd};
 use reaper_model::Scope;
 use reaper_model::agent::{Rule, Ruleset};
 use reaper_model::event::ProcessKey;

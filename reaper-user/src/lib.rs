@@ -15,7 +15,7 @@
 //! The maps are the way back: the probes hand membership on by themselves, at each fork, and the service
 //! that comes after one that was killed begins with what it finds there ([`engine`], `restore`).
 //!
-//! What a rule asks for and no event tells ([`facts`]: environment, cgroup, sockets) is read by threads that nobody waits
+//! What a rule asks for and no event tells ([`reaper_host::facts`]: environment, cgroup, sockets) is read by threads that nobody waits
 //! for longer than is good: ahead of time where it lasts, else while the decision waits.
 //!
 //! Read [`reaper_model::event`] for the words, then [`engine`] for the order in which things happen.
@@ -41,11 +41,11 @@
 //!   before what was lost has been looked for.
 //! - What the service knows and must not lose is in the kernel's maps before room in the ring is given
 //!   back: whoever comes next reads the same events again, and they change nothing twice.
-//! - `unsafe` is in [`sys`] and [`source::ebpf`] alone.
+//! - `unsafe` is in [`reaper_host::sys`] and [`reaper_host::source`] alone.
 //!
 //! # On macOS
 //! The same, with other answers in the same places: modules with a twin in a `darwin.rs` or below a `darwin/`, chosen where they are
-//! declared. [`source`] says what the kernel tells there, and `sys/darwin/pidfd.rs` what stands in the place of a pidfd and
+//! declared. [`reaper_host::source`] says what the kernel tells there, and `sys/darwin/pidfd.rs` what stands in the place of a pidfd and
 //! what that leaves open.
 //!
 //! # Absent on purpose
@@ -57,14 +57,13 @@ pub mod api;
 pub mod cli;
 pub mod config;
 #[cfg(test)]
+#[path = "../host/src/damage.rs"]
+#[allow(dead_code, reason = "some of it is for the tests of reaper-host")]
 mod damage;
 pub mod engine;
 pub mod export;
-pub mod facts;
 pub mod journal;
 pub mod leftovers;
 pub mod reap;
 #[cfg(target_os = "linux")]
 pub mod run;
-pub mod source;
-pub mod sys;

@@ -18,8 +18,8 @@ use super::{
     NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
 };
 use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
-use crate::source::procfs::{Procfs, Zombie};
-use crate::sys;
+use reaper_host::source::procfs::{Procfs, Zombie};
+use reaper_host::sys;
 use reaper_model::activity::Activity;
 use reaper_model::conversation::Conversations;
 use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};

@@ -14,7 +14,7 @@ use crate::api::client::{Client, ClientError, ServiceResponse};
 use crate::api::server::ServerError;
 use crate::api::{self, Reloaded};
 use crate::export::{self, printable};
-use crate::sys::paths;
+use reaper_host::sys::paths;
 
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const DIM: Style = Style::new().dimmed();

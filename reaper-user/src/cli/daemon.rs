@@ -21,12 +21,12 @@ use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::journal::{self, Journal, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
-use crate::source::kind::{RejectedSource, SourceChoice};
-use crate::source::probes::{Options, PinOptions};
-use crate::source::selection::{self, SourceSelection};
-use crate::source::{Source, SourceError};
-use crate::sys;
-use crate::sys::pidfd;
+use reaper_host::source::kind::{RejectedSource, SourceChoice};
+use reaper_host::source::probes::{Options, PinOptions};
+use reaper_host::source::selection::{self, SourceSelection};
+use reaper_host::source::{Source, SourceError};
+use reaper_host::sys;
+use reaper_host::sys::pidfd;
 use reaper_model::Scope;
 use reaper_model::agent::NameTable;
 

@@ -18,9 +18,9 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
 use crate::reap;
-use crate::source::probes::Options;
-use crate::source::procfs::{ProcessReading, Procfs};
-use crate::sys::pidfd::{self, Pidfd};
+use reaper_host::source::probes::Options;
+use reaper_host::source::procfs::{ProcessReading, Procfs};
+use reaper_host::sys::pidfd::{self, Pidfd};
 use reaper_model::event::TICK_NS;
 
 /// Prints a line; that nobody reads any more is no reason to leave the tree behind.

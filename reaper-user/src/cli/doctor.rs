@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
-use crate::source::SourceKind;
-use crate::source::ebpf::btf::{self, Btf, BtfError};
-use crate::sys::host::{Host, Limit};
-use crate::sys::pidfd::{self, Refused};
+use reaper_host::source::SourceKind;
+use reaper_host::source::ebpf::btf::{self, Btf, BtfError};
+use reaper_host::sys::host::{Host, Limit};
+use reaper_host::sys::pidfd::{self, Refused};
 
 /// The oldest kernel that the probes are made for.
 const OLDEST: (u32, u32) = (5, 10);

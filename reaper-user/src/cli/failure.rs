@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::engine::EngineError;
-use crate::source::SourceError;
+use reaper_host::source::SourceError;
 
 /// What ends a command before its time.
 #[derive(Debug, thiserror::Error)]

@@ -326,7 +326,7 @@ fn command(args: &[String], comm: &str) -> String {
 /// A span of time to the second, or to what is told of shorter ones.
 fn span(time: Duration) -> String {
     match time.as_secs() {
-        0..60 => duration(crate::sys::nanoseconds(time)),
+        0..60 => duration(reaper_host::sys::nanoseconds(time)),
         secs => humantime::format_duration(Duration::from_secs(secs)).to_string(),
     }
 }

@@ -11,7 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::libc::{O_DIRECTORY, O_NOFOLLOW};
 
 use super::Failure;
-use crate::sys::{lock_holder, owner};
+use reaper_host::sys::{lock_holder, owner};
 
 /// Held for as long as it lives, and by no other process meanwhile.
 pub(super) struct Lock {

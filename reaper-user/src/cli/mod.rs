@@ -46,9 +46,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
 use crate::export::{self, message, printable};
-use crate::source::SourceKind;
-use crate::sys;
 use failure::Failure;
+use reaper_host::source::SourceKind;
+use reaper_host::sys;
 
 /// Reaps what AI coding agents leave behind.
 ///

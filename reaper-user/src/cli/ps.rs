@@ -12,7 +12,7 @@ use super::runs::{open, words};
 use super::show::{fit, width};
 use crate::export::{print, printable, to_json};
 use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
-use crate::sys;
+use reaper_host::sys;
 
 pub(super) const HELP: &str = "\
 Needs no service. A run of this list is one of `reaper run`, of this user. Those whose owner was

@@ -18,10 +18,10 @@ use crate::run::{
     CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
     Runs, role,
 };
-use crate::sys::child;
-use crate::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 pub(super) use detach::OWNER;
 use detach::{Side, StartNotifier};
+use reaper_host::sys::child;
+use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 
 pub(super) const HELP: &str = "\
 The command has the terminal, stdin, signals and exit status as if it had been started without this; and

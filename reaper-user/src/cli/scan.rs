@@ -17,9 +17,9 @@ use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
 use crate::leftovers::{MIN_AGE, Terms, end, look};
 use crate::reap::Times;
-use crate::source::procfs::ProcfsError;
-use crate::sys;
-use crate::sys::pidfd;
+use reaper_host::source::procfs::ProcfsError;
+use reaper_host::sys;
+use reaper_host::sys::pidfd;
 use reaper_model::Scope;
 use show::text;
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::Failure;
 use crate::api;
-use crate::source::procfs::Procfs;
-use crate::sys::paths::SOCKET_MAX;
-use crate::sys::{cgroup, thread_group};
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys::paths::SOCKET_MAX;
+use reaper_host::sys::{cgroup, thread_group};
 use reaper_model::Scope;
 use reaper_model::event::{ProcessKey, TICK_NS};
 

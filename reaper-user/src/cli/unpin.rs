@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::{Failure, UnpinArgs, absolute, load};
 use crate::export::{print, printable, to_json};
-use crate::source::ebpf::PinError;
-use crate::source::ebpf::pins::{self, Removed};
+use reaper_host::source::ebpf::PinError;
+use reaper_host::source::ebpf::pins::{self, Removed};
 
 /// What was done, for programs.
 #[derive(Serialize)]

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::Failure;
 use crate::config::Config;
-use crate::sys::paths::USER_RUNTIME;
-use crate::sys::xdg::{absolute, state_home};
+use reaper_host::sys::paths::USER_RUNTIME;
+use reaper_host::sys::xdg::{absolute, state_home};
 
 /// Where its lock and its socket are: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`); `None` where there is no such directory.
 pub(super) fn runtime_dir() -> Option<PathBuf> {

@@ -18,7 +18,7 @@ use crate::api::{ErrorResponse, KeepDone, Status};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::Verdict as Left;
 use reaper_model::policy::Verdict;

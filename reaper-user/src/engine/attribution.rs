@@ -1,8 +1,8 @@
 //! Those who may be members by what they have from their makers, which has to be read first.
 
 use super::Engine;
-use crate::facts::Urgency;
-use crate::sys;
+use reaper_host::facts::Urgency;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hashbrown::HashSet;
 
-use crate::sys::cgroup;
+use reaper_host::sys::cgroup;
 use reaper_model::event::{Event, EventKind};
 use reaper_model::{Model, Scope};
 

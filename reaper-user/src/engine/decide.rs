@@ -8,7 +8,7 @@ use super::ingest::{Counts, Queued, Tally};
 use crate::config::Mode;
 use crate::export::{DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
 use crate::reap::{ReapEvent, ReapOutcome, ReleaseReason};
-use crate::source::procfs::Memory;
+use reaper_host::source::procfs::Memory;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Reason, Verdict};
 use reaper_model::session::{CLOSED_MAX, Session, SessionId};

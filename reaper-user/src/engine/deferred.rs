@@ -7,8 +7,8 @@ use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
 use super::ingest::Queued;
-use crate::facts::{FactAnswer, FactReader, Urgency};
-use crate::sys;
+use reaper_host::facts::{FactAnswer, FactReader, Urgency};
+use reaper_host::sys;
 use reaper_model::Model;
 use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;

@@ -9,7 +9,7 @@ use crate::api::peer::Peer;
 use crate::api::{Claimed, ErrorResponse};
 use crate::config::Mode;
 use crate::reap::Times;
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 impl Engine {

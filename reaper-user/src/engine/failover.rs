@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::source::kind::RejectedSource;
-use crate::source::selection;
-use crate::source::{Lost, SourceError};
-use crate::sys;
+use reaper_host::source::kind::RejectedSource;
+use reaper_host::source::selection;
+use reaper_host::source::{Lost, SourceError};
+use reaper_host::sys;
 
 /// How long after none could be opened it is tried again, at first and at most.
 const DELAY_MIN: Duration = Duration::from_millis(50);

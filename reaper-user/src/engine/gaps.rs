@@ -10,9 +10,9 @@ use super::reconcile::Reconciled;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::export::EventBody;
-use crate::source::Lost;
-use crate::source::procfs::Liveness;
-use crate::sys;
+use reaper_host::source::Lost;
+use reaper_host::source::procfs::Liveness;
+use reaper_host::sys;
 use reaper_model::event::{Event, EventKind, Provenance};
 
 /// How long after a survey that failed the next one begins, at first and at most.

@@ -10,8 +10,8 @@ use super::Engine;
 use crate::api::KeepDone;
 use crate::api::messages::EngineReply;
 use crate::journal::{JournalKeep, Keeper, Until};
-use crate::source::procfs::Liveness;
-use crate::sys;
+use reaper_host::source::procfs::Liveness;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::user_keep::{StoredKeep, UserKeep};
 

@@ -12,8 +12,8 @@ use reaper_common::{
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::reap::Stage;
-use crate::source::probes::raw_key;
-use crate::source::procfs::Liveness;
+use reaper_host::source::probes::raw_key;
+use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
 

@@ -9,8 +9,8 @@ use hashbrown::HashSet;
 
 use super::Engine;
 use super::survey::Survey;
-use crate::source::procfs::Liveness;
-use crate::sys;
+use reaper_host::source::procfs::Liveness;
+use reaper_host::sys;
 use reaper_model::event::{
     Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance,
 };

@@ -14,9 +14,9 @@ use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
-use crate::source::probes::model_key;
-use crate::source::procfs::Liveness;
-use crate::sys;
+use reaper_host::source::probes::model_key;
+use reaper_host::source::procfs::Liveness;
+use reaper_host::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance, RestoredSession, Uids};
 use reaper_model::session::Succession;
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hashbrown::HashSet;
 
 use super::Engine;
-use crate::source::procfs::Liveness;
-use crate::sys;
+use reaper_host::source::procfs::Liveness;
+use reaper_host::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
 /// How long a look at a process may take that is about to be signalled.

@@ -5,8 +5,8 @@
 
 use super::Engine;
 use super::ingest::Queued;
-use crate::facts::Urgency;
-use crate::sys;
+use reaper_host::facts::Urgency;
+use reaper_host::sys;
 use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
 
 /// Number of searches after the deadline for a session about which something could not be read.

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use hashbrown::HashSet;
 
 use super::EngineError;
-use crate::source::Source;
-use crate::source::probes::KernelReader;
-use crate::source::procfs::Procfs;
-use crate::sys;
+use reaper_host::source::Source;
+use reaper_host::source::probes::KernelReader;
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys;
 use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
 
 /// Takes surveys, from any thread.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 /// Converts event times (nanoseconds since boot) to wall-clock times, as of when it was created.

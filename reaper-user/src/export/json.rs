@@ -18,7 +18,7 @@ use super::record::{
 use super::redact;
 use super::text::is_unprintable;
 use crate::reap::ReapOutcome;
-use crate::source::procfs::Memory;
+use reaper_host::source::procfs::Memory;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::reap::{ReapOutcome, SentSignal};
-use crate::source::kind::RejectedSource;
-use crate::source::procfs::Memory;
+use reaper_host::source::kind::RejectedSource;
+use reaper_host::source::procfs::Memory;
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::activity::TreeMemory;

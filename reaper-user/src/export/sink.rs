@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::consumer::Consumer;
 use super::{EventBody, EventRecord, json, line};
-use crate::sys;
+use reaper_host::sys;
 
 /// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
 const WAITING_MAX: usize = 65_536;

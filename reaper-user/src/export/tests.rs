@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::reap::{ReapOutcome, SentBy, SentSignal};
-use crate::source::procfs::Memory;
+use reaper_host::source::procfs::Memory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 
 const ROOT: ProcessKey = ProcessKey { pid: 42, start: 7 };

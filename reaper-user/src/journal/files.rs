@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::JournalError;
 use super::schema::APPLICATION_ID;
-use crate::sys::remote;
+use reaper_host::sys::remote;
 
 /// What a database begins with.
 const HEADER: &[u8; 16] = b"SQLite format 3\0";
@@ -40,7 +40,7 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
         return Err(JournalError::Remote { directory, kind });
     }
     let meta = std::fs::metadata(&directory).map_err(file)?;
-    if crate::sys::owner::is_writable_by_others(&meta) {
+    if reaper_host::sys::owner::is_writable_by_others(&meta) {
         return Err(JournalError::Exposed { directory });
     }
     Ok(directory)

@@ -3,7 +3,7 @@
 use rusqlite::{Transaction, params};
 
 use super::store::Store;
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 /// A user's word that a process is to be kept, of this boot.

@@ -33,7 +33,7 @@ pub use keeps::{JournalKeep, Until};
 pub use writer::{Feed, Journal};
 
 /// Where the journal of the host's service is, unless the config says otherwise.
-pub const DIRECTORY: &str = crate::sys::paths::STATE;
+pub const DIRECTORY: &str = reaper_host::sys::paths::STATE;
 
 /// What a journal is opened with.
 #[derive(Clone, Debug)]

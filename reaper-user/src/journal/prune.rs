@@ -6,7 +6,7 @@ use rusqlite::{Connection, Transaction};
 
 use super::keeps::int;
 use super::store::Store;
-use crate::sys;
+use reaper_host::sys;
 
 /// How often it is looked whether something is too old.
 pub(super) const EVERY: Duration = Duration::from_secs(3600);

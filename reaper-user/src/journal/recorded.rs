@@ -6,7 +6,7 @@ use rusqlite::{Connection, params};
 
 use super::history::{HistoryError, opened};
 use super::keeps::int;
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::Recorded;
 

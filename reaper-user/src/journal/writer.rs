@@ -17,7 +17,7 @@ use super::rows::{Rows, is_kept};
 use super::store::{Store, is_damage, may_pass};
 use super::{JournalError, Options};
 use crate::export::{Clock, Consumer, EventBody, EventRecord};
-use crate::sys;
+use reaper_host::sys;
 
 /// Records that may wait for the database; what comes beyond is dropped.
 const WAITING_MAX: usize = 65_536;

@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 use crate::api::{Finding, ScanReport};
 use crate::export::{command_line, leftover_text};
 use crate::reap::{Ending, Failure, ReapOutcome};
-use crate::source::procfs::Procfs;
-use crate::sys;
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::{Leftover, Row, Table, Verdict};
 

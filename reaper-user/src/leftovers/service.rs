@@ -17,8 +17,8 @@ use crate::api::{ErrorResponse, ScanReport};
 use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded;
 use crate::reap::{Ending, ReapOutcome};
-use crate::source::procfs::ProcfsError;
-use crate::sys;
+use reaper_host::source::procfs::ProcfsError;
+use reaper_host::sys;
 use reaper_model::event::{ProcessKey, Provenance, TICK_NS};
 use reaper_model::leftover::{Doubt, Leftover, Recorded, Row, Table, Verdict};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::sys::pidfd::Pidfd;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::ProcessKey;
 
 /// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.

@@ -14,10 +14,10 @@ use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
 use super::{Escalation, ReapOutcome, SignalStep, Times, files_max, send};
-use crate::source::procfs::{Memory, Procfs};
-use crate::sys;
-use crate::sys::cgroup::Cgroup;
-use crate::sys::pidfd::{self, Pidfd};
+use reaper_host::source::procfs::{Memory, Procfs};
+use reaper_host::sys;
+use reaper_host::sys::cgroup::Cgroup;
+use reaper_host::sys::pidfd::{self, Pidfd};
 use reaper_model::event::{ExitStatus, ProcessKey, Uids};
 use target::Target;
 

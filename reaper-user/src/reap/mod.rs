@@ -29,7 +29,7 @@ mod weigh;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
-use crate::source::procfs::Memory;
+use reaper_host::source::procfs::Memory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;

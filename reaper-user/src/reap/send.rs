@@ -6,9 +6,9 @@ use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::{ReleaseReason, SignalStep};
-use crate::source::procfs::Procfs;
-use crate::sys::cgroup::Cgroup;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys::cgroup::Cgroup;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Evaluation, Verdict};

@@ -5,8 +5,8 @@ use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::weigh::Share;
 use super::{Failure, ReapOutcome, ReleaseReason};
-use crate::source::procfs::Memory;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::Memory;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::ExitStatus;
 use reaper_model::session::SessionId;
 

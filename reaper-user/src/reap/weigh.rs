@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::source::procfs::Procfs;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys::pidfd::Pidfd;
 
 /// The largest that is read, in bytes that are resident: of that it takes some 20 ms.
 const LARGEST: u64 = 256 << 20;

@@ -16,9 +16,9 @@ use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
-use crate::source::procfs::{Procfs, ProcfsError};
-use crate::sys::cgroup::{self, Cgroup};
-use crate::sys::child;
+use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::sys::cgroup::{self, Cgroup};
+use reaper_host::sys::child;
 
 /// What its name begins with. It is none that systemd would give to a unit.
 const NAME: &str = "reaper-run-";

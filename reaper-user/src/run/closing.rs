@@ -16,10 +16,10 @@ use super::record_writer::{claim, close};
 use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
 use super::{RunOutcome, Survivor};
 use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped, Times, end_own, files_max};
-use crate::source::procfs::{Procfs, ProcfsError};
-use crate::sys;
-use crate::sys::host::boot_id;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::sys;
+use reaper_host::sys::host::boot_id;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// How long it may take until all of a tree stand still.

@@ -13,9 +13,9 @@ use super::service::Service;
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
 use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped};
-use crate::source::procfs::descendants::Descendant;
-use crate::source::procfs::{Procfs, ProcfsError};
-use crate::sys;
+use reaper_host::source::procfs::descendants::Descendant;
+use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 /// More than so many who are started amid the end are no clean-up.

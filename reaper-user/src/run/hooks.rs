@@ -4,7 +4,7 @@ use std::io;
 use std::process::Command;
 
 use super::{CgroupError, CommandExit, Run, RunError, RunOutcome, RunReport, supervise};
-use crate::sys::child::BlockedSignals;
+use reaper_host::sys::child::BlockedSignals;
 
 /// Runs what was asked for, and cleans up. What fails is added to the report.
 pub(super) fn run_hooks(run: &Run, held: &BlockedSignals, report: &mut RunReport) {

@@ -61,15 +61,15 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::reap::Times;
-use crate::sys;
-use crate::sys::cgroup::own;
-use crate::sys::child::{self, BlockedSignals};
-use crate::sys::held_path::HeldPath;
-pub use crate::sys::held_path::HeldPathError;
 pub use cgroup::CgroupError;
 use cgroup::RunCgroup;
 pub use limit::ConcurrencyLimit;
 pub use outcome::{CommandExit, RunOutcome, RunState, outcome};
+use reaper_host::sys;
+use reaper_host::sys::cgroup::own;
+use reaper_host::sys::child::{self, BlockedSignals};
+use reaper_host::sys::held_path::HeldPath;
+pub use reaper_host::sys::held_path::HeldPathError;
 pub use record::{
     CgroupCreated, Claim, CommandStarted, RecordedProcess, RunHeader, RunRecord, RunResult,
 };

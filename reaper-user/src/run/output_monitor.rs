@@ -18,8 +18,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::fstat;
 
 use super::RunError;
-use crate::source::procfs::Procfs;
-use crate::sys;
+use reaper_host::source::procfs::Procfs;
+use reaper_host::sys;
 use reaper_model::event::TICK_NS;
 use terminal::Terminal;
 

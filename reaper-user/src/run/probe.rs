@@ -8,9 +8,9 @@ use hashbrown::HashSet;
 
 use super::DoneWhen;
 use crate::reap::{Due, Endings, Times};
-use crate::source::procfs::{Procfs, ProcfsError};
-use crate::sys;
-use crate::sys::child::{self, ChildChange, Inherited};
+use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::sys;
+use reaper_host::sys::child::{self, ChildChange, Inherited};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -4,7 +4,7 @@ use nix::libc;
 use nix::sys::signal::Signal;
 use nix::unistd::{getpid, getsid};
 
-use crate::sys::child;
+use reaper_host::sys::child;
 
 /// `si_code` of a signal that the kernel sent, for example for the terminal (`SI_KERNEL`).
 const BY_KERNEL: i32 = 0x80;

@@ -19,8 +19,8 @@ use super::record::{
 use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs};
 use super::{Run, RunOutcome, hearing};
 use crate::export::write_object;
-use crate::sys::host::boot_id;
-use crate::sys::{self, child};
+use reaper_host::sys::host::boot_id;
+use reaper_host::sys::{self, child};
 
 /// Letters that are not taken for another, in an id.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CommandExit, RunOutcome};
 use crate::reap::{Ending, Failure, ReapOutcome as Reaped};
-use crate::source::procfs::Procfs;
+use reaper_host::source::procfs::Procfs;
 
 /// See the module.
 #[derive(Debug, Serialize)]

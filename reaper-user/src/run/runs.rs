@@ -50,8 +50,8 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use super::RunOutcome;
 use super::record::{OTHER_BOOT, RecordParseError, RunRecord, RunResult, UNWRITTEN};
 use crate::export::write_object;
-use crate::sys::host::boot_id;
-use crate::sys::{owner, paths, remote, xdg};
+use reaper_host::sys::host::boot_id;
+use reaper_host::sys::{owner, paths, remote, xdg};
 
 /// How many of those that are closed are kept, and for how long.
 pub const CLOSED_MAX: usize = 100;

@@ -12,10 +12,10 @@ use nix::sys::signal::Signal;
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claims, EndRequest};
 use crate::reap::Handed;
-use crate::source::procfs::Memory;
-use crate::sys;
-use crate::sys::child;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::Memory;
+use reaper_host::sys;
+use reaper_host::sys::child;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::ProcessKey;
 
 /// How long it may say nothing when it is asked.

@@ -19,8 +19,8 @@ use nix::unistd::{Pid, getppid};
 use super::RunError;
 use super::received_signal::ReceivedSignal;
 use crate::reap;
-use crate::sys::child::{self, BlockedSignals, ChildChange};
-use crate::sys::pidfd::Pidfd;
+use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
+use reaper_host::sys::pidfd::Pidfd;
 
 /// Which process this one is.
 #[derive(Debug)]

@@ -18,8 +18,8 @@ use super::record::RunRecord;
 use super::record_writer::claim;
 use super::runs::{self, RecordError, RecordedRun, Runs};
 use crate::reap::{stop_supervisor, terminate_own};
-use crate::source::procfs::{Liveness, Procfs};
-use crate::sys::{self, pidfd::Pidfd};
+use reaper_host::source::procfs::{Liveness, Procfs};
+use reaper_host::sys::{self, pidfd::Pidfd};
 
 /// How long a run whose outcome is decided has to be over by itself, and how often that is asked.
 const SOON: Duration = Duration::from_secs(1);

@@ -17,9 +17,9 @@ use super::received_signal::ReceivedSignal;
 use super::stand_in::Supervisor;
 use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunState, outcome};
 use crate::reap;
-use crate::sys;
-use crate::sys::child::{self, BlockedSignals, ChildChange};
-use crate::sys::pidfd::Pidfd;
+use reaper_host::sys;
+use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
+use reaper_host::sys::pidfd::Pidfd;
 
 const NO_HANDLE: &str = "no handle on a process is to be had";
 

@@ -21,9 +21,9 @@ use toolchain::Toolchain;
 pub use toolchain::compiler_with_sources;
 
 /// The object, as the service includes it.
-const OBJECT: &str = "reaper-user/src/source/ebpf/reaper.bpf.o";
+const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
 /// What it was built with.
-const RECORD: &str = "reaper-user/src/source/ebpf/reaper.bpf.toolchain";
+const RECORD: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.toolchain";
 
 /// Rebuilds the object and the record of its toolchain in place.
 pub fn build() -> Result<()> {

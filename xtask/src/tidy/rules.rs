@@ -48,7 +48,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "sources-know-no-policy",
-        within: &["reaper-user/src/source"],
+        within: &["reaper-user/host/src"],
         except: &[],
         in_tests: true,
         forbidden: &[
@@ -61,8 +61,12 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "one-place-signals",
-        within: &["reaper-user/model/src", "reaper-user/src"],
-        except: &["reaper-user/src/reap", "reaper-user/src/sys"],
+        within: &[
+            "reaper-user/host/src",
+            "reaper-user/model/src",
+            "reaper-user/src",
+        ],
+        except: &["reaper-user/src/reap", "reaper-user/host/src/sys"],
         in_tests: false,
         forbidden: &[
             "kill()",
@@ -86,13 +90,14 @@ pub const RULES: &[Rule] = &[
         name: "unsafe-has-its-places",
         within: &[
             "reaper-common/src",
+            "reaper-user/host/src",
             "reaper-user/model/src",
             "reaper-user/src",
             "xtask/src",
         ],
         except: &[
-            "reaper-user/src/source/ebpf",
-            "reaper-user/src/sys",
+            "reaper-user/host/src/source/ebpf",
+            "reaper-user/host/src/sys",
             // Children without a copy of memory, 30,000 of them: nothing safe makes these.
             "xtask/src/bench/raw",
             // The bytes of the records as the probes write them, to be decoded.
@@ -105,7 +110,11 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "screen-escapes-all-output",
-        within: &["reaper-user/model/src", "reaper-user/src"],
+        within: &[
+            "reaper-user/host/src",
+            "reaper-user/model/src",
+            "reaper-user/src",
+        ],
         except: &["reaper-user/src/export/screen"],
         in_tests: false,
         forbidden: &["anstream", "println", "eprintln"],
@@ -247,17 +256,17 @@ mod tests {
                 vec![],
             ),
             (
-                "src/source/procfs.rs",
+                "host/src/source/procfs.rs",
                 "use reaper_model::policy::Decision;",
                 vec!["sources-know-no-policy"],
             ),
             (
-                "src/source/procfs.rs",
+                "host/src/source/procfs.rs",
                 "use crate::{engine, reap};",
                 vec!["sources-know-no-policy"],
             ),
             (
-                "src/source/procfs.rs",
+                "host/src/source/procfs.rs",
                 "use reaper_model::event::Key;",
                 vec![],
             ),
@@ -288,7 +297,7 @@ mod tests {
             ),
             ("src/reap/send.rs", "fn f() { libc::kill(1, 2) }", vec![]),
             (
-                "src/sys.rs",
+                "host/src/sys.rs",
                 "fn f() { unsafe { libc::kill(1, 2) } }",
                 vec![],
             ),
@@ -332,7 +341,7 @@ mod tests {
                 "/// unsafe\nfn f() { \"unsafe\"; }",
                 vec![],
             ),
-            ("src/source/ebpf/ring.rs", "unsafe fn f() {}", vec![]),
+            ("host/src/source/ebpf/ring.rs", "unsafe fn f() {}", vec![]),
             (
                 "src/cli/daemon.rs",
                 "use reaper_model::tree::Tree;",

@@ -32,7 +32,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
 ];
 
 /// The tests look for it at its path in the workspace.
-const OBJECT: &str = "reaper-user/src/source/ebpf/reaper.bpf.o";
+const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
 
 /// tmux asks who it is and takes nothing but UTF-8.
 const PASSWD: &str =

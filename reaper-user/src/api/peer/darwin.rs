@@ -3,7 +3,7 @@
 use std::io;
 
 use super::SignalTarget;
-use crate::source::darwin::table;
+use reaper_host::source::darwin::table;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl SignalTarget {

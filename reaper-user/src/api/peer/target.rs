@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 
 use super::SignalTarget;
-use crate::source::procfs::Procfs;
+use reaper_host::source::procfs::Procfs;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl SignalTarget {

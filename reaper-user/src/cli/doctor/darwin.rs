@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
-use crate::source::SourceKind;
-use crate::source::darwin::args::Arguments;
-use crate::source::darwin::table;
-use crate::sys::darwin;
-use crate::sys::host::Host;
-use crate::sys::pidfd::exit_of;
+use reaper_host::source::SourceKind;
+use reaper_host::source::darwin::args::Arguments;
+use reaper_host::source::darwin::table;
+use reaper_host::sys::darwin;
+use reaper_host::sys::host::Host;
+use reaper_host::sys::pidfd::exit_of;
 
 /// One question and its answer.
 #[derive(Serialize)]

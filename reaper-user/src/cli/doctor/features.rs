@@ -4,8 +4,8 @@ use reaper_common::{ABSENT, Offsets};
 
 use super::Check;
 use crate::config::Config;
-use crate::source::ebpf::btf::Btf;
-use crate::sys::host::Host;
+use reaper_host::source::ebpf::btf::Btf;
+use reaper_host::sys::host::Host;
 
 /// Where a bpffs belongs.
 const BPFFS: &str = "/sys/fs/bpf";

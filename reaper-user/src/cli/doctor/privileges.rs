@@ -1,8 +1,8 @@
 //! What this program may do to others.
 
 use super::{Check, place};
-use crate::sys::host::Host;
-use crate::sys::pidfd::Refused;
+use reaper_host::sys::host::Host;
+use reaper_host::sys::pidfd::Refused;
 
 /// What loads the probes.
 const PROBES: [&str; 3] = ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"];
@@ -86,7 +86,7 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), Refused>) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::host::Namespace;
+    use reaper_host::sys::host::Namespace;
 
     /// A host on which this user has these capabilities, in the first user namespace or not.
     fn host(uid: u32, capabilities: &str, first: bool) -> Host {

@@ -1,7 +1,7 @@
 //! What is said of a host, by what it is.
 
 use super::*;
-use crate::source::kind::SourceChoice;
+use reaper_host::source::kind::SourceChoice;
 
 fn host() -> Host {
     let dir = tempfile::tempdir().unwrap();
@@ -55,7 +55,7 @@ fn each_no_has_a_reason_and_an_advice() {
 
 #[test]
 fn what_to_do_fits_the_place() {
-    let private = crate::sys::host::Namespace {
+    let private = reaper_host::sys::host::Namespace {
         inode: 4,
         first: false,
     };

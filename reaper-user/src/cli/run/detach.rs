@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::cli::OWN_FAILURE;
 use crate::export::message;
-use crate::sys::child;
+use reaper_host::sys::child;
 
 /// Whose side of the parting this is.
 pub(super) enum Side {

@@ -43,7 +43,7 @@ pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<ProcessKey>> {
 }
 
 fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
-    let boot_id = crate::sys::host::Host::read().boot_id;
+    let boot_id = reaper_host::sys::host::Host::read().boot_id;
     let context = || format!("cannot list the journals in {}", directory.display());
     let mut kept = Vec::new();
     for journal in journal::all(directory).with_context(context)? {
@@ -78,7 +78,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("journal");
         assert_eq!(kept_in(&directory).unwrap(), []);
-        let boot_id = crate::sys::host::Host::read().boot_id;
+        let boot_id = reaper_host::sys::host::Host::read().boot_id;
         for (scope, pid, boot_id) in [
             (None, 101, boot_id.clone()),
             (Some("7-7"), 102, boot_id),

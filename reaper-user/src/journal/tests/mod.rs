@@ -18,8 +18,8 @@ use super::*;
 use crate::export::{
     Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef,
 };
-use crate::source::procfs::Memory;
-use crate::sys;
+use reaper_host::source::procfs::Memory;
+use reaper_host::sys;
 use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 

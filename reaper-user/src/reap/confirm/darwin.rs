@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
+use reaper_host::sys::pidfd::{Pidfd, exit_of, no_word_of};
 use reaper_model::event::ProcessKey;
 
 /// A set of processes, readable when one of them has exited. Each is told once.

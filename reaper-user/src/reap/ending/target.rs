@@ -4,9 +4,9 @@ use nix::sys::signal::Signal;
 
 use super::Ending;
 use crate::reap::{Failure, ReapOutcome, ReleaseReason, SignalStep, send};
-use crate::source::procfs::{Memory, Procfs};
-use crate::sys;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::{Memory, Procfs};
+use reaper_host::sys;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{ProcessKey, Uids};
 
 /// See the module.

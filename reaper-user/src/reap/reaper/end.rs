@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use super::Reaper;
 use crate::reap::{Failure, ReapEvent, ReapOutcome};
-use crate::sys;
+use reaper_host::sys;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 

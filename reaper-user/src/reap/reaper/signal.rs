@@ -6,9 +6,9 @@ use super::Reaper;
 use crate::reap::{
     Failure, ReapEvent, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
 };
-use crate::source::procfs::Memory;
-use crate::sys;
-use crate::sys::pidfd::Pidfd;
+use reaper_host::source::procfs::Memory;
+use reaper_host::sys;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::Evaluation;

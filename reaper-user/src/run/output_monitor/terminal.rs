@@ -18,7 +18,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use nix::sys::stat::{fstat, major, minor};
 
 use super::OutputActivity;
-use crate::sys;
+use reaper_host::sys;
 
 /// Where nobody tells, the terminal has the time itself, no more exactly than so (`tty_update_time`, drivers/tty/tty_io.c).
 const STEP: Duration = Duration::from_secs(8);

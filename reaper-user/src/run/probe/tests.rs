@@ -2,7 +2,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use super::*;
-use crate::sys::child::BlockedSignals;
+use reaper_host::sys::child::BlockedSignals;
 
 /// One that hangs: when its time is over it is killed, and what it has started too, and the next is asked.
 #[test]

@@ -12,7 +12,7 @@ use super::super::record::{
 };
 use super::super::{Run, RunOutcome};
 use super::*;
-use crate::source::procfs::Procfs;
+use reaper_host::source::procfs::Procfs;
 use reaper_model::event::TICK_NS;
 
 fn runs(dir: &tempfile::TempDir) -> Runs {
@@ -69,7 +69,7 @@ fn leave(
 ) -> PathBuf {
     let mut start = start("left22");
     start.boot_id = boot_id(Path::new("/"));
-    start.pid_namespace = crate::sys::pid_namespace_unless_first().unwrap();
+    start.pid_namespace = reaper_host::sys::pid_namespace_unless_first().unwrap();
     start.grace_ms = 300;
     change(&mut start);
     let path = runs.path("left22", OPEN);

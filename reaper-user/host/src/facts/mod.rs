@@ -11,7 +11,7 @@
 //!
 //! To read another process's memory can take for ever: a process that holds its memory map's lock in
 //! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
-//! answered with [`Fact::RecordParseError`](reaper_model::facts::Fact::RecordParseError) in time, and another takes its
+//! answered with [`Fact::Unreadable`](reaper_model::facts::Fact::Unreadable) in time, and another takes its
 //! place, up to a bound. With nothing asked for no thread wakes up.
 
 mod pool;
@@ -247,7 +247,7 @@ impl FactReader {
     }
 
     /// Asks for [`FactSet::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
-    /// It is [`Fact::RecordParseError`] where there is too much of it, it takes too long, or a file system of the same user
+    /// It is [`Fact::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
     /// hangs.
     pub fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
         let about = self.about.get(&key).into_iter().flatten();

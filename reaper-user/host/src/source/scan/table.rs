@@ -1,6 +1,6 @@
 //! What the last pass over the process table saw, and what another one tells by being different.
 //!
-//! Pure: no system calls, no clock. A pass hands in one [`Glimpse`] of each process; what differs from before has to be
+//! Pure: no system calls, no clock. A pass hands in one [`StatRow`] of each process; what differs from before has to be
 //! read in full by somebody else, and comes back as rows, of which events are made. What could not be read is not
 //! taken in either, so that the next pass finds it once more.
 

@@ -1,7 +1,7 @@
 //! Looks at the process table again and again: for where nobody tells what happens, and needs no privilege.
 //!
 //! A pass reads one file of each process and compares it with what it read before ([`super::table`]); how often is up to what
-//! happens ([`super::pace`]). The ends of those who matter are told by pidfds, without a pass.
+//! happens ([`super::interval`]). The ends of those who matter are told by pidfds, without a pass.
 //!
 //! # Who is who
 //! /proc has starts in ticks of 10 ms, in which a pid can be given away and taken again. Nobody is told of before the

@@ -13,7 +13,7 @@ const PROBE_MAX: Duration = Duration::from_millis(20);
 /// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
 /// of memory. What is not permitted is left out: it makes things slower, not wrong.
 ///
-/// See [`hurry`].
+/// See [`raise_priority`].
 pub fn prioritise() {
     raise_priority();
     low_oom_score();

@@ -10,36 +10,36 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 const PF_EXITING: u64 = 0x4;
 
 /// The fields of a `stat` file that matter here.
-pub(crate) struct Stat<'a> {
-    pub(crate) comm: &'a [u8],
-    pub(crate) state: u8,
-    pub(crate) parent: u32,
-    pub(crate) pgid: u32,
-    pub(crate) sid: u32,
-    pub(crate) tty: u32,
-    pub(crate) flags: u64,
+pub struct Stat<'a> {
+    pub comm: &'a [u8],
+    pub state: u8,
+    pub parent: u32,
+    pub pgid: u32,
+    pub sid: u32,
+    pub tty: u32,
+    pub flags: u64,
     /// Ticks of processor time that all of its threads have used.
-    pub(crate) cpu: u64,
+    pub cpu: u64,
     /// The same of all that it has waited for.
-    pub(crate) waited_cpu: u64,
-    pub(crate) threads: u64,
+    pub waited_cpu: u64,
+    pub threads: u64,
     /// Ticks since boot.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Where its first stack begins, 0 where that is not shown.
-    pub(crate) stack: u64,
+    pub stack: u64,
     /// Where the area of its arguments begins, 0 where that is not shown.
-    pub(crate) args_at: u64,
+    pub args_at: u64,
     /// Length of the area of the arguments, 0 where it is not shown.
-    pub(crate) args: u64,
+    pub args: u64,
     /// Whether, or where, it waits; 0 where that is not shown.
-    pub(crate) waits: u64,
+    pub waits: u64,
     /// As `wait(2)` tells it of one that has exited; 0 where that is not shown.
-    pub(crate) exit_code: u64,
+    pub exit_code: u64,
 }
 
 impl Stat<'_> {
     /// A name may hold anything, parentheses and newlines too: it ends at the last `)`.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
+    pub fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
         let open = bytes.iter().position(|&b| b == b'(')?;
         let close = bytes.iter().rposition(|&b| b == b')')?;
         let comm = bytes.get(open + 1..close)?;
@@ -79,11 +79,11 @@ impl Stat<'_> {
         })
     }
 
-    pub(crate) fn is_kernel_thread(&self) -> bool {
+    pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
-    pub(crate) fn dead(&self) -> bool {
+    pub fn dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
 }
@@ -110,7 +110,7 @@ pub(super) fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     }
 }
 
-pub(crate) fn uids(status: &[u8]) -> Option<Uids> {
+pub fn uids(status: &[u8]) -> Option<Uids> {
     let mut ids = words(field(status, b"Uid:")?).map(number);
     Some(Uids {
         real: ids.next()??,
@@ -119,36 +119,36 @@ pub(crate) fn uids(status: &[u8]) -> Option<Uids> {
 }
 
 /// Whether a process has a number of its own in a pid namespace below, and it is 1.
-pub(crate) fn namespace_init(status: &[u8]) -> bool {
+pub fn namespace_init(status: &[u8]) -> bool {
     let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
     ids.next().is_some() && ids.last() == Some(b"1")
 }
 
 /// Whether a process has a number in a pid namespace below.
-pub(crate) fn is_nested(status: &[u8]) -> bool {
+pub fn is_nested(status: &[u8]) -> bool {
     words(field(status, b"NSpid:").unwrap_or_default())
         .nth(1)
         .is_some()
 }
 
 /// Returns the process id in the innermost pid namespace of the process, by its status file.
-pub(crate) fn innermost_pid(status: &[u8]) -> Option<u32> {
+pub fn innermost_pid(status: &[u8]) -> Option<u32> {
     number(words(field(status, b"NSpid:")?).last()?)
 }
 
 /// What follows `name` on the line that begins with it.
-pub(crate) fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     file.split(|&b| b == b'\n')
         .find_map(|line| line.strip_prefix(name))
 }
 
-pub(crate) fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace)
         .filter(|word| !word.is_empty())
 }
 
 /// A decimal number, and nothing else.
-pub(crate) fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
+pub fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
     let digits = word.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(word)
         .ok()

@@ -50,7 +50,7 @@ impl Procfs {
 }
 
 /// The readers of one kind of pass.
-pub(crate) struct Readers {
+pub struct Readers {
     most: usize,
     threads: Mutex<Vec<Thread>>,
 }
@@ -85,7 +85,7 @@ impl ReaderSlot {
 
 impl Readers {
     /// Never more than `most` threads.
-    pub(crate) const fn new(most: usize) -> Readers {
+    pub const fn new(most: usize) -> Readers {
         Readers {
             most,
             threads: Mutex::new(Vec::new()),
@@ -130,7 +130,7 @@ impl Readers {
     ///
     /// # Errors
     /// No thread can be started.
-    pub(crate) fn pass<T: Send + 'static>(
+    pub fn pass<T: Send + 'static>(
         &'static self,
         procfs: &Procfs,
         patience: Duration,

@@ -25,8 +25,8 @@ use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 pub mod descendants;
 mod memory;
-pub(crate) mod parse;
-pub(crate) mod readers;
+pub mod parse;
+pub mod readers;
 #[cfg(test)]
 mod tests;
 
@@ -93,7 +93,7 @@ impl Procfs {
     }
 
     /// Where it is.
-    pub(crate) fn root(&self) -> &Path {
+    pub fn root(&self) -> &Path {
         &self.root
     }
 
@@ -314,10 +314,10 @@ impl Cgroups<'_> {
 }
 
 /// A handle on the directory of one process or thread; reading through it fails once that is gone.
-pub(crate) struct Dir(OwnedFd);
+pub struct Dir(OwnedFd);
 
 impl Dir {
-    pub(crate) fn open(path: &Path) -> io::Result<Dir> {
+    pub fn open(path: &Path) -> io::Result<Dir> {
         Dir::open_at(AT_FDCWD, path)
     }
 
@@ -327,12 +327,12 @@ impl Dir {
     }
 
     /// The whole file.
-    pub(crate) fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
+    pub fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
         self.read_some(name, FILE_MAX, into)
     }
 
     /// The beginning of a file.
-    pub(crate) fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    pub fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
         let file = openat(
             &self.0,
@@ -363,7 +363,7 @@ impl Dir {
 }
 
 /// A thread of the process that still runs: its directory below that of the process, and a handle on it.
-pub(crate) fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, Dir)> {
+pub fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, Dir)> {
     if leader.threads < 2 {
         return None;
     }
