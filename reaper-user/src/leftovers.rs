@@ -22,13 +22,15 @@ use reaper_model::Scope;
 use reaper_model::agent::{Rule, Ruleset};
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::Fact;
-use reaper_model::leftover::{self, Leftover, Question, Recorded, Row, Table, Verdict};
+use reaper_model::leftover::{
+    self, Leftover, LeftoverQuery, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession,
+};
 pub use service::Scanner;
 
 /// How old a tool's shell has to be, unless something else is asked for.
 pub const MIN_AGE: Duration = Duration::from_secs(600);
 
-/// By what a look goes; the parts of a [`Question`] with the same names.
+/// By what a look goes; the parts of a [`LeftoverQuery`] with the same names.
 #[derive(Default)]
 pub struct Terms {
     pub rules: Ruleset,
@@ -37,7 +39,7 @@ pub struct Terms {
     pub min_age: Duration,
     pub members: HashMap<u32, ProcessKey>,
     pub watched_since: Option<u64>,
-    pub recorded: Vec<Recorded>,
+    pub recorded: Vec<RecordedSession>,
     pub kept: Vec<ProcessKey>,
     pub waited: HashMap<ProcessKey, u64>,
     pub by_order: bool,
@@ -45,14 +47,14 @@ pub struct Terms {
 
 /// What a look has found.
 pub struct FoundLeftovers {
-    pub table: Table,
+    pub table: ProcessTable,
     pub strays: Vec<Leftover>,
 }
 
 /// What an ending came to.
 pub struct Done {
     /// Those who have come while it went on.
-    pub late: Vec<(Row, Leftover)>,
+    pub late: Vec<(LeftoverRow, Leftover)>,
     pub ended: Vec<Ending>,
 }
 
@@ -71,11 +73,11 @@ pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<FoundLeftovers,
         return Ok(FoundLeftovers { table, strays });
     }
     // What is open is asked of those alone of whom it matters.
-    let matters = |stray: &&Leftover| !matches!(stray.verdict, Verdict::Report(_));
+    let matters = |stray: &&Leftover| !matches!(stray.verdict, LeftoverVerdict::Report(_));
     let pids = strays.iter().filter(matters).map(|stray| stray.key.pid);
     for (key, listens) in listening(&procfs, pids.collect())? {
         if let Some(row) = table.rows.get_mut(&key.pid)
-            && row.seen.key.has_same_tick(key)
+            && row.entry.key.has_same_tick(key)
         {
             row.listening = listens;
         }
@@ -85,11 +87,14 @@ pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<FoundLeftovers,
 }
 
 /// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
-fn find_hidden(table: &mut Table) {
-    let traces = table.rows.values().filter_map(|row| match &row.trace {
-        Fact::Known(trace) => Some(trace),
-        Fact::Unread | Fact::Unreadable => None,
-    });
+fn find_hidden(table: &mut ProcessTable) {
+    let traces = table
+        .rows
+        .values()
+        .filter_map(|row| match &row.env_markers {
+            Fact::Known(trace) => Some(trace),
+            Fact::Unread | Fact::Unreadable => None,
+        });
     let owners: HashSet<u32> = traces.flat_map(|trace| trace.owners()).collect();
     let is_hidden = |pid: &u32| {
         // Whatever /proc hides, pidfd_open(2) tells whether there is anybody.
@@ -101,8 +106,8 @@ fn find_hidden(table: &mut Table) {
 }
 
 impl Terms {
-    fn find(&self, table: &Table, held: &HashSet<ProcessKey>) -> Vec<Leftover> {
-        let of_held = (!held.is_empty()).then(|| Recorded {
+    fn find(&self, table: &ProcessTable, held: &HashSet<ProcessKey>) -> Vec<Leftover> {
+        let of_held = (!held.is_empty()).then(|| RecordedSession {
             agent: "agent".into(),
             root: ProcessKey { pid: 0, start: 0 },
             uid: None,
@@ -112,7 +117,7 @@ impl Terms {
         let mut waited = self.waited.clone();
         // Who is being ended, and what is born to them, has had its time.
         waited.extend(held.iter().map(|key| (*key, u64::MAX)));
-        let question = Question {
+        let question = LeftoverQuery {
             rules: &self.rules,
             recorded: &recorded,
             own_pid: std::process::id(),
@@ -142,15 +147,15 @@ pub fn end<E>(
     times: Times,
     mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
 ) -> Result<Done, E> {
-    let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
+    let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
     let first = found.strays.iter().filter(is_due);
     let first: HashSet<ProcessKey> = first.map(|stray| stray.key).collect();
     let was_there = |key: ProcessKey| {
         let rows = &found.table.rows;
         let row = rows.get(&key.pid);
-        row.is_some_and(|row| row.seen.key == key) || found.table.unread.contains_key(&key.pid)
+        row.is_some_and(|row| row.entry.key == key) || found.table.unread.contains_key(&key.pid)
     };
-    let mut late: HashMap<ProcessKey, (Row, Leftover)> = HashMap::new();
+    let mut late: HashMap<ProcessKey, (LeftoverRow, Leftover)> = HashMap::new();
     let find = |held: &HashSet<ProcessKey>| {
         let FoundLeftovers { mut table, strays } = look(held)?;
         let mut due = Due::new();
@@ -159,7 +164,7 @@ pub fn end<E>(
             if (known || !was_there(key))
                 && let Some(row) = table.rows.remove(&key.pid)
             {
-                due.insert(key, Some(row.seen.uids));
+                due.insert(key, Some(row.entry.uids));
                 if !known {
                     late.entry(key).or_insert((row, stray));
                 }

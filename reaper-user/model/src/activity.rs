@@ -45,21 +45,21 @@ pub struct TreeMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Idle {
     /// The first of the readings between which it has not worked.
-    first: Reading,
-    last: Reading,
+    first: UsageSample,
+    last: UsageSample,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reading {
+struct UsageSample {
     /// In ns of CLOCK_MONOTONIC.
     at: u64,
     cpu_ns: u64,
     io_bytes: u64,
 }
 
-impl Reading {
+impl UsageSample {
     /// Whether the process has used more since then than a heartbeat.
-    fn has_worked_until(self, now: Reading) -> bool {
+    fn has_worked_until(self, now: UsageSample) -> bool {
         let seconds = now.at.saturating_sub(self.at) / 1_000_000_000 + 1;
         let cpu = now.cpu_ns.saturating_sub(self.cpu_ns);
         let io = now.io_bytes.saturating_sub(self.io_bytes);
@@ -73,7 +73,7 @@ impl Idle {
     /// Each step and the whole time must be within the heartbeat: many short steps would hide work in their margins, and
     /// a long time would hide a short burst.
     pub(super) fn after(before: Option<Idle>, activity: &Activity, now: u64) -> Idle {
-        let last = Reading {
+        let last = UsageSample {
             at: now,
             cpu_ns: activity.cpu_ns,
             io_bytes: activity.io_bytes,

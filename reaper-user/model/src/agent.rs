@@ -10,7 +10,7 @@
 //! Boundaries are asked before servers and servers before agents, because an agent's server runs the agent's program:
 //! `codex app-server` is a server and no agent. Within each kind the first match in the order given
 //! wins (the user's rules come before the built-in ones). Those that keep, reap or report are another
-//! question, asked of members, and in one order among themselves: [`Ruleset::matching`] finds those whose
+//! question, asked of members, and in one order among themselves: [`Ruleset::matching_member_rules`] finds those whose
 //! program it is, and the policy asks for the rest.
 //!
 //! # What is not known
@@ -41,18 +41,18 @@ pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub use script::path as script_path;
 pub use when::{SessionIs, UidIs, When};
 
-/// Most marks, the first of which is `KEEP_MARK`: a fact has a bit for each.
-pub const MARKS_MAX: usize = 64;
+/// Most marks, the first of which is `KEEP_MARKER`: a fact has a bit for each.
+pub const MARKERS_MAX: usize = 64;
 
 /// What users put in the environment of what is to be kept.
-static KEEP_MARK: LazyLock<Pattern> = LazyLock::new(|| Pattern::exactly("REAPER_KEEP=1"));
+static KEEP_MARKER: LazyLock<Pattern> = LazyLock::new(|| Pattern::exactly("REAPER_KEEP=1"));
 
 /// What tmux, screen and zellij put in the environment of what runs below them.
-static MULTIPLEXER_MARKS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
+static MULTIPLEXER_MARKERS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
     let marks = ["TMUX=*", "STY=*", "ZELLIJ=*"];
     marks
         .iter()
-        .filter_map(|mark| Pattern::mark(mark).ok())
+        .filter_map(|mark| Pattern::marker(mark).ok())
         .collect()
 });
 
@@ -196,12 +196,12 @@ pub enum Class {
 
 /// What the rules say of a program by what was read of it after its exec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Matched {
+pub struct ProgramMatch {
     /// The program as the model has it, with the beginning of the command line.
     pub image: Arc<Image>,
     pub class: Class,
-    /// See [`Ruleset::matching`].
-    pub judging: Arc<[RuleId]>,
+    /// See [`Ruleset::matching_member_rules`].
+    pub member_rules: Arc<[RuleId]>,
 }
 
 /// All rules, compiled.
@@ -227,13 +227,13 @@ impl Ruleset {
     /// Of rules in the order in which they are to be asked.
     pub fn new(mut rules: Vec<Rule>) -> Ruleset {
         rules.sort_by_key(|rule| rule.action.rank());
-        let mut marks = vec![KEEP_MARK.clone()];
+        let mut marks = vec![KEEP_MARKER.clone()];
         for rule in &mut rules {
-            rule.when.mark_bits = bits(&mut marks, &rule.when.marks);
+            rule.when.marker_bits = bits(&mut marks, &rule.when.markers);
         }
         let mut multiplexer_bits = 0;
         if rules.iter().any(|rule| rule.when.multiplexed.is_some()) {
-            multiplexer_bits = bits(&mut marks, &MULTIPLEXER_MARKS);
+            multiplexer_bits = bits(&mut marks, &MULTIPLEXER_MARKERS);
         }
         let of = |rank| Index::new(&rules, rank);
         let (boundaries, servers, agents, judging) = (of(0), of(1), of(2), of(JUDGING));
@@ -294,7 +294,7 @@ impl Ruleset {
         }
         for rule in self.rules.iter().filter(|rule| rule.may_keep()) {
             let when = &rule.when;
-            if when.mark_bits != 0 || when.multiplexed.is_some() {
+            if when.marker_bits != 0 || when.multiplexed.is_some() {
                 needs |= FactSet::MARKERS;
             }
             if when.own_unit.is_some() || !when.units.is_empty() {
@@ -350,7 +350,7 @@ impl Ruleset {
 
     /// The rules that keep, reap or report programs like this one, as far as that is a question of the program,
     /// in the order in which they are to be asked.
-    pub fn matching(&self, image: &Image) -> Arc<[RuleId]> {
+    pub fn matching_member_rules(&self, image: &Image) -> Arc<[RuleId]> {
         let found = self.judging.all(&self.rules, &Subject::new(image));
         if found.is_empty() {
             return Arc::clone(&self.bare);
@@ -378,7 +378,7 @@ impl Ruleset {
     }
 
     /// Returns what the rules say of a program with this whole command line.
-    pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> Matched {
+    pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> ProgramMatch {
         let whole = Image {
             argv,
             truncated: false,
@@ -388,7 +388,7 @@ impl Ruleset {
     }
 
     /// Returns what the rules say of an interpreter whose script has this absolute path, links resolved.
-    pub fn matched_script(&self, image: &Arc<Image>, script: Vec<u8>) -> Matched {
+    pub fn matched_script(&self, image: &Arc<Image>, script: Vec<u8>) -> ProgramMatch {
         let resolved = Image {
             script,
             ..Image::clone(image)
@@ -396,11 +396,11 @@ impl Ruleset {
         self.matched_as(image, &resolved)
     }
 
-    fn matched_as(&self, image: &Arc<Image>, read: &Image) -> Matched {
-        Matched {
+    fn matched_as(&self, image: &Arc<Image>, read: &Image) -> ProgramMatch {
+        ProgramMatch {
             image: Arc::clone(image),
             class: self.classify(read),
-            judging: self.matching(read),
+            member_rules: self.matching_member_rules(read),
         }
     }
 

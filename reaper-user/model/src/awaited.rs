@@ -34,13 +34,13 @@ pub struct Reclassified {
 
 impl Model {
     /// Whether the end of a member's command line matters, and has not been read.
-    pub fn wants_arguments(&self, node: &Node) -> bool {
+    pub fn needs_arguments(&self, node: &Node) -> bool {
         node.state.member.session.is_some() && MatchedRules::wants_arguments(self, node).is_some()
     }
 
     /// Whether the resolved path of its script may show what a process is, and has not been read. What the path as it was
     /// given shows needs no second look.
-    pub fn wants_script(&self, node: &Node) -> bool {
+    pub fn needs_script(&self, node: &Node) -> bool {
         node.reported.execed
             && node.state.member.in_scope
             && !node.missing_facts(FactSet::SCRIPT).is_empty()
@@ -104,7 +104,7 @@ impl Model {
         };
         let is_untracked =
             node.state.member.session.is_none() && node.state.member.boundary.is_none();
-        if !is_untracked || !self.wants_script(node) {
+        if !is_untracked || !self.needs_script(node) {
             self.stop_awaiting(key);
         } else if let Some(node) = self.tree.get_mut(key)
             && !self.awaited.contains_key(&key)
@@ -193,7 +193,7 @@ impl Model {
         });
         let Some(class) = class else { return all };
         let ran = match node.reported.execed && !self.runs_parents_program(node) {
-            true => ImageSource::Found,
+            true => ImageSource::Discovered,
             false => ImageSource::Copied,
         };
         let mut session_events = std::mem::take(&mut self.session_events);

@@ -18,7 +18,7 @@ pub(crate) const PROGRAM_FACTS: FactSet = FactSet::MARKERS
 
 /// What has been read of one process.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Readings {
+pub(crate) struct ReadFacts {
     pub(crate) facts: Facts,
     /// Time of the last reading of a fact in [`PROGRAM_FACTS`], in ns since boot.
     pub(crate) at: u64,
@@ -34,7 +34,7 @@ pub struct CachedFacts {
     /// Rules that match its program, once they were asked.
     pub(crate) matched_rules: Option<MatchedRules>,
     /// Facts that rules have asked for and no event reports.
-    pub(crate) readings: Option<Box<Readings>>,
+    pub(crate) readings: Option<Box<ReadFacts>>,
     /// Whether `REAPER_KEEP=1` is in the environment that it was started with, if a probe has reported that: with its
     /// exec, or inherited at fork. Unasked where it may have changed unseen.
     pub(crate) keep_marker: Fact<bool>,
@@ -84,10 +84,10 @@ impl CachedFacts {
             };
             let at = read.at;
             (facts != Facts::default()).then(|| {
-                Box::new(Readings {
+                Box::new(ReadFacts {
                     facts,
                     at,
-                    ..Readings::default()
+                    ..ReadFacts::default()
                 })
             })
         });

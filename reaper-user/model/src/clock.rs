@@ -22,7 +22,7 @@ pub(super) struct Clock {
 impl Clock {
     /// The monotonic time of a time since boot. If too much, then because it cannot be told whether a sleep
     /// came before or after: who waits for it waits longer.
-    pub(super) fn awake(&self, boot: u64) -> u64 {
+    pub(super) fn to_monotonic(&self, boot: u64) -> u64 {
         let known = self.slept.iter().rev().find(|(from, _)| *from <= boot);
         let slept = known.or(self.slept.front()).map_or(0, |(_, slept)| *slept);
         boot.saturating_sub(slept)
@@ -34,8 +34,8 @@ impl Clock {
     }
 
     /// The monotonic time now.
-    pub(super) fn awake_now(&self) -> u64 {
-        self.awake(self.now)
+    pub(super) fn monotonic_now(&self) -> u64 {
+        self.to_monotonic(self.now)
     }
 
     fn set_suspended(&mut self, slept: u64) {
@@ -66,8 +66,8 @@ impl Model {
     }
 
     /// Monotonic time, in nanoseconds, as far as the model has been told.
-    pub fn awake_now(&self) -> u64 {
-        self.clock.awake_now()
+    pub fn monotonic_now(&self) -> u64 {
+        self.clock.monotonic_now()
     }
 }
 
@@ -78,18 +78,26 @@ mod tests {
     #[test]
     fn what_was_slept_through_does_not_count() {
         let mut clock = Clock::default();
-        assert_eq!(clock.awake(70), 70);
+        assert_eq!(clock.to_monotonic(70), 70);
         clock.now = 100;
         clock.set_suspended(40);
         assert_eq!(
-            (clock.awake(100), clock.awake(50), clock.awake(10)),
+            (
+                clock.to_monotonic(100),
+                clock.to_monotonic(50),
+                clock.to_monotonic(10)
+            ),
             (60, 10, 0)
         );
         // Slept from 150 to 1150, noticed at 1200: what came in between may have been at 151 or at 1199.
         clock.now = 1200;
         clock.set_suspended(1040);
         assert_eq!(
-            (clock.awake(150), clock.awake(1151), clock.awake_now()),
+            (
+                clock.to_monotonic(150),
+                clock.to_monotonic(1151),
+                clock.monotonic_now()
+            ),
             (110, 111, 160)
         );
         // A sleep that is told of twice is one.

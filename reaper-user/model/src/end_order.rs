@@ -19,11 +19,11 @@ impl Model {
     /// that they have, who are surely members of that session, or of one in it. `None` where the process is no root.
     pub fn end_order_for(&self, root: ProcessKey, by: u32) -> Option<(EndOrder, Vec<ProcessKey>)> {
         let order = EndOrder {
-            session: self.sessions.of_root(root)?.id,
-            by,
+            session: self.sessions.by_root(root)?.id,
+            by_uid: by,
             at: self.clock.now(),
         };
-        let inwards = self.sessions.inwards(order.session);
+        let inwards = self.sessions.with_nested(order.session);
         let inwards: HashSet<SessionId> = inwards.map(|session| session.id).collect();
         let is_meant = |node: &&Node| {
             let member = node
@@ -32,9 +32,9 @@ impl Model {
                 .session
                 .is_some_and(|id| inwards.contains(&id));
             member
-                && !node.state.member.unsure
+                && !node.state.member.is_lineage_uncertain
                 && node.state.member.inferred.is_none()
-                && order.reaches(node.uids.real)
+                && order.applies_to(node.uids.real)
         };
         let meant = self.tree.descendants(root).filter(is_meant);
         let meant = meant.map(|node| node.key).collect();
@@ -56,8 +56,8 @@ impl Model {
     }
 
     /// What a session's root has ordered is over.
-    pub fn end_orders_of(&mut self, session: SessionId) {
-        let inwards = self.sessions.inwards(session);
+    pub fn clear_end_orders(&mut self, session: SessionId) {
+        let inwards = self.sessions.with_nested(session);
         let members: Vec<u32> = inwards.flat_map(Session::members).collect();
         for pid in members {
             let key = self.tree.by_pid(pid).map(|node| node.key);
@@ -76,7 +76,10 @@ impl Model {
         match (due, ordered) {
             // The outer one of both.
             (Some(due), Some(ordered)) => {
-                let outer = self.sessions.outwards(due).any(|outer| outer.id == ordered);
+                let outer = self
+                    .sessions
+                    .with_enclosing(due)
+                    .any(|outer| outer.id == ordered);
                 Some(if outer { ordered } else { due })
             }
             (due, ordered) => due.or(ordered),
@@ -107,7 +110,7 @@ impl Model {
         // Who was born before, and was not signalled, is the last to be looked at.
         late(node)
             && makers
-                .find(|maker| maker.state.member.signalled != 0 || !late(maker))
-                .is_some_and(|maker| maker.state.member.signalled != 0)
+                .find(|maker| maker.state.member.signals_sent != 0 || !late(maker))
+                .is_some_and(|maker| maker.state.member.signals_sent != 0)
     }
 }

@@ -9,31 +9,31 @@ pub struct EnvMarker {
     pub agent: &'static str,
     pub variable: &'static str,
     /// Pid of the agent, in the pid namespace that it runs in, where the variable tells it.
-    pub owner: Option<u32>,
+    pub agent_pid: Option<u32>,
     /// The conversation of the agent, where the variable holds its id.
-    pub conversation: Option<Conversation>,
+    pub conversation: Option<ConversationDigest>,
 }
 
 /// Digest of the id of an agent's conversation, which outlives the process when another agent continues it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Conversation(u64);
+pub struct ConversationDigest(u64);
 
-impl Conversation {
+impl ConversationDigest {
     /// Bytes of the shortest id: a shorter word says too little.
     const SHORTEST: usize = 8;
 
     /// Returns None if `id` is too short to identify a conversation.
-    fn of(id: &[u8]) -> Option<Conversation> {
+    fn of(id: &[u8]) -> Option<ConversationDigest> {
         let mut hasher = DefaultHasher::new();
         hasher.write(id);
-        (id.len() >= Conversation::SHORTEST).then(|| Conversation(hasher.finish()))
+        (id.len() >= ConversationDigest::SHORTEST).then(|| ConversationDigest(hasher.finish()))
     }
 
     /// Returns all that an argument vector may name: as a word of its own, in a path or in an option.
-    pub fn named_in(argv: &[u8]) -> impl Iterator<Item = Conversation> {
+    pub fn named_in(argv: &[u8]) -> impl Iterator<Item = ConversationDigest> {
         let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         argv.split(move |byte| !is_part(byte))
-            .filter_map(Conversation::of)
+            .filter_map(ConversationDigest::of)
     }
 }
 
@@ -138,7 +138,7 @@ impl EnvMarkers {
                         true
                     }
                     Value::Conversation => {
-                        conversation = Conversation::of(value);
+                        conversation = ConversationDigest::of(value);
                         !value.is_empty()
                     }
                 };
@@ -146,7 +146,7 @@ impl EnvMarkers {
                     let mark = EnvMarker {
                         agent,
                         variable,
-                        owner,
+                        agent_pid: owner,
                         conversation,
                     };
                     trace.cut |= !take_in(&mut trace.markers, mark);
@@ -154,7 +154,7 @@ impl EnvMarkers {
             }
         }
         // Those that name an owner say most.
-        trace.markers.sort_by_key(|mark| mark.owner.is_none());
+        trace.markers.sort_by_key(|mark| mark.agent_pid.is_none());
         trace
     }
 
@@ -178,11 +178,11 @@ impl EnvMarkers {
 
     /// The pids that are told of agents.
     pub fn owners(&self) -> impl Iterator<Item = u32> {
-        self.markers.iter().filter_map(|mark| mark.owner)
+        self.markers.iter().filter_map(|mark| mark.agent_pid)
     }
 
     /// The conversations that are told of agents.
-    pub fn conversations(&self) -> impl Iterator<Item = Conversation> {
+    pub fn conversations(&self) -> impl Iterator<Item = ConversationDigest> {
         self.markers.iter().filter_map(|mark| mark.conversation)
     }
 
@@ -195,16 +195,19 @@ impl EnvMarkers {
     /// Whether both have a mark of one and the same agent, as far as they tell.
     pub fn shares_marker(&self, other: &EnvMarkers) -> bool {
         let same = |a: &EnvMarker| {
-            other.markers.iter().any(|b| match (a.owner, b.owner) {
-                (None, None) => a.agent == b.agent,
-                (a, b) => a == b,
-            })
+            other
+                .markers
+                .iter()
+                .any(|b| match (a.agent_pid, b.agent_pid) {
+                    (None, None) => a.agent == b.agent,
+                    (a, b) => a == b,
+                })
         };
         // One that tells its owner is known by that alone.
         let told = self.owners().next().is_some();
         self.markers
             .iter()
-            .filter(|mark| mark.owner.is_some() == told)
+            .filter(|mark| mark.agent_pid.is_some() == told)
             .any(same)
     }
 }

@@ -142,7 +142,7 @@ pub struct RestoredSession {
     /// When and how the root ended, if it has.
     pub exited: Option<(u64, ExitStatus)>,
     /// Whether the service before this one had sent the root a signal before it ended.
-    pub signalled: bool,
+    pub was_signalled: bool,
     /// Whether its members were judged after the end of the root.
     pub is_evaluated: bool,
 }
@@ -185,7 +185,7 @@ pub struct ProcEntry {
     pub pidfd_inode: u64,
     /// `None` where the kernel's map is not to be had or does not hold all members: then what it does
     /// not know proves nothing.
-    pub mark: Option<Membership>,
+    pub membership: Option<Membership>,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub uids: Uids,
@@ -217,7 +217,7 @@ pub enum EventKind {
         pidfd_inode: u64,
         namespace_init: bool,
         /// Of the child.
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     },
     Exec {
         key: ProcessKey,
@@ -225,32 +225,32 @@ pub enum EventKind {
         uids: Uids,
         pidfd_inode: u64,
         image: Arc<Image>,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     },
     Exit {
         key: ProcessKey,
         parent: Option<ProcessKey>,
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         /// Bytes, 0 if unknown.
         peak_rss: u64,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     },
     Reparent {
         child: ProcessKey,
         old_parent: Option<ProcessKey>,
         adopter: Option<ProcessKey>,
         /// Of the child.
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     },
     /// It is in another cgroup.
     Move {
         key: ProcessKey,
         /// Id of that (v2), 0 if unknown.
         cgroup_id: u64,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     },
     /// A probe has sent a signal to it.
-    Signalled {
+    SignalSent {
         key: ProcessKey,
         /// Its number.
         signal: u8,
@@ -263,13 +263,23 @@ impl EventKind {
     /// What the kernel's map had for the process that it tells of.
     pub fn membership(&self) -> Option<Membership> {
         match self {
-            EventKind::Fork { mark, .. }
-            | EventKind::Exec { mark, .. }
-            | EventKind::Exit { mark, .. }
-            | EventKind::Reparent { mark, .. }
-            | EventKind::Move { mark, .. } => *mark,
-            EventKind::Discovered(seen) => seen.mark,
-            EventKind::Signalled { .. } | EventKind::Restored(_) => None,
+            EventKind::Fork {
+                membership: mark, ..
+            }
+            | EventKind::Exec {
+                membership: mark, ..
+            }
+            | EventKind::Exit {
+                membership: mark, ..
+            }
+            | EventKind::Reparent {
+                membership: mark, ..
+            }
+            | EventKind::Move {
+                membership: mark, ..
+            } => *mark,
+            EventKind::Discovered(seen) => seen.membership,
+            EventKind::SignalSent { .. } | EventKind::Restored(_) => None,
         }
     }
 }

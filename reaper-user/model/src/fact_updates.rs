@@ -40,7 +40,7 @@ impl Model {
             node.moved(0, at);
         }
         let read = node.state.cached.readings.get_or_insert_default();
-        let awake = self.clock.awake(at);
+        let awake = self.clock.to_monotonic(at);
         if asked.contains(FactSet::ACTIVITY)
             && let Fact::Known(activity) = &found.activity
         {
@@ -109,7 +109,7 @@ impl Model {
                 SessionEvent::RootExited { session } => Some(*session),
                 _ => None,
             });
-        let sessions = gone.flat_map(|id| self.sessions.inwards(id));
+        let sessions = gone.flat_map(|id| self.sessions.with_nested(id));
         let members: Vec<u32> = sessions.flat_map(Session::members).collect();
         for pid in members {
             if let Some(key) = self.tree.by_pid(pid).map(|node| node.key)

@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use super::activity::Activity;
-use super::agent::Matched;
+use super::agent::ProgramMatch;
 use super::conversation::Conversations;
 use super::env_marker::EnvMarkers;
 pub use super::fact::{Fact, FactSet};
@@ -56,9 +56,9 @@ pub struct Facts {
     pub stdio: Fact<Stdio>,
     /// What the rules say of the whole command line, where the model has only its beginning. Inherited at fork, unasked
     /// again at exec.
-    pub arguments: Fact<Matched>,
+    pub arguments: Fact<ProgramMatch>,
     /// What the rules say of an interpreter by the resolved path of its script. Unasked again at exec.
-    pub script: Fact<Matched>,
+    pub script: Fact<ProgramMatch>,
 }
 
 /// What a process has from its makers, where it has not changed that.

@@ -28,7 +28,7 @@ pub(super) enum IdleSince {
 impl Model {
     /// Returns the members of a session and of those nested in it.
     pub fn members_within(&self, id: SessionId) -> impl Iterator<Item = &Node> {
-        let sessions = self.sessions.inwards(id);
+        let sessions = self.sessions.with_nested(id);
         let pids = sessions.flat_map(Session::members);
         pids.filter_map(|pid| self.tree.by_pid(pid))
     }
@@ -57,7 +57,7 @@ impl Model {
         if members.len() > MEMBERS_MAX {
             return IdleSince::InUse;
         }
-        let now = self.awake_now();
+        let now = self.monotonic_now();
         let (mut idle, mut read_at) = (0, now);
         let mut read = Vec::with_capacity(members.len());
         for node in members {
@@ -75,12 +75,12 @@ impl Model {
             return IdleSince::InUse;
         }
         // Also what has ended since then has worked.
-        let within = self.sessions.inwards(session.id);
+        let within = self.sessions.with_nested(session.id);
         let changed =
             within.map(|one| one.last_birth_at.max(one.last_exit_at).max(one.last_use_at));
         let changed = changed.max();
         IdleSince::Since {
-            idle: idle.max(self.clock.awake(changed.unwrap_or(0))),
+            idle: idle.max(self.clock.to_monotonic(changed.unwrap_or(0))),
             read_at,
         }
     }
@@ -88,7 +88,7 @@ impl Model {
     /// Takes note of the use of a root's tree once all of it has been read.
     pub fn on_tree_read(&mut self, root: ProcessKey) {
         let now = self.clock.now();
-        let Some(session) = self.sessions.of_root(root) else {
+        let Some(session) = self.sessions.by_root(root) else {
             return;
         };
         let id = session.id;
@@ -126,7 +126,7 @@ impl Model {
             .tree
             .get(root)
             .is_some_and(|node| node.state.member.root);
-        let session = is_root.then(|| self.sessions.of_root(root)).flatten();
+        let session = is_root.then(|| self.sessions.by_root(root)).flatten();
         let Some(id) = session.map(|session| session.id) else {
             return;
         };

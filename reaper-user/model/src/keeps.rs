@@ -11,9 +11,9 @@ use crate::session::member::SessionId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserKeep {
     /// Until when, in monotonic nanoseconds; `None`: for good.
-    pub until_awake: Option<u64>,
+    pub until_monotonic_ns: Option<u64>,
     /// Together with what descends from it: what lives now, and what is born later.
-    pub tree: bool,
+    pub with_descendants: bool,
     /// Uid of who has asked for it.
     pub by_uid: u32,
     /// When that was, in ns since the epoch.
@@ -22,12 +22,13 @@ pub struct UserKeep {
 
 impl UserKeep {
     pub(crate) fn is_in_force(&self, awake_now: u64) -> bool {
-        self.until_awake.is_none_or(|until| awake_now < until)
+        self.until_monotonic_ns
+            .is_none_or(|until| awake_now < until)
     }
 
     /// Comparable: until when.
     pub(crate) fn expires_at(&self) -> u64 {
-        self.until_awake.unwrap_or(u64::MAX)
+        self.until_monotonic_ns.unwrap_or(u64::MAX)
     }
 }
 
@@ -38,7 +39,7 @@ pub struct StoredKeep {
     /// First root of its session.
     pub session: ProcessKey,
     /// The wish was for itself, not for one that it descends from.
-    pub asked: bool,
+    pub is_direct: bool,
     pub keep: UserKeep,
 }
 
@@ -47,15 +48,15 @@ pub struct StoredKeep {
 pub(crate) struct KeepRequest {
     pub(crate) keep: UserKeep,
     /// The process that it was asked for. Who is older does not descend from it.
-    pub(crate) top: ProcessKey,
+    pub(crate) process: ProcessKey,
     /// Whom it is for by name, to the tick: the service before this one may have known more than `top`.
     pub(crate) names: HashSet<ProcessKey>,
     /// First root of the session of `top`; those nested in it belong to it.
     pub(crate) session: ProcessKey,
     /// That session has not been found yet.
-    pub(crate) awaited: bool,
+    pub(crate) is_session_unknown: bool,
     /// It is for all members: they descend from the root, also from one that was relaunched.
-    pub(crate) whole: bool,
+    pub(crate) is_whole_session: bool,
     /// When this program was asked, in ns since boot, 0 if the one before it was: what the kernel's map has of those
     /// who were born later is told apart by it.
     pub(crate) at: u64,
@@ -67,15 +68,15 @@ pub struct EndOrder {
     /// On whose ladder it is.
     pub session: SessionId,
     /// Uid of who has given it, whom it takes no further than kill(2) would.
-    pub by: u32,
+    pub by_uid: u32,
     /// Nanoseconds since boot.
     pub at: u64,
 }
 
 impl EndOrder {
     /// Whether the user that gave the order may signal a process with this real uid.
-    pub(crate) fn reaches(&self, uid: u32) -> bool {
-        self.by == 0 || self.by == uid
+    pub(crate) fn applies_to(&self, uid: u32) -> bool {
+        self.by_uid == 0 || self.by_uid == uid
     }
 }
 
@@ -95,7 +96,9 @@ impl Keeps {
     }
 
     /// Returns the order by which it is to end, if that reaches a process with this real uid.
-    pub(crate) fn ordered_by(&self, uid: u32) -> Option<&Arc<EndOrder>> {
-        self.end_order.as_ref().filter(|order| order.reaches(uid))
+    pub(crate) fn active_end_order(&self, uid: u32) -> Option<&Arc<EndOrder>> {
+        self.end_order
+            .as_ref()
+            .filter(|order| order.applies_to(uid))
     }
 }

@@ -32,7 +32,7 @@
 //!
 //! # Who is an orphan
 //! The table has no birth parents. A child of init, of the init of a pid namespace or of a user's service manager
-//! was adopted, unless that has started it as a unit of its own, which [`Spare::OwnUnit`] is for, or has the mark of
+//! was adopted, unless that has started it as a unit of its own, which [`KeepReason::OwnUnit`] is for, or has the mark of
 //! its child. Of any other parent that is not enough: a program may start another with a variable of its choice, as
 //! a batch system does that hands on the environment of who has given it a job. It has adopted its child where that
 //! belongs to a terminal session whose leader is gone: one is born into the session of one's parent.
@@ -65,16 +65,16 @@ use super::Scope;
 use super::agent::Ruleset;
 use super::event::{ProcEntry, ProcessKey};
 use super::facts::Fact;
-pub use crate::env_marker::{Conversation, EnvMarker, EnvMarkers, Multiplexer};
+pub use crate::env_marker::{ConversationDigest, EnvMarker, EnvMarkers, Multiplexer};
 pub(crate) use judge::{is_login, is_terminal};
 
 /// A process, and what was read of it for this.
 #[derive(Clone, Debug)]
-pub struct Row {
-    pub seen: ProcEntry,
+pub struct LeftoverRow {
+    pub entry: ProcEntry,
     /// As in [`Facts`](super::facts::Facts).
     pub unit: Fact<Arc<str>>,
-    pub trace: Fact<EnvMarkers>,
+    pub env_markers: Fact<EnvMarkers>,
     /// As in [`Facts`](super::facts::Facts); read only of those of whom it matters.
     pub listening: Fact<bool>,
     /// The user that has logged in, by the kernel's audit; `None` where nobody has, or it cannot be read.
@@ -87,16 +87,16 @@ pub struct Row {
 
 /// All processes.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct ProcessTable {
     /// Those that live, by pid.
-    pub rows: HashMap<u32, Row>,
+    pub rows: HashMap<u32, LeftoverRow>,
     /// Pids that are somebody's who could not be read, and under which effective uid that runs, as far as is known.
     pub unread: HashMap<u32, Option<u32>>,
 }
 
 /// A session that was written down while somebody watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct RecordedSession {
     /// Name of the agent's rule.
     pub agent: Arc<str>,
     /// Its last root.
@@ -108,10 +108,10 @@ pub struct Recorded {
 }
 
 /// What is asked of a table.
-pub struct Question<'a> {
+pub struct LeftoverQuery<'a> {
     pub rules: &'a Ruleset,
     /// Of this boot alone.
-    pub recorded: &'a [Recorded],
+    pub recorded: &'a [RecordedSession],
     /// This program's: it and its ancestors are never reaped.
     pub own_pid: u32,
     /// Only processes of this user; `None`: of everybody.
@@ -139,7 +139,7 @@ pub struct Question<'a> {
 
 /// What speaks for a process being a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evidence {
+pub enum LeftoverEvidence {
     /// This variable names an agent that is gone.
     DeadOwner { variable: &'static str, pid: u32 },
     /// It runs the shell of a Claude tool.
@@ -152,11 +152,11 @@ pub enum Evidence {
 
 /// Why that is not enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum Uncertainty {
     /// Its agent lives: it is detached.
     OwnerAlive(u32),
     /// Whether its agent lives cannot be told.
-    OwnerUnsure(u32),
+    OwnerUncertain(u32),
     /// The mark names nobody, or stands alone.
     NoOwner,
     /// The mark names a pid that is nobody's, and no record tells that it was an agent's.
@@ -164,9 +164,9 @@ pub enum Doubt {
     /// An agent of this kind lives that may be its owner.
     AgentAlive(u32),
     /// This process cannot be read: it may be its agent, or carry its marker.
-    AgentUnsure(u32),
+    AgentUncertain(u32),
     /// This process carries the same marker, and is a living agent or an ancestor of one.
-    SharedMark(u32),
+    SharedMarker(u32),
     /// It may run under another user than its agent.
     ChangedUid,
     /// Its parent lives, or cannot be told to have adopted it.
@@ -185,11 +185,11 @@ pub enum Doubt {
 
 /// Why a process is kept, whatever speaks against it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spare {
+pub enum KeepReason {
     /// This program, or one of its ancestors.
     NeverSelf,
     /// `REAPER_KEEP=1` in its environment.
-    KeepMark,
+    KeepMarker,
     /// `reaper keep`
     KeptByUser,
     KeepRule,
@@ -205,10 +205,10 @@ pub enum Spare {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LeftoverVerdict {
     Reap,
     /// Left alone, and worth a look.
-    Report(Doubt),
+    Report(Uncertainty),
     /// To be reaped, and not yet.
     Wait {
         /// Name of the rule that gives it time.
@@ -219,7 +219,7 @@ pub enum Verdict {
         kin: Option<u32>,
     },
     Keep {
-        spare: Spare,
+        spare: KeepReason,
         /// Name of the rule that says so.
         rule: Option<Arc<str>>,
         /// Pid of the process above it, or of one below that needs it, that this holds for; `None`: it holds for
@@ -237,78 +237,80 @@ pub struct Leftover {
     /// Name of the agent's rule.
     pub agent: Arc<str>,
     /// Its own, or that of its head.
-    pub evidence: Evidence,
-    pub verdict: Verdict,
+    pub evidence: LeftoverEvidence,
+    pub verdict: LeftoverVerdict,
 }
 
-impl Evidence {
+impl LeftoverEvidence {
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Evidence::DeadOwner { .. } => "dead_agent",
-            Evidence::ToolShell => "tool_shell",
-            Evidence::Recorded { .. } => "recorded_session",
-            Evidence::Mark { .. } => "marker",
+            LeftoverEvidence::DeadOwner { .. } => "dead_agent",
+            LeftoverEvidence::ToolShell => "tool_shell",
+            LeftoverEvidence::Recorded { .. } => "recorded_session",
+            LeftoverEvidence::Mark { .. } => "marker",
         }
     }
 
     /// The variable of the environment that says so.
     pub fn variable(self) -> Option<&'static str> {
         match self {
-            Evidence::DeadOwner { variable, .. } | Evidence::Mark { variable } => Some(variable),
-            Evidence::ToolShell | Evidence::Recorded { .. } => None,
+            LeftoverEvidence::DeadOwner { variable, .. } | LeftoverEvidence::Mark { variable } => {
+                Some(variable)
+            }
+            LeftoverEvidence::ToolShell | LeftoverEvidence::Recorded { .. } => None,
         }
     }
 
     /// Pid of the agent that it names, or that was recorded.
     pub fn owner(self) -> Option<u32> {
         match self {
-            Evidence::DeadOwner { pid, .. } => Some(pid),
-            Evidence::Recorded { root } => Some(root).filter(|root| *root > 0),
-            Evidence::ToolShell | Evidence::Mark { .. } => None,
+            LeftoverEvidence::DeadOwner { pid, .. } => Some(pid),
+            LeftoverEvidence::Recorded { root } => Some(root).filter(|root| *root > 0),
+            LeftoverEvidence::ToolShell | LeftoverEvidence::Mark { .. } => None,
         }
     }
 }
 
-impl Doubt {
+impl Uncertainty {
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Doubt::OwnerAlive(_) => "owner_alive",
-            Doubt::OwnerUnsure(_) => "owner_unsure",
-            Doubt::NoOwner => "no_owner",
-            Doubt::OwnerUnknown(_) => "owner_unknown",
-            Doubt::AgentAlive(_) => "agent_alive",
-            Doubt::AgentUnsure(_) => "agent_unsure",
-            Doubt::SharedMark(_) => "shared_marker",
-            Doubt::AgentUnknown => "agent_unknown",
-            Doubt::ChangedUid => "changed_uid",
-            Doubt::NotOrphan => "not_orphan",
-            Doubt::Young => "young",
-            Doubt::Multiplexed => "multiplexed",
-            Doubt::TerminalSession(_) => "terminal_session",
-            Doubt::Agent => "agent",
+            Uncertainty::OwnerAlive(_) => "owner_alive",
+            Uncertainty::OwnerUncertain(_) => "owner_unsure",
+            Uncertainty::NoOwner => "no_owner",
+            Uncertainty::OwnerUnknown(_) => "owner_unknown",
+            Uncertainty::AgentAlive(_) => "agent_alive",
+            Uncertainty::AgentUncertain(_) => "agent_unsure",
+            Uncertainty::SharedMarker(_) => "shared_marker",
+            Uncertainty::AgentUnknown => "agent_unknown",
+            Uncertainty::ChangedUid => "changed_uid",
+            Uncertainty::NotOrphan => "not_orphan",
+            Uncertainty::Young => "young",
+            Uncertainty::Multiplexed => "multiplexed",
+            Uncertainty::TerminalSession(_) => "terminal_session",
+            Uncertainty::Agent => "agent",
         }
     }
 }
 
-impl Verdict {
+impl LeftoverVerdict {
     /// The name in JSON.
     pub fn name(&self) -> &'static str {
         match self {
-            Verdict::Reap => "reap",
-            Verdict::Report(_) => "report",
-            Verdict::Wait { .. } => "wait",
-            Verdict::Keep { .. } => "keep",
+            LeftoverVerdict::Reap => "reap",
+            LeftoverVerdict::Report(_) => "report",
+            LeftoverVerdict::Wait { .. } => "wait",
+            LeftoverVerdict::Keep { .. } => "keep",
         }
     }
 
     /// Name of the rule that says so.
     pub fn rule(&self) -> Option<&str> {
         match self {
-            Verdict::Reap | Verdict::Report(_) => None,
-            Verdict::Wait { rule, .. } => Some(rule),
-            Verdict::Keep { rule, .. } => rule.as_deref(),
+            LeftoverVerdict::Reap | LeftoverVerdict::Report(_) => None,
+            LeftoverVerdict::Wait { rule, .. } => Some(rule),
+            LeftoverVerdict::Keep { rule, .. } => rule.as_deref(),
         }
     }
 }
@@ -317,32 +319,32 @@ impl Leftover {
     /// Name in JSON of what its verdict rests on.
     pub fn reason(&self) -> &'static str {
         match &self.verdict {
-            Verdict::Reap => self.evidence.name(),
-            Verdict::Report(doubt) => doubt.name(),
-            Verdict::Wait { .. } => "waiting",
-            Verdict::Keep { spare, .. } => spare.name(),
+            LeftoverVerdict::Reap => self.evidence.name(),
+            LeftoverVerdict::Report(doubt) => doubt.name(),
+            LeftoverVerdict::Wait { .. } => "waiting",
+            LeftoverVerdict::Keep { spare, .. } => spare.name(),
         }
     }
 }
 
-impl Spare {
+impl KeepReason {
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Spare::NeverSelf => "never_self",
-            Spare::KeepMark => "keep_marker",
-            Spare::KeptByUser => "kept_by_user",
-            Spare::KeepRule => "keep_rule",
-            Spare::OtherUid => "other_uid",
-            Spare::Boundary => "boundary",
-            Spare::Terminal => "terminal",
-            Spare::OwnUnit => "own_unit",
-            Spare::Unreadable => "unreadable",
+            KeepReason::NeverSelf => "never_self",
+            KeepReason::KeepMarker => "keep_marker",
+            KeepReason::KeptByUser => "kept_by_user",
+            KeepReason::KeepRule => "keep_rule",
+            KeepReason::OtherUid => "other_uid",
+            KeepReason::Boundary => "boundary",
+            KeepReason::Terminal => "terminal",
+            KeepReason::OwnUnit => "own_unit",
+            KeepReason::Unreadable => "unreadable",
         }
     }
 }
 
 /// All processes for whose being leftovers something speaks, parents before their children.
-pub fn find(table: &Table, question: &Question<'_>) -> Vec<Leftover> {
+pub fn find(table: &ProcessTable, question: &LeftoverQuery<'_>) -> Vec<Leftover> {
     judge::Judge::new(table, question).all()
 }

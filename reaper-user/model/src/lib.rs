@@ -187,7 +187,7 @@ impl Model {
             EventKind::Exit {
                 key,
                 parent,
-                mark: Some(mark),
+                membership: Some(mark),
                 ..
             } if self.tree.get(key).is_none() && self.sessions.has_open(mark) => {
                 let mark = Some(mark);
@@ -283,7 +283,7 @@ impl Model {
                 self.extend_scope(key, &image);
                 let origin = match event.kind {
                     EventKind::Fork { .. } => Origin::Forked,
-                    _ => Origin::Found,
+                    _ => Origin::Discovered,
                 };
                 let mark = event.kind.membership();
                 self.sessions
@@ -300,7 +300,7 @@ impl Model {
                     let ran = if self.is_copy(key) {
                         ImageSource::Copied
                     } else {
-                        ImageSource::Found
+                        ImageSource::Discovered
                     };
                     self.on_exec(key, (&image, ran), now, session_events);
                 }
@@ -324,13 +324,13 @@ impl Model {
                 self.on_exec(key, (told, ImageSource::Reported), now, session_events);
                 // The event is older than the image read since: a boundary or a server that it found stands.
                 if !Arc::ptr_eq(told, &image) && self.rules.leaves_session(&image).is_some() {
-                    self.on_exec(key, (&image, ImageSource::Found), now, session_events);
+                    self.on_exec(key, (&image, ImageSource::Discovered), now, session_events);
                 }
                 self.match_rules(key);
             }
             Change::Exited {
                 ref node,
-                ended,
+                exit_status: ended,
                 ref orphans,
                 ..
             } => {
@@ -354,7 +354,7 @@ impl Model {
                     self.extend_scope(key, &image);
                 }
             }
-            Change::Signalled { .. } => {}
+            Change::SignalSent { .. } => {}
         }
     }
 
@@ -538,7 +538,7 @@ impl Model {
         let touched = match change {
             // Of one that is known it tells whose child it was.
             Change::Born { key, .. } => key.pid == self.own_pid || self.own_ancestry.contains(key),
-            Change::Execed { .. } | Change::Moved { .. } | Change::Signalled { .. } => false,
+            Change::Execed { .. } | Change::Moved { .. } | Change::SignalSent { .. } => false,
             Change::Exited { node, .. } => self.own_ancestry.contains(&node.key),
             Change::Reparented { key, .. } => self.own_ancestry.contains(key),
         };

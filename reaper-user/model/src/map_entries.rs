@@ -27,14 +27,14 @@ impl Evaluation<'_> {
             flags |= MEMBER_SCOPE;
         }
         if session.is_some() {
-            flags |= node.state.member.signalled;
+            flags |= node.state.member.signals_sent;
             if node.state.member.root {
                 flags |= MEMBER_ROOT;
             }
             if policy::is_kept(self, node) {
                 flags |= MEMBER_SPARED;
             }
-            if node.state.member.unsure {
+            if node.state.member.is_lineage_uncertain {
                 flags |= MEMBER_UNSURE;
             }
             if policy::is_kernel_killable(self, node) {
@@ -99,9 +99,9 @@ impl Model {
     }
 
     /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
-    pub fn on_signalled(&mut self, key: ProcessKey, flags: u32) {
+    pub fn on_signal_sent(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
-            node.state.member.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
+            node.state.member.signals_sent |= flags & (MEMBER_TERM | MEMBER_KILL);
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct MatchedRules {
 
 impl MatchedRules {
     pub fn new(rules: &Ruleset, image: &Image) -> MatchedRules {
-        let judging = rules.matching(image);
+        let judging = rules.matching_member_rules(image);
         let might = rules.unread_keep(image, &judging).map(Some);
         MatchedRules {
             unreadable: image.exe.is_empty().then_some(None).or(might),

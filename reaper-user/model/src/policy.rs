@@ -77,7 +77,7 @@ pub enum Reason {
     /// Its program, or the end of its command line, is not known, and might be one that is kept.
     Unreadable,
     /// It descends from its agent, but perhaps through a boundary: what was told of its makers was lost.
-    LineageUnsure,
+    LineageUncertain,
     /// Nothing but evidence says that it descends from its agent.
     Inferred,
     NotAMember,
@@ -108,7 +108,7 @@ impl Reason {
             Reason::BelowKept => "below_kept",
             Reason::AboveKept => "above_kept",
             Reason::Unreadable => "unreadable",
-            Reason::LineageUnsure => "lineage_uncertain",
+            Reason::LineageUncertain => "lineage_uncertain",
             Reason::Inferred => "inferred",
             Reason::NotAMember => "not_a_member",
             Reason::NeverPid1 => "never_pid1",
@@ -221,7 +221,7 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
 
 /// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
 fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
-    let mut outwards = model.sessions.outwards(session.id);
+    let mut outwards = model.sessions.with_enclosing(session.id);
     let open = outwards.find(|session| session.succession != Succession::Excluded)?;
     Some(match open.succession {
         Succession::Unknown => Decision::keep(Reason::SuccessorUnknown),
@@ -268,10 +268,10 @@ fn evaluate(
     };
     if let Some(user) = node
         .user_keep()
-        .filter(|keep| keep.is_in_force(model.awake_now()))
+        .filter(|keep| keep.is_in_force(model.monotonic_now()))
     {
         return Decision {
-            until: user.until_awake,
+            until: user.until_monotonic_ns,
             ..keep(Reason::KeptByUser)
         };
     }
@@ -384,10 +384,10 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     let unmarked = matches!(keep_marker(model, node), Fact::Known(false));
     let killed = killed(model);
     // Who its kin will be by then, nobody knows.
-    let unheld = !model.rules.may_keep_relatives(killed.ended);
+    let unheld = !model.rules.may_keep_relatives(killed.exit_status);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
     let is_read = MatchedRules::wants_arguments(model, node).is_none()
-        && !model.wants_script(node)
+        && !model.needs_script(node)
         && round.kin.kept_below(model, node, Some(killed)).is_none();
     unmarked
         && unheld
@@ -409,8 +409,8 @@ fn killed(model: &Model) -> RootExit {
 fn gone(model: &Model, ended: ExitStatus) -> RootExit {
     RootExit {
         at: model.clock.now(),
-        ended,
-        signalled: false,
+        exit_status: ended,
+        was_signalled: false,
     }
 }
 
@@ -424,8 +424,8 @@ fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> 
     if let Some(might) = MatchedRules::of(model, node).unreadable {
         return Some(by(Reason::Unreadable, might));
     }
-    if node.state.member.unsure {
-        return Some(by(Reason::LineageUnsure, None));
+    if node.state.member.is_lineage_uncertain {
+        return Some(by(Reason::LineageUncertain, None));
     }
     // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
     Some(match round.kin.kept_below(model, node, due)? {
@@ -449,7 +449,7 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Option<Abov
     if let Some(rule) = MatchedRules::wants_arguments(model, node) {
         return Some(Above::Ask(rule, node.key));
     }
-    let unreadable = case.weighed().unreadable;
-    let rule = unreadable.or_else(|| node.state.member.unsure.then_some(None))?;
+    let unreadable = case.matched_rules().unreadable;
+    let rule = unreadable.or_else(|| node.state.member.is_lineage_uncertain.then_some(None))?;
     Some(Above::Keeps(rule))
 }

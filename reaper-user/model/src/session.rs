@@ -44,17 +44,17 @@ pub const CLOSED_MAX: usize = 64;
 pub struct RootExit {
     /// Nanoseconds since boot.
     pub at: u64,
-    pub ended: ExitStatus,
+    pub exit_status: ExitStatus,
     /// Whether it was sent a signal before by this program.
-    pub signalled: bool,
+    pub was_signalled: bool,
 }
 
 impl RootExit {
     /// Returns the end that decides about the members. A root that exits because it was told to has not finished its
     /// work, whatever its status.
     pub fn cause(&self) -> ExitStatus {
-        match self.ended {
-            ExitStatus::Exited(_) if self.signalled => ExitStatus::Signalled {
+        match self.exit_status {
+            ExitStatus::Exited(_) if self.was_signalled => ExitStatus::Signalled {
                 signal: SIGTERM,
                 core: false,
             },
@@ -121,7 +121,7 @@ pub struct Session {
     /// When it was last read that a client was connected to it or an agent ran below it, in nanoseconds since boot.
     pub(super) last_use_at: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
-    is_found: bool,
+    is_discovered: bool,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
@@ -169,7 +169,7 @@ pub(super) enum ImageSource {
     /// Its exec was told.
     Reported,
     /// It was found running it.
-    Found,
+    Discovered,
     /// It was found running what its maker does: it has not run a program of its own yet.
     Copied,
 }
@@ -263,29 +263,29 @@ impl Sessions {
     }
 
     /// The session and those it is nested in, innermost first.
-    pub fn outwards(&self, id: SessionId) -> impl Iterator<Item = &Session> {
+    pub fn with_enclosing(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let outer = |session: &&Session| self.get(session.outer?);
         std::iter::successors(self.get(id), outer).take(self.by_id.len())
     }
 
     /// The sessions nested in one, itself first.
-    pub fn inwards(&self, id: SessionId) -> impl Iterator<Item = &Session> {
+    pub fn with_nested(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         self.by_id
             .values()
-            .filter(move |session| self.outwards(session.id).any(|outer| outer.id == id))
+            .filter(move |session| self.with_enclosing(session.id).any(|outer| outer.id == id))
     }
 
     /// Whether the members of a session are due: the outermost session whose root is gone, on whose
     /// ladder they belong, and the first end of a root, which made them so.
     pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
-        let gone = || self.outwards(id).filter_map(Session::with_end);
+        let gone = || self.with_enclosing(id).filter_map(Session::with_end);
         let (outermost, _) = gone().last()?;
         let first = gone().map(|(_, end)| end).min_by_key(|end| end.at)?;
         Some((outermost, first))
     }
 
     /// The session that has this process for its root.
-    pub fn of_root(&self, key: ProcessKey) -> Option<&Session> {
+    pub fn by_root(&self, key: ProcessKey) -> Option<&Session> {
         self.by_id
             .values()
             .find(|session| session.root == key && session.root_exit.is_none())
@@ -313,12 +313,12 @@ impl Sessions {
         self.to_check.extend(node.state.member.session);
         // Two, if it had become the root of another's session: of its own and of that.
         while node.state.member.root
-            && let Some(id) = self.of_root(node.key).map(|session| session.id)
+            && let Some(id) = self.by_root(node.key).map(|session| session.id)
         {
             let gone = RootExit {
                 at: now,
-                ended,
-                signalled: node.state.member.signalled != 0,
+                exit_status: ended,
+                was_signalled: node.state.member.signals_sent != 0,
             };
             let left = matches!(gone.cause(), ExitStatus::Exited(_));
             let heir = || {
@@ -326,7 +326,7 @@ impl Sessions {
                     .or_else(|| self.reparented_successor(tree, node, id))
             };
             if left && let Some(heir) = heir() {
-                self.hand_over(tree, id, heir, session_events);
+                self.set_successor(tree, id, heir, session_events);
                 continue;
             }
             let Some(session) = self.by_id.get_mut(&id) else {
@@ -344,7 +344,7 @@ impl Sessions {
     }
 
     /// Makes `root` the root of a session whose root has exited.
-    fn hand_over(
+    fn set_successor(
         &mut self,
         tree: &mut Tree,
         id: SessionId,

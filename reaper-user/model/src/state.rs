@@ -38,7 +38,7 @@ pub type Change = tree::Change<ProcessState>;
 /// The process tree.
 pub type Tree = tree::Tree<ProcessState>;
 
-impl tree::State for ProcessState {
+impl tree::NodeState for ProcessState {
     type Remains = Remains;
 
     fn below(parent: Option<&ProcessState>) -> ProcessState {
@@ -53,7 +53,7 @@ impl tree::State for ProcessState {
     }
 
     fn at_birth(&self, uids: Uids, born: u64, is_current: bool) -> ProcessState {
-        let order = self.keeps.ordered_by(uids.real);
+        let order = self.keeps.active_end_order(uids.real);
         let end_order = order.filter(|_| self.member.session.is_some()).cloned();
         ProcessState {
             cached: self.cached.at_birth(born, is_current),
@@ -143,7 +143,7 @@ impl Node {
 
     /// Returns the order by which it is to end, if that reaches it as it is now.
     pub(crate) fn ordered_by(&self) -> Option<&Arc<EndOrder>> {
-        self.state.keeps.ordered_by(self.uids.real)
+        self.state.keeps.active_end_order(self.uids.real)
     }
 
     /// Returns what its children inherit.

@@ -19,7 +19,7 @@ use super::event::{Event, EventKind, ExitStatus, Image, ProcessKey, Provenance, 
 use exited::RecentMap;
 pub(super) use exited::tick;
 use node::{Birth, Links, RecentExit, Reported};
-pub use node::{Change, Exited, Node, Orphaned, State};
+pub use node::{Change, Exited, Node, NodeState, Orphaned};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -30,7 +30,7 @@ const EXITED_MAX: usize = 16_384;
 const RECENT_MAX: usize = 1024;
 
 /// See the module.
-pub struct Tree<S: State> {
+pub struct Tree<S: NodeState> {
     live: Map<u32, Node<S>>,
     exited: Map<ProcessKey, Exited<S::Remains>>,
     /// Keys of `exited`, oldest first; some may be gone from there.
@@ -42,7 +42,7 @@ pub struct Tree<S: State> {
     disowned: RecentMap<()>,
 }
 
-impl<S: State> Default for Tree<S> {
+impl<S: NodeState> Default for Tree<S> {
     fn default() -> Tree<S> {
         Tree {
             live: Map::default(),
@@ -54,7 +54,7 @@ impl<S: State> Default for Tree<S> {
     }
 }
 
-impl<S: State> Tree<S> {
+impl<S: NodeState> Tree<S> {
     /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
     pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change<S>>) {
         let Event {
@@ -70,7 +70,7 @@ impl<S: State> Tree<S> {
                 uids,
                 pidfd_inode,
                 namespace_init,
-                mark,
+                membership: mark,
             } => {
                 let makers = [creator, parent].into_iter().flatten();
                 let image = makers.clone().find_map(|key| self.image(key).cloned());
@@ -115,7 +115,7 @@ impl<S: State> Tree<S> {
                 uids,
                 pidfd_inode,
                 ref image,
-                mark,
+                membership: mark,
             } => {
                 let birth = self.birth_of_discovered(parent);
                 let own = Arc::clone(image);
@@ -140,9 +140,9 @@ impl<S: State> Tree<S> {
             }
             EventKind::Exit {
                 key,
-                ended,
+                exit_status: ended,
                 peak_rss,
-                mark,
+                membership: mark,
                 ..
             } => {
                 let key = self.resolve_key(key, provenance);
@@ -158,7 +158,7 @@ impl<S: State> Tree<S> {
                 child,
                 old_parent,
                 adopter,
-                mark,
+                membership: mark,
             } => {
                 let child = self.resolve_key(child, provenance);
                 let of = |key: Option<ProcessKey>| key.map(|key| self.resolve_key(key, provenance));
@@ -170,7 +170,7 @@ impl<S: State> Tree<S> {
             EventKind::Move {
                 key,
                 cgroup_id,
-                mark,
+                membership: mark,
             } => {
                 if let Some(node) = self.get_mut(key) {
                     node.set_membership(mark, time, 1);
@@ -178,14 +178,14 @@ impl<S: State> Tree<S> {
                     changes.push(Change::Moved { key: node.key });
                 }
             }
-            EventKind::Signalled { key, signal } => {
+            EventKind::SignalSent { key, signal } => {
                 if let Some(node) = self.get_mut(key) {
                     node.state.add_flags(match signal {
                         15 => MEMBER_TERM,
                         9 => MEMBER_KILL,
                         _ => 0,
                     });
-                    changes.push(Change::Signalled {
+                    changes.push(Change::SignalSent {
                         key: node.key,
                         signal,
                     });
@@ -273,7 +273,7 @@ impl<S: State> Tree<S> {
                 state,
             },
         );
-        self.attach(key.pid, parent);
+        self.set_parent(key.pid, parent);
         if let Some(count) = birth_parent.and_then(|key| self.born_count(key)) {
             *count += 1;
         }
@@ -298,25 +298,25 @@ impl<S: State> Tree<S> {
         if let Some(count) = parent.and_then(|key| self.born_count(key)) {
             *count += 1;
         }
-        self.release(found);
+        self.release_birth_parent(found);
         // If it has had another since, that is told next.
         if parent.is_some_and(|key| self.get(key).is_some()) {
-            self.attach(pid, parent);
+            self.set_parent(pid, parent);
         }
     }
 
     /// Gives a process a parent; takes it from the one it had.
-    fn attach(&mut self, pid: u32, parent: Option<ProcessKey>) {
+    fn set_parent(&mut self, pid: u32, parent: Option<ProcessKey>) {
         let Some(node) = self.live.get(&pid) else {
             return;
         };
-        let (slot, old) = (node.links.slot as usize, node.parent);
+        let (slot, old) = (node.links.index_in_parent as usize, node.parent);
         if let Some(old) = old.and_then(|key| self.get_mut(key)) {
             old.links.children.swap_remove(slot);
             if let Some(moved) = old.links.children.get(slot).copied()
                 && let Some(moved) = self.live.get_mut(&moved)
             {
-                moved.links.slot = slot as u32;
+                moved.links.index_in_parent = slot as u32;
             }
         }
         let mut slot = 0;
@@ -327,7 +327,7 @@ impl<S: State> Tree<S> {
             Some(parent.key)
         });
         if let Some(node) = self.live.get_mut(&pid) {
-            (node.parent, node.links.slot) = (parent, slot);
+            (node.parent, node.links.index_in_parent) = (parent, slot);
         }
     }
 
@@ -341,7 +341,7 @@ impl<S: State> Tree<S> {
         changes: &mut Vec<Change<S>>,
     ) {
         let parent = self.live.get(&pid).and_then(|node| node.parent);
-        self.attach(pid, None);
+        self.set_parent(pid, None);
         let Some(mut node) = self.live.remove(&pid) else {
             return;
         };
@@ -362,7 +362,7 @@ impl<S: State> Tree<S> {
         self.remember_exited(&node, ended);
         changes.push(Change::Exited {
             node: Box::new(node),
-            ended,
+            exit_status: ended,
             peak_rss,
             provenance,
             orphans,
@@ -372,7 +372,7 @@ impl<S: State> Tree<S> {
     /// Drops a living process as if nobody had ever told of it. Its children have no parent that is
     /// known, and are no orphans.
     pub(super) fn forget(&mut self, pid: u32) {
-        self.attach(pid, None);
+        self.set_parent(pid, None);
         let Some(node) = self.live.remove(&pid) else {
             return;
         };
@@ -381,7 +381,7 @@ impl<S: State> Tree<S> {
                 child.parent = None;
             }
         }
-        self.release(node.birth_parent);
+        self.release_birth_parent(node.birth_parent);
     }
 
     fn reparent(
@@ -419,7 +419,7 @@ impl<S: State> Tree<S> {
             }
             (None, None) => {}
         }
-        self.attach(key.pid, adopter_key);
+        self.set_parent(key.pid, adopter_key);
         changes.push(Change::Reparented {
             key,
             old_parent,

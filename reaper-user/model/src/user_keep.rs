@@ -26,7 +26,7 @@ struct Descendant {
     possible_parents: [Option<ProcessKey>; 3],
     /// The first of these has, if it is known at all.
     forked: bool,
-    mark: Option<Membership>,
+    membership: Option<Membership>,
 }
 
 impl Descendant {
@@ -36,7 +36,7 @@ impl Descendant {
             session: node.state.member.session,
             possible_parents: [creator, node.birth_parent, node.parent],
             forked: creator.is_some() || node.reported.forked,
-            mark: node.membership,
+            membership: node.membership,
         }
     }
 
@@ -61,11 +61,13 @@ impl Model {
         let Some((key, session)) = self.tree.get(key).and_then(own) else {
             return 0;
         };
-        keep.tree |= self.own_keep(key).is_some_and(|before| before.tree);
+        keep.with_descendants |= self
+            .own_keep(key)
+            .is_some_and(|before| before.with_descendants);
         let noted = StoredKeep {
             key,
             session,
-            asked: true,
+            is_direct: true,
             keep,
         };
         self.add_keep_request(&[noted], self.clock.now());
@@ -78,7 +80,13 @@ impl Model {
     pub fn restore_keeps(&mut self, mut all: Vec<StoredKeep>) {
         let order = |noted: &StoredKeep| {
             let StoredKeep { key, keep, .. } = noted;
-            (keep.made_at, keep.by_uid, !noted.asked, key.start, key.pid)
+            (
+                keep.made_at,
+                keep.by_uid,
+                !noted.is_direct,
+                key.start,
+                key.pid,
+            )
         };
         all.sort_unstable_by_key(order);
         for named in all.chunk_by(|one, other| one.keep == other.keep) {
@@ -93,13 +101,13 @@ impl Model {
         let Some(&StoredKeep {
             key: top,
             session,
-            asked,
+            is_direct: asked,
             keep,
         }) = named.first()
         else {
             return;
         };
-        let same = |wish: &&KeepRequest| asked && wish.top.has_same_tick(top);
+        let same = |wish: &&KeepRequest| asked && wish.process.has_same_tick(top);
         let replaced = self.keep_requests.iter().filter(same).map(|wish| wish.keep);
         self.forget_keeps(&replaced.collect::<Vec<_>>());
         self.forget_finished_keeps();
@@ -114,11 +122,11 @@ impl Model {
         let is_root = known.is_some_and(|known| known.root.has_same_tick(top));
         self.keep_requests.push(KeepRequest {
             keep,
-            top,
+            process: top,
             names: named.iter().map(|noted| tick(noted.key)).collect(),
             session,
-            awaited: known.is_none(),
-            whole: is_root || session.has_same_tick(top),
+            is_session_unknown: known.is_none(),
+            is_whole_session: is_root || session.has_same_tick(top),
             at,
         });
     }
@@ -136,7 +144,7 @@ impl Model {
     /// The wish that is to be taken back next of those by which a process is kept: what was asked for itself first,
     /// then what keeps it for longest.
     pub fn keep_to_revoke(&self, key: ProcessKey) -> Option<UserKeep> {
-        let now = self.awake_now();
+        let now = self.monotonic_now();
         let kept = || self.tree.get(key)?.user_keep().copied();
         let kept = || kept().filter(|keep| keep.is_in_force(now));
         self.own_keep(key).or_else(kept)
@@ -146,14 +154,15 @@ impl Model {
     pub fn kept_with(&self, key: ProcessKey) -> Option<ProcessKey> {
         let wish = self.keep_to_revoke(key)?;
         let wish = self.keep_requests.iter().find(|known| known.keep == wish)?;
-        let top = self.tree.get(wish.top)?.key;
+        let top = self.tree.get(wish.process)?.key;
         (!top.has_same_tick(key)).then_some(top)
     }
 
     /// What was asked for this very process, and is not over.
     fn own_keep(&self, key: ProcessKey) -> Option<UserKeep> {
-        let now = self.awake_now();
-        let own = |wish: &&KeepRequest| wish.top.has_same_tick(key) && wish.keep.is_in_force(now);
+        let now = self.monotonic_now();
+        let own =
+            |wish: &&KeepRequest| wish.process.has_same_tick(key) && wish.keep.is_in_force(now);
         self.keep_requests.iter().find(own).map(|wish| wish.keep)
     }
 
@@ -170,7 +179,7 @@ impl Model {
 
     /// Who is kept by a user's wish now, in no order.
     pub fn kept_by_users(&self) -> impl Iterator<Item = (&Node, &UserKeep)> {
-        let now = self.awake_now();
+        let now = self.monotonic_now();
         let all = self.tree.iter();
         all.filter_map(move |node| {
             Some((node, node.user_keep().filter(|keep| keep.is_in_force(now))?))
@@ -179,9 +188,10 @@ impl Model {
 
     /// Forgets wishes that are over, or whose session is: nobody can turn up in it any more.
     pub(super) fn forget_finished_keeps(&mut self) {
-        let now = self.awake_now();
+        let now = self.monotonic_now();
         let over = |wish: &&KeepRequest| {
-            let may_be = wish.awaited || self.sessions.named(wish.session).is_some();
+            let may_be =
+                wish.is_session_unknown || self.sessions.id_by_name(wish.session).is_some();
             !wish.keep.is_in_force(now) || !may_be
         };
         let over = self.keep_requests.iter().filter(over).map(|wish| wish.keep);
@@ -210,9 +220,13 @@ impl Model {
     /// A session has opened: what was asked for before it was known is for those who are its members.
     pub(super) fn inherit_awaited_keeps(&mut self, session: SessionId) {
         let mut found = Vec::new();
-        for wish in self.keep_requests.iter_mut().filter(|wish| wish.awaited) {
-            if self.sessions.named(wish.session) == Some(session) {
-                wish.awaited = false;
+        for wish in self
+            .keep_requests
+            .iter_mut()
+            .filter(|wish| wish.is_session_unknown)
+        {
+            if self.sessions.id_by_name(wish.session) == Some(session) {
+                wish.is_session_unknown = false;
                 found.push(wish.keep);
             }
         }
@@ -231,7 +245,7 @@ impl Model {
             session: exited.remains.lineage.session,
             possible_parents: [exited.birth_parent, None, None],
             forked: true,
-            mark: None,
+            membership: None,
         });
         let mut all: Vec<Descendant> = living.chain(dead).collect();
         all.sort_unstable_by_key(|of| (of.key.start, of.key.pid));
@@ -255,7 +269,7 @@ impl Model {
         if wish.names.contains(&tick(of.key)) {
             return true;
         }
-        let holds = wish.keep.tree && wish.keep.is_in_force(self.awake_now());
+        let holds = wish.keep.with_descendants && wish.keep.is_in_force(self.monotonic_now());
         let Some(session) = of.session.filter(|_| holds) else {
             return false;
         };
@@ -263,10 +277,11 @@ impl Model {
             let keeps = self.tree.keeps_of(maker);
             keeps.is_some_and(|keeps| keeps.contains(&wish.keep))
         };
-        let named = self.sessions.named(wish.session);
-        let mut outwards = self.sessions.outwards(session);
+        let named = self.sessions.id_by_name(wish.session);
+        let mut outwards = self.sessions.with_enclosing(session);
         let within = outwards.any(|session| Some(session.id) == named);
-        of.possible_parents().any(descends) || within && (wish.whole || self.may_descend(of, wish))
+        of.possible_parents().any(descends)
+            || within && (wish.is_whole_session || self.may_descend(of, wish))
     }
 
     /// Whether a process may descend from the one that a wish was asked for, though nobody who may have made it does
@@ -274,9 +289,9 @@ impl Model {
     fn may_descend(&self, of: &Descendant, wish: &KeepRequest) -> bool {
         let older =
             |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
-        let spared = of.mark.map(|mark| mark.has(MEMBER_SPARED));
+        let spared = of.membership.map(|mark| mark.has(MEMBER_SPARED));
         let root = self.sessions.by_first_root(wish.session);
-        if older(of.key, wish.top)
+        if older(of.key, wish.process)
             || root.is_some_and(|session| session.root == of.key)
             || spared == Some(false) && of.key.start > wish.at
         {
@@ -297,11 +312,11 @@ impl Model {
         // the same wish itself, or an ancestor of who that was asked for.
         let node = self.tree.get(maker);
         let is_marked = |node: &Node| node.membership.is_some_and(|mark| mark.has(MEMBER_SPARED));
-        let above = || self.tree.ancestors(wish.top);
+        let above = || self.tree.ancestors(wish.process);
         let apart =
             above().any(|above| above.key.pid == 1) && above().all(|above| above.key != maker);
         let adopts =
-            !apart && !older(wish.top, maker) || node.is_some_and(|node| node.namespace_init);
+            !apart && !older(wish.process, maker) || node.is_some_and(|node| node.namespace_init);
         adopts && spared != Some(false) && !(spared == Some(true) && node.is_some_and(is_marked))
     }
 }

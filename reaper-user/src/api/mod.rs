@@ -360,7 +360,7 @@ pub struct Claims {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
     pub pid: u32,
-    /// As in [`Process`], maybe to the tick only.
+    /// As in [`ProcessInfo`], maybe to the tick only.
     pub start_ns: u64,
     /// Resident memory that it had right after the signal, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -401,7 +401,7 @@ pub struct Finding {
     pub subtree_root_pid: u32,
     /// Effective.
     pub uid: u32,
-    /// As in [`Process`].
+    /// As in [`ProcessInfo`].
     pub command: String,
     /// Name of the agent's rule.
     pub agent: String,
@@ -414,13 +414,13 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// What speaks for its being a leftover, where nobody watched: `dead_agent`, `tool_shell`,
-    /// `recorded_session` or `marker`. Of a member as in [`Process`].
+    /// `recorded_session` or `marker`. Of a member as in [`ProcessInfo`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// The variable of the environment that says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variable: Option<String>,
-    /// As in [`Process`].
+    /// As in [`ProcessInfo`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
     /// The agent that it names, or that was recorded.

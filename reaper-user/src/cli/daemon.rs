@@ -320,7 +320,7 @@ pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
     let mut names = config.rules.names();
     // It is told by /proc, without which no source can be used: that says more.
     if let Ok(program) = std::env::current_exe() {
-        names.spare(program.file_name().unwrap_or_default().as_bytes());
+        names.add_keep(program.file_name().unwrap_or_default().as_bytes());
     }
     Ok(names)
 }

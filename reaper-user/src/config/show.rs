@@ -177,7 +177,7 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     put("server", when.server.then_some(Value::Bool(true)));
     put(
         "environment",
-        names(when.marks.iter().map(Pattern::text).collect()),
+        names(when.markers.iter().map(Pattern::text).collect()),
     );
     let source = rule.conversation.as_deref();
     put(
@@ -195,7 +195,7 @@ fn session(rule: &Rule) -> Option<&'static str> {
         SessionIs::Gone => Some("gone"),
         SessionIs::Alive => Some("alive"),
         SessionIs::Any => Some("any"),
-        SessionIs::Ended => Some("exited"),
+        SessionIs::Exited => Some("exited"),
         SessionIs::Ok => Some("ok"),
         SessionIs::Failed => Some("failed"),
         SessionIs::Signalled => Some("signalled"),

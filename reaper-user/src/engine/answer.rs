@@ -20,7 +20,7 @@ use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
-use reaper_model::leftover::Verdict as Left;
+use reaper_model::leftover::LeftoverVerdict as Left;
 use reaper_model::policy::Verdict;
 use reaper_model::session::SessionId;
 use reaper_model::user_keep::UserKeep;
@@ -197,8 +197,8 @@ impl Engine {
     ) -> Result<KeepDone, ErrorResponse> {
         let key = self.order_end_of(peer, &target)?;
         let keep = UserKeep {
-            until_awake: lasts.map(sys::after),
-            tree,
+            until_monotonic_ns: lasts.map(sys::after),
+            with_descendants: tree,
             by_uid: peer.uid,
             made_at: keeps::wall_now(),
         };
@@ -214,7 +214,7 @@ impl Engine {
             peer,
             Some(KeepDuration {
                 until,
-                tree: keep.tree,
+                tree: keep.with_descendants,
             }),
             processes,
         );
@@ -323,7 +323,7 @@ impl Engine {
             return;
         };
         // The wish may be for one that this session is nested in.
-        let outermost = self.model.sessions.outwards(session).last();
+        let outermost = self.model.sessions.with_enclosing(session).last();
         let session = outermost.map_or(session, |outermost| outermost.id);
         let members: Vec<ProcessKey> = self.members_within(session).collect();
         // What was never decided about is nobody's concern yet.
@@ -336,7 +336,7 @@ impl Engine {
 
     /// Members of a session and of those nested in it.
     fn members_within(&self, session: SessionId) -> impl Iterator<Item = ProcessKey> {
-        let sessions = self.model.sessions.inwards(session);
+        let sessions = self.model.sessions.with_nested(session);
         let members = sessions.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
         members.map(|node| node.key)

@@ -30,7 +30,7 @@ impl Engine {
                     let members = self
                         .model
                         .sessions
-                        .inwards(id)
+                        .with_nested(id)
                         .flat_map(|session| session.members());
                     let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
                     let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
@@ -41,7 +41,9 @@ impl Engine {
                             .iter()
                             .for_each(|key| self.model.forget_volatile(*key));
                         let session = self.model.sessions.get(id);
-                        if session.is_some_and(|s| s.root_exit.is_some_and(|gone| gone.signalled)) {
+                        if session
+                            .is_some_and(|s| s.root_exit.is_some_and(|gone| gone.was_signalled))
+                        {
                             self.ingest.reaper.renew(id);
                         }
                     }
@@ -121,7 +123,7 @@ impl Engine {
     fn nested_in(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         // None is left in a session that is over, and the search goes over all sessions.
         let open = self.model.sessions.get(id).into_iter();
-        let inwards = open.flat_map(move |_| self.model.sessions.inwards(id));
+        let inwards = open.flat_map(move |_| self.model.sessions.with_nested(id));
         inwards.filter(move |session| session.id != id)
     }
 
@@ -204,7 +206,7 @@ impl Engine {
         let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
         // Looking for the session of a root is not free.
         let root = by_rule
-            .then(|| self.model.sessions.of_root(who.key))
+            .then(|| self.model.sessions.by_root(who.key))
             .flatten();
         let memory = root.and_then(|session| self.model.memory_within(session.id));
         let names = DecisionNames {
@@ -246,7 +248,7 @@ impl Engine {
                 }
                 ReapEvent::Signal(sent) => {
                     self.count.signals += 1;
-                    self.model.on_signalled(sent.key, mark_of(sent.signal));
+                    self.model.on_signal_sent(sent.key, mark_of(sent.signal));
                     self.ingest.map_changes.push(sent.key);
                     if let Some(node) = self.model.tree.get(sent.key) {
                         // As it is now: it may run another program than when it was claimed.
@@ -277,12 +279,12 @@ impl Engine {
                 }
                 // What is left of it and of those in it, if anything, is kept.
                 ReapEvent::Closed { session } => {
-                    self.model.end_orders_of(session);
+                    self.model.clear_end_orders(session);
                     let gone = |session: &&Session| session.root_exit.is_some();
                     over.extend(
                         self.model
                             .sessions
-                            .inwards(session)
+                            .with_nested(session)
                             .filter(gone)
                             .map(|s| s.id),
                     );
@@ -292,7 +294,9 @@ impl Engine {
         }
         // An outer session that is due may have waited for what is left of these.
         let sessions = &self.model.sessions;
-        let outer = over.iter().flat_map(|id| sessions.outwards(*id).skip(1));
+        let outer = over
+            .iter()
+            .flat_map(|id| sessions.with_enclosing(*id).skip(1));
         let due = outer.filter(|session| sessions.due(session.id).is_some());
         let due: Vec<SessionId> = due.map(|session| session.id).collect();
         over.extend(due);

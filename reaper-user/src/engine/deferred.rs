@@ -219,7 +219,7 @@ impl Engine {
                 .member
                 .session
                 .and_then(|id| self.model.sessions.get(id));
-            if self.model.wants_script(node) {
+            if self.model.needs_script(node) {
                 let (image, uid) = (Arc::clone(&node.image), node.uids.real);
                 self.deferred.facts.request_script(key, &image, uid);
             }
@@ -247,7 +247,7 @@ impl Engine {
             if is_root && self.source.is_scan() {
                 needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
             }
-            if self.model.wants_arguments(node) {
+            if self.model.needs_arguments(node) {
                 needs |= FactSet::ARGUMENTS;
             }
             if !needs.is_empty() {
@@ -285,7 +285,7 @@ impl Engine {
                 }
                 // What was read is of the program before, where it has run another since.
                 let node = self.model.tree.get(key);
-                if node.is_some_and(|node| self.model.wants_script(node)) {
+                if node.is_some_and(|node| self.model.needs_script(node)) {
                     self.ingest.new_images.push(key);
                 }
             }

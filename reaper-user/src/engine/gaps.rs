@@ -236,7 +236,7 @@ impl Engine {
                 child,
                 old_parent,
                 adopter: Some(adopter),
-                mark: None,
+                membership: None,
             };
             self.apply(&Event {
                 time: sys::boot_time(),

@@ -199,7 +199,7 @@ impl Ingest {
             }
             Change::Exited {
                 ref node,
-                ended,
+                exit_status: ended,
                 peak_rss,
                 provenance,
                 ref orphans,
@@ -219,9 +219,9 @@ impl Ingest {
                     .state
                     .member
                     .session
-                    .filter(|_| node.state.member.signalled != 0 && !claimed)
+                    .filter(|_| node.state.member.signals_sent != 0 && !claimed)
                 {
-                    let signal = match node.state.member.signalled & MEMBER_KILL {
+                    let signal = match node.state.member.signals_sent & MEMBER_KILL {
                         0 => Signal::SIGTERM,
                         _ => Signal::SIGKILL,
                     };
@@ -242,7 +242,7 @@ impl Ingest {
                     .iter()
                     .for_each(|orphan| self.on_orphan(model, node, *orphan, time));
             }
-            Change::Signalled { key, signal } => self.on_kernel_signal(model, key, signal, time),
+            Change::SignalSent { key, signal } => self.on_kernel_signal(model, key, signal, time),
             Change::Reparented {
                 key,
                 old_parent,
@@ -327,7 +327,9 @@ impl Ingest {
             .get(orphan)
             .and_then(|node| node.state.member.session);
         let is_member = |outer| {
-            let mut outwards = own.into_iter().flat_map(|id| model.sessions.outwards(id));
+            let mut outwards = own
+                .into_iter()
+                .flat_map(|id| model.sessions.with_enclosing(id));
             outwards.any(|session| session.id == outer)
         };
         if self.emit_orphan(model, old_parent, command, orphan, time)
@@ -499,13 +501,13 @@ impl Ingest {
                 }
                 let members = model
                     .sessions
-                    .inwards(session.id)
+                    .with_nested(session.id)
                     .map(|s| s.members().count())
                     .sum();
                 let Some(gone) = session.root_exit else {
                     return;
                 };
-                let (root, ended, kind) = (session.root, gone.ended, session.kind);
+                let (root, ended, kind) = (session.root, gone.exit_status, session.kind);
                 let session = SessionRef::from(session);
                 self.emit(
                     time,

@@ -53,7 +53,7 @@ impl Engine {
 
     /// Has it written down, with the answer, for whom a wish holds that was asked for this process.
     pub(super) fn save_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
-        let until = wish.until_awake.map(|awake| Until {
+        let until = wish.until_monotonic_ns.map(|awake| Until {
             awake,
             wall: wish
                 .made_at
@@ -66,7 +66,7 @@ impl Engine {
                 key: node.key,
                 session: session.first_root,
                 asked: node.key == asked,
-                tree: wish.tree,
+                tree: wish.with_descendants,
                 by: wish.by_uid,
                 made: wish.made_at,
                 until,
@@ -90,10 +90,10 @@ impl Engine {
         let keeps = keeps.map(|keep| StoredKeep {
             key: keep.key,
             session: keep.session,
-            asked: keep.asked,
+            is_direct: keep.asked,
             keep: UserKeep {
-                until_awake: keep.until.map(|until| until.awake),
-                tree: keep.tree,
+                until_monotonic_ns: keep.until.map(|until| until.awake),
+                with_descendants: keep.tree,
                 by_uid: keep.by,
                 made_at: keep.made,
             },

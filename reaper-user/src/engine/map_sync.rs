@@ -173,7 +173,7 @@ impl Engine {
         let mut condemned = HashSet::new();
         for (id, stage) in self.ingest.reaper.stages() {
             if matches!(stage, Stage::Kill { .. }) && self.settings.mode == Mode::Enforce {
-                let inwards = self.model.sessions.inwards(id);
+                let inwards = self.model.sessions.with_nested(id);
                 // A rule may have ended what belongs to an agent that lives, and that is no end of the others.
                 let due = |id: &SessionId| self.model.sessions.due(*id).is_some();
                 condemned.extend(inwards.map(|session| session.id).filter(due));
@@ -235,7 +235,7 @@ impl Engine {
         {
             flags |= SESSION_TOLD;
         }
-        if session.root_exit.is_some_and(|gone| gone.signalled) {
+        if session.root_exit.is_some_and(|gone| gone.was_signalled) {
             flags |= SESSION_SIGNALLED;
         }
         let mut rule = [0; RULE_MAX];
@@ -252,7 +252,9 @@ impl Engine {
             gone_ns: session.root_exit.map_or(0, |gone| gone.at),
             kill_at_ns,
             lost: tally.lost,
-            ended: session.root_exit.map_or(0, |gone| wait_status(gone.ended)),
+            ended: session
+                .root_exit
+                .map_or(0, |gone| wait_status(gone.exit_status)),
             uid: session.uids.real,
             euid: session.uids.effective,
             flags,

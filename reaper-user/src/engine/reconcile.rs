@@ -103,7 +103,7 @@ impl Engine {
         let first_root = self
             .model
             .sessions
-            .of_root(key)
+            .by_root(key)
             .map(|session| session.first_root);
         let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
         // One that was before the root began was of the one before it.
@@ -117,9 +117,9 @@ impl Engine {
             kind: EventKind::Exit {
                 key,
                 parent: None,
-                ended,
+                exit_status: ended,
                 peak_rss: 0,
-                mark: None,
+                membership: None,
             },
         });
     }

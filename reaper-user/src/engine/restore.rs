@@ -201,7 +201,7 @@ impl Engine {
                 cgroup_id: state.cgroup_id,
                 opened_at: state.opened_ns,
                 exited: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
-                signalled: state.flags & SESSION_SIGNALLED != 0,
+                was_signalled: state.flags & SESSION_SIGNALLED != 0,
                 is_evaluated: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
             };
             self.apply(&Event {

@@ -85,7 +85,7 @@ impl Engine {
             return Some(open);
         }
         if let SuccessorSearch::Found(root) = found {
-            for session_event in self.model.hand_over(id, root) {
+            for session_event in self.model.set_successor(id, root) {
                 self.ingest
                     .on_session_event(&self.model, sys::boot_time(), &session_event);
             }
@@ -112,7 +112,11 @@ impl Engine {
 
     /// Re-evaluates the members of a session and of those nested in it.
     fn reevaluate(&mut self, id: SessionId) {
-        let members = self.model.sessions.inwards(id).flat_map(Session::members);
+        let members = self
+            .model
+            .sessions
+            .with_nested(id)
+            .flat_map(Session::members);
         let nodes = members.filter_map(|pid| self.model.tree.by_pid(pid));
         let members = nodes.map(|node| Queued::Process(node.key));
         self.ingest.queued.extend(members);

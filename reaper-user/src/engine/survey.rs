@@ -98,7 +98,7 @@ impl Surveyor {
             // Who has exited since is not in it any more, and was before; unless it came after that.
             let mark = marks.get(&row.key).or_else(|| before.get(&row.key));
             let unmarked = (self.complete && row.key.start < began).then(Membership::default);
-            row.mark = mark.copied().or(unmarked);
+            row.membership = mark.copied().or(unmarked);
         }
         Ok(Survey {
             rows,
@@ -140,7 +140,7 @@ mod tests {
             },
             exact: false,
             pidfd_inode: 0,
-            mark: None,
+            membership: None,
             parent,
             uids: Uids::default(),
             image: Arc::new(Image::default()),

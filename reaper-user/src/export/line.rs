@@ -17,7 +17,7 @@ use super::words::{evidence_ref_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
 use reaper_model::agent::SessionKind;
 use reaper_model::event::ProcessKey;
-use reaper_model::leftover::Verdict;
+use reaper_model::leftover::LeftoverVerdict;
 
 /// Characters of a directory that are shown.
 const PATH_MAX: usize = 128;
@@ -270,7 +270,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             )
         }
         EventBody::Leftover { who, stray } => {
-            let is_due = stray.verdict == Verdict::Reap;
+            let is_due = stray.verdict == LeftoverVerdict::Reap;
             let style = if is_due { WARN } else { PLAIN };
             let agent = printable(&stray.agent, 32);
             let why = printable(&leftover_text(stray), 200);

@@ -8,7 +8,7 @@ use super::history::{HistoryError, opened};
 use super::keeps::int;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
-use reaper_model::leftover::Recorded;
+use reaper_model::leftover::RecordedSession;
 
 /// The sessions of a boot, which is to be this one, with the members about whom something was decided and whose end was not confirmed,
 /// and the processes that users want kept. Of sessions whose root nobody told of, nothing, nor of those in which a
@@ -20,7 +20,7 @@ use reaper_model::leftover::Recorded;
 pub fn recorded(
     path: &Path,
     boot_id: &str,
-) -> Result<(Vec<Recorded>, Vec<ProcessKey>), HistoryError> {
+) -> Result<(Vec<RecordedSession>, Vec<ProcessKey>), HistoryError> {
     opened(path, |connection| {
         let kept = keeps(connection, boot_id)?;
         let dropped: bool =
@@ -42,7 +42,7 @@ pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<ProcessKey>, HistoryError>
     opened(path, |connection| keeps(connection, boot_id))
 }
 
-fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Recorded>> {
+fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<RecordedSession>> {
     let mut statement = connection.prepare(
         "SELECT s.agent, root.pid, root.start, p.pid, p.start, s.uid
          FROM session s JOIN boot ON boot.id = s.boot JOIN process root ON root.id = s.root
@@ -64,7 +64,7 @@ fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Reco
         }))
     };
     let mut rows = statement.query(params![boot_id, int(sys::monotonic())])?;
-    let mut recorded: Vec<Recorded> = Vec::new();
+    let mut recorded: Vec<RecordedSession> = Vec::new();
     while let Some(row) = rows.next()? {
         let (agent, member) = (row.get::<_, String>(0)?, key(row, 3)?);
         let Some(root) = key(row, 1)? else {
@@ -72,7 +72,7 @@ fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Reco
         };
         match recorded.last_mut().filter(|last| last.root == root) {
             Some(last) => last.members.extend(member),
-            None => recorded.push(Recorded {
+            None => recorded.push(RecordedSession {
                 agent: agent.into(),
                 root,
                 uid: row.get(5)?,

@@ -8,7 +8,7 @@ use crate::reap::{Ending, Failure, ReapOutcome};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
-use reaper_model::leftover::{Leftover, Row, Table, Verdict};
+use reaper_model::leftover::{Leftover, LeftoverRow, LeftoverVerdict, ProcessTable};
 
 use super::Done;
 
@@ -25,7 +25,7 @@ impl ScanReport {
     }
 
     /// Takes in what a look has found.
-    pub fn add(&mut self, table: &Table, strays: &[Leftover]) {
+    pub fn add(&mut self, table: &ProcessTable, strays: &[Leftover]) {
         self.unreadable = table.unread.len() as u64;
         for stray in strays {
             if let Some(row) = table.rows.get(&stray.key.pid) {
@@ -34,9 +34,9 @@ impl ScanReport {
         }
     }
 
-    fn add_one(&mut self, row: &Row, stray: &Leftover) {
+    fn add_one(&mut self, row: &LeftoverRow, stray: &Leftover) {
         let finding = finding(row, stray);
-        if stray.verdict == Verdict::Reap {
+        if stray.verdict == LeftoverVerdict::Reap {
             self.reapable.push(finding);
         } else {
             self.kept.push(finding);
@@ -87,8 +87,8 @@ fn ended(finding: &mut Finding, end: &Ending) {
     }
 }
 
-fn finding(row: &Row, stray: &Leftover) -> Finding {
-    let seen = &row.seen;
+fn finding(row: &LeftoverRow, stray: &Leftover) -> Finding {
+    let seen = &row.entry;
     Finding {
         pid: stray.key.pid,
         start_ns: stray.key.start,

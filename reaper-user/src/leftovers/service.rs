@@ -20,7 +20,9 @@ use crate::reap::{Ending, ReapOutcome};
 use reaper_host::source::procfs::ProcfsError;
 use reaper_host::sys;
 use reaper_model::event::{ProcessKey, Provenance, TICK_NS};
-use reaper_model::leftover::{Doubt, Leftover, Recorded, Row, Table, Verdict};
+use reaper_model::leftover::{
+    Leftover, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession, Uncertainty,
+};
 
 /// How often it is looked whether events are still missing, and how often that is done.
 const GAP: (Duration, u32) = (Duration::from_millis(500), 240);
@@ -39,7 +41,7 @@ pub struct Scanner {
 }
 
 /// What the journal tells: recorded sessions, and who is kept.
-type Told = (Vec<Recorded>, Vec<ProcessKey>);
+type Told = (Vec<RecordedSession>, Vec<ProcessKey>);
 
 /// Held by who ends what was found.
 struct Busy(Arc<AtomicBool>);
@@ -140,14 +142,16 @@ impl Scanner {
         let terms = self.terms(&watched, None, MIN_AGE, false, told);
         let mut found = self.look(&terms)?;
         let rests = found.strays.iter().filter_map(|stray| match stray.verdict {
-            Verdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
+            LeftoverVerdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
             // By then it is old enough.
-            Verdict::Report(Doubt::Young) => Some(MIN_AGE),
+            LeftoverVerdict::Report(Uncertainty::Young) => Some(MIN_AGE),
             _ => None,
         });
         let rest = rests.max().filter(|_| watched.enforce);
         if !first {
-            found.strays.retain(|stray| stray.verdict == Verdict::Reap);
+            found
+                .strays
+                .retain(|stray| stray.verdict == LeftoverVerdict::Reap);
         }
         self.end(&watched, &terms, &found)?;
         Ok(rest)
@@ -160,11 +164,11 @@ impl Scanner {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let lives = |key: &ProcessKey| {
             let row = found.table.rows.get(&key.pid);
-            row.is_some_and(|row| row.seen.key == *key)
+            row.is_some_and(|row| row.entry.key == *key)
         };
         waiting.retain(|head, _| lives(head));
         for stray in &found.strays {
-            if matches!(stray.verdict, Verdict::Wait { .. }) {
+            if matches!(stray.verdict, LeftoverVerdict::Wait { .. }) {
                 waiting.entry(stray.subtree_root).or_insert(now);
             }
         }
@@ -241,12 +245,14 @@ impl Scanner {
         found: &FoundLeftovers,
     ) -> Result<Option<Done>, ScanError> {
         let (uid, min_age, by_order) = (terms.uid, terms.min_age, terms.by_order);
-        let is_due = |stray: &&Leftover| stray.verdict == Verdict::Reap;
+        let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
         // Of the others one word a tree is enough.
         let is_told = |stray: &&Leftover| match stray.verdict {
-            Verdict::Reap => true,
-            Verdict::Report(_) | Verdict::Wait { .. } => stray.key == stray.subtree_root,
-            Verdict::Keep { .. } => false,
+            LeftoverVerdict::Reap => true,
+            LeftoverVerdict::Report(_) | LeftoverVerdict::Wait { .. } => {
+                stray.key == stray.subtree_root
+            }
+            LeftoverVerdict::Keep { .. } => false,
         };
         let FoundLeftovers { table, strays } = found;
         let names = Names::new(table, &terms.recorded);
@@ -282,7 +288,7 @@ impl Scanner {
             stray: stray.clone(),
         }))?;
         let outcome = |end: &Ending| {
-            let late = done.late.iter().find(|(row, _)| row.seen.key == end.key);
+            let late = done.late.iter().find(|(row, _)| row.entry.key == end.key);
             let who = match late {
                 Some((row, _)) => names.who_of(row),
                 None => names.who(end.key)?,
@@ -368,13 +374,13 @@ impl Leftovers for Scanner {
 
 /// By what processes are told of.
 struct Names<'a> {
-    table: &'a Table,
+    table: &'a ProcessTable,
     /// Those recorded, by pid and tick.
     recorded: HashMap<(u32, u64), ProcessKey>,
 }
 
 impl<'a> Names<'a> {
-    fn new(table: &'a Table, recorded: &[Recorded]) -> Names<'a> {
+    fn new(table: &'a ProcessTable, recorded: &[RecordedSession]) -> Names<'a> {
         let members = recorded.iter().flat_map(|session| &session.members);
         let recorded = members.map(|key| ((key.pid, key.start / TICK_NS), *key));
         Names {
@@ -385,18 +391,18 @@ impl<'a> Names<'a> {
 
     fn who(&self, key: ProcessKey) -> Option<ProcessRef> {
         let row = self.table.rows.get(&key.pid)?;
-        (row.seen.key == key).then(|| self.who_of(row))
+        (row.entry.key == key).then(|| self.who_of(row))
     }
 
-    fn who_of(&self, row: &Row) -> ProcessRef {
-        let seen = &row.seen;
+    fn who_of(&self, row: &LeftoverRow) -> ProcessRef {
+        let seen = &row.entry;
         // The table knows starts to the tick: it is told of by the name under which it was recorded.
         let tick = (seen.key.pid, seen.key.start / TICK_NS);
         let name = self.recorded.get(&tick);
         let parent = self.table.rows.get(&seen.parent);
         ProcessRef {
             key: name.copied().unwrap_or(seen.key),
-            parent: parent.map(|parent| parent.seen.key),
+            parent: parent.map(|parent| parent.entry.key),
             birth_parent: None,
             image: Arc::clone(&seen.image),
             uids: seen.uids,

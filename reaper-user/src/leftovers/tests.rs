@@ -149,7 +149,10 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
         _ => None,
     };
     let verdict = told.iter().find_map(of);
-    assert_eq!(verdict, Some(Verdict::Report(leftover::Doubt::NoOwner)));
+    assert_eq!(
+        verdict,
+        Some(LeftoverVerdict::Report(leftover::Uncertainty::NoOwner))
+    );
     assert!(
         !told
             .iter()

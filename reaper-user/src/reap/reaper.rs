@@ -194,7 +194,7 @@ impl Reaper {
         // A rule may want it reaped though its agent lives.
         let ladder = model.escalation_of(node).unwrap_or(session);
         let late = model.is_born_late(node, decision);
-        let had = node.state.member.signalled;
+        let had = node.state.member.signals_sent;
         let held =
             !self.observe && self.step_on(ladder, late) && node.orphaned.is_none() && had == 0;
         // Of what has been signalled there is nothing left to verify before it is told.
@@ -251,7 +251,7 @@ impl Reaper {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
             target.exit_status = Some(ended);
-            target.signals_had |= node.state.member.signalled;
+            target.signals_had |= node.state.member.signals_sent;
             if target.pidfd.is_none() {
                 self.finish(key, ReapOutcome::NotSent(ReleaseReason::Gone));
             }

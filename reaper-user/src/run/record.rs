@@ -91,7 +91,7 @@ pub struct RunHeader {
     pub detached: bool,
 }
 
-/// A cgroup that has been made for a command, where [`Start::cgroup`] says; `id` is its own until the machine is started anew.
+/// A cgroup that has been made for a command, where [`RunHeader::cgroup`] says; `id` is its own until the machine is started anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupCreated {
     pub id: u64,

@@ -12,7 +12,7 @@ use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use reaper_model::agent::{Ruleset, script_path};
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};
-use reaper_model::leftover::{EnvMarkers, Row, Table};
+use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ static SCRIPT_READERS: Readers = Readers::new(16);
 
 /// What came of a look.
 enum Met {
-    Row(Box<Row>),
+    Row(Box<LeftoverRow>),
     /// It is dead, or there is none.
     Nobody,
     Unread,
@@ -35,9 +35,9 @@ enum Met {
 ///
 /// # Errors
 /// The table cannot be listed, or no thread can be started.
-pub fn scan_processes(procfs: &Procfs) -> Result<Table, ProcfsError> {
+pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let pids = procfs.pids()?;
-    let mut table = Table::default();
+    let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
     READERS.pass(procfs, PATIENCE, pids, meet, |pid, met| match met {
         Met::Row(row) => {
@@ -62,8 +62,8 @@ pub fn scan_processes(procfs: &Procfs) -> Result<Table, ProcfsError> {
 }
 
 /// Reads the whole command lines of those that are cut in a table, the shortest first, as long as there is room.
-fn complete_arguments(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError> {
-    let images = table.rows.iter().map(|(pid, row)| (*pid, &row.seen.image));
+fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), ProcfsError> {
+    let images = table.rows.iter().map(|(pid, row)| (*pid, &row.entry.image));
     let cut = images.filter(|(_, image)| image.truncated);
     let mut cut: Vec<(u32, u32)> = cut.map(|(pid, image)| (image.argv_full_len, pid)).collect();
     cut.sort_unstable();
@@ -87,8 +87,8 @@ fn complete_arguments(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsEr
 }
 
 /// Resolves the paths of the scripts of a table. One that cannot be resolved in time stays unknown.
-fn resolve_scripts(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError> {
-    let runs_script = |row: &Row| script_path(&row.seen.image).is_some();
+fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), ProcfsError> {
+    let runs_script = |row: &LeftoverRow| script_path(&row.entry.image).is_some();
     let rows = table.rows.iter().filter(|(_, row)| runs_script(row));
     let pids: Vec<u32> = rows.map(|(pid, _)| *pid).collect();
     let read = |procfs: &Procfs, _, look| {
@@ -109,14 +109,14 @@ fn resolve_scripts(procfs: &Procfs, table: &mut Table) -> Result<(), ProcfsError
 }
 
 /// Returns the image of a row to complete it. `None` if the process runs another program by now.
-fn image_of<'t>(table: &'t mut Table, pid: u32, now: &ProcEntry) -> Option<&'t mut Image> {
+fn image_of<'t>(table: &'t mut ProcessTable, pid: u32, now: &ProcEntry) -> Option<&'t mut Image> {
     let row = table.rows.get_mut(&pid)?;
     let begins = |whole: &Image, part: &Image| whole.argv.starts_with(&part.argv);
-    let (known, image) = (&row.seen.image, &now.image);
-    let is_same = row.seen.key == now.key
+    let (known, image) = (&row.entry.image, &now.image);
+    let is_same = row.entry.key == now.key
         && (&known.exe, known.argv_full_len) == (&image.exe, image.argv_full_len)
         && begins(known, image);
-    is_same.then(|| Arc::make_mut(&mut row.seen.image))
+    is_same.then(|| Arc::make_mut(&mut row.entry.image))
 }
 
 /// Returns a process with its whole command line.
@@ -164,18 +164,18 @@ fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> M
         Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return Met::Nobody,
         Err(_) => return Met::Unread,
     };
-    let mut row = Row {
+    let mut row = LeftoverRow {
         listening: Fact::Unread,
         login_uid: None,
         unit: Fact::Unreadable,
-        trace: Fact::Unreadable,
+        env_markers: Fact::Unreadable,
         // Where it cannot be told, no pid is taken at its word.
         nested: true,
         inner_pid: None,
-        seen,
+        entry: seen,
     };
-    if !row.seen.kernel_thread
-        && let Some(mut subject) = ProcDir::open(procfs.root(), row.seen.key)
+    if !row.entry.kernel_thread
+        && let Some(mut subject) = ProcDir::open(procfs.root(), row.entry.key)
     {
         let (nested, inner_pid) = subject.is_nested().unwrap_or((true, None));
         let unit = subject.unit();
@@ -186,7 +186,7 @@ fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> M
             (row.nested, row.inner_pid) = (nested, inner_pid);
             row.unit = unit;
             row.login_uid = login_uid;
-            row.trace = trace.map_or(Fact::Unreadable, Fact::Known);
+            row.env_markers = trace.map_or(Fact::Unreadable, Fact::Known);
         }
     }
     Met::Row(Box::new(row))

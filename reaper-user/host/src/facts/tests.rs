@@ -284,7 +284,10 @@ fn judged(reader: &mut FactReader, key: ProcessKey, image: &Arc<Image>) -> Fact<
         Fact::Known(whole) => {
             assert!(Arc::ptr_eq(&whole.image, image));
             assert_eq!(whole.class, Class::Plain);
-            let names = whole.judging.iter().map(|id| rules.name(*id).to_string());
+            let names = whole
+                .member_rules
+                .iter()
+                .map(|id| rules.name(*id).to_string());
             Fact::Known(names.collect())
         }
     }
@@ -343,7 +346,7 @@ fn whole_command_line_of_a_real_process_is_read() {
     let daemon = Fact::Known(vec!["daemon".to_owned()]);
     assert_eq!(judged(&mut reader, key, &cut(&argv)), daemon);
     let table = scan_processes(&Procfs::default()).unwrap();
-    let image = &table.rows[&key.pid].seen.image;
+    let image = &table.rows[&key.pid].entry.image;
     assert_eq!(image.argv, argv.as_bytes());
     assert!(!image.truncated);
 }

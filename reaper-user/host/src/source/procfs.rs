@@ -276,7 +276,7 @@ impl<'a> Reader<'a> {
             read_at: at,
             exact: false,
             pidfd_inode: 0,
-            mark: None,
+            membership: None,
             key: ProcessKey {
                 pid,
                 start: stat.start.saturating_mul(TICK_NS),

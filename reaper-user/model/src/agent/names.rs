@@ -29,7 +29,7 @@ pub struct NameTable {
     /// By the first byte of a name, 0 for an empty one. The bits are `NAME_*` and `FIRST_*`.
     pub first: [u32; FIRST_SLOTS],
     /// `REAPER_KEEP=1` is all that rules ask of an environment.
-    pub keep_mark_alone: bool,
+    pub needs_only_keep_marker: bool,
 }
 
 /// What a name is, or how it begins, as the table has it.
@@ -50,7 +50,7 @@ impl Ruleset {
         let mut table = NameTable {
             names: BTreeMap::new(),
             first: [0; FIRST_SLOTS],
-            keep_mark_alone: self.needs_only_keep_marker(),
+            needs_only_keep_marker: self.needs_only_keep_marker(),
         };
         for rule in &self.rules {
             let bit = match rule.action {
@@ -74,7 +74,7 @@ impl Ruleset {
 
 impl NameTable {
     /// Has the probes take a program of this file name for one that may be kept: they signal none such.
-    pub fn spare(&mut self, name: &[u8]) {
+    pub fn add_keep(&mut self, name: &[u8]) {
         if !name.is_empty() {
             self.add(Start::new(name, true), NAME_KEEP);
         }

@@ -137,7 +137,7 @@ impl Pattern {
     ///
     /// # Errors
     /// It is no glob, or one that no variable can match.
-    pub fn mark(glob: &str) -> Result<Pattern, PatternError> {
+    pub fn marker(glob: &str) -> Result<Pattern, PatternError> {
         if is_plain(glob) && !glob.contains('=') {
             return Err(PatternError(format!(
                 "it is matched against the whole variable: write \"{glob}=*\", or with its value"

@@ -343,7 +343,7 @@ fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
         rule("last", Action::Keep, x()),
     ]);
     let asked = |comm| {
-        let ids = rules.matching(&image(comm, b"/bin/x", &[b"x"]));
+        let ids = rules.matching_member_rules(&image(comm, b"/bin/x", &[b"x"]));
         ids.iter()
             .map(|id| rules.name(*id).to_string())
             .collect::<Vec<_>>()
@@ -361,9 +361,9 @@ fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
 fn marks_of_several_rules_are_asked_for_once() {
     let with = |marks: &[&str]| {
         let mut rule = Rule::new("r", Action::Keep, vec![]);
-        rule.when.marks = marks
+        rule.when.markers = marks
             .iter()
-            .map(|mark| Pattern::mark(mark).unwrap())
+            .map(|mark| Pattern::marker(mark).unwrap())
             .collect();
         rule
     };
@@ -373,7 +373,7 @@ fn marks_of_several_rules_are_asked_for_once() {
     let bits: Vec<_> = rules
         .rules()
         .iter()
-        .map(|rule| rule.when.mark_bits)
+        .map(|rule| rule.when.marker_bits)
         .collect();
     assert_eq!(bits, [0b110, 0b100]);
     assert_eq!(rules.facts_to_prefetch(), FactSet::MARKERS);

@@ -14,7 +14,7 @@ pub enum SessionIs {
     Alive,
     Any,
     /// Its root has exited by itself.
-    Ended,
+    Exited,
     /// The same, with status 0.
     Ok,
     /// The same, with another status.
@@ -80,9 +80,9 @@ pub struct When {
     /// It is an agent's server.
     pub server: bool,
     /// Over `NAME=value` of its environment: one of them is there.
-    pub marks: Vec<Pattern>,
+    pub markers: Vec<Pattern>,
     /// Bits of `marks` in [`Facts::markers`](crate::facts::Facts::markers); a ruleset says which.
-    pub mark_bits: u64,
+    pub marker_bits: u64,
 }
 
 impl SessionIs {
@@ -94,7 +94,7 @@ impl SessionIs {
             (SessionIs::Alive, _) => ended.is_none(),
             (SessionIs::Gone, _) => ended.is_some(),
             (_, Some(ExitStatus::Unknown)) => return None,
-            (SessionIs::Ended, _) => matches!(ended, Some(ExitStatus::Exited(_))),
+            (SessionIs::Exited, _) => matches!(ended, Some(ExitStatus::Exited(_))),
             (SessionIs::Ok, _) => ended == Some(ExitStatus::Exited(0)),
             (SessionIs::Failed, _) => matches!(ended, Some(ExitStatus::Exited(1..))),
             (SessionIs::Signalled, _) => matches!(ended, Some(ExitStatus::Signalled { .. })),
@@ -106,8 +106,8 @@ impl SessionIs {
         match self {
             SessionIs::Any => true,
             SessionIs::Gone => !matches!(other, SessionIs::Any | SessionIs::Alive),
-            SessionIs::Ended => {
-                matches!(other, SessionIs::Ended | SessionIs::Ok | SessionIs::Failed)
+            SessionIs::Exited => {
+                matches!(other, SessionIs::Exited | SessionIs::Ok | SessionIs::Failed)
             }
             _ => self == other,
         }
@@ -151,7 +151,7 @@ impl When {
         flags.iter().all(Option::is_none)
             && (self.min_age, self.max_age, self.min_cpu) == (None, None, None)
             && self.units.is_empty()
-            && self.marks.is_empty()
+            && self.markers.is_empty()
             && !self.is_of_root()
     }
 

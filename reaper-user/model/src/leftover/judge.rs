@@ -11,7 +11,10 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Doubt, Leftover, Question, Recorded, Row, Table, Verdict};
+use super::{
+    Leftover, LeftoverQuery, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession,
+    Uncertainty,
+};
 use crate::agent::Class;
 use crate::event::{ProcessKey, TICK_NS, Uids};
 use evidence::{Claim, resembles_agent};
@@ -22,8 +25,8 @@ pub(crate) use spare::is_terminal;
 use spare::{Spared, Waiting};
 
 pub(super) struct Judge<'a> {
-    table: &'a Table,
-    question: &'a Question<'a>,
+    table: &'a ProcessTable,
+    question: &'a LeftoverQuery<'a>,
     /// Pids of this program and its ancestors.
     own: HashSet<u32>,
     agents: Agents,
@@ -35,11 +38,11 @@ pub(super) struct Judge<'a> {
     /// By pid and tick, who was recorded, and in which of the sessions.
     recorded: HashMap<(u32, u64), Vec<(ProcessKey, usize)>>,
     /// The same sessions by the pids of their roots.
-    roots: HashMap<u32, Vec<&'a Recorded>>,
+    roots: HashMap<u32, Vec<&'a RecordedSession>>,
     /// By pid and tick, who is kept because a user wants it.
     kept: HashSet<(u32, u64)>,
     /// Parents before their children, older ones before younger ones.
-    rows: Vec<&'a Row>,
+    rows: Vec<&'a LeftoverRow>,
     /// Places among the rows.
     places: HashMap<u32, usize>,
     /// As far as it has come.
@@ -69,14 +72,14 @@ struct Standing {
     of_all: Option<Spared>,
     spared: Option<Spared>,
     /// Between it and its head one belongs to another agent, who may live.
-    other: Option<Doubt>,
+    other: Option<Uncertainty>,
     waiting: Option<Waiting>,
     /// What it, or one below it, needs those above for.
     needs_kin: (Option<Spared>, Option<Waiting>),
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(table: &'a Table, question: &'a Question<'a>) -> Judge<'a> {
+    pub(super) fn new(table: &'a ProcessTable, question: &'a LeftoverQuery<'a>) -> Judge<'a> {
         let mut judge = Judge {
             table,
             question,
@@ -95,7 +98,7 @@ impl<'a> Judge<'a> {
         let mut at = table.rows.get(&question.own_pid);
         while let Some(row) = at.and_then(|row| judge.parent(row)) {
             // A loop, which only damage could make, ends too.
-            at = judge.own.insert(row.seen.key.pid).then_some(row);
+            at = judge.own.insert(row.entry.key.pid).then_some(row);
         }
         for (n, session) in question.recorded.iter().enumerate() {
             let of_pid = judge.roots.entry(session.root.pid).or_default();
@@ -110,7 +113,7 @@ impl<'a> Judge<'a> {
         judge.hosts = Hosts::of(&judge);
         judge.rows = judge.in_order();
         let places = judge.rows.iter().enumerate();
-        judge.places = places.map(|(n, row)| (row.seen.key.pid, n)).collect();
+        judge.places = places.map(|(n, row)| (row.entry.key.pid, n)).collect();
         judge
     }
 
@@ -130,12 +133,13 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether it is one, or by its name might be: what was recorded as a member a service has seen to be none.
-    fn is_agent(&self, row: &Row) -> bool {
-        match self.question.rules.classify(&row.seen.image) {
+    fn is_agent(&self, row: &LeftoverRow) -> bool {
+        match self.question.rules.classify(&row.entry.image) {
             Class::Agent(_) => true,
             Class::Boundary(_) | Class::Server(_) => false,
             Class::Plain => {
-                !self.recorded.contains_key(&tick(row.seen.key)) && resembles_agent(&row.seen.image)
+                !self.recorded.contains_key(&tick(row.entry.key))
+                    && resembles_agent(&row.entry.image)
             }
         }
     }
@@ -144,7 +148,7 @@ impl<'a> Judge<'a> {
         let mut carriers = HashSet::new();
         for row in self.table.rows.values().filter(|row| self.is_agent(row)) {
             let mut at = Some(row);
-            while let Some(row) = at.filter(|row| carriers.insert(row.seen.key.pid)) {
+            while let Some(row) = at.filter(|row| carriers.insert(row.entry.key.pid)) {
                 at = self.parent(row);
             }
         }
@@ -152,40 +156,40 @@ impl<'a> Judge<'a> {
     }
 
     /// Who has its parent's pid, if that may be its parent.
-    fn parent(&self, row: &Row) -> Option<&'a Row> {
-        let parent = self.table.rows.get(&row.seen.parent)?;
-        (parent.seen.key.start <= row.seen.key.start && row.seen.parent != row.seen.key.pid)
+    fn parent(&self, row: &LeftoverRow) -> Option<&'a LeftoverRow> {
+        let parent = self.table.rows.get(&row.entry.parent)?;
+        (parent.entry.key.start <= row.entry.key.start && row.entry.parent != row.entry.key.pid)
             .then_some(parent)
     }
 
     /// Whether it adopts whatever is orphaned, and is nobody's parent by itself but of units.
-    fn is_adopter(&self, row: &Row) -> bool {
-        let exe = &row.seen.image.exe;
+    fn is_adopter(&self, row: &LeftoverRow) -> bool {
+        let exe = &row.entry.image.exe;
         let manager =
-            exe.ends_with(b"/systemd") && row.seen.image.args().any(|arg| arg == b"--user");
-        row.seen.key.pid == 1 || row.seen.namespace_init || manager
+            exe.ends_with(b"/systemd") && row.entry.image.args().any(|arg| arg == b"--user");
+        row.entry.key.pid == 1 || row.entry.namespace_init || manager
     }
 
-    fn is_scope(&self, row: &Row) -> bool {
+    fn is_scope(&self, row: &LeftoverRow) -> bool {
         let roots = &self.question.scope.roots;
-        roots.iter().any(|root| root.has_same_tick(row.seen.key))
+        roots.iter().any(|root| root.has_same_tick(row.entry.key))
     }
 
     /// Whether a service judges it.
-    fn is_member(&self, row: &Row) -> bool {
-        let member = self.question.members.get(&row.seen.key.pid);
-        member.is_some_and(|key| key.has_same_tick(row.seen.key))
+    fn is_member(&self, row: &LeftoverRow) -> bool {
+        let member = self.question.members.get(&row.entry.key.pid);
+        member.is_some_and(|key| key.has_same_tick(row.entry.key))
     }
 
     /// Whether its lineage is known, since it began while a service watched.
-    fn is_watched(&self, row: &Row) -> bool {
+    fn is_watched(&self, row: &LeftoverRow) -> bool {
         let since = self.question.watched_since;
-        since.is_some_and(|since| row.seen.key.start >= since)
+        since.is_some_and(|since| row.entry.key.start >= since)
     }
 
     /// One that cannot be read, and may run under the same user.
-    fn unread_of(&self, row: &Row) -> Option<u32> {
-        let Uids { real, effective } = row.seen.uids;
+    fn unread_of(&self, row: &LeftoverRow) -> Option<u32> {
+        let Uids { real, effective } = row.entry.uids;
         let uids = [None, Some(real), Some(effective)];
         uids.iter().find_map(|uid| self.unread.get(uid)).copied()
     }
@@ -193,9 +197,9 @@ impl<'a> Judge<'a> {
     fn stand(&self, at: usize) -> Standing {
         let row = self.rows[at];
         let parent = self.parent(row);
-        let place = parent.and_then(|parent| self.places.get(&parent.seen.key.pid));
+        let place = parent.and_then(|parent| self.places.get(&parent.entry.key.pid));
         let over = place.and_then(|place| self.standings.get(*place));
-        let is_end = |parent: &Row| self.is_adopter(parent) || self.is_scope(parent);
+        let is_end = |parent: &LeftoverRow| self.is_adopter(parent) || self.is_scope(parent);
         let up = place
             .copied()
             .filter(|place| *place < at && !parent.is_some_and(is_end));
@@ -235,7 +239,7 @@ impl<'a> Judge<'a> {
         } else if self
             .question
             .rules
-            .leaves_session(&row.seen.image)
+            .leaves_session(&row.entry.image)
             .is_some()
         {
             Some(None)
@@ -249,13 +253,13 @@ impl<'a> Judge<'a> {
             head,
             agent,
             member: self.is_member(row) || above.is_some_and(|above| above.member),
-            in_cgroup: cgroups.contains(&row.seen.image.cgroup_id)
+            in_cgroup: cgroups.contains(&row.entry.image.cgroup_id)
                 || above.is_some_and(|above| above.in_cgroup),
             below_scope: parent.is_some_and(|parent| self.is_scope(parent))
                 || over.is_some_and(|over| over.below_scope),
             whole: match above {
                 Some(above) => above.whole,
-                None => parent.is_some() || row.seen.parent == 0,
+                None => parent.is_some() || row.entry.parent == 0,
             },
             of_all: of_itself.or(of_above),
             spared,
@@ -284,13 +288,13 @@ impl<'a> Judge<'a> {
 
     fn is_considered(&self, at: usize) -> bool {
         let (row, standing) = (self.rows[at], &self.standings[at]);
-        let Uids { real, effective } = row.seen.uids;
+        let Uids { real, effective } = row.entry.uids;
         let scope = self.question.scope;
         let mut uid = self.question.uid.iter();
-        row.seen.key.pid > 1
-            && !row.seen.kernel_thread
-            && !row.seen.namespace_init
-            && !self.own.contains(&row.seen.key.pid)
+        row.entry.key.pid > 1
+            && !row.entry.kernel_thread
+            && !row.entry.namespace_init
+            && !self.own.contains(&row.entry.key.pid)
             && uid.all(|uid| *uid == real && *uid == effective)
             && !standing.member
             && (scope.is_unlimited()
@@ -305,24 +309,24 @@ impl<'a> Judge<'a> {
         let claim = self.standings[of].claim.as_ref()?;
         let agent = standing.agent.flatten();
         // What lives by right of a living agent is that one's.
-        let is_left = standing.strong.is_some() || claim.doubt == Some(Doubt::Agent);
+        let is_left = standing.strong.is_some() || claim.doubt == Some(Uncertainty::Agent);
         if agent.is_some_and(|agent| agent != at || !is_left) {
             return None;
         }
         Some(Leftover {
-            key: row.seen.key,
-            subtree_root: self.rows[standing.head].seen.key,
+            key: row.entry.key,
+            subtree_root: self.rows[standing.head].entry.key,
             agent: Arc::clone(&claim.agent),
             evidence: claim.evidence,
             verdict: self.verdict(row, standing, claim),
         })
     }
 
-    fn verdict(&self, row: &Row, standing: &Standing, claim: &Claim) -> Verdict {
-        let pid = row.seen.key.pid;
+    fn verdict(&self, row: &LeftoverRow, standing: &Standing, claim: &Claim) -> LeftoverVerdict {
+        let pid = row.entry.key.pid;
         let kin = |of: u32| Some(of).filter(|of| *of != pid);
         let doubt = if let Some(spared) = &standing.spared {
-            return Verdict::Keep {
+            return LeftoverVerdict::Keep {
                 spare: spared.spare,
                 rule: spared.rule.clone(),
                 kin: kin(spared.pid),
@@ -330,20 +334,20 @@ impl<'a> Judge<'a> {
         } else if claim.doubt.is_some() {
             claim.doubt
         } else if self.carriers.contains(&pid) {
-            Some(Doubt::Agent)
+            Some(Uncertainty::Agent)
         } else if !standing.whole {
-            Some(Doubt::NotOrphan)
+            Some(Uncertainty::NotOrphan)
         } else {
             standing.other
         };
         match (doubt, &standing.waiting) {
-            (Some(doubt), _) => Verdict::Report(doubt),
-            (None, Some(waiting)) => Verdict::Wait {
+            (Some(doubt), _) => LeftoverVerdict::Report(doubt),
+            (None, Some(waiting)) => LeftoverVerdict::Wait {
                 rule: Arc::clone(&waiting.rule),
                 rest: waiting.rest,
                 kin: kin(waiting.pid),
             },
-            (None, None) => Verdict::Reap,
+            (None, None) => LeftoverVerdict::Reap,
         }
     }
 

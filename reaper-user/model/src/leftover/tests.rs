@@ -54,7 +54,7 @@ fn p(pid: u32, parent: u32, start: u64, argv: &'static str, env: &'static str) -
 }
 
 impl P {
-    fn row(&self) -> Row {
+    fn row(&self) -> LeftoverRow {
         let exe = self.argv.split('\0').next().unwrap_or_default();
         let comm = exe.rsplit('/').next().unwrap_or_default();
         let argv = format!("{}\0", self.argv).into_bytes();
@@ -67,8 +67,8 @@ impl P {
             tty: self.tty,
             ..Image::default()
         };
-        Row {
-            seen: ProcEntry {
+        LeftoverRow {
+            entry: ProcEntry {
                 read_at: 0,
                 key: ProcessKey {
                     pid: self.pid,
@@ -76,7 +76,7 @@ impl P {
                 },
                 exact: false,
                 pidfd_inode: 0,
-                mark: None,
+                membership: None,
                 parent: self.parent,
                 uids: Uids {
                     real: self.uid,
@@ -87,7 +87,7 @@ impl P {
                 namespace_init: false,
             },
             unit: Fact::Known(self.unit.into()),
-            trace: match self.env {
+            env_markers: match self.env {
                 Some(env) => Fact::Known(EnvMarkers::of(env.as_bytes(), true)),
                 None => Fact::Unreadable,
             },
@@ -127,7 +127,7 @@ fn rules() -> Ruleset {
 }
 
 /// Init, a user's service manager (50), a login shell (60) and this program below it (61).
-fn table(more: &[P]) -> Table {
+fn table(more: &[P]) -> ProcessTable {
     let mut init = p(1, 0, 0, "/usr/lib/systemd/systemd", "");
     init.env = None;
     let mut all = vec![
@@ -136,9 +136,9 @@ fn table(more: &[P]) -> Table {
         p(60, 1, 6, "/bin/zsh", "HOME=/home/u"),
         p(61, 60, 9000, "/usr/bin/reaper\0scan", ""),
     ];
-    let mut rows: HashMap<u32, Row> = all.drain(..).map(|p| (p.pid, p.row())).collect();
+    let mut rows: HashMap<u32, LeftoverRow> = all.drain(..).map(|p| (p.pid, p.row())).collect();
     rows.extend(more.iter().map(|p| (p.pid, p.row())));
-    Table {
+    ProcessTable {
         rows,
         unread: HashMap::new(),
     }
@@ -156,13 +156,13 @@ struct Asked {
     by_order: bool,
 }
 
-fn ask(table: &Table, change: impl FnOnce(&mut Asked)) -> Vec<Leftover> {
+fn ask(table: &ProcessTable, change: impl FnOnce(&mut Asked)) -> Vec<Leftover> {
     ask_recorded(table, &[], change)
 }
 
 fn ask_recorded(
-    table: &Table,
-    recorded: &[Recorded],
+    table: &ProcessTable,
+    recorded: &[RecordedSession],
     change: impl FnOnce(&mut Asked),
 ) -> Vec<Leftover> {
     let mut asked = Asked {
@@ -176,7 +176,7 @@ fn ask_recorded(
         by_order: true,
     };
     change(&mut asked);
-    let question = Question {
+    let question = LeftoverQuery {
         rules: &rules(),
         recorded,
         own_pid: 61,
@@ -198,7 +198,7 @@ fn ask_recorded(
 fn said(strays: &[Leftover], pid: u32) -> &'static str {
     match strays.iter().find(|stray| stray.key.pid == pid) {
         None => "-",
-        Some(stray) if stray.verdict == Verdict::Reap => "reap",
+        Some(stray) if stray.verdict == LeftoverVerdict::Reap => "reap",
         Some(stray) => stray.reason(),
     }
 }
@@ -267,7 +267,7 @@ fn unknown_is_never_dead() {
     check("unreadable", &[p(200, 1, 100, NODE, DEAD), secret]);
     let mut cut = table(&[p(200, 1, 100, NODE, DEAD)]);
     if let Some(row) = cut.rows.get_mut(&200) {
-        row.trace = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), false));
+        row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), false));
     }
     assert_eq!(said(&ask(&cut, |_| {}), 200), "unreadable");
     // Nobody knows its parent.
@@ -419,7 +419,7 @@ fn tool_shells() {
 
 #[test]
 fn a_recorded_session() {
-    let alike = |start: u64, root: u32| Recorded {
+    let alike = |start: u64, root: u32| RecordedSession {
         agent: "codex".into(),
         root: ProcessKey {
             pid: root,
@@ -442,7 +442,7 @@ fn a_recorded_session() {
         assert_eq!(said(&strays, 200), expected, "{recorded:?}");
     }
     // Its agent may have handed over while nobody looked.
-    let claude = Recorded {
+    let claude = RecordedSession {
         agent: "claude-code".into(),
         ..alike(100, 4300)
     };
@@ -469,7 +469,7 @@ fn an_environment_tells_no_secrets() {
     let marks: Vec<_> = trace
         .markers
         .iter()
-        .map(|mark| (mark.variable, mark.owner))
+        .map(|mark| (mark.variable, mark.agent_pid))
         .collect();
     assert_eq!(marks, [("CLAUDE_PID", Some(12)), ("CODEX_CI", None)]);
     let told = format!(

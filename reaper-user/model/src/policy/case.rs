@@ -18,7 +18,7 @@ pub(super) struct Case<'a> {
     session: &'a Session,
     /// `None`: its root lives.
     due: Option<RootExit>,
-    weighed: Cow<'a, MatchedRules>,
+    matched_rules: Cow<'a, MatchedRules>,
 }
 
 /// What the rules come to, with that of the default.
@@ -43,14 +43,14 @@ pub(super) enum Hold {
 
 /// What one rule says.
 enum RuleResult {
-    Nothing,
+    NoMatch,
     /// That depends on these.
     Ask(FactSet),
     /// What it depends on cannot be read.
     Unreadable,
     /// It will, at this monotonic time.
     Wait(u64),
-    Act,
+    Applies,
 }
 
 /// Whether something holds that may have to be read.
@@ -74,12 +74,12 @@ impl<'a> Case<'a> {
             node,
             session,
             due,
-            weighed: MatchedRules::of(model, node),
+            matched_rules: MatchedRules::of(model, node),
         }
     }
 
-    pub fn weighed(&self) -> &MatchedRules {
-        &self.weighed
+    pub fn matched_rules(&self) -> &MatchedRules {
+        &self.matched_rules
     }
 
     /// What the first rule says that says something, or else the default. As long as something has to be read
@@ -88,14 +88,14 @@ impl<'a> Case<'a> {
         let (mut needs, mut asking, mut matters) = (FactSet::NONE, None, self.due.is_some());
         let mut until = None;
         let mut said = self.default();
-        for id in self.weighed.rules.iter().copied() {
+        for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
             // An agent that lives is no orphan of itself, whatever its own parent does: only a rule about roots ends it.
             if rule.action == Action::Reap && self.is_living_root() && !rule.when.is_of_root() {
                 continue;
             }
             match self.evaluate(rule, &mut until) {
-                RuleResult::Nothing => continue,
+                RuleResult::NoMatch => continue,
                 RuleResult::Ask(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id));
@@ -110,8 +110,8 @@ impl<'a> Case<'a> {
                     until = Some(until.map_or(over, |until| over.min(until)));
                 }
                 // It lives by right of its agent first of all.
-                RuleResult::Act if rule.action == Action::Keep && self.due.is_none() => break,
-                RuleResult::Act => said = self.act(rule),
+                RuleResult::Applies if rule.action == Action::Keep && self.due.is_none() => break,
+                RuleResult::Applies => said = self.act(rule),
             }
             said.rule = Some(id);
             break;
@@ -168,15 +168,15 @@ impl<'a> Case<'a> {
     /// answer may be another though nothing happens.
     fn evaluate(&self, rule: &Rule, until: &mut Option<u64>) -> RuleResult {
         if !self.evidence_suffices(rule) {
-            return RuleResult::Nothing;
+            return RuleResult::NoMatch;
         }
         let when = &rule.when;
         let sure = self.is_session(when.session) == Some(true);
         if !self.state_matches(when) || !self.is_of_age(when, until) {
-            return RuleResult::Nothing;
+            return RuleResult::NoMatch;
         }
         let over = self.since().saturating_add(rule.after);
-        let waits = rule.after > 0 && self.model.awake_now() < over;
+        let waits = rule.after > 0 && self.model.monotonic_now() < over;
         // Under a living agent nothing is to be saved meanwhile.
         if waits && self.due.is_none() {
             return RuleResult::Wait(over);
@@ -184,7 +184,7 @@ impl<'a> Case<'a> {
         match self.facts(when) {
             ConditionResult::No => {
                 self.recheck(when, until);
-                return RuleResult::Nothing;
+                return RuleResult::NoMatch;
             }
             ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
             ConditionResult::Unreadable => return RuleResult::Unreadable,
@@ -192,29 +192,29 @@ impl<'a> Case<'a> {
             ConditionResult::Yes => {}
         }
         match self.is_idle(rule, until) {
-            ConditionResult::No => return RuleResult::Nothing,
+            ConditionResult::No => return RuleResult::NoMatch,
             ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
             ConditionResult::Unreadable => return RuleResult::Unreadable,
             ConditionResult::Yes => {}
         }
         // Nobody saw how its root ended: that may delay, and reaps nobody whom a later rule keeps.
         if !sure && rule.action == Action::Reap {
-            return RuleResult::Nothing;
+            return RuleResult::NoMatch;
         }
         let cpu = when.min_cpu.map_or(ConditionResult::Yes, |least| {
             ConditionResult::of(FactSet::CPU, &self.read().cpu, |cpu| *cpu >= least)
         });
         match cpu {
-            ConditionResult::No => RuleResult::Nothing,
+            ConditionResult::No => RuleResult::NoMatch,
             ConditionResult::Ask(needs) => RuleResult::Ask(needs),
             ConditionResult::Unreadable => RuleResult::Unreadable,
-            ConditionResult::Yes => RuleResult::Act,
+            ConditionResult::Yes => RuleResult::Applies,
         }
     }
 
     /// The keep that holds for it whatever happens but for an exec: what is below it is kept with it.
     pub fn permanent_keep(&self) -> Option<RuleId> {
-        for id in self.weighed.rules.iter().copied() {
+        for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
             if !rule.when.is_lasting() || rule.after > 0 || !self.state_matches(&rule.when) {
                 continue;
@@ -236,19 +236,21 @@ impl<'a> Case<'a> {
     pub fn holds(&self) -> Hold {
         let (mut needs, mut asking) = (FactSet::NONE, None);
         let mut hold = Hold::Nobody;
-        for id in self.weighed.rules.iter().copied() {
+        for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
             // It has been due since the root ended for those who are above and below it.
-            let over = self.due.map_or(0, |due| self.model.clock.awake(due.at));
+            let over = self
+                .due
+                .map_or(0, |due| self.model.clock.to_monotonic(due.at));
             let over = over.saturating_add(rule.after);
             let reaps = rule.action == Action::Reap;
-            let holds = rule.keeps_relatives() && (!reaps || self.model.awake_now() < over);
+            let holds = rule.keeps_relatives() && (!reaps || self.model.monotonic_now() < over);
             if !holds && !reaps {
                 continue;
             }
             let mut until = None;
             match self.evaluate(rule, &mut until) {
-                RuleResult::Nothing => continue,
+                RuleResult::NoMatch => continue,
                 RuleResult::Ask(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id).filter(|_| holds));
@@ -258,7 +260,7 @@ impl<'a> Case<'a> {
                 RuleResult::Unreadable if !holds => continue,
                 _ if holds && reaps => hold = Hold::Until(id, over),
                 _ if holds => hold = Hold::Keep(id, until),
-                RuleResult::Act | RuleResult::Wait(_) | RuleResult::Unreadable => {}
+                RuleResult::Applies | RuleResult::Wait(_) | RuleResult::Unreadable => {}
             }
             asking = asking.or(Some(id).filter(|_| holds && !needs.is_empty()));
             break;
@@ -268,7 +270,7 @@ impl<'a> Case<'a> {
 
     /// Whether a rule about roots asks for nothing that this one can never have, or has not yet.
     pub fn may_be_judged_as_root(&self) -> bool {
-        let mut rules = self.weighed.rules.iter();
+        let mut rules = self.matched_rules.rules.iter();
         rules.any(|id| {
             let when = &self.model.rules.rule(*id).when;
             when.is_of_root() && self.state_matches(when)
@@ -282,7 +284,7 @@ impl<'a> Case<'a> {
             return true;
         }
         let mut rules = self
-            .weighed
+            .matched_rules
             .rules
             .iter()
             .map(|id| self.model.rules.rule(*id));
@@ -334,8 +336,8 @@ impl<'a> Case<'a> {
     }
 
     fn is_of_age(&self, when: &When, until: &mut Option<u64>) -> bool {
-        let born = self.model.clock.awake(self.node.key.start);
-        let now = self.model.awake_now();
+        let born = self.model.clock.to_monotonic(self.node.key.start);
+        let now = self.model.monotonic_now();
         let mut before = |age: Option<u64>| {
             let then = age.map(|age| born.saturating_add(age));
             let before = then.filter(|then| now < *then);
@@ -349,7 +351,7 @@ impl<'a> Case<'a> {
     fn since(&self) -> u64 {
         let orphaned = self.node.orphaned.map(|orphaned| orphaned.at);
         let from = self.due.map(|due| due.at).or(orphaned).unwrap_or(0);
-        self.model.clock.awake(from.max(self.node.key.start))
+        self.model.clock.to_monotonic(from.max(self.node.key.start))
     }
 
     fn read(&self) -> &Facts {
@@ -419,10 +421,10 @@ impl<'a> Case<'a> {
         let has = |bits: u64| {
             ConditionResult::of(FactSet::MARKERS, &read.markers, |marks| marks & bits != 0)
         };
-        let marked = if when.marks.is_empty() {
+        let marked = if when.markers.is_empty() {
             ConditionResult::Yes
         } else {
-            has(when.mark_bits)
+            has(when.marker_bits)
         };
         let multiplexed = when.multiplexed.map_or(ConditionResult::Yes, |wanted| {
             let mut above = self.model.tree.ancestors(self.node.key);

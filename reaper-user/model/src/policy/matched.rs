@@ -13,7 +13,7 @@ impl MatchedRules {
         let facts = node.facts();
         if let Some(Fact::Known(whole)) = facts.map(|facts| &facts.arguments) {
             return Cow::Owned(MatchedRules {
-                rules: Arc::clone(&whole.judging),
+                rules: Arc::clone(&whole.member_rules),
                 unreadable: None,
             });
         }
@@ -23,7 +23,7 @@ impl MatchedRules {
         };
         match facts.map(|facts| &facts.script) {
             Some(Fact::Known(read)) => Cow::Owned(MatchedRules {
-                rules: Arc::clone(&read.judging),
+                rules: Arc::clone(&read.member_rules),
                 unreadable: own.unreadable,
             }),
             _ => own,

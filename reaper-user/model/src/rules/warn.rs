@@ -147,7 +147,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
     one.session.covers(other.session)
         && (one.agents.is_empty() || !other.agents.is_empty() && subset(&other.agents, &one.agents))
         && listed(texts(&one.units), texts(&other.units))
-        && listed(texts(&one.marks), texts(&other.marks))
+        && listed(texts(&one.markers), texts(&other.markers))
         && one
             .min_age
             .is_none_or(|least| other.min_age.is_some_and(|age| age >= least))

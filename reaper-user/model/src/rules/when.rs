@@ -7,7 +7,7 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
 use super::reader::Reader;
-use crate::agent::{Action, MARKS_MAX, Pattern, PatternError, Rule, SessionIs, UidIs, When};
+use crate::agent::{Action, MARKERS_MAX, Pattern, PatternError, Rule, SessionIs, UidIs, When};
 
 /// Longest delay and age that a rule may name.
 const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
@@ -55,7 +55,7 @@ const SESSIONS: [(&str, SessionIs); 7] = [
     ("gone", SessionIs::Gone),
     ("alive", SessionIs::Alive),
     ("any", SessionIs::Any),
-    ("exited", SessionIs::Ended),
+    ("exited", SessionIs::Exited),
     ("ok", SessionIs::Ok),
     ("failed", SessionIs::Failed),
     ("signalled", SessionIs::Signalled),
@@ -119,7 +119,7 @@ pub(super) fn read(r: &mut Reader, table: &DeTable<'_>, rule: &mut Rule) {
         idle: nanoseconds(r, table, "idle", IDLE_MIN..=LONGEST),
         hung_up: hung_up(r, table),
         server: server(r, table),
-        marks: patterns(r, table, "environment", Pattern::mark),
+        markers: patterns(r, table, "environment", Pattern::marker),
         ..When::default()
     };
 }
@@ -208,12 +208,12 @@ fn patterns(
 pub(super) fn check_marker_count(r: &mut Reader, rules: &[Rule]) {
     let mut texts: Vec<&str> = rules
         .iter()
-        .flat_map(|rule| rule.when.marks.iter().map(Pattern::text))
+        .flat_map(|rule| rule.when.markers.iter().map(Pattern::text))
         .collect();
     texts.sort_unstable();
     texts.dedup();
     // One is `REAPER_KEEP=1`, and three tell of multiplexers.
-    let most = MARKS_MAX - 4;
+    let most = MARKERS_MAX - 4;
     if texts.len() > most {
         r.problem(
             0,

@@ -120,8 +120,8 @@ impl Sessions {
             // With the shell that the agent was typed in.
             let at_home = session.sid == node.image.sid && session.sid != 0;
             self.is_named_by_all(tree, session, (node, own, nested), &possible)
-                && !may_be_handed_on(own, session)
-                && (at_home || !is_of_others(tree, node))
+                && !may_be_from_multiplexer(own, session)
+                && (at_home || !is_in_untracked_group(tree, node))
         });
         let named: Vec<&Session> = named.collect();
         if let Some(session) = self.only(&named) {
@@ -155,11 +155,11 @@ impl Sessions {
         // Beside one that tells the pid the others of that agent say nothing more.
         let is_told = |mark: &EnvMarker| {
             let mut marks = trace.markers.iter();
-            mark.owner.is_some()
-                || !marks.any(|other| other.agent == mark.agent && other.owner.is_some())
+            mark.agent_pid.is_some()
+                || !marks.any(|other| other.agent == mark.agent && other.agent_pid.is_some())
         };
         let told: Vec<&EnvMarker> = trace.markers.iter().filter(|mark| is_told(mark)).collect();
-        let names = |mark: &EnvMarker, session: &Session| match mark.owner {
+        let names = |mark: &EnvMarker, session: &Session| match mark.agent_pid {
             Some(_) if nested => false,
             Some(pid) => trace.has_second_marker(mark) && has_pid(session, pid, possible),
             None => ran_at_birth(session, node),
@@ -170,9 +170,10 @@ impl Sessions {
         // One that the root has from elsewhere others have from there too; a pid is nobody else's.
         let proves = |mark: &EnvMarker| {
             let read = matches!(session.inherited, Fact::Known(_));
-            mark.owner.is_some() || read && !came_with_root(mark)
+            mark.agent_pid.is_some() || read && !came_with_root(mark)
         };
-        let elsewhere = |mark: &EnvMarker| self.may_be_carried_elsewhere(tree, mark, session, node);
+        let elsewhere =
+            |mark: &EnvMarker| self.may_have_marker_elsewhere(tree, mark, session, node);
         told.iter()
             .any(|mark| proves(mark) && named(mark, session) && !elsewhere(mark))
             && told.iter().all(|mark| {
@@ -188,7 +189,7 @@ impl Sessions {
     }
 
     /// Whether a living agent that is not of this session, or an ancestor of one, carries a mark, or may.
-    fn may_be_carried_elsewhere(
+    fn may_have_marker_elsewhere(
         &self,
         tree: &Tree,
         mark: &EnvMarker,
@@ -218,7 +219,7 @@ impl Sessions {
     /// The session itself, be it closed, and those that it is nested in.
     fn outwards_of<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = &'a Session> {
         let outer = session.outer.into_iter();
-        std::iter::once(session).chain(outer.flat_map(|outer| self.outwards(outer)))
+        std::iter::once(session).chain(outer.flat_map(|outer| self.with_enclosing(outer)))
     }
 
     /// Whose it is by the directory that it works in.
@@ -232,7 +233,7 @@ impl Sessions {
         let place = own.directory.as_deref()?;
         let seen = parent(tree, node).is_some();
         let elsewhere = !own.env_markers.multiplexers.is_empty() || node.image.tty != 0;
-        if !seen || elsewhere || is_of_others(tree, node) {
+        if !seen || elsewhere || is_in_untracked_group(tree, node) {
             return None;
         }
         let mut works_here = Vec::new();
@@ -284,7 +285,7 @@ fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'
 }
 
 /// Whether its marks may come from a place that people start processes from.
-fn may_be_handed_on(own: &InheritedFacts, session: &Session) -> bool {
+fn may_be_from_multiplexer(own: &InheritedFacts, session: &Session) -> bool {
     let with_root = |one| match &session.inherited {
         Fact::Known(root) => root.env_markers.multiplexers.contains(one),
         Fact::Unread | Fact::Unreadable => false,
@@ -294,7 +295,7 @@ fn may_be_handed_on(own: &InheritedFacts, session: &Session) -> bool {
 }
 
 /// Whether a stranger has begun its process group, or its session in the kernel.
-fn is_of_others(tree: &Tree, node: &Node) -> bool {
+fn is_in_untracked_group(tree: &Tree, node: &Node) -> bool {
     [node.image.pgid, node.image.sid].into_iter().any(|id| {
         let begun = match tree.by_pid(id) {
             Some(leader) => Some(leader.lineage()).filter(|_| !is_later(leader.key, node.key)),

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::member::{Evidence, Lineage};
-use super::membership::Descent;
+use super::membership::LineageClaim;
 use super::{Session, Sessions};
 use crate::event::{ProcessKey, TICK_NS};
 use crate::facts::Fact;
@@ -40,7 +40,7 @@ impl Sessions {
         let by_cgroup = || self.by_cgroup(tree, node).filter(|_| in_scope);
         let found = by_ids(tree, node).or_else(by_cgroup);
         if let Some((lineage, evidence)) = found {
-            self.set_membership_by(tree, key, lineage, evidence);
+            self.set_inferred_lineage(tree, key, lineage, evidence);
         }
     }
 
@@ -68,7 +68,7 @@ impl Sessions {
                 session: Some(id),
                 ..Lineage::default()
             };
-            self.set_membership_by(tree, key, lineage, evidence);
+            self.set_inferred_lineage(tree, key, lineage, evidence);
         }
         let Some(lineage) = tree.get(key).map(Node::lineage) else {
             return Vec::new();
@@ -86,14 +86,14 @@ impl Sessions {
                 && node.state.member.session.is_none()
                 && node.state.member.boundary.is_none()
             {
-                self.set_membership(tree, key, Descent::doubtful(lineage));
+                self.set_lineage(tree, key, LineageClaim::uncertain(lineage));
                 joined.push(key);
             }
         }
         joined
     }
 
-    fn set_membership_by(
+    fn set_inferred_lineage(
         &mut self,
         tree: &mut Tree,
         key: ProcessKey,
@@ -105,7 +105,7 @@ impl Sessions {
             inferred: lineage.inferred.or(Some(evidence)),
             ..lineage
         };
-        self.set_membership(tree, key, Descent::doubtful(lineage));
+        self.set_lineage(tree, key, LineageClaim::uncertain(lineage));
     }
 
     /// Whose it is by running in the cgroup of a session that began one for itself.

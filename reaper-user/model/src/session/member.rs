@@ -50,8 +50,8 @@ impl Evidence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lineage {
     pub(crate) session: Option<SessionId>,
-    /// See [`Member::unsure`].
-    pub(crate) unsure: bool,
+    /// See [`Member::is_lineage_uncertain`].
+    pub(crate) is_uncertain: bool,
     /// See [`Member::inferred`].
     pub(crate) inferred: Option<Evidence>,
 }
@@ -63,7 +63,7 @@ pub struct Member {
     pub session: Option<SessionId>,
     /// Whether the process may be below a boundary: the processes between it and its agent are gone, and their events
     /// are lost. It is kept.
-    pub unsure: bool,
+    pub is_lineage_uncertain: bool,
     /// Evidence from which its membership, or that of the process it comes from, is inferred. It is reported, and
     /// reaped only where a rule says that this is enough.
     pub inferred: Option<Evidence>,
@@ -72,7 +72,7 @@ pub struct Member {
     /// Whether it is, or has been, the root of a session.
     pub root: bool,
     /// Whether its membership is certain: its creator was known here, or is known to the kernel.
-    pub(crate) settled: bool,
+    pub(crate) is_lineage_certain: bool,
     /// For an untracked process: the awaited process that it is or comes from by births. See `Model::awaited`.
     pub(crate) awaited: Option<ProcessKey>,
     /// Whether its exit matters to sessions, though it is a member of none.
@@ -80,7 +80,7 @@ pub struct Member {
     /// Whether it is within the scope of this service.
     pub in_scope: bool,
     /// Signals that it was sent: `MEMBER_TERM` and `MEMBER_KILL` of `reaper-common`.
-    pub signalled: u32,
+    pub signals_sent: u32,
 }
 
 impl Member {
@@ -88,14 +88,14 @@ impl Member {
     pub(crate) fn lineage(&self) -> Lineage {
         Lineage {
             session: self.session,
-            unsure: self.unsure,
+            is_uncertain: self.is_lineage_uncertain,
             inferred: self.inferred,
         }
     }
 
     /// Adds what the flags of the kernel's map say. None of it is ever lost again.
     pub(crate) fn add_flags(&mut self, flags: u32) {
-        self.signalled |= flags & (MEMBER_TERM | MEMBER_KILL);
+        self.signals_sent |= flags & (MEMBER_TERM | MEMBER_KILL);
         self.watched |= flags & MEMBER_WATCHED != 0;
         self.in_scope |= flags & MEMBER_SCOPE != 0;
     }

@@ -14,26 +14,26 @@ pub(crate) enum Origin {
     /// Its fork was told, and with it its maker.
     Forked,
     /// It was found, or told of, later on: its parent need not be its maker.
-    Found,
+    Discovered,
 }
 
 /// Whose a process is, and on what word.
 #[derive(Clone, Copy)]
-pub(super) struct Descent {
+pub(super) struct LineageClaim {
     lineage: Lineage,
     /// Nothing that is told later can know it better.
-    sure: bool,
+    is_certain: bool,
     /// It is no member of what it was taken for a member of.
-    denied: bool,
+    excludes_session: bool,
 }
 
-impl Descent {
+impl LineageClaim {
     /// Of which anything that is told knows better.
-    pub(super) fn doubtful(lineage: Lineage) -> Descent {
-        Descent {
+    pub(super) fn uncertain(lineage: Lineage) -> LineageClaim {
+        LineageClaim {
             lineage,
-            sure: false,
-            denied: false,
+            is_certain: false,
+            excludes_session: false,
         }
     }
 }
@@ -50,9 +50,9 @@ impl Sessions {
         mark: Option<Membership>,
     ) {
         let Some(node) = tree.get(key) else { return };
-        if !node.state.member.settled {
+        if !node.state.member.is_lineage_certain {
             let descent = self.descent(tree, node, creator, origin, mark);
-            self.set_membership(tree, key, descent);
+            self.set_lineage(tree, key, descent);
         }
         let in_scope = creator
             .and_then(|creator| tree.get(creator))
@@ -69,23 +69,23 @@ impl Sessions {
         creator: Option<ProcessKey>,
         origin: Origin,
         mark: Option<Membership>,
-    ) -> Descent {
+    ) -> LineageClaim {
         let of = |key: Option<ProcessKey>| key.and_then(|key| self.lineage_of_children(tree, key));
         let maker = of(creator);
         if let (Origin::Forked, Some(lineage)) = (origin, maker)
             && !self.is_outdated(tree, creator, node, mark)
         {
-            return Descent {
+            return LineageClaim {
                 lineage,
-                sure: true,
+                is_certain: true,
                 // What has a session of its own by now stays in that.
-                denied: lineage.session.is_none() && !node.state.member.root,
+                excludes_session: lineage.session.is_none() && !node.state.member.root,
             };
         }
         match mark.and_then(|mark| self.kernel_lineage(node, mark)) {
-            Some(descent) => Descent {
+            Some(descent) => LineageClaim {
                 // A map that was made after the fork knows nobody from before.
-                denied: descent.denied && origin == Origin::Found,
+                excludes_session: descent.excludes_session && origin == Origin::Discovered,
                 ..descent
             },
             None => {
@@ -94,7 +94,9 @@ impl Sessions {
                     id.is_some_and(|id| mark.is_none_or(|mark| self.may_contain(id, mark)))
                 };
                 let maker = maker.or_else(|| of(node.birth_parent)).filter(may_be);
-                Descent::doubtful(maker.unwrap_or_else(|| self.possible_lineage(tree, node, mark)))
+                LineageClaim::uncertain(
+                    maker.unwrap_or_else(|| self.possible_lineage(tree, node, mark)),
+                )
             }
         }
     }
@@ -109,8 +111,8 @@ impl Sessions {
             !is_disowned(tree, node) && !parent.is_some_and(|parent| is_outside(tree, parent))
         });
         Lineage {
-            session: session.and_then(|name| self.named(name)),
-            unsure: true,
+            session: session.and_then(|name| self.id_by_name(name)),
+            is_uncertain: true,
             inferred: None,
         }
     }
@@ -124,7 +126,10 @@ impl Sessions {
         node: &Node,
         mark: Option<Membership>,
     ) -> bool {
-        let settled = |key| tree.get(key).is_none_or(|maker| maker.state.member.settled);
+        let settled = |key| {
+            tree.get(key)
+                .is_none_or(|maker| maker.state.member.is_lineage_certain)
+        };
         let marked = || mark.and_then(|mark| self.kernel_lineage(node, mark));
         self.is_restoring
             && maker.is_some_and(|key| !settled(key))
@@ -140,7 +145,7 @@ impl Sessions {
         // What it has become while nobody listened will be told, and then handed on.
         let to_come = |session: &&Session| {
             let is_root = |node: &Node| node.key == session.root;
-            session.is_found && tree.get(key).is_some_and(is_root)
+            session.is_discovered && tree.get(key).is_some_and(is_root)
         };
         let own = lineage.session.and_then(|id| self.get(id));
         Some(own.filter(to_come).map_or(lineage, |own| Lineage {
@@ -150,20 +155,20 @@ impl Sessions {
     }
 
     /// What the kernel's map says; `None` where that proves nothing.
-    fn kernel_lineage(&self, node: &Node, mark: Membership) -> Option<Descent> {
+    fn kernel_lineage(&self, node: &Node, mark: Membership) -> Option<LineageClaim> {
         if mark.has(MEMBER_UNSURE) {
             return None;
         }
-        let session = mark.session.and_then(|name| self.named(name));
+        let session = mark.session.and_then(|name| self.id_by_name(name));
         // A session that the probe began may open yet. Its root was nobody's; the others wait for it.
         let waits = |name: ProcessKey| session.is_none() && !node.has_key(name);
-        Some(Descent {
+        Some(LineageClaim {
             lineage: Lineage {
                 session,
                 ..Lineage::default()
             },
-            sure: !mark.session.is_some_and(waits),
-            denied: mark.session.is_none(),
+            is_certain: !mark.session.is_some_and(waits),
+            excludes_session: mark.session.is_none(),
         })
     }
 
@@ -171,7 +176,7 @@ impl Sessions {
     /// nested in that.
     fn may_contain(&self, id: SessionId, mark: Membership) -> bool {
         let is_it = |session: &Session| mark.session.is_some_and(|name| session.has_name(name));
-        self.outwards(id).any(is_it)
+        self.with_enclosing(id).any(is_it)
     }
 
     /// Whether the kernel's map has for a process that it is a member of a session that is open.
@@ -181,7 +186,7 @@ impl Sessions {
     }
 
     /// The session of this name, also one that is closed: a birth may have been lost.
-    pub(crate) fn named(&self, name: ProcessKey) -> Option<SessionId> {
+    pub(crate) fn id_by_name(&self, name: ProcessKey) -> Option<SessionId> {
         let mut all = self.by_id.values().chain(&self.closed);
         all.find(|session| session.has_name(name))
             .map(|session| session.id)
@@ -198,12 +203,14 @@ impl Sessions {
         if !self.is_restoring {
             return false;
         }
-        let unsure = tree.get(key).filter(|node| !node.state.member.settled);
+        let unsure = tree
+            .get(key)
+            .filter(|node| !node.state.member.is_lineage_certain);
         let marked = unsure.and_then(|node| self.kernel_lineage(node, mark?));
         let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
             return false;
         };
-        self.set_membership(tree, key, descent);
+        self.set_lineage(tree, key, descent);
         true
     }
 
@@ -224,7 +231,7 @@ impl Sessions {
             .iter()
             .filter(|node| {
                 !node.reported.by_probe
-                    && !node.state.member.settled
+                    && !node.state.member.is_lineage_certain
                     && node.membership.is_some_and(name)
             })
             .map(|node| node.key)
@@ -234,17 +241,17 @@ impl Sessions {
         for key in found {
             if let Some(node) = tree.get(key) {
                 let maker = node.birth_parent;
-                let descent = self.descent(tree, node, maker, Origin::Found, node.membership);
-                self.set_membership(tree, key, descent);
+                let descent = self.descent(tree, node, maker, Origin::Discovered, node.membership);
+                self.set_lineage(tree, key, descent);
             }
         }
     }
 
-    pub(super) fn set_membership(&mut self, tree: &mut Tree, key: ProcessKey, descent: Descent) {
+    pub(super) fn set_lineage(&mut self, tree: &mut Tree, key: ProcessKey, descent: LineageClaim) {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
-        node.state.member.settled = descent.sure;
+        node.state.member.is_lineage_certain = descent.is_certain;
         let (own, stopped) = (
             node.state.member.session,
             node.state.member.boundary.is_some(),
@@ -253,7 +260,7 @@ impl Sessions {
         let is_root = session.is_some_and(|session| session.root == key);
         let Lineage {
             session: found,
-            unsure,
+            is_uncertain: unsure,
             inferred,
         } = descent.lineage;
         match (own, found) {
@@ -261,25 +268,28 @@ impl Sessions {
                 self.join(tree, key, id, unsure);
                 self.set_inferred(tree, key, inferred);
             }
-            (Some(_), None) if descent.denied => self.leave(node),
+            (Some(_), None) if descent.excludes_session => self.leave(node),
             // An agent that was found in /proc before it was known whose it is.
             (Some(own), outer) if is_root => {
-                let can = descent.sure
+                let can = descent.is_certain
                     && !unsure
                     && inferred.is_none()
                     && outer.is_none_or(|outer| self.may_nest(own, outer));
                 let kind = self.get(own).map(|own| own.kind);
                 let outer = kind.and_then(|kind| self.outer_of(kind, outer));
                 let own = self.by_id.get_mut(&own);
-                if let Some(own) = own.filter(|own| own.is_found && can) {
+                if let Some(own) = own.filter(|own| own.is_discovered && can) {
                     let old = std::mem::replace(&mut own.outer, outer);
                     self.to_check.extend(old);
                 }
             }
-            (Some(own), Some(id)) if descent.sure && own == id => {
-                (node.state.member.unsure, node.state.member.inferred) = (unsure, inferred);
+            (Some(own), Some(id)) if descent.is_certain && own == id => {
+                (
+                    node.state.member.is_lineage_uncertain,
+                    node.state.member.inferred,
+                ) = (unsure, inferred);
             }
-            (Some(_), Some(id)) if descent.sure => {
+            (Some(_), Some(id)) if descent.is_certain => {
                 self.join(tree, key, id, unsure);
                 self.set_inferred(tree, key, inferred);
             }
@@ -297,10 +307,13 @@ impl Sessions {
 
     /// Whether one session can become nested in another: that lives and is not nested in it.
     fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
-        self.get(outer).is_some() && self.outwards(outer).all(|session| session.id != inner)
+        self.get(outer).is_some()
+            && self
+                .with_enclosing(outer)
+                .all(|session| session.id != inner)
     }
 
-    /// Makes a process a member of a session; for `unsure` see [`Member::unsure`](super::member::Member::unsure).
+    /// Makes a process a member of a session; for `unsure` see [`Member::is_lineage_uncertain`](super::member::Member::is_lineage_uncertain).
     pub(super) fn join(&mut self, tree: &mut Tree, key: ProcessKey, id: SessionId, unsure: bool) {
         self.reopen(id);
         let Some(node) = tree.get_mut(key) else {
@@ -310,7 +323,7 @@ impl Sessions {
         node.state.member.session = self.by_id.get_mut(&id).map(|session| {
             session.members.insert(key.pid);
             session.last_birth_at = session.last_birth_at.max(key.start);
-            node.state.member.unsure = unsure;
+            node.state.member.is_lineage_uncertain = unsure;
             // Whoever descends from a root is in scope with it, also where those between are forgotten.
             node.state.member.in_scope = true;
             id
@@ -345,7 +358,10 @@ impl Sessions {
             let Some(node) = tree.get_mut(*key) else {
                 continue;
             };
-            let (unsure, inferred) = (node.state.member.unsure, node.state.member.inferred);
+            let (unsure, inferred) = (
+                node.state.member.is_lineage_uncertain,
+                node.state.member.inferred,
+            );
             match own {
                 Some(own) => {
                     self.join(tree, *key, own, unsure);
@@ -392,7 +408,10 @@ impl Sessions {
 
     /// It is a member of nothing any more.
     fn leave(&mut self, node: &mut Node) {
-        (node.state.member.unsure, node.state.member.inferred) = (false, None);
+        (
+            node.state.member.is_lineage_uncertain,
+            node.state.member.inferred,
+        ) = (false, None);
         let Some(old) = node.state.member.session.take() else {
             return;
         };

@@ -75,14 +75,17 @@ impl Sessions {
         };
         node.state.member.boundary = Some(Arc::clone(rule));
         node.state.member.watched = true;
-        (node.state.member.unsure, node.state.member.inferred) = (false, None);
+        (
+            node.state.member.is_lineage_uncertain,
+            node.state.member.inferred,
+        ) = (false, None);
         node.state.keeps.end_order = None;
         let Some(id) = node.state.member.session.take() else {
             return;
         };
         if let Some(session) = self.by_id.get_mut(&id) {
             session.members.remove(&key.pid);
-            if session.is_found && session.root == key {
+            if session.is_discovered && session.root == key {
                 // What it was found to be it has become below this boundary.
                 self.to_check.extend(session.outer.take());
             }
@@ -116,7 +119,7 @@ impl Sessions {
                     self.to_check.extend(session.outer.take());
                 }
                 session.copy_from_root(tree.get(key));
-                session.is_found &= ran == ImageSource::Found;
+                session.is_discovered &= ran == ImageSource::Discovered;
                 own = Some(session.id);
             }
         }
@@ -142,7 +145,7 @@ impl Sessions {
         node.state.member.boundary = None;
         node.state.member.root = true;
         // An end that it only perhaps has to do with is none of its business.
-        let sure = !node.state.member.unsure && node.state.member.inferred.is_none();
+        let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
         let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
         let begetter = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
@@ -175,7 +178,7 @@ impl Sessions {
                 last_exit_at: 0,
                 last_birth_at: 0,
                 last_use_at: 0,
-                is_found: ran == ImageSource::Found,
+                is_discovered: ran == ImageSource::Discovered,
                 members: HashSet::default(),
             },
         );

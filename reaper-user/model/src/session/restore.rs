@@ -34,13 +34,13 @@ impl Sessions {
         let root = tree.get(restored.root).map(|node| node.key);
         let gone = restored.exited.map(|(at, ended)| RootExit {
             at,
-            ended,
-            signalled: restored.signalled,
+            exit_status: ended,
+            was_signalled: restored.was_signalled,
         });
         let unseen = RootExit {
             at: now,
-            ended: ExitStatus::Unknown,
-            signalled: false,
+            exit_status: ExitStatus::Unknown,
+            was_signalled: false,
         };
         let rule = rules.session_rule(&restored.rule);
         let root_gone = gone.or(root.is_none().then_some(unseen));
@@ -73,7 +73,7 @@ impl Sessions {
             last_exit_at: 0,
             last_birth_at: 0,
             last_use_at: 0,
-            is_found: false,
+            is_discovered: false,
             members: HashSet::default(),
         };
         self.by_id.insert(id, session);
@@ -92,7 +92,7 @@ impl Sessions {
             root.state.member.boundary.is_some(),
         );
         // The root of several, one nested in the other, is a member of the innermost.
-        if !stopped && own.is_none_or(|own| self.outwards(id).any(|outer| outer.id == own)) {
+        if !stopped && own.is_none_or(|own| self.with_enclosing(id).any(|outer| outer.id == own)) {
             self.join(tree, key, id, false);
         }
     }
@@ -133,7 +133,7 @@ impl Sessions {
             });
         self.exited_roots = others;
         for (id, _) in to_it {
-            self.hand_over(tree, id, child, session_events);
+            self.set_successor(tree, id, child, session_events);
         }
     }
 

@@ -65,7 +65,9 @@ impl Sessions {
             session.agent == of.agent
                 && session.uids.real == of.uids.real
                 && session.root_exit.is_none()
-                && self.outwards(session.id).all(|outer| outer.id != of.id)
+                && self
+                    .with_enclosing(session.id)
+                    .all(|outer| outer.id != of.id)
         };
         let sessions = self.iter().filter(may_continue);
         let mut roots: Vec<ProcessKey> = sessions.map(|session| session.root).collect();
@@ -90,7 +92,7 @@ impl Model {
             ExitStatus::Exited(_) => WINDOW_NS,
             _ => 0,
         };
-        Some(self.clock.awake(gone.at).saturating_add(window))
+        Some(self.clock.to_monotonic(gone.at).saturating_add(window))
     }
 
     /// Searches for the agent that continues a session.
@@ -133,14 +135,14 @@ impl Model {
     }
 
     /// Makes `root` the root of a session whose handover is open.
-    pub fn hand_over(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
+    pub fn set_successor(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
         let mut session_events = Vec::new();
         if self
             .succession(id)
             .is_some_and(|state| state != Succession::Excluded)
         {
             self.sessions
-                .hand_over(&mut self.tree, id, root, &mut session_events);
+                .set_successor(&mut self.tree, id, root, &mut session_events);
         }
         session_events
     }
@@ -173,7 +175,7 @@ impl Model {
 
     /// Returns members of a session and of those nested in it, at most [`MEMBERS_MAX`].
     fn oldest_members(&self, id: SessionId) -> Vec<&Node> {
-        let sessions = self.sessions.inwards(id);
+        let sessions = self.sessions.with_nested(id);
         let pids = sessions.flat_map(Session::members);
         let mut members: Vec<&Node> = pids.filter_map(|pid| self.tree.by_pid(pid)).collect();
         members.sort_unstable_by_key(|node| (node.key.start, node.key.pid));

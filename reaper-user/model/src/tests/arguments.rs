@@ -2,7 +2,7 @@
 
 use super::rules::{ruled, tell, world};
 use super::world::{self, INIT, World, named};
-use crate::agent::Matched;
+use crate::agent::ProgramMatch;
 use crate::event::{Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
 
@@ -37,12 +37,12 @@ fn spawn(w: &mut World, parent: ProcessKey, program: &str, last: &str) -> (Proce
     (key, argv)
 }
 
-fn matched(w: &World, key: ProcessKey, argv: &[u8]) -> Matched {
+fn matched(w: &World, key: ProcessKey, argv: &[u8]) -> ProgramMatch {
     let node = w.model.tree.get(key).unwrap();
     w.model.rules.matched(&node.image, argv.to_vec())
 }
 
-fn learn(w: &mut World, key: ProcessKey, arguments: Fact<Matched>) -> Vec<ProcessKey> {
+fn learn(w: &mut World, key: ProcessKey, arguments: Fact<ProgramMatch>) -> Vec<ProcessKey> {
     let found = Facts {
         arguments,
         ..Facts::NOTHING
@@ -82,7 +82,7 @@ fn cut_command_line_is_decided_by_the_whole_one() {
         let (mut w, agent) = start();
         let (key, argv) = spawn(&mut w, agent, program, last);
         assert_eq!(
-            w.model.wants_arguments(w.model.tree.get(key).unwrap()),
+            w.model.needs_arguments(w.model.tree.get(key).unwrap()),
             asks
         );
         assert_eq!(w.why(key), "keep root_alive");

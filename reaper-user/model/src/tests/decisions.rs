@@ -254,7 +254,7 @@ fn of_a_users_own_service_nobody_elses_are_agents() {
     };
     let other = w.spawn(shell, "claude");
     let agents = [agents[0], agents[1], other];
-    let open = agents.map(|agent| w.model.sessions.of_root(agent).is_some());
+    let open = agents.map(|agent| w.model.sessions.by_root(agent).is_some());
     assert_eq!(open, [true, false, false]);
 }
 

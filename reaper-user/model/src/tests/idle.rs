@@ -64,7 +64,7 @@ fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     assert_eq!(w.why(server), "reap reap_rule unused");
     assert_eq!(w.why(tool), "keep root_alive");
     // It was told to end: status 0 does not say that its work was done.
-    w.model.on_signalled(server, reaper_common::MEMBER_TERM);
+    w.model.on_signal_sent(server, reaper_common::MEMBER_TERM);
     w.exit(server);
     assert_eq!(w.why(tool), "reap root_exited");
 }
@@ -242,7 +242,7 @@ fn agent_is_due_once_it_was_an_orphan_and_hung_up_and_idle_for_its_time() {
     stdio(&mut w, agent, Stdio::Connected);
     assert_eq!(w.why(agent), "keep root_alive");
     // The files of its client may be closed a moment later.
-    let soon = w.model.awake_now() + MINUTE / 60;
+    let soon = w.model.monotonic_now() + MINUTE / 60;
     assert!(w.decide(agent).until.is_some_and(|until| until <= soon));
     pass(&mut w, 20 * MINUTE);
     stdio(&mut w, agent, Stdio::HungUp);

@@ -13,8 +13,8 @@ const REAPED: &str = "reap root_exited";
 
 fn wish(made: u64) -> UserKeep {
     UserKeep {
-        until_awake: None,
-        tree: true,
+        until_monotonic_ns: None,
+        with_descendants: true,
         by_uid: 1000,
         made_at: made,
     }
@@ -41,7 +41,7 @@ fn noted(key: ProcessKey, root: ProcessKey, asked: bool, keep: UserKeep) -> Stor
     StoredKeep {
         key,
         session,
-        asked,
+        is_direct: asked,
         keep,
     }
 }
@@ -62,7 +62,7 @@ fn found(w: &mut World, root: ProcessKey, parent: ProcessKey, flags: u32) -> Pro
 fn found_with(w: &mut World, parent: ProcessKey, mark: Option<Membership>) -> ProcessKey {
     let key = w.new_key();
     w.now += 20_000_000;
-    w.row_with(key, parent.pid, "worker", |seen| seen.mark = mark)
+    w.row_with(key, parent.pid, "worker", |seen| seen.membership = mark)
 }
 
 #[test]
@@ -103,13 +103,13 @@ fn who_was_born_before_it_was_asked_for_and_is_found_after_that_may_be_meant() {
     w.now += 50_000_000;
     pass(&mut w, 0);
     assert_eq!(w.model.keep(shell, wish(1)), 2);
-    let lost = w.row_with(lost, 1, "worker", |seen| seen.mark = mark(agent, 0));
+    let lost = w.row_with(lost, 1, "worker", |seen| seen.membership = mark(agent, 0));
     // Older than what is kept: no descendant of it.
     let old = ProcessKey {
         pid: 90,
         start: shell.start - 500_000_000,
     };
-    let old = w.row_with(old, 1, "worker", |seen| seen.mark = mark(agent, 0));
+    let old = w.row_with(old, 1, "worker", |seen| seen.membership = mark(agent, 0));
     w.dies_by_signal(agent);
     assert_eq!(whys(&w, &[lost, old]), [KEPT, REAPED]);
 }
@@ -129,7 +129,7 @@ fn children_of_one_that_died_unseen_are_kept_and_those_of_an_adopter_are_not() {
     };
     let child = w.new_key();
     w.row_with(child, 1, "worker", |seen| {
-        seen.mark = mark(agent, MEMBER_SPARED)
+        seen.membership = mark(agent, MEMBER_SPARED)
     });
     w.fork_as(child, unheard, unheard);
     let plain = w.fork(other);
@@ -179,11 +179,11 @@ fn a_root_is_kept_with_all_its_members_and_their_children() {
 fn the_longer_wish_stands_and_another_takes_its_place_when_it_is_taken_back() {
     let (mut w, [agent, shell, server, _]) = tree();
     let hour = UserKeep {
-        until_awake: Some(w.now + 60 * MINUTE),
+        until_monotonic_ns: Some(w.now + 60 * MINUTE),
         ..wish(1)
     };
     let alone = UserKeep {
-        tree: false,
+        with_descendants: false,
         ..wish(2)
     };
     w.model.keep(server, alone);
@@ -191,16 +191,16 @@ fn the_longer_wish_stands_and_another_takes_its_place_when_it_is_taken_back() {
     // Of one that is kept for itself the tree goes on.
     let child = w.fork(server);
     w.dies_by_signal(agent);
-    assert_eq!(w.decide(child).until, hour.until_awake);
+    assert_eq!(w.decide(child).until, hour.until_monotonic_ns);
     assert_eq!(
         (w.decide(server).until, w.why(server).as_str()),
         (None, KEPT)
     );
     assert_eq!(w.model.unkeep(server), 1);
-    assert_eq!(w.decide(server).until, hour.until_awake);
+    assert_eq!(w.decide(server).until, hour.until_monotonic_ns);
     // Asked for anew, for less.
     let minute = UserKeep {
-        until_awake: Some(w.now + MINUTE),
+        until_monotonic_ns: Some(w.now + MINUTE),
         ..wish(3)
     };
     assert_eq!(w.model.keep(shell, minute), 3);
@@ -222,7 +222,9 @@ fn a_service_that_comes_after_keeps_who_was_born_since_though_all_that_was_asked
     }
     pass(&mut after, 0);
     let agent = after.row(agent, 1, "claude");
-    let other = after.row_with(other, agent.pid, "bash", |seen| seen.mark = mark(agent, 0));
+    let other = after.row_with(other, agent.pid, "bash", |seen| {
+        seen.membership = mark(agent, 0)
+    });
     let spared = found(&mut after, agent, INIT, MEMBER_SPARED);
     let plain = found(&mut after, agent, INIT, 0);
     let below = found(&mut after, agent, spared, MEMBER_SPARED);
@@ -255,13 +257,16 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
         });
         let mark = mark(agent, 0);
         let row = |w: &mut World, key, parent: ProcessKey, program| {
-            w.row_with(key, parent.pid, program, |seen| seen.mark = mark)
+            w.row_with(key, parent.pid, program, |seen| seen.membership = mark)
         };
         let agent = row(&mut w, agent, INIT, if opened { "claude" } else { "node" });
         if read {
             row(&mut w, server, agent, "vite");
         }
-        let keep = UserKeep { tree, ..wish(1) };
+        let keep = UserKeep {
+            with_descendants: tree,
+            ..wish(1)
+        };
         w.model
             .restore_keeps(vec![noted(server, agent, true, keep)]);
         if !read {
@@ -289,8 +294,8 @@ fn each_wish_stands_until_it_is_taken_back_itself() {
         let (mut w, [agent, shell, server, _]) = tree();
         let child = w.fork(server);
         let own = UserKeep {
-            until_awake: Some(w.now + 60 * MINUTE),
-            tree: whole,
+            until_monotonic_ns: Some(w.now + 60 * MINUTE),
+            with_descendants: whole,
             ..wish(1)
         };
         let mut asked = [(server, own), (shell, wish(2))];
@@ -311,7 +316,7 @@ fn each_wish_stands_until_it_is_taken_back_itself() {
         );
         assert_eq!(w.model.unkeep(shell), 3);
         assert_eq!(w.why(shell), REAPED);
-        let kept = (KEPT.to_owned(), own.until_awake);
+        let kept = (KEPT.to_owned(), own.until_monotonic_ns);
         let below = if whole {
             kept.clone()
         } else {
@@ -333,20 +338,26 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
         }
         assert_eq!(w.model.keep(shell, wish(1)), 2);
         let hour = UserKeep {
-            until_awake: Some(w.now + 60 * MINUTE),
-            tree: false,
+            until_monotonic_ns: Some(w.now + 60 * MINUTE),
+            with_descendants: false,
             ..wish(2)
         };
         assert_eq!(w.model.keep(shell, hour), 2);
         assert_eq!(
             w.model.keep_to_revoke(shell),
-            Some(UserKeep { tree: true, ..hour })
+            Some(UserKeep {
+                with_descendants: true,
+                ..hour
+            })
         );
         let born = w.fork(server);
         w.dies_by_signal(agent);
         let all = [shell, server, born];
         assert_eq!(whys(&w, &all), [KEPT; 3]);
-        assert_eq!(all.map(|key| w.decide(key).until), [hour.until_awake; 3]);
+        assert_eq!(
+            all.map(|key| w.decide(key).until),
+            [hour.until_monotonic_ns; 3]
+        );
         assert_eq!(w.model.unkeep(shell), 3);
         assert_eq!(whys(&w, &all), [REAPED; 3]);
         assert_eq!(w.why(other), if unrelated { KEPT } else { REAPED });
@@ -354,7 +365,7 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
         w.model.keep(
             shell,
             UserKeep {
-                tree: false,
+                with_descendants: false,
                 ..wish(3)
             },
         );
@@ -370,7 +381,7 @@ fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
         let minute = UserKeep {
-            until_awake: Some(w.now + MINUTE),
+            until_monotonic_ns: Some(w.now + MINUTE),
             ..wish(2 * n)
         };
         w.model.keep(agent, minute);
@@ -471,8 +482,8 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     let server = w.spawn(shell, "vite");
     let stranger = w.spawn(INIT, "bash");
     let keep = UserKeep {
-        until_awake: Some(w.now + MINUTE),
-        tree: true,
+        until_monotonic_ns: Some(w.now + MINUTE),
+        with_descendants: true,
         by_uid: 1000,
         made_at: 1,
     };
@@ -485,7 +496,7 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
         [shell, later].map(|key| w.why(key)),
         ["keep kept_by_user"; 2]
     );
-    assert_eq!(w.decide(shell).until, keep.until_awake);
+    assert_eq!(w.decide(shell).until, keep.until_monotonic_ns);
     assert_eq!(w.model.kept_by_users().count(), 2);
     pass(&mut w, MINUTE);
     assert_eq!(
@@ -494,8 +505,8 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     );
     assert_eq!(w.model.kept_by_users().count(), 0);
     let for_good = UserKeep {
-        until_awake: None,
-        tree: false,
+        until_monotonic_ns: None,
+        with_descendants: false,
         by_uid: 0,
         made_at: 1,
     };

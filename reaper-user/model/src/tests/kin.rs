@@ -276,7 +276,7 @@ fn chain(long: usize) -> (World, Vec<ProcessKey>) {
             uids: USER,
             pidfd_inode: 0,
             namespace_init: false,
-            mark: None,
+            membership: None,
         };
         // Not through the world, which looks at all of it after each event.
         w.now += 1_000_000;

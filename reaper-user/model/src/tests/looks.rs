@@ -64,10 +64,10 @@ fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
         uids: root,
         pidfd_inode: 0,
         image: image("apt", 0),
-        mark: Some(new),
+        membership: Some(new),
     });
     w.row_with(tool, agent.pid, "bash", |row| {
-        (row.read_at, row.uids, row.mark) = (looked, USER, Some(old));
+        (row.read_at, row.uids, row.membership) = (looked, USER, Some(old));
     });
     let node = w.model.tree.get(tool).unwrap();
     let known = (&node.image.comm[..], node.uids, node.membership);

@@ -84,12 +84,12 @@ fn what_has_been_sent_stands_in_the_mark() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.kernel(EventKind::Signalled {
+    w.kernel(EventKind::SignalSent {
         key: tool,
         signal: 15,
     });
     assert_eq!(wanted(&w, tool), Some((Some(agent), MEMBER_TERM)));
-    w.model.on_signalled(tool, MEMBER_KILL);
+    w.model.on_signal_sent(tool, MEMBER_KILL);
     let both = MEMBER_TERM | MEMBER_KILL;
     assert_eq!(wanted(&w, tool), Some((Some(agent), both)));
 }
@@ -139,7 +139,7 @@ fn a_node_knows_what_the_map_has_for_it() {
         session: Some(agent),
         flags,
     };
-    w.row_with(agent, 1, "claude", |row| row.mark = Some(mark));
+    w.row_with(agent, 1, "claude", |row| row.membership = Some(mark));
     assert_eq!(known(&w), Some(mark));
     let settled = Some((Some(agent), MEMBER_ROOT | MEMBER_TERM));
     assert_eq!(wanted(&w, agent), settled, "a signal was sent all the same");
@@ -149,7 +149,7 @@ fn a_node_knows_what_the_map_has_for_it() {
     w.row(agent, 1, "claude");
     assert!(known(&w).is_some(), "a row without one says nothing of it");
     w.row_with(agent, 1, "claude", |row| {
-        row.mark = Some(Membership::default())
+        row.membership = Some(Membership::default())
     });
     assert_eq!(known(&w), None, "it is not in there");
 }

@@ -83,13 +83,13 @@ fn what_the_kernel_says_of_a_start_known_to_the_tick_names_nobody_exactly() {
                 uids: USER,
                 pidfd_inode: 0,
                 image: image("claude --resume", 0),
-                mark,
+                membership: mark,
             },
             _ => EventKind::Reparent {
                 child: known,
                 old_parent: None,
                 adopter: Some(INIT),
-                mark,
+                membership: mark,
             },
         });
         let node = |w: &World| w.model.tree.get(key(10)).map(|node| node.exact_key());
@@ -351,7 +351,7 @@ fn an_unknown_process_that_runs_something_is_what_its_parent_is() {
         uids: super::world::USER,
         pidfd_inode: 0,
         image: image("npm", 0),
-        mark: None,
+        membership: None,
     });
     assert_eq!(w.root_of(lost), Some(agent));
 }
@@ -377,7 +377,7 @@ fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
         child: early,
         old_parent: Some(init),
         adopter: None,
-        mark: None,
+        membership: None,
     });
     assert_eq!(ending(&w, early), Some(true));
     w.end(init, ExitStatus::Exited(0), None);
@@ -404,7 +404,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
         uids: super::world::USER,
         pidfd_inode: 0,
         image: image("sh", 0),
-        mark: None,
+        membership: None,
     });
     w.dies_by_signal(agent);
     w.end(init, ExitStatus::Exited(0), None);
@@ -450,7 +450,7 @@ fn a_process_that_the_probes_tell_of_without_its_parent_is_nobodys() {
         uids: Uids::default(),
         pidfd_inode: 0,
         namespace_init: false,
-        mark: None,
+        membership: None,
     });
     assert_eq!(w.why(child), "keep not_a_member");
 }
@@ -482,9 +482,9 @@ fn damaged_keys_make_no_loops() {
         EventKind::Exit {
             key: a,
             parent: Some(a),
-            ended: ExitStatus::Unknown,
+            exit_status: ExitStatus::Unknown,
             peak_rss: 0,
-            mark: None,
+            membership: None,
         },
     );
     w.dies_by_signal(b);

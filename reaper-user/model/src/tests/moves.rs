@@ -12,7 +12,7 @@ fn moves(w: &mut World, key: ProcessKey, cgroup_id: u64) {
     w.kernel(EventKind::Move {
         key,
         cgroup_id,
-        mark: None,
+        membership: None,
     });
 }
 
@@ -119,7 +119,7 @@ fn unmarked(w: &mut World, key: ProcessKey, execs: u32) {
         uids: USER,
         pidfd_inode: 0,
         image: image.into(),
-        mark: Some(mark(execs)),
+        membership: Some(mark(execs)),
     });
 }
 
@@ -139,19 +139,19 @@ fn what_was_started_unseen_may_have_another_environment() {
                 child: key,
                 old_parent: None,
                 adopter: Some(INIT),
-                mark: Some(mark(2)),
+                membership: Some(mark(2)),
             });
         },
         |w, key| {
             w.kernel(EventKind::Move {
                 key,
                 cgroup_id: 0,
-                mark: Some(mark(3)),
+                membership: Some(mark(3)),
             });
         },
         |w, key| {
             w.row_with(key, INIT.pid, "x", |seen| {
-                (seen.key, seen.exact, seen.mark) = (key, true, Some(mark(2)));
+                (seen.key, seen.exact, seen.membership) = (key, true, Some(mark(2)));
             });
         },
         // Events are missing.
@@ -182,7 +182,7 @@ fn what_happens_to_it_besides_leaves_the_environment_known() {
     w.kernel(EventKind::Move {
         key: tool,
         cgroup_id: 0,
-        mark: Some(mark(3)),
+        membership: Some(mark(3)),
     });
     unmarked(&mut w, tool, 4);
     w.dies_by_signal(agent);

@@ -149,7 +149,7 @@ fn it_is_over_when_its_ladder_is_and_ends_at_a_boundary() {
         .member
         .session
         .unwrap();
-    w.model.end_orders_of(session);
+    w.model.clear_end_orders(session);
     assert_eq!(w.why(shell), LIVES);
     let later = w.spawn(shell, "bash");
     assert_eq!(w.why(later), LIVES);
@@ -187,7 +187,7 @@ fn whoever_is_born_to_one_that_was_asked_before_the_order_is_born_late() {
     let agent = w.spawn(run, "codex");
     let [asked, kept] = ["server", "apt"].map(|name| w.spawn(agent, name));
     w.end(agent, KILLED, Some(run));
-    w.model.on_signalled(asked, MEMBER_TERM);
+    w.model.on_signal_sent(asked, MEMBER_TERM);
     let [clean_up, script] = [asked, kept].map(|maker| w.spawn(maker, "sh"));
     let [its, scripts] = [clean_up, script].map(|maker| w.spawn(maker, "rm"));
     order(&mut w, run, USER.real);
@@ -216,7 +216,7 @@ fn an_order_inside_another_changes_nothing() {
         .member
         .session
         .unwrap();
-    w.model.end_orders_of(session);
+    w.model.clear_end_orders(session);
     assert_eq!(w.why(inside), ORDERED);
 }
 

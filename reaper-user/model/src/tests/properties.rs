@@ -204,13 +204,13 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 uids: Uids::default(),
                 pidfd_inode: 0,
                 namespace_init: init,
-                mark: None,
+                membership: None,
             }
         }),
         (key(), any::<u64>()).prop_map(|(key, cgroup_id)| EventKind::Move {
             key,
             cgroup_id,
-            mark: None
+            membership: None
         }),
         (key(), maybe(), program()).prop_map(|(key, parent, image)| EventKind::Exec {
             key,
@@ -218,25 +218,25 @@ fn nonsense() -> impl Strategy<Value = Event> {
             uids: Uids::default(),
             pidfd_inode: 0,
             image,
-            mark: None
+            membership: None
         }),
         (key(), any::<bool>()).prop_map(|(key, own_accord)| EventKind::Exit {
             key,
             parent: None,
-            ended: if own_accord {
+            exit_status: if own_accord {
                 ExitStatus::Exited(0)
             } else {
                 ExitStatus::Unknown
             },
             peak_rss: 0,
-            mark: None
+            membership: None
         }),
         (key(), maybe(), maybe()).prop_map(|(child, old_parent, adopter)| {
             EventKind::Reparent {
                 child,
                 old_parent,
                 adopter,
-                mark: None,
+                membership: None,
             }
         }),
         (key(), 0..6_u32, program(), any::<[bool; 2]>()).prop_map(
@@ -247,7 +247,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
                     read_at: key.start % 100,
                     exact,
                     pidfd_inode: 0,
-                    mark: None,
+                    membership: None,
                     key: if exact {
                         key
                     } else {
@@ -261,7 +261,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 })
             }
         ),
-        (key(), 0..20_u8).prop_map(|(key, signal)| EventKind::Signalled { key, signal }),
+        (key(), 0..20_u8).prop_map(|(key, signal)| EventKind::SignalSent { key, signal }),
         (
             key(),
             key(),
@@ -281,7 +281,7 @@ fn nonsense() -> impl Strategy<Value = Event> {
                     cgroup_id: 0,
                     opened_at: 0,
                     exited: gone.map(|at| (at, ExitStatus::Unknown)),
-                    signalled: false,
+                    was_signalled: false,
                     is_evaluated: false,
                 }))
             }),
@@ -289,13 +289,25 @@ fn nonsense() -> impl Strategy<Value = Event> {
     let mark = (maybe(), 0..1024_u32).prop_map(|(session, flags)| Membership { session, flags });
     let kind = (kind, prop::option::of(mark)).prop_map(|(mut kind, told)| {
         match &mut kind {
-            EventKind::Fork { mark, .. }
-            | EventKind::Exec { mark, .. }
-            | EventKind::Exit { mark, .. }
-            | EventKind::Reparent { mark, .. }
-            | EventKind::Move { mark, .. }
-            | EventKind::Discovered(ProcEntry { mark, .. }) => *mark = told,
-            EventKind::Signalled { .. } | EventKind::Restored(_) => {}
+            EventKind::Fork {
+                membership: mark, ..
+            }
+            | EventKind::Exec {
+                membership: mark, ..
+            }
+            | EventKind::Exit {
+                membership: mark, ..
+            }
+            | EventKind::Reparent {
+                membership: mark, ..
+            }
+            | EventKind::Move {
+                membership: mark, ..
+            }
+            | EventKind::Discovered(ProcEntry {
+                membership: mark, ..
+            }) => *mark = told,
+            EventKind::SignalSent { .. } | EventKind::Restored(_) => {}
         }
         kind
     });
@@ -327,14 +339,14 @@ fn the_dead_are_forgotten() {
             uids: USER,
             pidfd_inode: 0,
             namespace_init: false,
-            mark: None,
+            membership: None,
         };
         let exit = EventKind::Exit {
             key: last,
             parent: None,
-            ended: ExitStatus::Exited(0),
+            exit_status: ExitStatus::Exited(0),
             peak_rss: 0,
-            mark: None,
+            membership: None,
         };
         // The chain moves on: each dies when it has a child, but for the agent.
         let kinds = [Some(fork), (last != agent).then_some(exit)];

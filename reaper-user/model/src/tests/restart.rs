@@ -38,7 +38,7 @@ impl Map {
             EventKind::Fork {
                 child,
                 creator,
-                mark,
+                membership: mark,
                 ..
             } => {
                 let creator = creator.map(|key| self.get(key)).unwrap_or_default();
@@ -51,7 +51,10 @@ impl Map {
                 *mark = Some(self.get(*child));
             }
             EventKind::Exec {
-                key, image, mark, ..
+                key,
+                image,
+                membership: mark,
+                ..
             } => {
                 let named = |names: &[&[u8]]| names.contains(&&image.comm[..]);
                 let old = self.get(*key);
@@ -76,11 +79,19 @@ impl Map {
                 }
                 *mark = Some(self.get(*key));
             }
-            EventKind::Exit { key, mark, .. } => {
+            EventKind::Exit {
+                key,
+                membership: mark,
+                ..
+            } => {
                 *mark = Some(self.get(*key));
                 self.0.remove(key);
             }
-            EventKind::Reparent { child, mark, .. } => *mark = Some(self.get(*child)),
+            EventKind::Reparent {
+                child,
+                membership: mark,
+                ..
+            } => *mark = Some(self.get(*child)),
             _ => {}
         }
         event
@@ -146,8 +157,8 @@ fn left(model: &Model) -> Vec<RestoredSession> {
             uids: session.uids,
             cgroup_id: session.cgroup_id,
             opened_at: session.opened_at,
-            exited: session.root_exit.map(|gone| (gone.at, gone.ended)),
-            signalled: session.root_exit.is_some_and(|gone| gone.signalled),
+            exited: session.root_exit.map(|gone| (gone.at, gone.exit_status)),
+            was_signalled: session.root_exit.is_some_and(|gone| gone.was_signalled),
             is_evaluated: false,
         })
         .collect()
@@ -183,7 +194,12 @@ impl Story {
         }
         if probe_writes {
             for event in &backlog {
-                if let EventKind::Exit { key, ended, .. } = event.kind {
+                if let EventKind::Exit {
+                    key,
+                    exit_status: ended,
+                    ..
+                } = event.kind
+                {
                     let living = restored.iter_mut().filter(|left| left.root == key);
                     living.for_each(|left| _ = left.exited.get_or_insert((event.time, ended)));
                 }
@@ -221,7 +237,7 @@ impl Story {
             if let EventKind::Discovered(seen) = &mut row.kind {
                 seen.key = process.key;
                 seen.exact = true;
-                seen.mark = Some(self.map.get(process.key));
+                seen.membership = Some(self.map.get(process.key));
             }
             tell(&row);
         }
@@ -239,9 +255,9 @@ impl Story {
                 kind: EventKind::Exit {
                     key,
                     parent: None,
-                    ended: ExitStatus::Unknown,
+                    exit_status: ExitStatus::Unknown,
                     peak_rss: 0,
-                    mark: None,
+                    membership: None,
                 },
             };
             model.apply(&event, &mut Vec::new());

@@ -18,7 +18,7 @@ pub(super) fn left(root: ProcessKey) -> RestoredSession {
         cgroup_id: 0,
         opened_at: 7,
         exited: None,
-        signalled: false,
+        was_signalled: false,
         is_evaluated: false,
     }
 }
@@ -110,7 +110,7 @@ fn what_was_left_by_a_root_that_is_gone_is_due_at_once() {
     );
     exact(&mut w, tool, 1, "npm", mark(Some(root), 0));
     let due = w.decide(tool).due.unwrap();
-    assert_eq!((due.at, due.ended), (at, ended));
+    assert_eq!((due.at, due.exit_status), (at, ended));
     assert_eq!(w.why(tool), "reap root_exited");
     // The ring still has its last exec and its end.
     exec(

@@ -152,8 +152,8 @@ fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, 
             }
             Told::Keep(nth) => {
                 let keep = UserKeep {
-                    until_awake: None,
-                    tree: false,
+                    until_monotonic_ns: None,
+                    with_descendants: false,
                     by_uid: 0,
                     made_at: 1,
                 };

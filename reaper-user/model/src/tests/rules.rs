@@ -331,8 +331,8 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
         "servers have their time after a quiet end only"
     );
     let keep = UserKeep {
-        until_awake: None,
-        tree: false,
+        until_monotonic_ns: None,
+        with_descendants: false,
         by_uid: 0,
         made_at: 1,
     };

@@ -167,7 +167,7 @@ fn other_rules_await_the_same_script_or_no_longer() {
     let key = w.spawn(INIT, "node my-tool");
     w.model.set_rules(ruled(RULES));
     assert!(w.model.is_awaited(key));
-    assert!(w.model.wants_script(w.model.tree.get(key).unwrap()));
+    assert!(w.model.needs_script(w.model.tree.get(key).unwrap()));
     w.model.set_rules(ruled(
         "[[agent]]\nname = 'mine'\nexe = '**/node'\nscript = 'my-tool'\n",
     ));

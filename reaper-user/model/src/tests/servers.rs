@@ -30,7 +30,7 @@ fn server_started_outside_any_agent_opens_a_session() {
     let mut w = World::new();
     let server = w.spawn(INIT, "app-server");
     let tool = w.spawn(server, "npm");
-    let session = w.model.sessions.of_root(server).unwrap();
+    let session = w.model.sessions.by_root(server).unwrap();
     assert_eq!(session.kind, SessionKind::Server);
     w.exit(server);
     assert_eq!(w.why(tool), "reap root_exited");
@@ -130,9 +130,9 @@ fn server_found_before_its_starter_is_not_nested_in_it() {
     };
     let named = mark(agent);
     let server = w.row_with(server, agent.pid, "app-server", |row| {
-        row.mark = Some(named)
+        row.membership = Some(named)
     });
-    let agent = w.row_with(agent, 1, "codex", |row| row.mark = Some(named));
+    let agent = w.row_with(agent, 1, "codex", |row| row.membership = Some(named));
     w.dies_by_signal(agent);
     assert_eq!(w.why(server), "keep root_alive");
 }

@@ -34,7 +34,7 @@ fn world() -> World {
 }
 
 fn session(w: &World, root: ProcessKey) -> SessionId {
-    w.model.sessions.of_root(root).expect("it is a root").id
+    w.model.sessions.by_root(root).expect("it is a root").id
 }
 
 /// Tells the model what was read of a process.
@@ -153,7 +153,7 @@ fn agent_that_resumes_the_conversation_is_the_new_root() {
         reads(&mut w, key, |_| {});
     }
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(worker));
-    assert_eq!(w.model.hand_over(id, worker).len(), 1);
+    assert_eq!(w.model.set_successor(id, worker).len(), 1);
     assert_eq!(w.why(job), "keep detached");
     w.dies_by_signal(worker);
     assert_eq!(w.why(job), "reap root_exited");
@@ -281,7 +281,7 @@ fn successor_hands_over_in_its_turn() {
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
-    w.model.hand_over(id, other);
+    w.model.set_successor(id, other);
     w.exit(other);
     assert_eq!(w.model.succession(id), Some(Succession::Awaited));
     assert_eq!(w.why(job), "wait successor_awaited");
@@ -296,6 +296,6 @@ fn handover_that_is_not_open_is_refused() {
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.dies_by_signal(agent);
-    assert!(w.model.hand_over(id, other).is_empty());
+    assert!(w.model.set_successor(id, other).is_empty());
     assert_eq!(w.why(job), "reap root_exited");
 }

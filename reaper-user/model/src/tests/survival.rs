@@ -42,7 +42,7 @@ pub(super) fn exact(
         *row = ProcEntry {
             key,
             exact: true,
-            mark,
+            membership: mark,
             ..row.clone()
         };
     });
@@ -63,7 +63,7 @@ fn fork(
         uids: USER,
         pidfd_inode: 0,
         namespace_init: false,
-        mark,
+        membership: mark,
     });
 }
 
@@ -80,7 +80,7 @@ pub(super) fn exec(
         uids: USER,
         pidfd_inode: 0,
         image: image(program, 0),
-        mark,
+        membership: mark,
     });
 }
 
@@ -91,9 +91,9 @@ pub(super) fn exit(w: &mut World, key: ProcessKey, mark: Option<Membership>) -> 
         EventKind::Exit {
             key,
             parent,
-            ended,
+            exit_status: ended,
             peak_rss,
-            mark,
+            membership: mark,
         },
     )
 }
@@ -120,7 +120,7 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
                 Change::Exited { .. } => "exited",
                 Change::Reparented { orphaned: true, .. } => "orphaned",
                 Change::Reparented { .. } => "reparented",
-                Change::Signalled { .. } => "signalled",
+                Change::SignalSent { .. } => "signalled",
             });
         }
     }
@@ -142,7 +142,14 @@ fn a_fork_by_nobody_known_is_what_the_map_says() {
         let child = w.new_key();
         fork(&mut w, child, by, by, mark(Some(agent), flags));
         assert_eq!(w.is_member(child), member, "{by:?} {flags}");
-        let unsure = w.model.tree.get(child).unwrap().state.member.unsure;
+        let unsure = w
+            .model
+            .tree
+            .get(child)
+            .unwrap()
+            .state
+            .member
+            .is_lineage_uncertain;
         assert_eq!(unsure, flags == MEMBER_UNSURE);
     }
     let mut w = World::new();
@@ -202,7 +209,13 @@ fn a_row_of_nobody_known_is_what_the_map_says_if_it_is_sure() {
         exact(&mut w, key, parent.pid, "npm", mark);
         assert_eq!(w.root_of(key), root, "row {n}");
         assert_eq!(
-            w.model.tree.get(key).unwrap().state.member.unsure,
+            w.model
+                .tree
+                .get(key)
+                .unwrap()
+                .state
+                .member
+                .is_lineage_uncertain,
             n >= 8,
             "row {n}"
         );
@@ -224,7 +237,7 @@ fn what_runs_or_is_orphaned_and_is_not_known_is_what_the_map_says() {
             child,
             old_parent: Some(agent),
             adopter: Some(INIT),
-            mark,
+            membership: mark,
         });
     }
     let members = keys.map(|key| w.is_member(key));
@@ -450,7 +463,7 @@ fn who_tells_of_an_orphan_first_says_so() {
         child,
         old_parent: Some(shell),
         adopter: Some(INIT),
-        mark: None,
+        membership: None,
     };
     // The exit's record was lost, or comes later.
     assert_eq!(told(&mut w, reparent(late)), ["orphaned"]);
@@ -465,11 +478,11 @@ fn signals_of_the_probes_are_told_of_the_living() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    let signalled = |signal| EventKind::Signalled { key: tool, signal };
-    let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signalled;
+    let signalled = |signal| EventKind::SignalSent { key: tool, signal };
+    let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signals_sent;
     assert_eq!(told(&mut w, signalled(15)), ["signalled"]);
     assert_eq!(has(&w), MEMBER_TERM);
-    w.model.on_signalled(tool, MEMBER_KILL | MEMBER_ROOT);
+    w.model.on_signal_sent(tool, MEMBER_KILL | MEMBER_ROOT);
     assert_eq!(has(&w), MEMBER_TERM | MEMBER_KILL);
     w.dies_by_signal(tool);
     assert_eq!(told(&mut w, signalled(9)), [""; 0]);

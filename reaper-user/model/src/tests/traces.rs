@@ -60,7 +60,7 @@ fn agent(
     directory: &str,
 ) -> ProcessKey {
     let key = found(w, parent.pid, program, |_| {});
-    assert!(w.model.sessions.of_root(key).is_some(), "{program}");
+    assert!(w.model.sessions.by_root(key).is_some(), "{program}");
     know(w, key, environ, directory, "");
     key
 }

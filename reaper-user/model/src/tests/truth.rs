@@ -133,7 +133,7 @@ impl Truth {
             uids: USER,
             pidfd_inode: 0,
             namespace_init: false,
-            mark: None,
+            membership: None,
         });
     }
 
@@ -166,7 +166,7 @@ impl Truth {
             uids: USER,
             pidfd_inode: 0,
             image: image(program, 0),
-            mark: None,
+            membership: None,
         });
     }
 
@@ -188,9 +188,9 @@ impl Truth {
         self.tell(EventKind::Exit {
             key,
             parent: None,
-            ended,
+            exit_status: ended,
             peak_rss: 0,
-            mark: None,
+            membership: None,
         });
         let children: Vec<ProcessKey> = self
             .live
@@ -204,7 +204,7 @@ impl Truth {
                 child,
                 old_parent: Some(key),
                 adopter: Some(INIT),
-                mark: None,
+                membership: None,
             });
         }
     }
@@ -229,7 +229,7 @@ impl Truth {
                 read_at: self.now,
                 exact: false,
                 pidfd_inode: 0,
-                mark: None,
+                membership: None,
                 key: ProcessKey { pid, start },
                 parent: process.parent.pid,
                 uids: USER,

@@ -176,7 +176,7 @@ impl World {
             uids,
             pidfd_inode: 0,
             namespace_init,
-            mark: None,
+            membership: None,
         });
     }
 
@@ -198,7 +198,7 @@ impl World {
             uids,
             pidfd_inode: 0,
             image: image.into(),
-            mark: None,
+            membership: None,
         });
     }
 
@@ -227,9 +227,9 @@ impl World {
         self.kernel(EventKind::Exit {
             key,
             parent: None,
-            ended,
+            exit_status: ended,
             peak_rss: 0,
-            mark: None,
+            membership: None,
         });
         self.children
             .values_mut()
@@ -251,7 +251,7 @@ impl World {
             child,
             old_parent: Some(old_parent),
             adopter: Some(adopter),
-            mark: None,
+            membership: None,
         });
     }
 
@@ -273,7 +273,7 @@ impl World {
             read_at: self.now,
             exact: false,
             pidfd_inode: 0,
-            mark: None,
+            membership: None,
             key,
             parent,
             uids: self.uids,
@@ -378,7 +378,7 @@ pub fn assert_consistent(model: &Model) {
             );
         }
         assert!(
-            !node.state.member.unsure || node.state.member.session.is_some(),
+            !node.state.member.is_lineage_uncertain || node.state.member.session.is_some(),
             "{}",
             node.key
         );

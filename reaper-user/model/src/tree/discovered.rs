@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Tree;
-use super::node::{Birth, Change, Node, Orphaned, State};
+use super::node::{Birth, Change, Node, NodeState, Orphaned};
 use crate::event::{
     ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, RestoredSession,
 };
@@ -11,7 +11,7 @@ use crate::event::{
 /// Longest name that the kernel gives a process, in bytes.
 const COMM_MAX: usize = 15;
 
-impl<S: State> Tree<S> {
+impl<S: NodeState> Tree<S> {
     /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
     /// of a pid namespace, which also adopts what others bring in.
     pub(super) fn birth_of_discovered(&self, parent: Option<ProcessKey>) -> Birth {
@@ -101,7 +101,7 @@ impl<S: State> Tree<S> {
                 // One that has another parent by now was orphaned meanwhile: that is told next.
                 if known_parent.is_none() {
                     self.set_birth_parent(key, birth.birth_parent);
-                    self.attach(key.pid, parent);
+                    self.set_parent(key.pid, parent);
                 }
                 self.set_from_entry(key, birth, seen, provenance, changes);
                 return;
@@ -118,7 +118,7 @@ impl<S: State> Tree<S> {
                 }
                 if known.parent.is_none() && parent.is_some() {
                     let orphaned = known.orphaned;
-                    self.attach(key.pid, parent);
+                    self.set_parent(key.pid, parent);
                     if let Some(Orphaned { old_parent, .. }) = orphaned {
                         changes.push(Change::Reparented {
                             key,
@@ -174,7 +174,7 @@ impl<S: State> Tree<S> {
     }
 }
 
-impl<S: State> Node<S> {
+impl<S: NodeState> Node<S> {
     /// What a row adds to any process.
     fn take(&mut self, seen: &ProcEntry) {
         if seen.exact {
@@ -183,7 +183,7 @@ impl<S: State> Node<S> {
         if self.pidfd_inode == 0 {
             self.pidfd_inode = seen.pidfd_inode;
         }
-        self.set_membership(seen.mark, seen.read_at, 0);
+        self.set_membership(seen.membership, seen.read_at, 0);
         if self.is_current_at(seen.read_at) {
             self.image_at = seen.read_at;
             self.uids = seen.uids;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::node::{Exited, Node, RecentExit, State};
+use super::node::{Exited, Node, NodeState, RecentExit};
 use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
 use crate::event::{ExitStatus, Image, ProcessKey, TICK_NS};
 
@@ -50,7 +50,7 @@ impl<T> RecentMap<T> {
     }
 }
 
-impl<S: State> Tree<S> {
+impl<S: NodeState> Tree<S> {
     /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
     pub(super) fn gone(&self, key: ProcessKey) -> Option<&RecentExit<S::Remains>> {
         self.recent.get(tick(key)).filter(|gone| {
@@ -102,7 +102,7 @@ impl<S: State> Tree<S> {
         let born = node.links.born;
         self.remember(node);
         if !node.state.is_member() || born == 0 {
-            return self.release(birth_parent);
+            return self.release_birth_parent(birth_parent);
         }
         let image = Arc::clone(&node.image);
         self.exited.insert(
@@ -183,7 +183,7 @@ impl<S: State> Tree<S> {
     }
 
     /// One less has this process for a birth parent; lets go of all that nobody needs any more.
-    pub(super) fn release(&mut self, mut key: Option<ProcessKey>) {
+    pub(super) fn release_birth_parent(&mut self, mut key: Option<ProcessKey>) {
         while let Some(count) = key.and_then(|key| self.born_count(key)) {
             *count = count.saturating_sub(1);
             let unneeded = *count == 0;

@@ -18,7 +18,7 @@ pub struct Orphaned {
 }
 
 /// State that other modules keep for each process. The tree creates it, hands it on at forks and condenses it at the exit.
-pub trait State: Clone + Default {
+pub trait NodeState: Clone + Default {
     /// What is left of it when the process has exited.
     type Remains: Clone + Default;
 
@@ -104,12 +104,12 @@ pub(crate) struct Reported {
 pub(super) struct Links {
     pub(super) children: Vec<u32>,
     /// Index among the children of its parent.
-    pub(super) slot: u32,
+    pub(super) index_in_parent: u32,
     /// Number of living and kept processes that have it for a birth parent.
     pub(super) born: u32,
 }
 
-impl<S: State> Node<S> {
+impl<S: NodeState> Node<S> {
     /// Pids of the living children, in no order.
     pub fn children(&self) -> &[u32] {
         &self.links.children
@@ -226,7 +226,7 @@ pub enum Change<S> {
     /// It is gone. Its children were orphaned by that, just now.
     Exited {
         node: Box<Node<S>>,
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         peak_rss: u64,
         provenance: Provenance,
         orphans: Vec<ProcessKey>,
@@ -240,5 +240,5 @@ pub enum Change<S> {
         orphaned: bool,
     },
     /// A probe has sent it a signal, of this number.
-    Signalled { key: ProcessKey, signal: u8 },
+    SignalSent { key: ProcessKey, signal: u8 },
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Exited, Image, Node, ProcessKey, State, Tree};
+use super::{Exited, Image, Node, NodeState, ProcessKey, Tree};
 
-impl<S: State> Tree<S> {
+impl<S: NodeState> Tree<S> {
     /// Living processes.
     pub fn len(&self) -> usize {
         self.live.len()
@@ -92,7 +92,7 @@ impl<S: State> Tree<S> {
             let mut last = *node;
             while last.key != top.key {
                 let parent = self.get(last.parent?)?;
-                if let Some(next) = child(parent, last.links.slot as usize + 1) {
+                if let Some(next) = child(parent, last.links.index_in_parent as usize + 1) {
                     return Some(next);
                 }
                 last = parent;

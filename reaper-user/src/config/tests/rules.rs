@@ -67,7 +67,7 @@ fn all_that_a_rule_can_say_is_read() {
     let expected = [true, false, true, false, true, true, false];
     assert_eq!(flags, expected.map(Some));
     assert!(when.units[0].is_match(b"docker-a.scope"));
-    assert_eq!(when.mark_bits, 0b110);
+    assert_eq!(when.marker_bits, 0b110);
     assert_eq!(named(&config, "kept").when.session, SessionIs::Any);
     assert_eq!(names(&config, Action::Boundary)[0], "stop");
 }

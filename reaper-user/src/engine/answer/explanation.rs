@@ -46,7 +46,7 @@ impl View<'_> {
             row: self.row(node),
             adopter: self.adopter(node),
             session: session.map(|session| self.group(session)),
-            due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.ended)),
+            due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.exit_status)),
             if_killed: self.foreseen(node, KILLED),
             if_succeeded: self.foreseen(node, ExitStatus::Exited(0)),
             untracked_reason: self.untracked_reason(node, &lineage),

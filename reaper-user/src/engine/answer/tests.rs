@@ -59,7 +59,7 @@ impl World {
             uids,
             pidfd_inode: 0,
             namespace_init: false,
-            mark: None,
+            membership: None,
         });
         let image = Image {
             comm: program.into(),
@@ -73,7 +73,7 @@ impl World {
             uids,
             pidfd_inode: 0,
             image: Arc::new(image),
-            mark: None,
+            membership: None,
         });
         key
     }
@@ -82,16 +82,16 @@ impl World {
         self.tell(EventKind::Exit {
             key,
             parent: None,
-            ended: ExitStatus::Exited(3),
+            exit_status: ExitStatus::Exited(3),
             peak_rss: 0,
-            mark: None,
+            membership: None,
         });
         if let Some((child, adopter)) = adopted {
             self.tell(EventKind::Reparent {
                 child,
                 old_parent: Some(key),
                 adopter: Some(adopter),
-                mark: None,
+                membership: None,
             });
         }
     }
@@ -238,8 +238,8 @@ fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
     let claude = world.model.tree.by_pid(20).unwrap().key;
     let node = world.model.tree.by_pid(31).unwrap().key;
     let keep = UserKeep {
-        until_awake: None,
-        tree: true,
+        until_monotonic_ns: None,
+        with_descendants: true,
         by_uid: 1000,
         made_at: 1,
     };

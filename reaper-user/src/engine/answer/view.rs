@@ -58,7 +58,7 @@ impl<'a> View<'a> {
         let is_listed = |id: SessionId| seen.iter().any(|session| session.id == id);
         // Those inside of one that is listed stand there.
         let outermost = |session: &&&Session| {
-            let mut outwards = self.model.sessions.outwards(session.id).skip(1);
+            let mut outwards = self.model.sessions.with_enclosing(session.id).skip(1);
             !outwards.any(|outer| is_listed(outer.id))
         };
         let mut groups: Vec<_> = seen
@@ -90,7 +90,7 @@ impl<'a> View<'a> {
 
     /// A session with all that lives of it and of those nested in it, and the boundaries at which it stops.
     fn branch(&self, session: &Session) -> (Option<SessionSnapshot>, Vec<ProcessSnapshot>) {
-        let nested = self.model.sessions.inwards(session.id);
+        let nested = self.model.sessions.with_nested(session.id);
         let members = nested.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
         let mut rows = Vec::new();
@@ -144,8 +144,8 @@ impl<'a> View<'a> {
         let kept = kept.map(|(node, keep)| KeepSnapshot {
             row: self.row(node),
             by: keep.by_uid,
-            until: keep.until_awake,
-            tree: keep.tree,
+            until: keep.until_monotonic_ns,
+            tree: keep.with_descendants,
         });
         kept.collect()
     }
@@ -202,7 +202,7 @@ impl<'a> View<'a> {
             opened: session.opened_at,
             members: session.members().count(),
             outer: outer.map(SessionRef::from),
-            gone: session.root_exit.map(|gone| (gone.at, gone.ended)),
+            gone: session.root_exit.map(|gone| (gone.at, gone.exit_status)),
         }
     }
 

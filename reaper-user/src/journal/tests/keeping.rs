@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::history::HistoryError;
 use super::*;
 use crate::journal::recorded::recorded;
-use reaper_model::leftover::Recorded;
+use reaper_model::leftover::RecordedSession;
 
 #[test]
 fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
@@ -261,7 +261,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     journal.keeper().keep(&[keep]).unwrap();
     journal.close();
     let (sessions, kept) = recorded(&world.path(), BOOT).unwrap();
-    let expected = Recorded {
+    let expected = RecordedSession {
         agent: "claude".into(),
         root: key(100),
         uid: Some(0),

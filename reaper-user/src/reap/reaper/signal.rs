@@ -201,7 +201,7 @@ impl Reaper {
         }
         let node = round.node(key);
         let init = node.is_some_and(|node| node.namespace_init);
-        target.signals_had |= node.map_or(0, |node| node.state.member.signalled);
+        target.signals_had |= node.map_or(0, |node| node.state.member.signals_sent);
         let decision = match identified.and_then(|()| send::still_due(round, key)) {
             Err(ReleaseReason::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.

@@ -78,7 +78,7 @@ impl Orphan {
                 exe: format!("/bin/{name}").into(),
                 ..Image::default()
             }),
-            mark: None,
+            membership: None,
         };
         let born = EventKind::Fork {
             child: key,
@@ -87,7 +87,7 @@ impl Orphan {
             uids,
             pidfd_inode: 0,
             namespace_init: false,
-            mark: None,
+            membership: None,
         };
         for kind in [runs(ROOT, "agent"), born, runs(key, "sh")] {
             orphan.tell(kind);
@@ -109,14 +109,14 @@ impl Orphan {
         self.tell(EventKind::Exit {
             key,
             parent: None,
-            ended: ExitStatus::Exited(0),
+            exit_status: ExitStatus::Exited(0),
             peak_rss: 0,
-            mark: None,
+            membership: None,
         });
     }
 
     fn signalled(&mut self, signal: Signal) {
-        self.tell(EventKind::Signalled {
+        self.tell(EventKind::SignalSent {
             key: self.key,
             signal: signal as u8,
         });

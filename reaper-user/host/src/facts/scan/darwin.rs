@@ -10,14 +10,14 @@ use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one
 use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
-use reaper_model::leftover::{EnvMarkers, Row, Table};
+use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 
 /// Reads the whole process table. Who cannot be read is among the unread.
 ///
 /// # Errors
 /// The table cannot be listed.
-pub fn scan_processes(_: &Procfs) -> Result<Table, ProcfsError> {
-    let mut table = Table::default();
+pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
+    let mut table = ProcessTable::default();
     for process in all()?.iter().filter(|process| !process.is_zombie()) {
         let Some(seen) = seen(process) else {
             // RecentExit, or what was read is not of one process.
@@ -26,31 +26,31 @@ pub fn scan_processes(_: &Procfs) -> Result<Table, ProcfsError> {
             }
             continue;
         };
-        let mut row = Row {
+        let mut row = LeftoverRow {
             listening: Fact::Unread,
             login_uid: None,
             unit: Fact::Unreadable,
-            trace: Fact::Unreadable,
+            env_markers: Fact::Unreadable,
             nested: false,
             inner_pid: None,
-            seen,
+            entry: seen,
         };
-        if let Some(mut subject) = ProcDir::open(Path::new(""), row.seen.key) {
+        if let Some(mut subject) = ProcDir::open(Path::new(""), row.entry.key) {
             let environ = subject.environ();
             let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
-            let is_cut = row.seen.image.truncated;
-            let argv = is_cut.then(|| subject.arguments(&row.seen.image));
-            let script = subject.script(&row.seen.image);
+            let is_cut = row.entry.image.truncated;
+            let argv = is_cut.then(|| subject.arguments(&row.entry.image));
+            let script = subject.script(&row.entry.image);
             if subject.lives() {
                 if let Some(argv) = argv.flatten() {
-                    let image = Arc::make_mut(&mut row.seen.image);
+                    let image = Arc::make_mut(&mut row.entry.image);
                     (image.argv, image.truncated) = (argv, false);
                 }
                 if let Some(script) = script {
-                    Arc::make_mut(&mut row.seen.image).script = script;
+                    Arc::make_mut(&mut row.entry.image).script = script;
                 }
                 row.unit = subject.unit();
-                row.trace = trace.map_or(Fact::Unreadable, Fact::Known);
+                row.env_markers = trace.map_or(Fact::Unreadable, Fact::Known);
             }
         }
         table.rows.insert(process.pid, row);

@@ -114,7 +114,7 @@ fn script_of_a_real_process_is_resolved() {
     let deadline = Instant::now() + Duration::from_secs(30);
     let found = loop {
         let table = scan_processes(&Procfs::default()).unwrap();
-        let image = &table.rows[&key.pid].seen.image;
+        let image = &table.rows[&key.pid].entry.image;
         if image.exe.ends_with(b"/node") {
             break image.script.clone();
         }

@@ -54,7 +54,7 @@ impl Births {
                     child: birth.key,
                     old_parent: Some(maker),
                     adopter: living(birth.parent),
-                    mark: None,
+                    membership: None,
                 });
             }
         }
@@ -71,7 +71,7 @@ impl Birth {
             uids: self.uids,
             pidfd_inode: self.row.as_ref().map_or(0, |row| row.pidfd_inode),
             namespace_init: false,
-            mark: None,
+            membership: None,
         }
     }
 }
@@ -104,7 +104,7 @@ mod tests {
             key: key(pid),
             exact: true,
             pidfd_inode: u64::from(pid) + 1000,
-            mark: None,
+            membership: None,
             parent,
             uids: Uids::default(),
             image: Arc::new(image),

@@ -224,7 +224,7 @@ pub fn seen(process: &Process) -> Option<ProcEntry> {
         read_at: at,
         exact: true,
         pidfd_inode: identity.unique,
-        mark: None,
+        membership: None,
         key: key(process),
         parent: process.parent,
         uids: process.uids,

@@ -55,7 +55,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
                 },
                 pidfd_inode: r.pidfd_inode,
                 image: Arc::new(image(&r, filename, exe, argv)),
-                mark: Some(mark(r.member)),
+                membership: Some(mark(r.member)),
             };
             tell(&r.header, kind);
             if r.signal != 0 {
@@ -67,9 +67,9 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
             let kind = EventKind::Exit {
                 key: key(r.process),
                 parent: model_key(r.parent),
-                ended: ExitStatus::from_wait_status(r.status),
+                exit_status: ExitStatus::from_wait_status(r.status),
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
-                mark: Some(mark(r.member)),
+                membership: Some(mark(r.member)),
             };
             tell(&r.header, kind);
             r.header
@@ -79,7 +79,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
                 child: key(r.child),
                 old_parent: model_key(r.old_parent),
                 adopter: model_key(r.adopter),
-                mark: Some(mark(r.member)),
+                membership: Some(mark(r.member)),
             };
             tell(&r.header, kind);
             if r.signal != 0 {
@@ -106,7 +106,7 @@ fn fork(r: &ForkRecord) -> EventKind {
         },
         pidfd_inode: r.pidfd_inode,
         namespace_init: r.flags & PROCESS_NAMESPACE_INIT != 0,
-        mark: Some(mark(r.member)),
+        membership: Some(mark(r.member)),
     }
 }
 
@@ -114,12 +114,12 @@ fn moved(process: RawKey, cgroup_id: u64, member: Member) -> EventKind {
     EventKind::Move {
         key: key(process),
         cgroup_id,
-        mark: Some(mark(member)),
+        membership: Some(mark(member)),
     }
 }
 
 fn signalled(process: RawKey, signal: u32) -> EventKind {
-    EventKind::Signalled {
+    EventKind::SignalSent {
         key: key(process),
         // No signal has a higher number.
         signal: signal as u8,

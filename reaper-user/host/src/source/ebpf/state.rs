@@ -140,7 +140,7 @@ impl State {
         for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
             self.names.remove(name).map_err(EbpfError::map)?;
         }
-        self.say(CONTROL_CLEARS, table.keep_mark_alone.into())
+        self.say(CONTROL_CLEARS, table.needs_only_keep_marker.into())
     }
 
     /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,

@@ -154,7 +154,11 @@ fn short(event: &Event) -> String {
                 uids.real
             )
         }
-        EventKind::Exit { key, ended, .. } => match ended {
+        EventKind::Exit {
+            key,
+            exit_status: ended,
+            ..
+        } => match ended {
             ExitStatus::Exited(code) => format!("exit {} {code}", name(*key)),
             ExitStatus::Signalled { signal, .. } => format!("exit {} by {signal}", name(*key)),
             ExitStatus::Unknown => format!("exit {} ?", name(*key)),

@@ -244,7 +244,7 @@ impl Translator {
                 uids: uids.unwrap_or_default(),
                 pidfd_inode: number,
                 namespace_init: born.as_ref().is_some_and(|born| born.namespace_init),
-                mark: None,
+                membership: None,
             },
         });
         // It runs what its maker ran, which it may still be there to tell.
@@ -316,7 +316,7 @@ impl Translator {
                 uids: process.uids.unwrap_or_default(),
                 pidfd_inode: 0,
                 image,
-                mark: None,
+                membership: None,
             },
         });
     }
@@ -452,9 +452,9 @@ fn ended(time: u64, provenance: Provenance, process: &Process, status: Option<u3
         kind: EventKind::Exit {
             key: process.key,
             parent: None,
-            ended: status.map_or(ExitStatus::Unknown, ExitStatus::from_wait_status),
+            exit_status: status.map_or(ExitStatus::Unknown, ExitStatus::from_wait_status),
             peak_rss: 0,
-            mark: None,
+            membership: None,
         },
     }
 }

@@ -262,7 +262,7 @@ impl ScanTable {
                         pid: adopter,
                         start,
                     }),
-                    mark: None,
+                    membership: None,
                 });
             }
         }
@@ -317,9 +317,9 @@ pub fn exit(key: ProcessKey, ended: ExitStatus) -> EventKind {
     EventKind::Exit {
         key,
         parent: None,
-        ended,
+        exit_status: ended,
         peak_rss: 0,
-        mark: None,
+        membership: None,
     }
 }
 
@@ -330,6 +330,6 @@ fn exec(seen: ProcEntry) -> EventKind {
         uids: seen.uids,
         pidfd_inode: seen.pidfd_inode,
         image: seen.image,
-        mark: None,
+        membership: None,
     }
 }

@@ -191,7 +191,7 @@ proptest! {
             };
             let name = exe.rsplit('/').next().unwrap_or_default();
             let bits = table.lookup(comm.as_bytes()) | table.lookup(name.as_bytes());
-            let kept = rules.matching(&image).first().copied();
+            let kept = rules.matching_member_rules(&image).first().copied();
             for (bit, said) in [
                 (NAME_AGENT, rules.agent(&image)),
                 (NAME_BOUNDARY, rules.leaves_session(&image)),

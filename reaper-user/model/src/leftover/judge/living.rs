@@ -9,7 +9,7 @@ use super::evidence::CLAUDE;
 use super::host::Eldest;
 use crate::event::{Image, ProcessKey};
 use crate::facts::Fact;
-use crate::leftover::{Conversation, Doubt, EnvMarker, EnvMarkers, Row};
+use crate::leftover::{ConversationDigest, EnvMarker, EnvMarkers, LeftoverRow, Uncertainty};
 
 /// The rule of the server to which Claude Code hands conversations. One that a spare worker continues is named
 /// neither by the server nor by the worker.
@@ -18,7 +18,7 @@ const HOLDER: (&str, &str) = (CLAUDE, "claude-daemon");
 const LOGINS: &[&[u8]] = &[b"sshd", b"sshd-session", b"login", b"(sd-pam)"];
 
 /// A marker that identifies one agent or one conversation: name of the variable, and what it names.
-type Marker = (&'static str, Option<u32>, Option<Conversation>);
+type Marker = (&'static str, Option<u32>, Option<ConversationDigest>);
 
 /// Living agents, by real uid.
 #[derive(Default)]
@@ -33,7 +33,7 @@ pub(super) struct Agents {
     /// Agents and ancestors of agents that carry a marker.
     carried: HashMap<(u32, Marker), Eldest>,
     /// Agents whose arguments name a conversation that some process comes from.
-    continued: HashMap<(u32, Conversation), Eldest>,
+    continued: HashMap<(u32, ConversationDigest), Eldest>,
     /// Agents whose arguments cannot be read in full.
     cut: HashMap<u32, Eldest>,
     /// Agents whose environment cannot be read in full.
@@ -57,9 +57,9 @@ impl Latest {
     }
 
     /// Returns the pid of another process that began at `since` or later.
-    fn other_since(&self, row: &Row, since: u64) -> Option<u32> {
+    fn other_since(&self, row: &LeftoverRow, since: u64) -> Option<u32> {
         let mut all = self.0.iter();
-        let other = all.find(|key| **key != row.seen.key && key.start >= since);
+        let other = all.find(|key| **key != row.entry.key && key.start >= since);
         other.map(|key| key.pid)
     }
 }
@@ -68,8 +68,8 @@ impl Agents {
     pub(super) fn of(judge: &Judge<'_>) -> Agents {
         let mut agents = Agents::default();
         let rows = || judge.table.rows.values();
-        let wanted: HashSet<(u32, Conversation)> = rows()
-            .filter_map(|row| Some((row.seen.uids.real, read(row)?)))
+        let wanted: HashSet<(u32, ConversationDigest)> = rows()
+            .filter_map(|row| Some((row.entry.uids.real, read(row)?)))
             .flat_map(|(uid, trace)| trace.conversations().map(move |one| (uid, one)))
             .collect();
         let mut visited = HashSet::new();
@@ -77,16 +77,21 @@ impl Agents {
             if judge.is_agent(row) {
                 agents.add(judge, row, &wanted);
                 agents.add_markers(judge, row, &mut visited);
-            } else if judge.is_holder(&row.seen.image) {
-                let holders = agents.holders.entry(row.seen.uids.real).or_default();
-                holders.add(row.seen.key);
+            } else if judge.is_holder(&row.entry.image) {
+                let holders = agents.holders.entry(row.entry.uids.real).or_default();
+                holders.add(row.entry.key);
             }
         }
         agents
     }
 
-    fn add(&mut self, judge: &Judge<'_>, row: &Row, wanted: &HashSet<(u32, Conversation)>) {
-        let (key, uid, image) = (row.seen.key, row.seen.uids.real, &row.seen.image);
+    fn add(
+        &mut self,
+        judge: &Judge<'_>,
+        row: &LeftoverRow,
+        wanted: &HashSet<(u32, ConversationDigest)>,
+    ) {
+        let (key, uid, image) = (row.entry.key, row.entry.uids.real, &row.entry.image);
         let rules = judge.question.rules;
         let name = rules.agent(image).map(|rule| Arc::clone(rules.name(rule)));
         self.any.entry(uid).or_default().add(key);
@@ -99,7 +104,7 @@ impl Agents {
         if judge.may_be_relaunched(row) {
             self.relaunched.entry((name, uid)).or_default().add(key);
         }
-        let named = Conversation::named_in(&image.argv).map(|one| (uid, one));
+        let named = ConversationDigest::named_in(&image.argv).map(|one| (uid, one));
         for named in named.filter(|named| wanted.contains(named)) {
             self.continued.entry(named).or_default().add(key);
         }
@@ -112,18 +117,18 @@ impl Agents {
     }
 
     /// Adds the markers of an agent and of its ancestors of the same user, each process once.
-    fn add_markers(&mut self, judge: &Judge<'_>, agent: &Row, visited: &mut HashSet<u32>) {
-        let uid = agent.seen.uids.real;
+    fn add_markers(&mut self, judge: &Judge<'_>, agent: &LeftoverRow, visited: &mut HashSet<u32>) {
+        let uid = agent.entry.uids.real;
         let mut at = Some(agent);
         while let Some(row) = at
-            .filter(|row| row.seen.uids.real == uid)
-            .filter(|row| visited.insert(row.seen.key.pid))
+            .filter(|row| row.entry.uids.real == uid)
+            .filter(|row| visited.insert(row.entry.key.pid))
         {
-            let key = row.seen.key;
+            let key = row.entry.key;
             // Init is started in no agent, unless it is one itself.
             let is_end = judge.is_adopter(row) && !judge.is_agent(row);
-            let hands_on = !is_end && !is_login(&row.seen.image);
-            match &row.trace {
+            let hands_on = !is_end && !is_login(&row.entry.image);
+            match &row.env_markers {
                 Fact::Known(trace) => {
                     for marker in trace.markers.iter().filter_map(marker) {
                         self.carried.entry((uid, marker)).or_default().add(key);
@@ -139,9 +144,9 @@ impl Agents {
     }
 
     /// Returns the pid of another agent of the same user that began no later.
-    pub(super) fn older_than(&self, row: &Row) -> Option<u32> {
-        let any = self.any.get(&row.seen.uids.real)?;
-        any.other_by(row, row.seen.key.start)
+    pub(super) fn older_than(&self, row: &LeftoverRow) -> Option<u32> {
+        let any = self.any.get(&row.entry.uids.real)?;
+        any.other_by(row, row.entry.key.start)
     }
 
     /// Whether any agent of this user lives.
@@ -157,8 +162,8 @@ impl Agents {
 
     /// Returns the pid of another process that may have taken over from an agent of this name: an agent that began at
     /// `since` or later, or a server that continues conversations.
-    pub(super) fn successor(&self, row: &Row, name: &str, since: u64) -> Option<u32> {
-        let uid = row.seen.uids.real;
+    pub(super) fn successor(&self, row: &LeftoverRow, name: &str, since: u64) -> Option<u32> {
+        let uid = row.entry.uids.real;
         let mut names = [Some(name.into()), None].into_iter();
         let relaunched = names.find_map(|name| {
             let latest = self.relaunched.get(&(name, uid))?;
@@ -172,28 +177,36 @@ impl Agents {
     }
 
     /// Returns the doubt about a process of a conversation that another living agent continues, or may.
-    pub(super) fn continuer_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
-        let uid = row.seen.uids.real;
+    pub(super) fn continuer_doubt(
+        &self,
+        row: &LeftoverRow,
+        trace: &EnvMarkers,
+    ) -> Option<Uncertainty> {
+        let uid = row.entry.uids.real;
         trace.conversations().next()?;
         let mut all = trace.conversations();
         let named = all.find_map(|one| self.continued.get(&(uid, one))?.other_by(row, u64::MAX));
         let cut = || self.cut.get(&uid)?.other_by(row, u64::MAX);
-        let unsure = || cut().map(Doubt::AgentUnsure);
-        named.map(Doubt::OwnerAlive).or_else(unsure)
+        let unsure = || cut().map(Uncertainty::AgentUncertain);
+        named.map(Uncertainty::OwnerAlive).or_else(unsure)
     }
 
     /// Returns the doubt about a process whose markers another living agent, or an ancestor of one, may carry too.
-    pub(super) fn shared_doubt(&self, row: &Row, trace: &EnvMarkers) -> Option<Doubt> {
-        let uid = row.seen.uids.real;
+    pub(super) fn shared_doubt(
+        &self,
+        row: &LeftoverRow,
+        trace: &EnvMarkers,
+    ) -> Option<Uncertainty> {
+        let uid = row.entry.uids.real;
         let mut markers = trace.markers.iter().filter_map(marker);
         let carrier = |one: Marker| self.carried.get(&(uid, one))?.other_by(row, u64::MAX);
-        let shared = markers.find_map(carrier).map(Doubt::SharedMark);
+        let shared = markers.find_map(carrier).map(Uncertainty::SharedMarker);
         let blind = || self.blind.get(&uid)?.other_by(row, u64::MAX);
         let above = || {
             let ancestors = self.blind_ancestors.get(&uid)?;
-            ancestors.other_by(row, row.seen.key.start)
+            ancestors.other_by(row, row.entry.key.start)
         };
-        shared.or_else(|| blind().or_else(above).map(Doubt::AgentUnsure))
+        shared.or_else(|| blind().or_else(above).map(Uncertainty::AgentUncertain))
     }
 }
 
@@ -205,12 +218,14 @@ pub(crate) fn is_login(image: &Image) -> bool {
 impl Judge<'_> {
     /// Whether an agent may have replaced another one in its terminal: it was started in the kernel session of that
     /// one, and its creator may be gone.
-    fn may_be_relaunched(&self, row: &Row) -> bool {
-        let image = &row.seen.image;
-        let created_by = |parent: &Row| {
-            parent.seen.image.sid == image.sid && image.sid != 0 && !self.is_adopter(parent)
+    fn may_be_relaunched(&self, row: &LeftoverRow) -> bool {
+        let image = &row.entry.image;
+        let created_by = |parent: &LeftoverRow| {
+            parent.entry.image.sid == image.sid && image.sid != 0 && !self.is_adopter(parent)
         };
-        image.tty != 0 && image.sid != row.seen.key.pid && !self.parent(row).is_some_and(created_by)
+        image.tty != 0
+            && image.sid != row.entry.key.pid
+            && !self.parent(row).is_some_and(created_by)
     }
 
     fn is_holder(&self, image: &Image) -> bool {
@@ -222,13 +237,13 @@ impl Judge<'_> {
 
 /// Returns None if the marker only tells the kind of agent.
 fn marker(mark: &EnvMarker) -> Option<Marker> {
-    let tells = mark.owner.is_some() || mark.conversation.is_some();
-    tells.then_some((mark.variable, mark.owner, mark.conversation))
+    let tells = mark.agent_pid.is_some() || mark.conversation.is_some();
+    tells.then_some((mark.variable, mark.agent_pid, mark.conversation))
 }
 
 /// Returns None if the environment was not read in full.
-fn read(row: &Row) -> Option<&EnvMarkers> {
-    match &row.trace {
+fn read(row: &LeftoverRow) -> Option<&EnvMarkers> {
+    match &row.env_markers {
         Fact::Known(trace) => Some(trace).filter(|trace| !trace.cut),
         Fact::Unread | Fact::Unreadable => None,
     }

@@ -3,29 +3,29 @@
 use hashbrown::HashMap;
 
 use super::Judge;
-use crate::leftover::Row;
+use crate::leftover::LeftoverRow;
 
 impl<'a> Judge<'a> {
     /// All, by when they began, and parents before their children also where both began in the same tick. A loop,
     /// which only damage could make, has no first one: those in it come as they come.
-    pub(super) fn in_order(&self) -> Vec<&'a Row> {
-        let mut children: HashMap<u32, Vec<&'a Row>> = HashMap::new();
+    pub(super) fn in_order(&self) -> Vec<&'a LeftoverRow> {
+        let mut children: HashMap<u32, Vec<&'a LeftoverRow>> = HashMap::new();
         let mut depths: HashMap<u32, usize> = HashMap::with_capacity(self.table.rows.len());
         let mut next = Vec::new();
         for row in self.table.rows.values() {
             match self.parent(row) {
-                Some(parent) => children.entry(parent.seen.key.pid).or_default().push(row),
+                Some(parent) => children.entry(parent.entry.key.pid).or_default().push(row),
                 None => next.push((row, 0)),
             }
         }
         while let Some((row, depth)) = next.pop() {
-            depths.insert(row.seen.key.pid, depth);
-            let below = children.remove(&row.seen.key.pid).unwrap_or_default();
+            depths.insert(row.entry.key.pid, depth);
+            let below = children.remove(&row.entry.key.pid).unwrap_or_default();
             next.extend(below.into_iter().map(|row| (row, depth + 1)));
         }
         let mut rows: Vec<_> = self.table.rows.values().collect();
         rows.sort_by_key(|row| {
-            let key = row.seen.key;
+            let key = row.entry.key;
             (key.start, depths.get(&key.pid).copied(), key.pid)
         });
         rows

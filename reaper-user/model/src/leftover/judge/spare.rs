@@ -6,7 +6,7 @@ use super::{Judge, file_name, tick};
 use crate::agent::{Action, Rule, UidIs};
 use crate::event::Image;
 use crate::facts::Fact;
-use crate::leftover::{Row, Spare};
+use crate::leftover::{KeepReason, LeftoverRow};
 
 /// Terminals, by the file name of their program or the kernel's name of it.
 const TERMINALS: &[&[u8]] = &[
@@ -64,7 +64,7 @@ const HANDS_ON_NOTHING: &[&str] = &[
 /// Why a process is kept.
 #[derive(Clone)]
 pub(super) struct Spared {
-    pub(super) spare: Spare,
+    pub(super) spare: KeepReason,
     pub(super) rule: Option<Arc<str>>,
     /// For whose sake.
     pub(super) pid: u32,
@@ -83,11 +83,11 @@ pub(super) struct Waiting {
 }
 
 impl Spared {
-    fn new(row: &Row, spare: Spare) -> Spared {
+    fn new(row: &LeftoverRow, spare: KeepReason) -> Spared {
         Spared {
             spare,
             rule: None,
-            pid: row.seen.key.pid,
+            pid: row.entry.key.pid,
             holds_kin: false,
         }
     }
@@ -108,21 +108,21 @@ pub(crate) fn is_terminal(image: &Image) -> bool {
 
 impl<'a> Judge<'a> {
     /// Why it is kept for its own sake, as a part of what is below that head.
-    pub(super) fn spare(&self, row: &'a Row, head: &'a Row) -> Option<Spared> {
+    pub(super) fn spare(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Spared> {
         let spared = |spare| Some(Spared::new(row, spare));
         // A person is at work in it.
-        if self.own.contains(&row.seen.key.pid) {
-            return spared(Spare::NeverSelf);
+        if self.own.contains(&row.entry.key.pid) {
+            return spared(KeepReason::NeverSelf);
         }
         if let Some(spared) = self.spare_of_all(row) {
             return Some(spared);
         }
-        if self.kept.contains(&tick(row.seen.key)) {
-            return spared(Spare::KeptByUser);
+        if self.kept.contains(&tick(row.entry.key)) {
+            return spared(KeepReason::KeptByUser);
         }
-        let image = &row.seen.image;
+        let image = &row.entry.image;
         let rules = self.question.rules;
-        let judging = rules.matching(image);
+        let judging = rules.matching_member_rules(image);
         // But for units, which are looked at below.
         let keeps = |rule: &&Rule| {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
@@ -130,42 +130,42 @@ impl<'a> Judge<'a> {
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
             let spare = if rule.when.uid == Some(UidIs::Other) {
-                Spare::OtherUid
+                KeepReason::OtherUid
             } else {
-                Spare::KeepRule
+                KeepReason::KeepRule
             };
             return Some(Spared {
                 holds_kin: rule.keeps_relatives(),
                 ..Spared::new(row, spare).by(&rule.name)
             });
         }
-        let Fact::Known(trace) = &row.trace else {
-            return spared(Spare::Unreadable);
+        let Fact::Known(trace) = &row.env_markers else {
+            return spared(KeepReason::Unreadable);
         };
         if trace.keep && self.question.honor_keep {
-            return spared(Spare::KeepMark);
+            return spared(KeepReason::KeepMarker);
         }
         if trace.cut && self.question.honor_keep || image.exe.is_empty() {
-            return spared(Spare::Unreadable);
+            return spared(KeepReason::Unreadable);
         }
         if let Some(rule) = rules.unread_keep(image, &judging) {
-            return Some(Spared::new(row, Spare::Unreadable).by(rules.name(rule)));
+            return Some(Spared::new(row, KeepReason::Unreadable).by(rules.name(rule)));
         }
         match &row.unit {
             Fact::Known(unit) => {
                 let managed = is_managed(unit) || self.is_main(row, unit);
                 let own = managed && !self.has_from_above(row, head, unit);
-                own.then(|| Spared::new(row, Spare::OwnUnit).by(unit))
+                own.then(|| Spared::new(row, KeepReason::OwnUnit).by(unit))
             }
-            Fact::Unread | Fact::Unreadable => spared(Spare::Unreadable),
+            Fact::Unread | Fact::Unreadable => spared(KeepReason::Unreadable),
         }
     }
 
     /// The rule that gives it time which is not over yet.
-    pub(super) fn wait(&self, row: &'a Row, head: &'a Row) -> Option<Waiting> {
+    pub(super) fn wait(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Waiting> {
         let rules = self.question.rules;
-        let waited = self.question.waited.get(&head.seen.key).copied();
-        let judging = rules.matching(&row.seen.image);
+        let waited = self.question.waited.get(&head.entry.key).copied();
+        let judging = rules.matching_member_rules(&row.entry.image);
         judging.iter().find_map(|id| {
             let rule = rules.rule(*id);
             let rest = rule.after.saturating_sub(waited.unwrap_or(0));
@@ -173,25 +173,25 @@ impl<'a> Judge<'a> {
             (waits && may_hold(rule, row, head)).then(|| Waiting {
                 rule: Arc::clone(&rule.name),
                 rest,
-                pid: row.seen.key.pid,
+                pid: row.entry.key.pid,
             })
         })
     }
 
     /// Whether it looks like what a user's service manager starts a service by: so are applications, where a
     /// desktop has them started, with the environment that it was told of.
-    fn is_main(&self, row: &Row, unit: &str) -> bool {
+    fn is_main(&self, row: &LeftoverRow, unit: &str) -> bool {
         let parent = self.parent(row);
         let started = parent.is_some_and(|parent| {
-            parent.seen.image.exe.ends_with(b"/systemd") && self.is_adopter(parent)
+            parent.entry.image.exe.ends_with(b"/systemd") && self.is_adopter(parent)
         });
-        started && unit.ends_with(".service") && row.seen.image.sid == row.seen.key.pid
+        started && unit.ends_with(".service") && row.entry.image.sid == row.entry.key.pid
     }
 
     /// Whether a unit is not a process's own: that of its head or, for the head itself, that of a parent which is
     /// not the one that starts units.
-    fn has_from_above(&self, row: &Row, head: &Row, unit: &Arc<str>) -> bool {
-        let above = if row.seen.key == head.seen.key {
+    fn has_from_above(&self, row: &LeftoverRow, head: &LeftoverRow, unit: &Arc<str>) -> bool {
+        let above = if row.entry.key == head.entry.key {
             self.parent(row).filter(|parent| !self.is_adopter(parent))
         } else {
             Some(head)
@@ -200,19 +200,19 @@ impl<'a> Judge<'a> {
     }
 
     /// What spares a process with all that is below it, adopted or not.
-    pub(super) fn spare_of_all(&self, row: &Row) -> Option<Spared> {
-        let image = &row.seen.image;
+    pub(super) fn spare_of_all(&self, row: &LeftoverRow) -> Option<Spared> {
+        let image = &row.entry.image;
         if let Some(rule) = self.question.rules.leaves_session(image) {
             let name = self.question.rules.name(rule);
-            return Some(Spared::new(row, Spare::Boundary).by(name));
+            return Some(Spared::new(row, KeepReason::Boundary).by(name));
         }
-        is_terminal(image).then(|| Spared::new(row, Spare::Terminal))
+        is_terminal(image).then(|| Spared::new(row, KeepReason::Terminal))
     }
 
     /// Whether a person, or what a rule keeps, may start processes from it, and they get its environment. An
     /// agent's own daemon is no such place.
-    pub(super) fn is_host(&self, row: &Row) -> bool {
-        let image = &row.seen.image;
+    pub(super) fn is_host(&self, row: &LeftoverRow) -> bool {
+        let image = &row.entry.image;
         let rules = self.question.rules;
         if rules.agent(image).is_some() {
             return false;
@@ -221,12 +221,12 @@ impl<'a> Judge<'a> {
         if let Some(spared) = self.spare_of_all(row) {
             return spared.rule.is_none_or(|rule| hands_on(&rule));
         }
-        let judging = rules.matching(image);
+        let judging = rules.matching_member_rules(image);
         let keeps = |rule: &Rule| {
             rule.action == Action::Keep && !rule.matchers.is_empty() && hands_on(&rule.name)
         };
         let might_keep = || rules.unread_keep(image, &judging);
-        let marked = matches!(&row.trace, Fact::Known(trace) if !trace.markers.is_empty());
+        let marked = matches!(&row.env_markers, Fact::Known(trace) if !trace.markers.is_empty());
         let is_main = || matches!(&row.unit, Fact::Known(unit) if self.is_main(row, unit));
         judging.iter().any(|id| keeps(rules.rule(*id)))
             || marked && is_main()
@@ -235,9 +235,9 @@ impl<'a> Judge<'a> {
 }
 
 /// Whether a rule may say something of it. Asked is what may be known; all else that it rests on may hold.
-fn may_hold(rule: &Rule, row: &Row, head: &Row) -> bool {
+fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
-    uid.is_none_or(|uid| uid.holds(row.seen.uids, head.seen.uids))
+    uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
         && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
 }
 

@@ -7,20 +7,20 @@ use super::*;
 const ID: &str = "0198c1de-7a44-4c39-9d7c-5f0a1b2c3d4e";
 
 /// A process with an environment that is put together.
-fn with_env(process: P, env: &str) -> Row {
+fn with_env(process: P, env: &str) -> LeftoverRow {
     let trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
-    Row {
-        trace,
+    LeftoverRow {
+        env_markers: trace,
         ..process.row()
     }
 }
 
 /// What is said of process 200, a leftover with this environment, beside others.
-fn beside(others: Vec<Row>, env: &str) -> &'static str {
+fn beside(others: Vec<LeftoverRow>, env: &str) -> &'static str {
     let mut all = table(&[]);
     let left = with_env(p(200, 1, 100, NODE, ""), env);
     let rows = others.into_iter().chain([left]);
-    all.rows.extend(rows.map(|row| (row.seen.key.pid, row)));
+    all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
     said(&ask(&all, |_| {}), 200)
 }
 
@@ -56,9 +56,9 @@ fn living_agent_shields_no_leftover_of_a_gone_agent() {
 #[test]
 fn marker_that_a_living_agent_carries_is_no_evidence() {
     let carries = |argv, env| with_env(agent(70, 150, argv), env);
-    let of_other = |row: Row| {
+    let of_other = |row: LeftoverRow| {
         let mut row = row;
-        (row.seen.uids.real, row.seen.uids.effective) = (1001, 1001);
+        (row.entry.uids.real, row.entry.uids.effective) = (1001, 1001);
         row
     };
     for (other, expected) in [
@@ -84,7 +84,7 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
     let shell = |env| with_env(p(65, 60, 40, "/bin/zsh", ""), env);
     let between = |uid| {
         let mut row = p(66, 65, 45, "/bin/bash", "").row();
-        (row.seen.uids.real, row.seen.uids.effective) = (uid, uid);
+        (row.entry.uids.real, row.entry.uids.effective) = (uid, uid);
         row
     };
     let below = |parent| {
@@ -112,7 +112,7 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
 fn ancestor_that_cannot_be_read_may_carry_the_marker() {
     let blind = |argv, start| {
         let mut row = p(65, 60, start, argv, "").row();
-        row.trace = Fact::Unreadable;
+        row.env_markers = Fact::Unreadable;
         row
     };
     let below = || {
@@ -133,7 +133,7 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
         assert_eq!(beside(vec![above, below()], DEAD), expected);
     }
     let mut unread = agent(70, 150, "/x/claude").row();
-    unread.trace = Fact::Unreadable;
+    unread.env_markers = Fact::Unreadable;
     assert_eq!(beside(vec![unread], DEAD), "agent_unsure");
 }
 
@@ -142,7 +142,7 @@ fn continued_conversation_is_no_evidence_of_a_gone_agent() {
     let left = format!("{DEAD}CLAUDE_CODE_SESSION_ID={ID}\0");
     let runs = |argv: &str| {
         let mut row = agent(70, 150, "/x/claude").row();
-        let image = Arc::make_mut(&mut row.seen.image);
+        let image = Arc::make_mut(&mut row.entry.image);
         image.argv = format!("/x/claude\0{}\0", argv.replace(' ', "\0")).into_bytes();
         row
     };
@@ -167,14 +167,14 @@ fn continued_conversation_is_no_evidence_of_a_gone_agent() {
     assert_eq!(beside(vec![in_env], &left), "shared_marker");
     // The rest of its arguments may name it.
     let mut cut = runs("-p");
-    Arc::make_mut(&mut cut.seen.image).truncated = true;
+    Arc::make_mut(&mut cut.entry.image).truncated = true;
     assert_eq!(beside(vec![cut.clone()], &left), "agent_unsure");
     assert_eq!(beside(vec![cut], DEAD), "reap");
     // A tool shell names no pid.
     let shell = with_env(p(200, 1, 100, SHELL, ""), &left[DEAD.len()..]);
     let mut all = table(&[]);
     let rows = [shell, runs(&format!("--resume {ID}"))];
-    all.rows.extend(rows.map(|row| (row.seen.key.pid, row)));
+    all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
     assert_eq!(said(&ask(&all, |_| {}), 200), "owner_alive");
 }
 
@@ -204,7 +204,7 @@ fn agent_that_may_be_a_relaunch_keeps_the_leftover() {
 
 #[test]
 fn recorded_member_is_kept_only_for_a_possible_successor() {
-    let recorded = |root: u64| Recorded {
+    let recorded = |root: u64| RecordedSession {
         agent: "claude-code".into(),
         root: ProcessKey {
             pid: 4300,

@@ -2,9 +2,9 @@
 
 use super::*;
 
-fn session(agent: &str, uid: u32, root: u32, start: u64) -> Recorded {
+fn session(agent: &str, uid: u32, root: u32, start: u64) -> RecordedSession {
     let start = start * S;
-    Recorded {
+    RecordedSession {
         agent: agent.into(),
         root: ProcessKey { pid: root, start },
         uid: Some(uid),
@@ -113,7 +113,7 @@ fn living_agent_shields_only_evidence_without_a_pid() {
         pid: 200,
         start: 100 * S,
     };
-    let recorded = Recorded {
+    let recorded = RecordedSession {
         members: HashSet::from_iter([helper]),
         ..session("codex", 1000, 4300, 20)
     };
@@ -145,7 +145,7 @@ fn a_session_of_an_agent_that_no_rule_knows_is_told_of() {
         start: 100 * S,
     };
     for (agent, expected) in [("codex", "reap"), ("gone", "agent_unknown")] {
-        let recorded = Recorded {
+        let recorded = RecordedSession {
             members: HashSet::from_iter([member]),
             ..session(agent, 1000, 4300, 20)
         };
@@ -173,7 +173,8 @@ fn places_that_nobody_can_ask_speak_for_what_came_from_them() {
     ] {
         let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
         let env = format!("{DEAD}{variable}\0");
-        all.rows.get_mut(&200).unwrap().trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
+        all.rows.get_mut(&200).unwrap().env_markers =
+            Fact::Known(EnvMarkers::of(env.as_bytes(), true));
         assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{variable}");
     }
 }

@@ -133,7 +133,7 @@ fn only_whom_one_is_asked_for() {
     ]);
     let of = |uid, scope: &Scope| {
         let mut all = all.clone();
-        let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().seen.image);
+        let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().entry.image);
         image.cgroup_id = 7;
         let strays = ask(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
         (said(&strays, 200), said(&strays, 210))
@@ -164,10 +164,10 @@ fn only_whom_one_is_asked_for() {
 fn kernel_threads_and_init_are_nobodys_leftover() {
     let mut all = table(&[p(2, 0, 0, "", DEAD), p(200, 1, 100, NODE, DEAD)]);
     if let Some(row) = all.rows.get_mut(&2) {
-        row.seen.kernel_thread = true;
+        row.entry.kernel_thread = true;
     }
     if let Some(row) = all.rows.get_mut(&1) {
-        row.trace = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
+        row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
     }
     let strays = ask(&all, |_| {});
     assert_eq!((said(&strays, 1), said(&strays, 2)), ("-", "-"));

@@ -12,8 +12,8 @@ fn check_unread(expected: &str, processes: &[P], unread: &[(u32, Option<u32>)]) 
     assert_eq!(said(&strays, last), expected, "{strays:#?}");
 }
 
-fn recorded(uid: u32) -> Recorded {
-    Recorded {
+fn recorded(uid: u32) -> RecordedSession {
+    RecordedSession {
         agent: "codex".into(),
         root: ProcessKey {
             pid: 4300,
@@ -86,7 +86,7 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
         p(310, 1, 50, "/usr/bin/kitty", ""),
         p(312, 1, 70, NODE, DEAD),
     ]);
-    cut.rows.get_mut(&310).unwrap().trace = Fact::Known(EnvMarkers::of(b"A=1\0", false));
+    cut.rows.get_mut(&310).unwrap().env_markers = Fact::Known(EnvMarkers::of(b"A=1\0", false));
     assert_eq!(said(&ask(&cut, |_| {}), 312), "multiplexed");
     // The leader of its session.
     let leader = P {
@@ -115,13 +115,13 @@ fn what_rules_keep_hands_its_environment_on() {
     // Where the command line is cut that may tell.
     let mut all = table(&[p(310, 1, 50, "/usr/bin/java", DEAD), left()]);
     let java = all.rows.get_mut(&310).unwrap();
-    Arc::make_mut(&mut java.seen.image).truncated = true;
+    Arc::make_mut(&mut java.entry.image).truncated = true;
     let catalogue = crate::rules::built_in();
-    let of = |all: &Table| {
+    let of = |all: &ProcessTable| {
         let mut all = all.clone();
-        all.rows.get_mut(&1).unwrap().trace = Fact::Known(EnvMarkers::default());
+        all.rows.get_mut(&1).unwrap().env_markers = Fact::Known(EnvMarkers::default());
         let nobody = HashMap::new();
-        let question = Question {
+        let question = LeftoverQuery {
             rules: &catalogue,
             recorded: &[],
             own_pid: 61,

@@ -13,13 +13,13 @@ fn listens(pid: u32, parent: u32, listening: Fact<bool>) -> P {
 fn a_server_has_its_time_from_when_it_was_found() {
     let waited = |listening, seconds: Option<u64>| {
         let all = table(&[listens(200, 1, listening)]);
-        let head = all.rows[&200].seen.key;
+        let head = all.rows[&200].entry.key;
         let strays = ask(&all, |q| {
             q.waited.extend(seconds.map(|waited| (head, waited * S)));
         });
         strays[0].verdict.clone()
     };
-    let wait = |rest: u64| Verdict::Wait {
+    let wait = |rest: u64| LeftoverVerdict::Wait {
         rule: "servers".into(),
         rest: rest * S,
         kin: None,
@@ -28,12 +28,12 @@ fn a_server_has_its_time_from_when_it_was_found() {
         (Fact::Known(true), None, wait(600)),
         (Fact::Known(true), Some(0), wait(600)),
         (Fact::Known(true), Some(599), wait(1)),
-        (Fact::Known(true), Some(600), Verdict::Reap),
-        (Fact::Known(false), None, Verdict::Reap),
+        (Fact::Known(true), Some(600), LeftoverVerdict::Reap),
+        (Fact::Known(false), None, LeftoverVerdict::Reap),
         // It may.
         (Fact::Unread, None, wait(600)),
         (Fact::Unreadable, None, wait(600)),
-        (Fact::Unreadable, Some(601), Verdict::Reap),
+        (Fact::Unreadable, Some(601), LeftoverVerdict::Reap),
     ] {
         assert_eq!(
             waited(listening, seconds),
@@ -70,18 +70,18 @@ fn those_above_and_below_a_server_wait_with_it() {
     assert_eq!(said_of(&strays), [wait, wait, wait, wait, "reap", "reap"]);
     let kin = strays.iter().find(|stray| stray.key.pid == 200).unwrap();
     assert!(
-        matches!(kin.verdict, Verdict::Wait { kin: Some(202), .. }),
+        matches!(kin.verdict, LeftoverVerdict::Wait { kin: Some(202), .. }),
         "{kin:?}"
     );
     // One in the midst that is kept stops nothing.
-    let image = Arc::make_mut(&mut all.rows.get_mut(&201).unwrap().seen.image);
+    let image = Arc::make_mut(&mut all.rows.get_mut(&201).unwrap().entry.image);
     image.exe = b"/usr/bin/sway".to_vec();
     let strays = ask(&all, |_| {});
     let keep = "keep_rule";
     // Of the other tree it may be where its mark is from.
     let other = "multiplexed";
     assert_eq!(said_of(&strays), [wait, keep, keep, keep, "reap", other]);
-    let head = all.rows[&200].seen.key;
+    let head = all.rows[&200].entry.key;
     let strays = ask(&all, |q| q.waited.extend([(head, u64::MAX)]));
     assert_eq!(said(&strays, 200), "reap");
 }

@@ -69,11 +69,11 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
     // What was not taken in may name one that lives.
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
     let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
-    all.rows.get_mut(&200).unwrap().trace = Fact::Known(EnvMarkers::of(&environ, true));
+    all.rows.get_mut(&200).unwrap().env_markers = Fact::Known(EnvMarkers::of(&environ, true));
     let strays = ask(&all, |_| {});
     assert_eq!(said(&strays, 200), "unreadable");
     assert!(
-        matches!(strays[0].evidence, Evidence::Mark { .. }),
+        matches!(strays[0].evidence, LeftoverEvidence::Mark { .. }),
         "no strong evidence"
     );
 }
@@ -94,11 +94,11 @@ fn long_chains_and_many_hosts_are_gone_through_once() {
         let mut row = p(pid, parent, 100, NODE, DEAD).row();
         if n % 3 == 0 {
             row = p(pid, parent, 100, "/bin/zellij", "").row();
-            row.trace = Fact::Known(environ(n));
+            row.env_markers = Fact::Known(environ(n));
         }
         rows.insert(pid, row);
     }
-    let recorded = Recorded {
+    let recorded = RecordedSession {
         agent: "claude-code".into(),
         root: ProcessKey {
             pid: 4300,
@@ -107,11 +107,11 @@ fn long_chains_and_many_hosts_are_gone_through_once() {
         uid: Some(1000),
         members: rows
             .values()
-            .map(|row| row.seen.key)
+            .map(|row| row.entry.key)
             .filter(|key| key.pid >= 1000)
             .collect(),
     };
-    let all = Table {
+    let all = ProcessTable {
         rows,
         unread: HashMap::new(),
     };

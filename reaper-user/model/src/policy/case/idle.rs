@@ -24,7 +24,7 @@ impl Case<'_> {
         let Some(period) = when.idle else {
             return ConditionResult::Yes;
         };
-        let now = self.model.awake_now();
+        let now = self.model.monotonic_now();
         let mut since = self.orphaned_since(when);
         match self.read().stdio {
             Fact::Unread => return ConditionResult::Ask(FactSet::STDIO),
@@ -60,21 +60,21 @@ impl Case<'_> {
     /// has been there, the less often it is looked for.
     pub(super) fn recheck(&self, when: &When, until: &mut Option<u64>) {
         if let Some(period) = when.idle {
-            let opened = self.model.clock.awake(self.session.opened_at);
+            let opened = self.model.clock.to_monotonic(self.session.opened_at);
             let since = self.orphaned_since(when).max(opened);
-            let waited = self.model.awake_now().saturating_sub(since);
+            let waited = self.model.monotonic_now().saturating_sub(since);
             self.recheck_after(waited.clamp(LOOK_MIN_NS, period.max(LOOK_MAX_NS)), until);
         }
     }
 
     fn recheck_after(&self, delay: u64, until: &mut Option<u64>) {
-        let at = self.model.awake_now().saturating_add(delay.max(1));
+        let at = self.model.monotonic_now().saturating_add(delay.max(1));
         *until = Some(until.map_or(at, |until| until.min(at)));
     }
 
     /// Returns since when it has been an orphan, in ns of CLOCK_MONOTONIC; 0 if that is not asked for.
     fn orphaned_since(&self, when: &When) -> u64 {
         let orphaned = self.node.orphaned.filter(|_| when.orphan == Some(true));
-        orphaned.map_or(0, |orphaned| self.model.clock.awake(orphaned.at))
+        orphaned.map_or(0, |orphaned| self.model.clock.to_monotonic(orphaned.at))
     }
 }

@@ -32,7 +32,7 @@ fn said(rules: &Ruleset, image: &Image) -> String {
         Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => {
             // Not those that look at no program: they are asked about every one.
-            let judging = rules.matching(image);
+            let judging = rules.matching_member_rules(image);
             let mut named = judging
                 .iter()
                 .filter(|id| !rules.rule(**id).matchers.is_empty());
@@ -531,7 +531,7 @@ fn keeps() {
 #[test]
 fn another_uid_is_kept_first() {
     let rules = rules::built_in();
-    let judging = rules.matching(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
+    let judging = rules.matching_member_rules(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
     let names: Vec<_> = judging.iter().map(|id| &**rules.name(*id)).collect();
     assert_eq!(
         names,
@@ -665,7 +665,7 @@ fn rules_about_roots_look_at_servers_and_protocol_modes() {
     const NPM: &str = "/usr/lib/node_modules/.bin";
     let rules = rules::built_in();
     let named = |exe: &str, argv: &str| -> Vec<String> {
-        let judging = rules.matching(&image("x", exe, argv));
+        let judging = rules.matching_member_rules(&image("x", exe, argv));
         let of_root = judging
             .iter()
             .map(|id| rules.rule(*id))

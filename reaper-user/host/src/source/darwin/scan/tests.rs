@@ -87,7 +87,11 @@ impl World {
 
 fn exits(told: &[EventKind]) -> Vec<(u32, ExitStatus)> {
     let exit = |kind: &EventKind| match kind {
-        EventKind::Exit { key, ended, .. } => Some((key.pid, *ended)),
+        EventKind::Exit {
+            key,
+            exit_status: ended,
+            ..
+        } => Some((key.pid, *ended)),
         _ => None,
     };
     told.iter().filter_map(exit).collect()

@@ -138,7 +138,11 @@ fn is_told_of_a_life() -> bool {
                 names.push(key);
                 story.push("exec");
             }
-            EventKind::Exit { key, ended, .. } if key.pid == pid => {
+            EventKind::Exit {
+                key,
+                exit_status: ended,
+                ..
+            } if key.pid == pid => {
                 assert_eq!(ended, ExitStatus::Exited(0));
                 names.push(key);
                 story.push("exit");

@@ -156,7 +156,7 @@ impl Kernel for Shared {
             read_at: self.now(),
             exact: true,
             pidfd_inode: identity.unique,
-            mark: None,
+            membership: None,
             key: self.key(process),
             parent: process.parent,
             uids: process.uids,

@@ -63,7 +63,11 @@ fn await_event<T>(scan: &mut Scan, what: &str, is: impl Fn(&Event) -> Option<T>)
 
 fn ended(of: ProcessKey) -> impl Fn(&Event) -> Option<ExitStatus> {
     move |event| match event.kind {
-        EventKind::Exit { key, ended, .. } if key == of => Some(ended),
+        EventKind::Exit {
+            key,
+            exit_status: ended,
+            ..
+        } if key == of => Some(ended),
         _ => None,
     }
 }

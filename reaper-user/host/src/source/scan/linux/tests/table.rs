@@ -35,7 +35,7 @@ fn row(pid: u32, (start, parent, program): Process) -> ProcEntry {
         key: key(pid, start),
         exact: false,
         pidfd_inode: 0,
-        mark: None,
+        membership: None,
         parent,
         uids: Uids::default(),
         image: Arc::new(Image {
