@@ -219,9 +219,9 @@ pub struct ExecRecord {
 
 /// What is in the environment is not known: it was not looked at, not to be read, or too large.
 pub const ENVIRONMENT_UNREAD: u32 = 0;
-/// All of the environment was gone through, and [`KEEP_MARKER`] is not in it.
+/// All of the environment was gone through, and [`KEEP_MARK`] is not in it.
 pub const ENVIRONMENT_UNMARKED: u32 = 1;
-/// [`KEEP_MARKER`] is in it.
+/// [`KEEP_MARK`] is in it.
 pub const ENVIRONMENT_KEEP: u32 = 2;
 
 /// A variable of the environment by which a process says that it is to be kept, with its NUL.

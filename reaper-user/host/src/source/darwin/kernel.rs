@@ -24,7 +24,7 @@ const BATCH: usize = 64;
 /// A scan of this system.
 pub type Scan = scan::Scan<Queue>;
 
-/// ConditionResult what was asked for, and tells of it.
+/// Holds what was asked for, and tells of it.
 pub struct Queue(Kqueue);
 
 impl Scan {

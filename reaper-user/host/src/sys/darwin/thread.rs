@@ -5,7 +5,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Open files that a process may ask for without more ado (`OPEN_MAX` of sys/syslimits.h).
 const OPEN_MAX: u64 = 10240;
 
-/// See [`hurry`].
+/// See [`raise_priority`].
 pub fn prioritise() {
     raise_priority();
 }
