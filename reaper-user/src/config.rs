@@ -114,7 +114,7 @@ pub struct Config {
     pub source: SourceChoice,
     /// `scan_min_interval = "50ms"`, `scan_max_interval = "2s"`: how often the process table is looked at where that is the
     /// source, within [`SCAN_INTERVAL`].
-    pub scan: scan::Options,
+    pub scan: scan::ScanOptions,
     /// `grace = "5s"`: from SIGTERM to SIGKILL, at most [`DURATION_MAX`].
     pub grace: Duration,
     /// `kill_timeout = "1s"`: from a SIGKILL without progress to a named failure; more than nothing.
@@ -300,7 +300,7 @@ impl Config {
             mode: Mode::default(),
             events: EventScope::default(),
             source: SourceChoice::default(),
-            scan: scan::Options::default(),
+            scan: scan::ScanOptions::default(),
             grace: Duration::from_secs(5),
             kill_timeout: Duration::from_secs(1),
             ring_size: 8 << 20,

@@ -10,7 +10,6 @@
 //! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
 //! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
 
-mod answer;
 mod attribution;
 mod cgroups;
 mod decide;
@@ -24,6 +23,7 @@ mod keeps;
 mod map_sync;
 mod reconcile;
 pub mod reload;
+mod requests;
 mod restore;
 mod signal;
 mod succession;
@@ -60,7 +60,7 @@ use reaper_host::sys;
 use reaper_model::event::{Event, ProcessKey, Provenance};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
-use reload::{Load, Reloading};
+use reload::{ConfigLoader, Reloading};
 use succession::Successions;
 
 /// Rounds of deciding and signalling before timers have their turn.
@@ -85,7 +85,7 @@ pub struct Settings {
     /// What it was at the start: some of it holds until the end.
     pub running: Config,
     /// Reads that anew.
-    pub load: Load,
+    pub load: ConfigLoader,
     /// What users asked the service before this one to keep, as far as that is known.
     pub keeps: Vec<journal::JournalKeep>,
     /// Writes down what users ask for; without it that is forgotten when the service ends.
@@ -237,7 +237,7 @@ impl Engine {
         mut asks: mpsc::Receiver<EngineRequest>,
     ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
-        let confirm = sys::readable(self.ingest.reaper.confirm())?;
+        let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
         let mut rest = IdleTimer::default();
         tokio::pin!(stop);
         let reason = loop {
@@ -245,7 +245,7 @@ impl Engine {
                 match sys::readable(&self.source) {
                     Ok(new) => {
                         events = new;
-                        self.failover.is_waited_for();
+                        self.failover.on_registered();
                     }
                     Err(error) => {
                         tracing::error!(
@@ -305,7 +305,7 @@ impl Engine {
                 }
                 () = self.deferred.facts.ready() => rest.on_records(self.settle()),
                 loaded = Engine::reloaded(&mut self.reloading) => {
-                    let read = self.take_over(loaded);
+                    let read = self.on_config_loaded(loaded);
                     rest.on_records(1 + read);
                 }
                 survey = Engine::surveyed(&mut self.gap) => {
@@ -315,14 +315,14 @@ impl Engine {
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
-                    self.confirm();
+                    self.on_pidfds_readable();
                     rest.on_records(self.settle());
                 }
-                Some(ask) = asks.recv() => rest.on_records(self.answer(ask)),
+                Some(ask) = asks.recv() => rest.on_records(self.on_request(ask)),
                 () = at(deadline) => rest.on_records(self.settle()),
                 () = at(rest.until) => {}
                 // Not before all others have had their turn.
-                () = yield_now(), if self.has_work() || self.source.has_waiting() => {
+                () = yield_now(), if self.has_work() || self.source.has_undrained() => {
                     rest.on_records(self.settle());
                 }
             }
@@ -330,7 +330,7 @@ impl Engine {
         self.stopping = true;
         self.settle();
         let armed = self.leave();
-        self.report();
+        self.on_reap_events();
         let count = Totals {
             sessions: self.ingest.sessions_opened,
             kept: self.kept(),
@@ -365,7 +365,7 @@ impl Engine {
     /// Ends the work of the probes, if there are any.
     fn disarm(&mut self) {
         let probes = self.source.probes_mut();
-        if let Some(Err(error)) = probes.map(|probes| probes.disarm()) {
+        if let Some(Err(error)) = probes.map(|probes| probes.unpin()) {
             tracing::error!("{error}");
         }
     }
@@ -395,11 +395,11 @@ impl Engine {
             self.decide();
             // Before the signals: whoever forks from now on is not to outrun them.
             self.sync_kill_on_fork();
-            read += self.check_marks();
+            read += self.on_exits_before_membership();
             if self.ingest.reaper.has_queued() {
                 read += self.signal();
             }
-            self.report();
+            self.on_reap_events();
             self.announce_escalations();
             // What was born before the probes knew of the ladder has woken nobody.
             read += self.drain();
@@ -410,7 +410,7 @@ impl Engine {
                 if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
                     self.ingest.reaper.close_empty();
                 }
-                self.report();
+                self.on_reap_events();
                 self.announce_escalations();
                 break;
             }
@@ -418,14 +418,14 @@ impl Engine {
         self.attribute();
         self.prefetch();
         self.sync_maps();
-        read += self.check_marks();
+        read += self.on_exits_before_membership();
         self.release_ring();
         read
     }
 
     /// Handles the exits that came before a process had its mark in the kernel. Returns the number of records read.
-    fn check_marks(&mut self) -> u64 {
-        let gone = match self.gone_before_marked() {
+    fn on_exits_before_membership(&mut self) -> u64 {
+        let gone = match self.exited_before_membership() {
             Ok(gone) => gone,
             Err(error) => {
                 tracing::error!("{error}");
@@ -450,14 +450,14 @@ impl Engine {
     fn drain_all(&mut self) {
         for _ in 0..DRAINS_MAX {
             self.drain();
-            if !self.source.has_waiting() {
+            if !self.source.has_undrained() {
                 break;
             }
         }
     }
 
     /// Handles the exits that pidfds report.
-    fn confirm(&mut self) {
+    fn on_pidfds_readable(&mut self) {
         loop {
             let (ready, unrecorded) = self.ingest.reaper.confirm_exits();
             if ready == 0 {
@@ -486,17 +486,17 @@ impl Engine {
         };
         let ring = probes.ring();
         let (position, release) = (ring.position(), ring.release());
-        if ring.held() > ring.size() / 2 {
-            release.up_to(ring.behind());
+        if ring.unreleased() > ring.size() / 2 {
+            release.up_to(ring.restart_position());
         }
         if out.is_idle() {
             release.up_to(position);
-        } else if ring.held() > 0 {
+        } else if ring.unreleased() > 0 {
             out.on_written(move || release.up_to(position));
         }
         out.flush();
         // Read again, the end of a session would tell nothing if nothing were known of it.
-        let given_back = position - ring.held();
+        let given_back = position - ring.unreleased();
         while let Some((_, first_root)) = self
             .closed_at_position
             .pop_front_if(|(at, _)| *at <= given_back)
@@ -520,7 +520,7 @@ impl Engine {
             ready,
             ..
         } = self;
-        model.set_infers_membership(source.is_scan());
+        model.set_infers_membership(source.is_polling());
         let began = sys::boot_time();
         follow.emits_discovered = *ready;
         follow.notes_late_discovered = !source.is_filtered();
@@ -541,7 +541,7 @@ impl Engine {
                 reason: flaw.to_string(),
             });
             // What is found by looking is looked at again: nothing is missing for good.
-            if !self.source.is_scan() {
+            if !self.source.is_polling() {
                 self.note_malformed();
             }
         }
@@ -577,17 +577,17 @@ impl Engine {
     fn after_outputs(&mut self) {
         // Before it is said that their session is over.
         self.report_unclaimed_exits();
-        if self.ingest.closed.is_empty() {
+        if self.ingest.closed_sessions.is_empty() {
             return;
         }
         // What has become of its members comes before its end.
-        self.report();
-        for (id, session, last_end) in std::mem::take(&mut self.ingest.closed) {
+        self.on_reap_events();
+        for (id, session, last_end) in std::mem::take(&mut self.ingest.closed_sessions) {
             let tally = self.sessions.entry(id).or_default();
-            (tally.closed_sessions, tally.last_exit_at) = (Some(session), last_end);
+            (tally.closing_session, tally.last_exit_at) = (Some(session), last_end);
             // Told once the ends are confirmed, which comes after the exit records.
             if !self.ingest.reaper.has_members_of(id) {
-                self.close_decided(id);
+                self.close_if_decided(id);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What agents have left behind that nobody watched: found by one look at the process table, and ended.
 //!
-//! [`look`] and [`end`] are what `reaper scan` does where no service answers. [`Scanner`] is the same in a service,
+//! [`find_leftovers`] and [`reap_found`] are what `reaper scan` does where no service answers. [`Scanner`] is the same in a service,
 //! on threads of its own: what the service watches is taken from the engine before each look, and what is done is
 //! given to the engine, which tells it in the stream.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
-use crate::reap::{Due, Ending, Times, end_all};
+use crate::reap::{Due, ReapResult, Times, reap_all};
 use reaper_host::facts::{listening, scan_processes};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys::{self, pidfd::Pidfd};
@@ -32,7 +32,7 @@ pub const MIN_AGE: Duration = Duration::from_secs(600);
 
 /// By what a look goes; the parts of a [`LeftoverQuery`] with the same names.
 #[derive(Default)]
-pub struct Terms {
+pub struct ScanOptions {
     pub rules: Ruleset,
     pub scope: Scope,
     pub uid: Option<u32>,
@@ -48,14 +48,14 @@ pub struct Terms {
 /// What a look has found.
 pub struct FoundLeftovers {
     pub table: ProcessTable,
-    pub strays: Vec<Leftover>,
+    pub leftovers: Vec<Leftover>,
 }
 
 /// What an ending came to.
-pub struct Done {
+pub struct LeftoverReapResult {
     /// Those who have come while it went on.
     pub late: Vec<(LeftoverRow, Leftover)>,
-    pub ended: Vec<Ending>,
+    pub ended: Vec<ReapResult>,
 }
 
 /// Looks at everybody. Who is `held` was found before, and may have lost since, by what was done, what it was
@@ -63,14 +63,20 @@ pub struct Done {
 ///
 /// # Errors
 /// The process table cannot be read.
-pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<FoundLeftovers, ProcfsError> {
+pub fn find_leftovers(
+    terms: &ScanOptions,
+    held: &HashSet<ProcessKey>,
+) -> Result<FoundLeftovers, ProcfsError> {
     let procfs = Procfs::default();
     let mut table = scan_processes(&procfs)?;
     find_hidden(&mut table);
     let strays = terms.find(&table, held);
     let asks = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
     if !terms.rules.rules().iter().any(asks) {
-        return Ok(FoundLeftovers { table, strays });
+        return Ok(FoundLeftovers {
+            table,
+            leftovers: strays,
+        });
     }
     // What is open is asked of those alone of whom it matters.
     let matters = |stray: &&Leftover| !matches!(stray.verdict, LeftoverVerdict::Report(_));
@@ -83,7 +89,10 @@ pub fn look(terms: &Terms, held: &HashSet<ProcessKey>) -> Result<FoundLeftovers,
         }
     }
     let strays = terms.find(&table, held);
-    Ok(FoundLeftovers { table, strays })
+    Ok(FoundLeftovers {
+        table,
+        leftovers: strays,
+    })
 }
 
 /// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
@@ -99,13 +108,13 @@ fn find_hidden(table: &mut ProcessTable) {
     let is_hidden = |pid: &u32| {
         // Whatever /proc hides, pidfd_open(2) tells whether there is anybody.
         let lives = Pidfd::open(*pid).err() != Some(Errno::ESRCH);
-        lives && !sys::is_shown(*pid)
+        lives && !sys::is_visible(*pid)
     };
     let hidden = owners.into_iter().filter(is_hidden);
     table.unread.extend(hidden.map(|pid| (pid, None)));
 }
 
-impl Terms {
+impl ScanOptions {
     fn find(&self, table: &ProcessTable, held: &HashSet<ProcessKey>) -> Vec<Leftover> {
         let of_held = (!held.is_empty()).then(|| RecordedSession {
             agent: "agent".into(),
@@ -142,13 +151,13 @@ impl Terms {
 ///
 /// # Errors
 /// Those of `look`; what has been signalled by then stays so.
-pub fn end<E>(
+pub fn reap_found<E>(
     found: &FoundLeftovers,
     times: Times,
     mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
-) -> Result<Done, E> {
+) -> Result<LeftoverReapResult, E> {
     let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
-    let first = found.strays.iter().filter(is_due);
+    let first = found.leftovers.iter().filter(is_due);
     let first: HashSet<ProcessKey> = first.map(|stray| stray.key).collect();
     let was_there = |key: ProcessKey| {
         let rows = &found.table.rows;
@@ -157,7 +166,10 @@ pub fn end<E>(
     };
     let mut late: HashMap<ProcessKey, (LeftoverRow, Leftover)> = HashMap::new();
     let find = |held: &HashSet<ProcessKey>| {
-        let FoundLeftovers { mut table, strays } = look(held)?;
+        let FoundLeftovers {
+            mut table,
+            leftovers: strays,
+        } = look(held)?;
         let mut due = Due::new();
         for stray in strays.into_iter().filter(|stray| is_due(&stray)) {
             let (key, known) = (stray.key, first.contains(&stray.key));
@@ -172,14 +184,14 @@ pub fn end<E>(
         }
         Ok(due)
     };
-    let ended = end_all(find, times)?;
+    let ended = reap_all(find, times)?;
     // Who was gone again before its turn came is nobody's concern.
     let mut late: Vec<_> = ended
         .iter()
         .filter_map(|end| late.remove(&end.key))
         .collect();
     late.sort_by_key(|(_, stray)| stray.key);
-    Ok(Done { late, ended })
+    Ok(LeftoverReapResult { late, ended })
 }
 
 /// By pid.

@@ -22,8 +22,8 @@ use crate::journal::{self, Journal, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
 use reaper_host::source::kind::{RejectedSource, SourceChoice};
-use reaper_host::source::probes::{Options, PinOptions};
-use reaper_host::source::selection::{self, SourceSelection};
+use reaper_host::source::probes::{PinOptions, ProbeOptions};
+use reaper_host::source::selection::{self, SourceOptions};
 use reaper_host::source::{Source, SourceError};
 use reaper_host::sys;
 use reaper_host::sys::pidfd;
@@ -135,7 +135,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     }
     let socket = scope::socket(directory, scope_name.as_deref());
     let socket = config.socket.then(|| Socket::bind(&socket)).transpose()?;
-    let options = Options {
+    let options = ProbeOptions {
         log: args.bpf_log,
         object: args.bpf_object.clone(),
         pin: config.pin.then(|| PinOptions {
@@ -171,7 +171,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let kept_in = journal.as_ref().map(|journal| journal.path().into());
     // For a newer schema too: the error of each read says why it cannot be read.
     let kept_in = kept_in.or(newer.map(|newer| newer.path));
-    let scanner = Scanner::new(asks.clone(), kept_in.clone()).unsure(unsure);
+    let scanner = Scanner::new(asks.clone(), kept_in.clone()).with_keeps_error(unsure);
     let backend = Backend {
         engine: asks.clone(),
         journal: kept_in,
@@ -328,9 +328,9 @@ pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
 /// Opens the source that the config asks for, and says which better ones could not be used.
 pub(super) fn open_source(
     config: &Config,
-    options: &Options,
+    options: &ProbeOptions,
 ) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), Failure> {
-    let (source, passed_over) = selection::open(&SourceSelection {
+    let (source, passed_over) = selection::open(&SourceOptions {
         choice: config.source,
         probes: options,
         names: &names(config)?,
@@ -343,15 +343,15 @@ pub(super) fn open_source(
 }
 
 /// What the config says, for the probes. Nothing is pinned.
-pub(super) fn options(config: &Config, scope: &Scope) -> Options {
-    Options {
+pub(super) fn options(config: &Config, scope: &Scope) -> ProbeOptions {
+    ProbeOptions {
         ring_size: config.ring_size,
         max_members: config.max_members,
         // Who runs in a cgroup of the scope, only the service can tell: it has to hear of everybody.
         filter: config.events == EventScope::Agents && scope.cgroups.is_empty(),
         scoped: !scope.roots.is_empty() && scope.cgroups.is_empty(),
         kernel_reap: config.may_kernel_reap(),
-        ..Options::default()
+        ..ProbeOptions::default()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Output, Sink};
 use crate::reap;
-use reaper_host::source::probes::Options;
+use reaper_host::source::probes::ProbeOptions;
 use reaper_host::source::procfs::{ProcessReading, Procfs};
 use reaper_host::sys::pidfd::{self, Pidfd};
 use reaper_model::event::TICK_NS;
@@ -59,11 +59,11 @@ pub(super) fn run() -> Result<u8, Failure> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let config = Config::parse(&config(&name), Path::new("demo"))?;
     // Of a process and what descends from it, and gone with this program.
-    let options = Options {
+    let options = ProbeOptions {
         filter: true,
         scoped: true,
         kernel_reap: config.may_kernel_reap(),
-        ..Options::default()
+        ..ProbeOptions::default()
     };
     pidfd::probe().context("nothing could be ended")?;
     let (source, _) = open_source(&config, &options)?;
@@ -212,7 +212,7 @@ impl Agent {
     fn end(&mut self) {
         // It is this process's child and not waited for yet, so its pid is its own.
         if let Ok(pidfd) = Pidfd::open(self.child.id()) {
-            let _ = reap::end_own(&pidfd, self.child.id(), Signal::SIGKILL);
+            let _ = reap::signal_own(&pidfd, self.child.id(), Signal::SIGKILL);
         }
         let _ = self.child.wait();
     }
@@ -238,7 +238,7 @@ impl LeftBehind {
     fn end(&self) -> Vec<String> {
         let alive = self.0.iter().filter(|(_, _, pidfd)| !pidfd.has_exited());
         let ended = alive.map(|(what, pid, pidfd)| {
-            let _ = reap::end_own(pidfd, *pid, Signal::SIGKILL);
+            let _ = reap::signal_own(pidfd, *pid, Signal::SIGKILL);
             format!("{what} ({pid})")
         });
         ended.collect()

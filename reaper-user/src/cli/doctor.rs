@@ -18,7 +18,7 @@ use crate::export::{print, printable, to_json};
 use reaper_host::source::SourceKind;
 use reaper_host::source::ebpf::btf::{self, Btf, BtfError};
 use reaper_host::sys::host::{Host, Limit};
-use reaper_host::sys::pidfd::{self, Refused};
+use reaper_host::sys::pidfd::{self, PidfdUnavailable};
 
 /// The oldest kernel that the probes are made for.
 const OLDEST: (u32, u32) = (5, 10);
@@ -122,7 +122,7 @@ pub fn examine<E: Display>(
     config: &Config,
     host: &Host,
     btf: &Result<Btf, BtfError>,
-    pidfds: Result<(), Refused>,
+    pidfds: Result<(), PidfdUnavailable>,
     probe: impl Fn(SourceKind) -> Result<(), E>,
 ) -> DoctorReport {
     let probed = probe(SourceKind::Ebpf).map_err(|e| e.to_string());
@@ -181,7 +181,7 @@ fn remedy(checks: &[Check], host: &Host) -> String {
         return format!("see to what is said of this above: {}", unmet.join(", "));
     }
     let pids = &host.pid_namespace;
-    match host.container.is_empty() && (pids.first || pids.inode == 0) {
+    match host.container.is_empty() && (pids.is_initial || pids.inode == 0) {
         true => "report this line and the kernel's release".into(),
         false => "run it on the host: a container may be refused this whoever runs in it (by seccomp, for one; docker run \
              --privileged lifts that); if the host refuses it too, report this line and the kernel's release"
@@ -242,17 +242,17 @@ fn surroundings(host: &Host) -> Vec<Check> {
             "the kernel is locked down for confidentiality and shows its memory to no program",
             "boot with lockdown=integrity, or without lockdown",
         ),
-        Check::new("/proc", host.own_proc, if host.own_proc { "this pid namespace's" } else { "none, or another pid namespace's" })
+        Check::new("/proc", host.proc_matches_pid_namespace, if host.proc_matches_pid_namespace { "this pid namespace's" } else { "none, or another pid namespace's" })
             .needed()
             .or(
                 "what runs here is not to be had from it, and its pids would be those of others",
                 "mount this pid namespace's own (mount -t proc proc /proc; unshare has --mount-proc for it)",
             ),
-        Check::new("pid namespace", pids.first || pids.inode == 0, place(pids.first, pids.inode))
+        Check::new("pid namespace", pids.is_initial || pids.inode == 0, place(pids.is_initial, pids.inode))
             .or("only processes of this pid namespace are seen", elsewhere),
         Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") })
             .or("containers and guests may be refused what root may do on a host", unrefused),
-        Check::new("processes of others", host.shows_others, if host.shows_others { "shown in /proc" } else { "hidden" }).or(
+        Check::new("processes of others", host.proc_shows_others, if host.proc_shows_others { "shown in /proc" } else { "hidden" }).or(
             "/proc is mounted with hidepid: without the probes or the proc connector only own processes are seen",
             "run it as root, or in the group that `gid=` of that mount names, or mount -o remount,hidepid=0 /proc",
         ),

@@ -322,7 +322,7 @@ struct UnpinArgs {
 
 /// Runs the command that the arguments name; gives its exit status.
 pub fn main() -> ExitCode {
-    sys::limit_arenas();
+    sys::fix_mmap_threshold();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misused(error),

@@ -205,7 +205,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
 
 /// Gives the exit status of the one that owns the command, and has nobody else do it.
 pub(super) fn owner(args: OwnerArgs) -> u8 {
-    let tell = args.tell.and_then(child::inherit);
+    let tell = args.tell.and_then(child::take_inherited_pipe);
     let tell = tell.map_or_else(StartNotifier::default, StartNotifier::to);
     match prepare(args.run) {
         Ok((run, told)) => supervise(run, &told, &tell),

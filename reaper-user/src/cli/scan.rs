@@ -15,7 +15,7 @@ use super::{Failure, ServiceArgs, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
-use crate::leftovers::{MIN_AGE, Terms, end, look};
+use crate::leftovers::{MIN_AGE, ScanOptions, find_leftovers, reap_found};
 use crate::reap::Times;
 use reaper_host::source::procfs::ProcfsError;
 use reaper_host::sys;
@@ -123,25 +123,26 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
     };
     let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
     // Pids that are told in an environment mean something in this namespace alone.
-    sys::pid_namespace_unless_first().context("cannot use /proc")?;
-    let terms = Terms {
+    sys::non_initial_pid_namespace().context("cannot use /proc")?;
+    let terms = ScanOptions {
         rules: config.rules,
         scope: scope.transpose()?.unwrap_or_else(Scope::default),
         uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
         min_age: args.min_age.unwrap_or(MIN_AGE),
         kept,
         by_order: true,
-        ..Terms::default()
+        ..ScanOptions::default()
     };
-    let found = look(&terms, &HashSet::new()).map_err(failed)?;
+    let found = find_leftovers(&terms, &HashSet::new()).map_err(failed)?;
     let mut report = ScanReport::by("command");
-    report.add(&found.table, &found.strays);
+    report.add(&found.table, &found.leftovers);
     if args.reap && !report.reapable.is_empty() {
         let times = Times {
             grace: config.grace,
             kill_timeout: config.kill_timeout,
         };
-        let done = end(&found, times, |held| look(&terms, held)).map_err(failed)?;
+        let done =
+            reap_found(&found, times, |held| find_leftovers(&terms, held)).map_err(failed)?;
         report.done(&done);
     }
     Ok(report)

@@ -43,12 +43,12 @@ pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
 impl From<PinError> for Failure {
     fn from(error: PinError) -> Failure {
         match error {
-            PinError::Held { .. } => Failure::Locked(error.to_string()),
+            PinError::Locked { .. } => Failure::Locked(error.to_string()),
             PinError::NotBpffs { .. } => Failure::Usage(error.to_string()),
             PinError::Io { ref source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 Failure::Other(anyhow!("{error}; run it as root"))
             }
-            PinError::Foreign { .. } | PinError::Io { .. } => Failure::Other(error.into()),
+            PinError::UnknownPins { .. } | PinError::Io { .. } => Failure::Other(error.into()),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Engine {
 
     /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
     /// that are known had ended, where there are such, and by what is being read since.
-    pub(super) fn may_have_more(&self, id: SessionId) -> bool {
+    pub(super) fn may_have_undiscovered(&self, id: SessionId) -> bool {
         if self.stopping {
             return false;
         }

@@ -8,7 +8,7 @@ use super::ingest::{Counts, Queued, Tally};
 use crate::config::Mode;
 use crate::export::{DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
 use crate::reap::{ReapEvent, ReapOutcome, ReleaseReason};
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Reason, Verdict};
 use reaper_model::session::{CLOSED_MAX, Session, SessionId};
@@ -44,7 +44,7 @@ impl Engine {
                         if session
                             .is_some_and(|s| s.root_exit.is_some_and(|gone| gone.was_signalled))
                         {
-                            self.ingest.reaper.renew(id);
+                            self.ingest.reaper.restart_grace(id);
                         }
                     }
                     keys.extend(members);
@@ -61,62 +61,62 @@ impl Engine {
             self.execute(key, decision);
         }
         ended.retain(|_| self.settings.mode == Mode::Enforce);
-        ended.extend(std::mem::take(&mut self.deferred.ending));
+        ended.extend(std::mem::take(&mut self.deferred.closing));
         // A close counts the outcomes before it.
-        self.report();
+        self.on_reap_events();
         for id in ended {
             // Nothing to be reaped: it is over but for what is kept.
             let reaper = &self.ingest.reaper;
-            let claims = reaper.is_open(id) || reaper.has_members_of(id);
+            let claims = reaper.has_open_escalation(id) || reaper.has_members_of(id);
             let tally = self.sessions.get(&id);
-            let closed = tally.is_some_and(|tally| tally.closed_sessions.is_some());
+            let closed = tally.is_some_and(|tally| tally.closing_session.is_some());
             let open = self.model.sessions.get(id).is_some();
             // A member was found meanwhile, and in observe a session goes on for as long as its members live.
             let goes_on = closed && open && self.settings.mode == Mode::Observe;
             if (closed || open) && !goes_on && !claims {
-                self.close_decided(id);
+                self.close_if_decided(id);
             }
         }
     }
 
     /// Reports a session without claimed members as closed, once all of its members are decided about, also those that
     /// were claimed and released, none of them waits, and escaped ones have been looked for.
-    pub(super) fn close_decided(&mut self, id: SessionId) {
+    pub(super) fn close_if_decided(&mut self, id: SessionId) {
         // One whose root lives may always have a look before it, and is not over.
         let session = self.model.sessions.get(id);
         if session.is_some_and(|session| session.root_exit.is_none()) {
             self.close(id);
             return;
         }
-        let escaped = self.may_have_more(id);
+        let escaped = self.may_have_undiscovered(id);
         if escaped {
             self.source.scan_soon();
         }
-        let is_deferred = self.is_deferred(id) || self.has_waiting(id);
-        if escaped || is_deferred || self.has_unsettled_nested(id) {
-            self.deferred.ending.insert(id);
+        let is_deferred = self.has_undecided_member(id) || self.has_deferred_member(id);
+        if escaped || is_deferred || self.has_undecided_nested(id) {
+            self.deferred.closing.insert(id);
         } else {
             self.close(id);
         }
     }
 
     /// Whether members of a session have no decision yet, or no current one.
-    fn is_deferred(&self, id: SessionId) -> bool {
-        self.is_pending(id) || self.deferred.is_asking_about(id, &self.model)
+    fn has_undecided_member(&self, id: SessionId) -> bool {
+        self.is_queued(id) || self.deferred.is_reading_facts_of(id, &self.model)
     }
 
     /// Whether members of a session wait for a delay, or until what could not be read is tried again. One that a user
     /// keeps for a time is kept.
-    fn has_waiting(&self, id: SessionId) -> bool {
+    fn has_deferred_member(&self, id: SessionId) -> bool {
         let kept = Some(&(Verdict::Keep, Reason::KeptByUser));
-        let mut waiting = self.deferred.waiting_of(id, &self.model);
+        let mut waiting = self.deferred.deferred_members(id, &self.model);
         waiting.any(|key| self.ingest.decided.get(&key) != kept)
     }
 
     /// Whether it is not known yet what is left of the sessions nested in one.
-    fn has_unsettled_nested(&self, id: SessionId) -> bool {
+    fn has_undecided_nested(&self, id: SessionId) -> bool {
         let mut nested = self.nested_in(id).map(|session| session.id);
-        nested.any(|id| self.ingest.reaper.has_members_of(id) || self.is_deferred(id))
+        nested.any(|id| self.ingest.reaper.has_members_of(id) || self.has_undecided_member(id))
     }
 
     /// Returns the sessions nested in one.
@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// Whether something is to be decided about a session.
-    fn is_pending(&self, id: SessionId) -> bool {
+    fn is_queued(&self, id: SessionId) -> bool {
         let of_it = |pending: &Queued| match *pending {
             Queued::Process(key) => {
                 let node = self.model.tree.get(key);
@@ -150,7 +150,7 @@ impl Engine {
                 due.map(|(ladder, _)| ladder.id)
             }
         };
-        ladder.is_some_and(|id| self.ingest.reaper.is_open(id))
+        ladder.is_some_and(|id| self.ingest.reaper.has_open_escalation(id))
     }
 
     fn execute(&mut self, key: ProcessKey, decision: Decision) {
@@ -160,10 +160,10 @@ impl Engine {
         if let Some(session) = node.state.member.session {
             if !decision.needs.is_empty() {
                 // Nothing is said of it before that is known, or known to be beyond knowing.
-                return self.ask(key, session, &decision);
+                return self.request_facts(key, session, &decision);
             }
             let again = match decision.reason {
-                Reason::Unreadable => self.try_again(key),
+                Reason::Unreadable => self.retry_unreadable(key),
                 _ => None,
             };
             // The search for a successor re-evaluates its members itself.
@@ -224,8 +224,8 @@ impl Engine {
             self.claimed.insert(who.key, who.clone());
             // It may be the first of which anything is counted.
             self.sessions.entry(session).or_default();
-            let outcome = ReapOutcome::Ended(ended);
-            self.outcome(
+            let outcome = ReapOutcome::Exited(ended);
+            self.on_outcome(
                 who.key,
                 session,
                 outcome,
@@ -236,12 +236,12 @@ impl Engine {
     }
 
     /// Tells what the reaper has done.
-    pub(super) fn report(&mut self) {
+    pub(super) fn on_reap_events(&mut self) {
         let mut over = Vec::new();
         for report in self.ingest.reaper.take_reports() {
             match report {
                 ReapEvent::Decided { key, decision } => {
-                    let foretold = self.ingest.announced.contains(&key);
+                    let foretold = self.ingest.decision_emitted.contains(&key);
                     if let Some(who) = self.claimed.get(&key).filter(|_| !foretold).cloned() {
                         self.emit_decision(who, &decision);
                     }
@@ -265,7 +265,7 @@ impl Engine {
                     duration,
                     memory,
                 } => {
-                    self.outcome(
+                    self.on_outcome(
                         key,
                         session,
                         outcome,
@@ -306,33 +306,33 @@ impl Engine {
             let closed = self
                 .sessions
                 .get(&id)
-                .is_some_and(|tally| tally.closed_sessions.is_some());
+                .is_some_and(|tally| tally.closing_session.is_some());
             let reaper = &self.ingest.reaper;
-            if (closed || !reaper.is_open(id)) && !reaper.has_members_of(id) {
-                self.close_decided(id);
+            if (closed || !reaper.has_open_escalation(id)) && !reaper.has_members_of(id) {
+                self.close_if_decided(id);
             }
         }
     }
 
-    pub(super) fn outcome(
+    pub(super) fn on_outcome(
         &mut self,
         key: ProcessKey,
         session: SessionId,
         outcome: ReapOutcome,
         signal: Option<&'static str>,
-        (duration, memory): (Option<u64>, Option<Memory>),
+        (duration, memory): (Option<u64>, Option<ProcessMemory>),
     ) {
         self.map_sync.dirty.insert(session);
         let mut none = Tally::default();
         let tally = self.sessions.get_mut(&session).unwrap_or(&mut none);
         match outcome {
-            ReapOutcome::Ended(_) if signal.is_some() => {
+            ReapOutcome::Exited(_) if signal.is_some() => {
                 self.count.reaped += 1;
                 tally.reaped += 1;
                 self.count.memory.add(memory);
                 tally.memory.add(memory);
             }
-            ReapOutcome::Ended(_) => {}
+            ReapOutcome::Exited(_) => {}
             ReapOutcome::Failed(_) => {
                 self.count.failed += 1;
                 tally.failed += 1;
@@ -344,7 +344,7 @@ impl Engine {
             }
             ReapOutcome::NotSent(ReleaseReason::Unreadable) => {
                 self.ingest.decided.remove(&key);
-                let again = self.deferred.again(key);
+                let again = self.deferred.next_retry(key);
                 self.defer(key, session, again);
             }
             ReapOutcome::NotSent(_) => {}
@@ -369,7 +369,7 @@ impl Engine {
     }
 
     /// Why those members of a session are kept whose agent is gone.
-    pub(super) fn kept_of(&self, id: SessionId) -> Vec<Reason> {
+    pub(super) fn kept_reasons(&self, id: SessionId) -> Vec<Reason> {
         let kept = |verdict| matches!(verdict, Verdict::Keep | Verdict::Report);
         let decided = self.decided_of(id);
         let kept = decided.filter(|(verdict, _)| kept(*verdict));
@@ -390,7 +390,7 @@ impl Engine {
         let living = self.nested_in(id).filter(|session| !session.is_empty());
         let rest = living.map(|session| NestedSummary {
             session: SessionRef::from(session),
-            kept: self.kept_of(session.id).len() as u32,
+            kept: self.kept_reasons(session.id).len() as u32,
             waiting: {
                 let decided = self.decided_of(session.id);
                 decided
@@ -405,7 +405,7 @@ impl Engine {
     pub(super) fn kept(&self) -> u64 {
         let sessions = self.model.sessions.iter();
         sessions
-            .map(|session| self.kept_of(session.id).len() as u64)
+            .map(|session| self.kept_reasons(session.id).len() as u64)
             .sum()
     }
 
@@ -418,12 +418,12 @@ impl Engine {
             self.map_sync.dirty.insert(id);
             return;
         }
-        let kept = self.kept_of(id);
+        let kept = self.kept_reasons(id);
         let nested = self.nested_rest(id);
         let tally = self.sessions.entry(id).or_default();
         let living = self.model.sessions.get(id).map(SessionRef::from);
         let over = living.is_none();
-        let first_root = tally.closed_sessions.as_ref().or(living.as_ref());
+        let first_root = tally.closing_session.as_ref().or(living.as_ref());
         let first_root = first_root.map(|session| session.first_root);
         let Tally {
             reaped,
@@ -437,7 +437,7 @@ impl Engine {
             kept: kept.len() as u32,
             failed,
         };
-        if let Some(session) = tally.closed_sessions.take().or(living)
+        if let Some(session) = tally.closing_session.take().or(living)
             && tally.reported != Some(counts)
         {
             let again = tally.reported.replace(counts).is_some();

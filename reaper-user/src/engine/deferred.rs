@@ -31,25 +31,25 @@ pub struct Deferred {
     /// Reads what is asked for, in threads that nobody waits for.
     pub facts: FactReader,
     /// Whose facts a decision waits for.
-    requested: HashMap<ProcessKey, Asked>,
+    requested: HashMap<ProcessKey, PendingRead>,
     /// Number of the last that was asked.
     last: u64,
     /// Who waits for the facts of its kin.
-    kin: HashMap<ProcessKey, Asked>,
+    waiting_for_relatives: HashMap<ProcessKey, PendingRead>,
     /// Processes that are being read for how busy they are, with the roots that wait for it: a member of a nested session
     /// belongs to the tree of the outer root too. No ladder waits for these roots: they live.
     unread: HashMap<ProcessKey, Vec<ProcessKey>>,
     /// Number of processes that each of these roots waits for.
     looks: HashMap<ProcessKey, usize>,
     /// Sessions that are over but for those about whom something is still to be said.
-    pub ending: HashSet<SessionId>,
+    pub closing: HashSet<SessionId>,
     /// Who is to be decided about anew at which time, in ns of the monotonic clock.
-    waiting: HashMap<ProcessKey, (u64, SessionId)>,
+    deadlines: HashMap<ProcessKey, (u64, SessionId)>,
     /// How often what could not be read has been tried again.
     tries: HashMap<ProcessKey, u32>,
 }
 
-struct Asked {
+struct PendingRead {
     /// Whose member it is.
     session: SessionId,
     /// Asks are numbered in their order.
@@ -64,11 +64,11 @@ impl Deferred {
             facts: reader(rules)?,
             requested: HashMap::new(),
             last: 0,
-            kin: HashMap::new(),
+            waiting_for_relatives: HashMap::new(),
             unread: HashMap::new(),
             looks: HashMap::new(),
-            ending: HashSet::new(),
-            waiting: HashMap::new(),
+            closing: HashSet::new(),
+            deadlines: HashMap::new(),
             tries: HashMap::new(),
         })
     }
@@ -78,24 +78,24 @@ impl Deferred {
         self.facts = reader;
         // Nobody answers these any more.
         self.requested.clear();
-        self.kin.clear();
+        self.waiting_for_relatives.clear();
         self.unread.clear();
         self.looks.clear();
     }
 
     /// Whether facts are being read that decisions wait for.
     pub fn is_reading(&self) -> bool {
-        !self.requested.is_empty() || !self.kin.is_empty()
+        !self.requested.is_empty() || !self.waiting_for_relatives.is_empty()
     }
 
     /// When somebody is to be decided about though nothing happens, in ns of the monotonic clock.
     pub fn next(&self) -> Option<u64> {
-        self.waiting.values().map(|(at, _)| *at).min()
+        self.deadlines.values().map(|(at, _)| *at).min()
     }
 
     /// When to look again at one that could not be read, in ns of the monotonic clock; `None`: that was tried
     /// often enough.
-    pub fn again(&mut self, key: ProcessKey) -> Option<u64> {
+    pub fn next_retry(&mut self, key: ProcessKey) -> Option<u64> {
         if self.tries.len() >= TRIED_MAX {
             self.tries.clear();
         }
@@ -105,14 +105,18 @@ impl Deferred {
     }
 
     /// Whether facts of living members of a session are being read.
-    pub fn is_asking_about(&self, id: SessionId, model: &Model) -> bool {
-        let mut asked = self.requested.iter().chain(&self.kin);
+    pub fn is_reading_facts_of(&self, id: SessionId, model: &Model) -> bool {
+        let mut asked = self.requested.iter().chain(&self.waiting_for_relatives);
         asked.any(|(key, asked)| asked.session == id && model.tree.get(*key).is_some())
     }
 
     /// Returns the living members of a session that are re-evaluated at a time of their own.
-    pub fn waiting_of(&self, id: SessionId, model: &Model) -> impl Iterator<Item = ProcessKey> {
-        let waiting = self.waiting.iter();
+    pub fn deferred_members(
+        &self,
+        id: SessionId,
+        model: &Model,
+    ) -> impl Iterator<Item = ProcessKey> {
+        let waiting = self.deadlines.iter();
         waiting
             .filter(move |(key, (_, session))| *session == id && model.tree.get(**key).is_some())
             .map(|(key, _)| *key)
@@ -129,7 +133,12 @@ pub fn reader(rules: &Ruleset) -> io::Result<FactReader> {
 
 impl Engine {
     /// Has facts read that a decision about a member rests on: its own, those of its kin, or those of its whole tree.
-    pub(super) fn ask(&mut self, key: ProcessKey, session: SessionId, decision: &Decision) {
+    pub(super) fn request_facts(
+        &mut self,
+        key: ProcessKey,
+        session: SessionId,
+        decision: &Decision,
+    ) {
         if decision.needs.contains(FactSet::ACTIVITY) {
             self.ask_activity(key, session);
         }
@@ -145,12 +154,12 @@ impl Engine {
         let deferred = &mut self.deferred;
         deferred.last += 1;
         let number = deferred.last;
-        let asked = |session| Asked { session, number };
+        let asked = |session| PendingRead { session, number };
         deferred.requested.entry(of).or_insert(asked(its));
         let image = node.map(|node| &node.image);
         deferred.facts.request_of(of, image, needs, Urgency::Urgent);
         if of != key {
-            deferred.kin.insert(key, asked(session));
+            deferred.waiting_for_relatives.insert(key, asked(session));
         }
     }
 
@@ -168,7 +177,7 @@ impl Engine {
                 *deferred.looks.entry(root).or_default() += 1;
             }
             let facts = &mut deferred.facts;
-            facts.request(key, FactSet::ACTIVITY, Urgency::Waited);
+            facts.request(key, FactSet::ACTIVITY, Urgency::Normal);
         }
     }
 
@@ -190,17 +199,17 @@ impl Engine {
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
     pub(super) fn defer(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
         match until {
-            Some(until) => drop(self.deferred.waiting.insert(key, (until, session))),
-            None => drop(self.deferred.waiting.remove(&key)),
+            Some(until) => drop(self.deferred.deadlines.insert(key, (until, session))),
+            None => drop(self.deferred.deadlines.remove(&key)),
         }
     }
 
     /// What could not be read is tried again a few times, since that may pass; gives when, in ns of the monotonic clock.
-    pub(super) fn try_again(&mut self, key: ProcessKey) -> Option<u64> {
+    pub(super) fn retry_unreadable(&mut self, key: ProcessKey) -> Option<u64> {
         if !self.model.is_unread(key) {
             return None;
         }
-        self.deferred.again(key)
+        self.deferred.next_retry(key)
     }
 
     /// Has what rules may ask for, and what changes with the program only, read before anything is due.
@@ -244,7 +253,7 @@ impl Engine {
                 needs |= node.missing_facts(FactSet::STDIN);
             }
             // When it has ended, nobody can ask it any more.
-            if is_root && self.source.is_scan() {
+            if is_root && self.source.is_polling() {
                 needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
             }
             if self.model.needs_arguments(node) {
@@ -254,7 +263,7 @@ impl Engine {
                 let image = Some(&node.image);
                 self.deferred
                     .facts
-                    .request_of(key, image, needs, Urgency::Ahead);
+                    .request_of(key, image, needs, Urgency::Prefetch);
             }
         }
     }
@@ -309,12 +318,15 @@ impl Engine {
             .values()
             .map(|asked| asked.number)
             .min();
-        let is_free = |asked: &Asked| oldest.is_none_or(|oldest| oldest > asked.number);
-        let free = self.deferred.kin.extract_if(|_, asked| is_free(asked));
+        let is_free = |asked: &PendingRead| oldest.is_none_or(|oldest| oldest > asked.number);
+        let free = self
+            .deferred
+            .waiting_for_relatives
+            .extract_if(|_, asked| is_free(asked));
         let free = free.map(|(key, _)| Queued::Process(key));
         self.ingest.queued.extend(free);
         if self.deferred.next().is_some_and(|at| at <= now) {
-            let over = self.deferred.waiting.extract_if(|_, (at, _)| *at <= now);
+            let over = self.deferred.deadlines.extract_if(|_, (at, _)| *at <= now);
             for (key, _) in over {
                 self.model.forget_volatile(key);
                 self.model.forget_unreadable(key);

@@ -31,16 +31,16 @@ impl Engine {
             Err(refusal) => EngineReply::Refused(refusal),
         };
         // Whoever waits for it ends them itself if it waits too long.
-        self.send(said, answer);
+        self.send_reply(said, answer);
         // Before it is read that they are gone.
-        self.report();
+        self.on_reap_events();
         read + self.settle()
     }
 
     /// Those of them who are being ended, on whichever ladder they are.
     fn claimed(&self, members: Vec<ProcessKey>) -> Vec<Claimed> {
         let claimed = members.into_iter().filter_map(|key| {
-            let memory = self.ingest.reaper.claimed(key)?;
+            let memory = self.ingest.reaper.claimed_memory(key)?;
             Some(Claimed {
                 pid: key.pid,
                 start_ns: key.start,
@@ -81,7 +81,7 @@ impl Engine {
             ..self.settings.times
         };
         let reaper = &mut self.ingest.reaper;
-        if !meant.is_empty() && !reaper.open(order.session, times, asked.signal) {
+        if !meant.is_empty() && !reaper.open_escalation(order.session, times, asked.signal) {
             let what = "others of that session are being killed already";
             return Err(ErrorResponse::new("conflict", what));
         }

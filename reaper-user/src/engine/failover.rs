@@ -35,7 +35,7 @@ impl Failover {
     }
 
     /// That has begun.
-    pub(super) fn is_waited_for(&mut self) {
+    pub(super) fn on_registered(&mut self) {
         self.new = None;
     }
 
@@ -64,7 +64,7 @@ impl Engine {
         }
         let failed = self.source.kind();
         let config = &self.settings.running;
-        match selection::below(failed, config.ring_size, &config.scan) {
+        match selection::open_fallback(failed, config.ring_size, &config.scan) {
             Ok((source, passed)) => {
                 tracing::error!("{reason}: going on by {}", source.name());
                 // What it has pinned would go on by marks that nobody keeps.
@@ -72,7 +72,7 @@ impl Engine {
                 self.source = source;
                 let known = self.model.tree.iter();
                 self.source
-                    .take_over(&mut known.map(|node| node.exact_key().unwrap_or(node.key)));
+                    .import_keys(&mut known.map(|node| node.exact_key().unwrap_or(node.key)));
                 let source = failed.name();
                 self.settings
                     .rejected_sources

@@ -67,7 +67,7 @@ impl Engine {
         if unfollowed != self.untracked_members {
             let count = unfollowed - self.untracked_members.min(unfollowed);
             self.untracked_members = unfollowed;
-            let room = self.source.maps().map_or(0, |maps| maps.room());
+            let room = self.source.maps().map_or(0, |maps| maps.capacity());
             self.emit(EventBody::MembersFull { count, room });
             let total = Lost {
                 total: count,

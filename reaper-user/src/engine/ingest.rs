@@ -32,7 +32,7 @@ pub struct Tally {
     /// Records that were lost while it was open.
     pub lost: u64,
     /// Nothing of it lives any more, but not all ends are confirmed, or who has escaped from it is still looked for.
-    pub closed_sessions: Option<SessionRef>,
+    pub closing_session: Option<SessionRef>,
     /// Then: when the last of its members had ended, in ns since boot.
     pub last_exit_at: u64,
     /// Its members were decided about as those of one whose root is gone.
@@ -62,7 +62,7 @@ pub struct Ingest {
     /// What was decided last about a living member.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Sessions whose root has exited and that another agent may continue.
-    pub successions: Vec<SessionId>,
+    pub awaiting_successor: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
     pub without_adopter: Vec<ProcessKey>,
     /// Members that run another program, or have only now been found to be members.
@@ -78,13 +78,13 @@ pub struct Ingest {
     /// Sessions that are not any more what was left of them in the kernel.
     pub changed_sessions: Vec<SessionId>,
     /// Sessions of which nothing lives, and when the last of each had ended.
-    pub closed: Vec<(SessionId, SessionRef, u64)>,
+    pub closed_sessions: Vec<(SessionId, SessionRef, u64)>,
     /// Sessions opened.
     pub sessions_opened: u64,
     /// Signals that probes have sent.
     pub kernel_signals: u64,
     /// To whom: that they are to be reaped has been told with the signal.
-    pub announced: HashSet<ProcessKey>,
+    pub decision_emitted: HashSet<ProcessKey>,
     /// Ends of processes that somebody else has signalled, and that nobody had claimed yet.
     pub unclaimed_exits: Vec<(ProcessRef, SessionId, ExitStatus, Signal)>,
 }
@@ -99,7 +99,7 @@ impl Ingest {
             emits_discovered: false,
             queued: Vec::new(),
             decided: HashMap::new(),
-            successions: Vec::new(),
+            awaiting_successor: Vec::new(),
             without_adopter: Vec::new(),
             new_images: Vec::new(),
             unattributed: Vec::new(),
@@ -107,10 +107,10 @@ impl Ingest {
             notes_late_discovered: false,
             map_changes: Vec::new(),
             changed_sessions: Vec::new(),
-            closed: Vec::new(),
+            closed_sessions: Vec::new(),
             sessions_opened: 0,
             kernel_signals: 0,
-            announced: HashSet::new(),
+            decision_emitted: HashSet::new(),
             unclaimed_exits: Vec::new(),
         }
     }
@@ -212,7 +212,7 @@ impl Ingest {
                     provenance,
                 );
                 let claimed = self.reaper.is_claimed(node.key);
-                self.announced.remove(&node.key);
+                self.decision_emitted.remove(&node.key);
                 self.late_discovered.remove(&node.key);
                 self.reaper.on_exit(node, ended, orphans);
                 if let Some(session) = node
@@ -390,7 +390,7 @@ impl Ingest {
         if let (Some(node), Ok(signal)) = (node, signal) {
             self.kernel_signals += 1;
             self.map_changes.push(key);
-            if !self.reaper.has_reported(key) && self.announced.insert(key) {
+            if !self.reaper.has_reported(key) && self.decision_emitted.insert(key) {
                 // On what the service has left word of: at the root's exit, or when nothing else helped.
                 let reason = match signal {
                     Signal::SIGTERM => Reason::RootExited,
@@ -497,7 +497,7 @@ impl Ingest {
                 };
                 self.changed_sessions.push(session.id);
                 if session.succession == Succession::Awaited {
-                    self.successions.push(session.id);
+                    self.awaiting_successor.push(session.id);
                 }
                 let members = model
                     .sessions
@@ -524,7 +524,8 @@ impl Ingest {
             SessionEvent::Restored { .. } => {}
             SessionEvent::Closed { session } => {
                 let name = SessionRef::from(&**session);
-                self.closed.push((session.id, name, session.last_exit_at))
+                self.closed_sessions
+                    .push((session.id, name, session.last_exit_at))
             }
         }
     }

@@ -38,7 +38,7 @@ impl UnsavedKeep {
 
 impl Engine {
     /// Answers; what is kept, or is not any more, only once it is written down, by a thread that may wait.
-    pub(super) fn send(&mut self, said: EngineReply, answer: oneshot::Sender<EngineReply>) {
+    pub(super) fn send_reply(&mut self, said: EngineReply, answer: oneshot::Sender<EngineReply>) {
         // Whoever has asked may have gone, in all cases.
         match (said, self.unsaved_keep.take(), self.settings.keeper.clone()) {
             (EngineReply::Keep(done), Some(note), Some(keeper)) => {

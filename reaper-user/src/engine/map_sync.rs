@@ -78,7 +78,7 @@ impl Engine {
                 continue;
             };
             let key = node.key;
-            self.source.follow(key, wanted.is_some());
+            self.source.watch_exit(key, wanted.is_some());
             let known = node.membership.filter(|mark| mark.flags != 0);
             let as_told = known.map(|mark| Membership {
                 flags: mark.flags & !MEMBER_EXECS,
@@ -115,7 +115,7 @@ impl Engine {
     ///
     /// # Errors
     /// The map cannot be written.
-    pub(super) fn gone_before_marked(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
+    pub(super) fn exited_before_membership(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
         let mut gone = mem::take(&mut self.map_sync.unchecked);
         gone.retain(|key| {
             let glance = self.procfs.probe(*key);
@@ -295,7 +295,7 @@ fn wait_status(ended: ExitStatus) -> u32 {
 }
 
 /// From what `wait(2)` tells.
-pub(super) fn ended(status: u32) -> ExitStatus {
+pub(super) fn exit_status_from_wait(status: u32) -> ExitStatus {
     match status {
         ENDED_UNKNOWN => ExitStatus::Unknown,
         status => ExitStatus::from_wait_status(status),

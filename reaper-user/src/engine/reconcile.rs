@@ -108,7 +108,10 @@ impl Engine {
         let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
         // One that was before the root began was of the one before it.
         let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
-            Some(exit) => (exit.time_ns, super::map_sync::ended(exit.status)),
+            Some(exit) => (
+                exit.time_ns,
+                super::map_sync::exit_status_from_wait(exit.status),
+            ),
             None => (sys::boot_time(), ExitStatus::Unknown),
         };
         self.apply(&Event {

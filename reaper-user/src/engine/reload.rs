@@ -21,7 +21,7 @@ pub struct Loaded {
 }
 
 /// Reads the config, and blocks for that; or says what is wrong with it, a line for each problem.
-pub type Load = Arc<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
+pub type ConfigLoader = Arc<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
 
 /// A config that is being read.
 pub struct Reloading {
@@ -62,7 +62,7 @@ impl Engine {
 
     /// Takes over what the config says now, if it is fit for that, and tells so. Gives how many records were read
     /// for that.
-    pub(super) fn take_over(&mut self, loaded: Result<Loaded, String>) -> u64 {
+    pub(super) fn on_config_loaded(&mut self, loaded: Result<Loaded, String>) -> u64 {
         let said = loaded.and_then(|loaded| self.change_rules(loaded));
         let (done, message) = match &said {
             Ok(message) => (true, message.clone()),

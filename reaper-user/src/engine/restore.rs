@@ -8,7 +8,7 @@ use std::sync::Arc;
 use reaper_common::{SESSION_SIGNALLED, SESSION_TOLD, SessionState};
 
 use super::ingest::{Counts, Queued, Tally};
-use super::map_sync::ended;
+use super::map_sync::exit_status_from_wait;
 use super::reconcile::Reconciled;
 use super::survey::{Surveyor, Whom};
 use super::{Engine, EngineError};
@@ -120,7 +120,7 @@ impl Engine {
         self.write_all_memberships()?;
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
         if let Some(maps) = self.source.maps_mut() {
-            maps.enable_kernel_reap(reaps)?;
+            maps.set_kernel_reap(reaps)?;
         }
         self.settle();
         if resumed.is_some() {
@@ -143,7 +143,7 @@ impl Engine {
         }
         for _ in 0..MARK_ROUNDS_MAX {
             while self.write_memberships()? > 0 {
-                self.check_marks();
+                self.on_exits_before_membership();
                 self.drain();
             }
             // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
@@ -200,7 +200,8 @@ impl Engine {
                 },
                 cgroup_id: state.cgroup_id,
                 opened_at: state.opened_ns,
-                exited: (state.gone_ns != 0).then(|| (state.gone_ns, ended(state.ended))),
+                exited: (state.gone_ns != 0)
+                    .then(|| (state.gone_ns, exit_status_from_wait(state.ended))),
                 was_signalled: state.flags & SESSION_SIGNALLED != 0,
                 is_evaluated: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
             };
@@ -255,7 +256,7 @@ impl Engine {
                     self.ingest.reaper.resume(id, state.kill_at_ns);
                 }
                 if handover == Succession::Awaited {
-                    self.ingest.successions.push(id);
+                    self.ingest.awaiting_successor.push(id);
                 }
                 self.ingest.queued.push(Queued::Session(id));
             }

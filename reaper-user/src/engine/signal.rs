@@ -18,7 +18,7 @@ impl Engine {
     /// Opens what is queued, reads what has happened by then, and signals what is still due.
     pub(super) fn signal(&mut self) -> u64 {
         for key in self.ingest.reaper.queued() {
-            self.source.follow(*key, true);
+            self.source.watch_exit(*key, true);
         }
         self.ingest.reaper.open_queued();
         if self.source.lost_total() != self.lost.total {
@@ -48,9 +48,11 @@ impl Engine {
         }
         self.release_unconfirmed();
         self.ingest.reaper.signal_queued(&mut self.model, lossless);
-        let swaps = LazyCell::new(sys::swaps);
+        let swaps = LazyCell::new(sys::is_swap_used);
         let procfs = &self.procfs;
-        self.ingest.reaper.weigh(|pid| procfs.memory(pid, *swaps));
+        self.ingest
+            .reaper
+            .measure_memory(|pid| procfs.memory(pid, *swaps));
         read
     }
 
@@ -67,7 +69,7 @@ impl Engine {
             let glance = self.procfs.probe(key);
             if glance.is_ok_and(|glance| glance == Liveness::Gone) {
                 self.exited_unseen(key, Provenance::Procfs);
-            } else if let Some(errno) = self.source.out_of_files() {
+            } else if let Some(errno) = self.source.pidfd_error() {
                 self.ingest.reaper.release_failed(key, errno);
             } else {
                 self.defer_unreadable(key);
@@ -84,7 +86,7 @@ impl Engine {
             .and_then(|node| node.state.member.session);
         self.ingest.reaper.release_unreadable(key);
         if let Some(session) = session {
-            let again = self.deferred.again(key);
+            let again = self.deferred.next_retry(key);
             self.defer(key, session, again);
         }
     }

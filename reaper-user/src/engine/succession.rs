@@ -45,7 +45,7 @@ impl Successions {
 impl Engine {
     /// Runs the searches that are due, and those whose facts have been read.
     pub(super) fn find_successors(&mut self) {
-        let new = std::mem::take(&mut self.ingest.successions).into_iter();
+        let new = std::mem::take(&mut self.ingest.awaiting_successor).into_iter();
         self.successions.open.extend(new.map(|session| Open {
             session,
             next: Some(0),

@@ -55,7 +55,7 @@ impl Surveyor {
             kernel: kernel.transpose()?,
             procfs: Procfs::default(),
             complete,
-            by_tick: source.is_scan(),
+            by_tick: source.is_polling(),
         })
     }
 

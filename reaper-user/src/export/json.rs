@@ -18,7 +18,7 @@ use super::record::{
 use super::redact;
 use super::text::is_unprintable;
 use crate::reap::ReapOutcome;
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 
@@ -320,7 +320,10 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("memory.rss", rss)?;
                 self.put("memory.swap", swap)
             }
-            EventBody::Leftover { who, stray } => {
+            EventBody::Leftover {
+                who,
+                leftover: stray,
+            } => {
                 self.who(who)?;
                 self.put("agent", &stray.agent)?;
                 self.put("decision", stray.verdict.name())?;
@@ -377,7 +380,7 @@ impl<W: Write> Line<'_, '_, W> {
             } => {
                 self.who(who)?;
                 self.put("outcome", outcome_name(outcome))?;
-                if let ReapOutcome::Ended(ended) = outcome {
+                if let ReapOutcome::Exited(ended) = outcome {
                     self.ended(*ended)?;
                 }
                 if let Some(reason) = outcome_reason(outcome) {
@@ -386,7 +389,7 @@ impl<W: Write> Line<'_, '_, W> {
                 if let Some(signal) = signal {
                     self.put("signal", signal)?;
                 }
-                if let Some(Memory { rss, swap, pss }) = memory {
+                if let Some(ProcessMemory { rss, swap, pss }) = memory {
                     self.put("memory.rss", rss)?;
                     if let Some(pss) = pss {
                         self.put("memory.pss", pss)?;

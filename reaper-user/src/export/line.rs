@@ -269,7 +269,10 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 format!("{}{rule}{by}{held}", reason_text(names.reason)),
             )
         }
-        EventBody::Leftover { who, stray } => {
+        EventBody::Leftover {
+            who,
+            leftover: stray,
+        } => {
             let is_due = stray.verdict == LeftoverVerdict::Reap;
             let style = if is_due { WARN } else { PLAIN };
             let agent = printable(&stray.agent, 32);
@@ -315,7 +318,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 .map(|ns| format!(", {} after the first signal", duration(ns)))
                 .unwrap_or_default();
             match outcome {
-                ReapOutcome::Ended(how) => {
+                ReapOutcome::Exited(how) => {
                     let memory = memory.map(|memory| freed(&memory.into()));
                     let detail = ended(*how) + &after + &memory.unwrap_or_default();
                     (GOOD, "ended", Process(who), detail)

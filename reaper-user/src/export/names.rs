@@ -6,7 +6,7 @@ use std::fmt::Display;
 use nix::sys::signal::Signal;
 
 use super::record::{EventBody, Lifecycle, SessionRef};
-use crate::reap::{Failure, ReapOutcome, ReleaseReason, SentBy};
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, SentBy};
 
 /// Name of what happened, as it stands under `event`.
 pub fn event_name(body: &EventBody) -> &'static str {
@@ -56,7 +56,7 @@ pub fn event_name(body: &EventBody) -> &'static str {
 /// The word under `outcome`.
 pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
     match outcome {
-        ReapOutcome::Ended(_) => "ended",
+        ReapOutcome::Exited(_) => "ended",
         ReapOutcome::Failed(_) => "failed",
         ReapOutcome::NotSent(_) => "not_sent",
     }
@@ -65,7 +65,7 @@ pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
 /// The word under `reason` of an outcome: why a process lives on, or was let go.
 pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
     Some(match outcome {
-        ReapOutcome::Ended(_) => return None,
+        ReapOutcome::Exited(_) => return None,
         ReapOutcome::Failed(failure) => FailureName(failure).to_string().into(),
         ReapOutcome::NotSent(ReleaseReason::NotDue(reason)) => reason.name().into(),
         ReapOutcome::NotSent(ReleaseReason::Unreadable) => "unreadable".into(),
@@ -106,16 +106,16 @@ impl Display for SignalName {
 }
 
 /// Why a process could not be ended, in one word.
-pub struct FailureName<'a>(pub &'a Failure);
+pub struct FailureName<'a>(pub &'a ReapFailure);
 
 impl Display for FailureName<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Failure::Stopped => f.write_str("stopped"),
-            Failure::Eperm => f.write_str("eperm"),
-            Failure::Errno(errno) => write!(f, "{:?}", nix::Error::from_raw(*errno)),
-            Failure::Stuck('D') => f.write_str("uninterruptible"),
-            Failure::Stuck(state) => write!(f, "stuck in state {state}"),
+            ReapFailure::Stopped => f.write_str("stopped"),
+            ReapFailure::Eperm => f.write_str("eperm"),
+            ReapFailure::Errno(errno) => write!(f, "{:?}", nix::Error::from_raw(*errno)),
+            ReapFailure::KillTimeout('D') => f.write_str("uninterruptible"),
+            ReapFailure::KillTimeout(state) => write!(f, "stuck in state {state}"),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::reap::{ReapOutcome, SentSignal};
 use reaper_host::source::kind::RejectedSource;
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::activity::TreeMemory;
@@ -139,9 +139,9 @@ pub struct FreedMemory {
 
 impl FreedMemory {
     /// Counts one that has ended.
-    pub fn add(&mut self, memory: Option<Memory>) {
+    pub fn add(&mut self, memory: Option<ProcessMemory>) {
         match memory {
-            Some(Memory { rss, swap, pss }) => {
+            Some(ProcessMemory { rss, swap, pss }) => {
                 self.rss = self.rss.saturating_add(rss);
                 self.pss = self.pss.saturating_add(pss.unwrap_or(rss));
                 self.swap = self.swap.saturating_add(swap);
@@ -151,8 +151,8 @@ impl FreedMemory {
     }
 }
 
-impl From<Memory> for FreedMemory {
-    fn from(memory: Memory) -> FreedMemory {
+impl From<ProcessMemory> for FreedMemory {
+    fn from(memory: ProcessMemory) -> FreedMemory {
         let mut given_back = FreedMemory::default();
         given_back.add(Some(memory));
         given_back
@@ -319,7 +319,7 @@ pub enum EventBody {
     /// A leftover of an agent that nobody watched, which is to be reaped or reported.
     Leftover {
         who: ProcessRef,
-        stray: Leftover,
+        leftover: Leftover,
     },
     /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
     ConfigReload {
@@ -346,7 +346,7 @@ pub enum EventBody {
         signal: Option<&'static str>,
         duration: Option<u64>,
         /// What it had right after its first signal; of one that has ended.
-        memory: Option<Memory>,
+        memory: Option<ProcessMemory>,
     },
     /// From here on events may be missing: nothing new is decided in what they may touch.
     GapOpen {

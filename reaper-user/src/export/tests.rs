@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::reap::{ReapOutcome, SentBy, SentSignal};
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 
 const ROOT: ProcessKey = ProcessKey { pid: 42, start: 7 };
@@ -61,10 +61,10 @@ fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> EventBody {
     }
 }
 
-fn outcome(memory: Option<Memory>) -> EventBody {
+fn outcome(memory: Option<ProcessMemory>) -> EventBody {
     EventBody::Outcome {
         who: who(),
-        outcome: ReapOutcome::Ended(ExitStatus::Signalled {
+        outcome: ReapOutcome::Exited(ExitStatus::Signalled {
             signal: 15,
             core: false,
         }),
@@ -258,7 +258,7 @@ fn lines() {
             json!({"event": "summary", "left_pinned": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unmeasured": 0}),
         ),
         (
-            outcome(Some(Memory {
+            outcome(Some(ProcessMemory {
                 rss: 3 << 20,
                 swap: 0,
                 pss: None,
@@ -269,7 +269,7 @@ fn lines() {
                 "memory.pss": null}),
         ),
         (
-            outcome(Some(Memory {
+            outcome(Some(ProcessMemory {
                 rss: 3 << 20,
                 swap: 0,
                 pss: Some(2 << 20),

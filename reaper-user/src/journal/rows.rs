@@ -125,7 +125,7 @@ impl Rows<'_> {
                 memory,
             } => {
                 let ended = match outcome {
-                    crate::reap::ReapOutcome::Ended(ended) => *ended,
+                    crate::reap::ReapOutcome::Exited(ended) => *ended,
                     _ => ExitStatus::Unknown,
                 };
                 let (code, exit_signal) = exit(ended);

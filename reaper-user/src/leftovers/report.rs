@@ -4,13 +4,13 @@ use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
 use crate::export::{command_line, leftover_text};
-use crate::reap::{Ending, Failure, ReapOutcome};
+use crate::reap::{ReapFailure, ReapOutcome, ReapResult};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::{Leftover, LeftoverRow, LeftoverVerdict, ProcessTable};
 
-use super::Done;
+use super::LeftoverReapResult;
 
 /// Bytes of a command line.
 const COMMAND_BYTES: usize = 256;
@@ -44,7 +44,7 @@ impl ScanReport {
     }
 
     /// Takes in what became of those found.
-    pub fn done(&mut self, done: &Done) {
+    pub fn done(&mut self, done: &LeftoverReapResult) {
         for (row, stray) in &done.late {
             self.add_one(row, stray);
         }
@@ -62,7 +62,7 @@ impl ScanReport {
         for finding in self.reapable.iter_mut().filter(|f| f.session_id.is_none()) {
             finding.outcome.get_or_insert_with(|| "not_sent".into());
         }
-        let is_ended = |end: &&Ending| matches!(end.outcome, ReapOutcome::Ended(_));
+        let is_ended = |end: &&ReapResult| matches!(end.outcome, ReapOutcome::Exited(_));
         let confirmed = done.ended.iter().filter(is_ended);
         self.ended = Some(confirmed.clone().count() as u64);
         let memory = confirmed.filter_map(|end| end.memory);
@@ -70,9 +70,9 @@ impl ScanReport {
     }
 }
 
-fn ended(finding: &mut Finding, end: &Ending) {
+fn ended(finding: &mut Finding, end: &ReapResult) {
     let (outcome, why) = match end.outcome {
-        ReapOutcome::Ended(_) => ("ended", None),
+        ReapOutcome::Exited(_) => ("ended", None),
         ReapOutcome::Failed(failure) => ("failed", Some(failed(failure))),
         ReapOutcome::NotSent(_) => (
             "not_sent",
@@ -110,12 +110,12 @@ fn finding(row: &LeftoverRow, stray: &Leftover) -> Finding {
     }
 }
 
-fn failed(failure: Failure) -> String {
+fn failed(failure: ReapFailure) -> String {
     match failure {
-        Failure::Eperm => "not permitted to signal it".into(),
-        Failure::Stuck('D') => "in uninterruptible sleep".into(),
-        Failure::Stuck(state) => format!("SIGKILL has no effect, state {state}"),
-        Failure::Errno(errno) => format!("cannot be signalled: errno {errno}"),
-        Failure::Stopped => "stopped before it had ended".into(),
+        ReapFailure::Eperm => "not permitted to signal it".into(),
+        ReapFailure::KillTimeout('D') => "in uninterruptible sleep".into(),
+        ReapFailure::KillTimeout(state) => format!("SIGKILL has no effect, state {state}"),
+        ReapFailure::Errno(errno) => format!("cannot be signalled: errno {errno}"),
+        ReapFailure::Stopped => "stopped before it had ended".into(),
     }
 }

@@ -9,14 +9,16 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Done, FoundLeftovers, MIN_AGE, Terms, by_pid, end, look};
+use super::{
+    FoundLeftovers, LeftoverReapResult, MIN_AGE, ScanOptions, by_pid, find_leftovers, reap_found,
+};
 use crate::api::leftovers::Leftovers;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
 use crate::api::{ErrorResponse, ScanReport};
 use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded;
-use crate::reap::{Ending, ReapOutcome};
+use crate::reap::{ReapOutcome, ReapResult};
 use reaper_host::source::procfs::ProcfsError;
 use reaper_host::sys;
 use reaper_model::event::{ProcessKey, Provenance, TICK_NS};
@@ -33,7 +35,7 @@ pub struct Scanner {
     asks: mpsc::Sender<EngineRequest>,
     journal: Option<PathBuf>,
     /// Why it cannot be told what users want kept.
-    unsure: Option<&'static str>,
+    keeps_error: Option<&'static str>,
     /// Somebody ends what was found.
     busy: Arc<AtomicBool>,
     /// By their heads, trees that a rule gives time, and since when they are known, monotonic.
@@ -41,7 +43,7 @@ pub struct Scanner {
 }
 
 /// What the journal tells: recorded sessions, and who is kept.
-type Told = (Vec<RecordedSession>, Vec<ProcessKey>);
+type JournalRecords = (Vec<RecordedSession>, Vec<ProcessKey>);
 
 /// Held by who ends what was found.
 struct Busy(Arc<AtomicBool>);
@@ -79,15 +81,18 @@ impl Scanner {
         Scanner {
             asks,
             journal,
-            unsure: None,
+            keeps_error: None,
             busy: Arc::default(),
             waiting: Arc::default(),
         }
     }
 
     /// Why it cannot be told what users want kept, if so: then nothing is ended.
-    pub fn unsure(self, unsure: Option<&'static str>) -> Scanner {
-        Scanner { unsure, ..self }
+    pub fn with_keeps_error(self, unsure: Option<&'static str>) -> Scanner {
+        Scanner {
+            keeps_error: unsure,
+            ..self
+        }
     }
 
     /// Looks once for what is older than the service, tells of it in the stream, and where decisions are carried
@@ -123,34 +128,37 @@ impl Scanner {
         if matches!(busy, Some(None)) {
             return Ok(None);
         }
-        let mut watched = self.watched()?;
+        let mut watched = self.scan_context()?;
         for _ in 0..GAP.1 {
             if !watched.gap {
                 break;
             }
             std::thread::sleep(GAP.0);
-            watched = self.watched()?;
+            watched = self.scan_context()?;
         }
         watched.enforce &= reap;
-        let told = self.told().unwrap_or_else(|error| {
+        let told = self.read_journal().unwrap_or_else(|error| {
             if watched.enforce {
                 tracing::warn!("what agents left behind is told of and not ended: {error}");
             }
             watched.enforce = false;
-            Told::default()
+            JournalRecords::default()
         });
         let terms = self.terms(&watched, None, MIN_AGE, false, told);
         let mut found = self.look(&terms)?;
-        let rests = found.strays.iter().filter_map(|stray| match stray.verdict {
-            LeftoverVerdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
-            // By then it is old enough.
-            LeftoverVerdict::Report(Uncertainty::Young) => Some(MIN_AGE),
-            _ => None,
-        });
+        let rests = found
+            .leftovers
+            .iter()
+            .filter_map(|stray| match stray.verdict {
+                LeftoverVerdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
+                // By then it is old enough.
+                LeftoverVerdict::Report(Uncertainty::Young) => Some(MIN_AGE),
+                _ => None,
+            });
         let rest = rests.max().filter(|_| watched.enforce);
         if !first {
             found
-                .strays
+                .leftovers
                 .retain(|stray| stray.verdict == LeftoverVerdict::Reap);
         }
         self.end(&watched, &terms, &found)?;
@@ -158,8 +166,8 @@ impl Scanner {
     }
 
     /// Looks, and takes note of whom a rule gives time.
-    fn look(&self, terms: &Terms) -> Result<FoundLeftovers, ProcfsError> {
-        let found = look(terms, &HashSet::new())?;
+    fn look(&self, terms: &ScanOptions) -> Result<FoundLeftovers, ProcfsError> {
+        let found = find_leftovers(terms, &HashSet::new())?;
         let now = sys::monotonic();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let lives = |key: &ProcessKey| {
@@ -167,7 +175,7 @@ impl Scanner {
             row.is_some_and(|row| row.entry.key == *key)
         };
         waiting.retain(|head, _| lives(head));
-        for stray in &found.strays {
+        for stray in &found.leftovers {
             if matches!(stray.verdict, LeftoverVerdict::Wait { .. }) {
                 waiting.entry(stray.subtree_root).or_insert(now);
             }
@@ -189,13 +197,13 @@ impl Scanner {
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-        told: Told,
-    ) -> Result<(Terms, FoundLeftovers), ScanError> {
+        told: JournalRecords,
+    ) -> Result<(ScanOptions, FoundLeftovers), ScanError> {
         let uid = (!peer.is_root()).then_some(peer.uid);
         let terms = self.terms(watched, uid, min_age.unwrap_or(MIN_AGE), true, told);
         let found = self.look(&terms)?;
         report.observes = !watched.enforce;
-        report.add(&found.table, &found.strays);
+        report.add(&found.table, &found.leftovers);
         Ok((terms, found))
     }
 
@@ -204,12 +212,12 @@ impl Scanner {
         (!was).then(|| Busy(Arc::clone(&self.busy)))
     }
 
-    fn told(&self) -> Result<Told, ScanError> {
-        if let Some(why) = self.unsure {
+    fn read_journal(&self) -> Result<JournalRecords, ScanError> {
+        if let Some(why) = self.keeps_error {
             return Err(ScanError::Keeps(why.into()));
         }
         let Some(journal) = &self.journal else {
-            return Ok(Told::default());
+            return Ok(JournalRecords::default());
         };
         let boot_id = sys::host::Host::read().boot_id;
         recorded(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
@@ -221,9 +229,9 @@ impl Scanner {
         uid: Option<u32>,
         min_age: Duration,
         by_order: bool,
-        (recorded, kept): Told,
-    ) -> Terms {
-        Terms {
+        (recorded, kept): JournalRecords,
+    ) -> ScanOptions {
+        ScanOptions {
             rules: watched.rules.clone(),
             scope: watched.scope.clone(),
             uid: uid.or(watched.scope.uid),
@@ -241,9 +249,9 @@ impl Scanner {
     fn end(
         &self,
         watched: &ScanContext,
-        terms: &Terms,
+        terms: &ScanOptions,
         found: &FoundLeftovers,
-    ) -> Result<Option<Done>, ScanError> {
+    ) -> Result<Option<LeftoverReapResult>, ScanError> {
         let (uid, min_age, by_order) = (terms.uid, terms.min_age, terms.by_order);
         let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
         // Of the others one word a tree is enough.
@@ -254,40 +262,46 @@ impl Scanner {
             }
             LeftoverVerdict::Keep { .. } => false,
         };
-        let FoundLeftovers { table, strays } = found;
+        let FoundLeftovers {
+            table,
+            leftovers: strays,
+        } = found;
         let names = Names::new(table, &terms.recorded);
         let told = strays.iter().filter(is_told);
         let told = told.filter_map(|stray| Some((names.who(stray.key)?, stray.clone())));
-        self.tell(told.map(|(who, stray)| EventBody::Leftover { who, stray }))?;
+        self.emit(told.map(|(who, stray)| EventBody::Leftover {
+            who,
+            leftover: stray,
+        }))?;
         if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
             return Ok(None);
         }
         let look = |held: &HashSet<ProcessKey>| -> Result<FoundLeftovers, ScanError> {
             // Who has become a member meanwhile is the engine's.
-            let watched = self.watched()?;
-            let told = self.told();
+            let watched = self.scan_context()?;
+            let told = self.read_journal();
             let unsure = told.is_err();
             let told = told.unwrap_or_else(|_| (terms.recorded.clone(), terms.kept.clone()));
             let terms = self.terms(&watched, uid, min_age, by_order, told);
-            let mut found = look(&terms, held)?;
+            let mut found = find_leftovers(&terms, held)?;
             if watched.gap || unsure || !watched.enforce {
                 let stays = |stray: &Leftover| watched.enforce && held.contains(&stray.key);
-                found.strays.retain(stays);
+                found.leftovers.retain(stays);
             }
             Ok(found)
         };
-        let done = end(found, watched.times, look)?;
+        let done = reap_found(found, watched.times, look)?;
         self.tell_done(&names, &done)?;
         Ok(Some(done))
     }
 
-    fn tell_done(&self, names: &Names<'_>, done: &Done) -> Result<(), ScanError> {
+    fn tell_done(&self, names: &Names<'_>, done: &LeftoverReapResult) -> Result<(), ScanError> {
         let late = done.late.iter();
-        self.tell(late.map(|(row, stray)| EventBody::Leftover {
+        self.emit(late.map(|(row, stray)| EventBody::Leftover {
             who: names.who_of(row),
-            stray: stray.clone(),
+            leftover: stray.clone(),
         }))?;
-        let outcome = |end: &Ending| {
+        let outcome = |end: &ReapResult| {
             let late = done.late.iter().find(|(row, _)| row.entry.key == end.key);
             let who = match late {
                 Some((row, _)) => names.who_of(row),
@@ -300,13 +314,13 @@ impl Scanner {
                 duration: end.duration,
                 memory: end
                     .memory
-                    .filter(|_| matches!(end.outcome, ReapOutcome::Ended(_))),
+                    .filter(|_| matches!(end.outcome, ReapOutcome::Exited(_))),
             })
         };
-        self.tell(done.ended.iter().filter_map(outcome))
+        self.emit(done.ended.iter().filter_map(outcome))
     }
 
-    fn tell(&self, bodies: impl Iterator<Item = EventBody>) -> Result<(), ScanError> {
+    fn emit(&self, bodies: impl Iterator<Item = EventBody>) -> Result<(), ScanError> {
         let time = sys::boot_time();
         let records: Vec<_> = bodies.map(|body| EventRecord { time, body }).collect();
         if records.is_empty() {
@@ -315,7 +329,7 @@ impl Scanner {
         self.ask(RequestKind::Emit(records)).map(drop)
     }
 
-    fn watched(&self) -> Result<ScanContext, ScanError> {
+    fn scan_context(&self) -> Result<ScanContext, ScanError> {
         match self.ask(RequestKind::Watched)? {
             EngineReply::Watched(watched) => Ok(*watched),
             _ => Err(ScanError::Stopping),
@@ -344,9 +358,9 @@ impl Leftovers for Scanner {
         peer: Peer,
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
-        let told = self.told().unwrap_or_else(|error| {
+        let told = self.read_journal().unwrap_or_else(|error| {
             tracing::warn!("sessions of before are not looked for: {error}");
-            Told::default()
+            JournalRecords::default()
         });
         self.look_for(report, watched, peer, min_age, told)?;
         Ok(())
@@ -363,7 +377,7 @@ impl Leftovers for Scanner {
             let what = "what was found is being reaped already: the event stream tells of it";
             return Err(ErrorResponse::new("busy", what));
         };
-        let told = self.told()?;
+        let told = self.read_journal()?;
         let (terms, found) = self.look_for(report, watched, peer, min_age, told)?;
         if let Some(done) = self.end(watched, &terms, &found)? {
             report.done(&done);

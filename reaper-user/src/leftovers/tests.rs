@@ -145,7 +145,10 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
     assert_eq!(find(&report, key), Some("spared"));
     let told = told.lock().unwrap();
     let of = |record: &EventRecord| match &record.body {
-        EventBody::Leftover { who, stray } if who.key.pid == key.pid => Some(stray.verdict.clone()),
+        EventBody::Leftover {
+            who,
+            leftover: stray,
+        } if who.key.pid == key.pid => Some(stray.verdict.clone()),
         _ => None,
     };
     let verdict = told.iter().find_map(of);
@@ -169,7 +172,7 @@ fn who_cannot_tell_what_is_kept_ends_nothing() {
     let look = watched(Vec::new(), false);
     let (of_damaged, _) = scanner_with(look.clone(), Some(journal));
     let (of_unsure, _) = scanner(look.clone());
-    for scanner in [of_damaged, of_unsure.unsure(Some("no journal"))] {
+    for scanner in [of_damaged, of_unsure.with_keeps_error(Some("no journal"))] {
         let mut report = ScanReport::by("service");
         let refusal = scanner.reap(&mut report, &look, ROOT, None).unwrap_err();
         assert_eq!(refusal.error, "failed");

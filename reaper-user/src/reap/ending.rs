@@ -14,7 +14,7 @@ use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
 use super::{Escalation, ReapOutcome, SignalStep, Times, files_max, send};
-use reaper_host::source::procfs::{Memory, Procfs};
+use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys;
 use reaper_host::sys::cgroup::Cgroup;
 use reaper_host::sys::pidfd::{self, Pidfd};
@@ -31,7 +31,7 @@ pub type Due = HashMap<ProcessKey, Option<Uids>>;
 
 /// What became of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct ReapResult {
     pub key: ProcessKey,
     pub outcome: ReapOutcome,
     /// The strongest signal it was sent.
@@ -39,7 +39,7 @@ pub struct Ending {
     /// From its first signal to its confirmed end, in ns.
     pub duration: Option<u64>,
     /// What it had right after its first signal; given back once it has ended.
-    pub memory: Option<Memory>,
+    pub memory: Option<ProcessMemory>,
 }
 
 /// One that another has begun to end.
@@ -48,8 +48,8 @@ pub struct Handed {
     pub key: ProcessKey,
     /// What it was sent.
     pub signal: Signal,
-    /// As in [`Ending`].
-    pub memory: Option<Memory>,
+    /// As in [`ReapResult`].
+    pub memory: Option<ProcessMemory>,
 }
 
 /// Ends all that `find` says is to be ended, up to where it finds nobody new. It is given those who are being
@@ -57,11 +57,11 @@ pub struct Handed {
 ///
 /// # Errors
 /// Those of `find`; what has been signalled by then stays so.
-pub fn end_all<E>(
+pub fn reap_all<E>(
     mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     times: Times,
-) -> Result<Vec<Ending>, E> {
-    let mut endings = Endings::new(times, Signal::SIGTERM);
+) -> Result<Vec<ReapResult>, E> {
+    let mut endings = PollingReaper::new(times, Signal::SIGTERM);
     while !endings.is_over() {
         endings.round(&mut find)?;
         if endings.wait(None) == 0 && endings.holds_all(&find(&endings.held())?) {
@@ -72,7 +72,7 @@ pub fn end_all<E>(
 }
 
 /// Processes on their way to their end.
-pub struct Endings {
+pub struct PollingReaper {
     targets: HashMap<ProcessKey, Target>,
     ladder: Escalation,
     /// Those who were handed over to another, by pid.
@@ -97,13 +97,13 @@ pub struct Endings {
     files_max: u64,
 }
 
-impl Endings {
+impl PollingReaper {
     /// Begins with nobody. After the grace SIGKILL follows the signal that is sent first.
-    pub fn new(times: Times, gentle: Signal) -> Endings {
+    pub fn new(times: Times, gentle: Signal) -> PollingReaper {
         let now = sys::monotonic();
         let limit = times.grace.saturating_add(times.kill_timeout);
         let limit = limit.saturating_add(LIMIT).as_nanos();
-        Endings {
+        PollingReaper {
             targets: HashMap::new(),
             ladder: Escalation::new(times, now).with_first_signal(gentle),
             handed: HashMap::new(),
@@ -121,12 +121,12 @@ impl Endings {
     }
 
     /// Whatever is in a cgroup of their own is killed at once when the grace is over, found or not.
-    pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> Endings {
-        Endings { cgroup, ..self }
+    pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
+        PollingReaper { cgroup, ..self }
     }
 
     /// Leaves these to another, who ends them, as a rule by the same signal and with the same grace: they are only waited
-    /// for, until [`Endings::take_over`], or until they live for so long after they should have been killed as a stuck one is
+    /// for, until [`PollingReaper::take_over`], or until they live for so long after they should have been killed as a stuck one is
     /// waited for.
     pub fn hand_over(&mut self, handed: Vec<Handed>) {
         for one in handed {
@@ -275,7 +275,7 @@ impl Endings {
             for (key, target) in &signalled {
                 if let Some(pidfd) = &target.pidfd {
                     // If it is gone already, so much the better.
-                    let _ = send::send(pidfd, key.pid, own, SignalStep::Wake);
+                    let _ = send::send(pidfd, key.pid, own, SignalStep::Continue);
                 }
             }
         }
@@ -352,7 +352,7 @@ impl Endings {
         {
             if target.has_exited() {
                 target.pidfd = None;
-                target.done = Some((ReapOutcome::Ended(ExitStatus::Unknown), sys::boot_time()));
+                target.done = Some((ReapOutcome::Exited(ExitStatus::Unknown), sys::boot_time()));
                 self.ladder.on_finished(sys::monotonic());
             } else {
                 left += 1;
@@ -373,7 +373,7 @@ impl Endings {
             runs |= target.strongest == Some(Signal::SIGKILL)
                 && self.procfs.state(key.pid) == Some('R');
         }
-        if runs || resident < self.resident || !self.ladder.warned() {
+        if runs || resident < self.resident || !self.ladder.on_stall() {
             self.resident = resident;
             self.ladder.on_progress(sys::monotonic());
         } else if !self.by_another {
@@ -382,7 +382,7 @@ impl Endings {
     }
 
     /// What became of each, by pid.
-    pub fn told(mut self) -> Vec<Ending> {
+    pub fn told(mut self) -> Vec<ReapResult> {
         // Somebody else may have seen their end first.
         self.confirm();
         let (mut handed, mut told) = (self.handed, Vec::new());
@@ -407,10 +407,10 @@ fn is_among(handed: &HashMap<u32, Handed>, key: ProcessKey) -> bool {
 }
 
 impl Handed {
-    fn told(self) -> Ending {
-        Ending {
+    fn told(self) -> ReapResult {
+        ReapResult {
             key: self.key,
-            outcome: ReapOutcome::Ended(ExitStatus::Unknown),
+            outcome: ReapOutcome::Exited(ExitStatus::Unknown),
             signal: Some(self.signal),
             duration: None,
             memory: self.memory,

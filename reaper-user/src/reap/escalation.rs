@@ -37,12 +37,12 @@ pub enum Stage {
 /// What a process is sent on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalStep {
-    /// The signal that is to be first. A stopped process sees it when it is woken, by [`SignalStep::Wake`], after all others of its
+    /// The signal that is to be first. A stopped process sees it when it is woken, by [`SignalStep::Continue`], after all others of its
     /// tree have had it and the youngest first: none is to end while others stand. Where it was their process group's last tie to
     /// the session, the kernel sends those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which nobody has asked for.
     Terminate(Signal),
     /// SIGCONT alone: SIGTERM has been sent to it by another, and a second one may mean more to it.
-    Wake,
+    Continue,
     Kill,
 }
 
@@ -51,7 +51,7 @@ impl SignalStep {
     pub fn signal(self) -> Signal {
         match self {
             SignalStep::Terminate(signal) => signal,
-            SignalStep::Wake => Signal::SIGTERM,
+            SignalStep::Continue => Signal::SIGTERM,
             SignalStep::Kill => Signal::SIGKILL,
         }
     }
@@ -62,14 +62,14 @@ impl SignalStep {
 pub struct Escalation {
     times: Times,
     /// Sent first.
-    gentle: Signal,
+    first_signal: Signal,
     stage: Stage,
     births: u32,
-    open: u32,
+    claims: u32,
     /// Looked at once for progress since the last sign of it.
-    looked: bool,
+    was_stalled: bool,
     /// Being looked at, and nothing moves.
-    looking: bool,
+    is_stalled: bool,
 }
 
 impl Escalation {
@@ -79,24 +79,27 @@ impl Escalation {
 
     /// The same with another signal first than SIGTERM.
     pub fn with_first_signal(self, gentle: Signal) -> Escalation {
-        Escalation { gentle, ..self }
+        Escalation {
+            first_signal: gentle,
+            ..self
+        }
     }
 
     /// What it sends first, and how long before SIGKILL.
-    pub fn begins_with(&self) -> (Signal, Duration) {
-        (self.gentle, self.times.grace)
+    pub fn signal_and_grace(&self) -> (Signal, Duration) {
+        (self.first_signal, self.times.grace)
     }
 
     /// One that another service has opened, whose SIGKILL is due at `kill_at`.
     pub fn resumed(times: Times, kill_at: u64, now: u64) -> Escalation {
         let mut ladder = Escalation {
             times,
-            gentle: Signal::SIGTERM,
+            first_signal: Signal::SIGTERM,
             stage: Stage::Term { kill_at },
             births: 0,
-            open: 0,
-            looked: false,
-            looking: false,
+            claims: 0,
+            was_stalled: false,
+            is_stalled: false,
         };
         if kill_at <= now {
             ladder.kill(now);
@@ -115,9 +118,9 @@ impl Escalation {
         if !self.is_before_kill() || init || had & MEMBER_KILL != 0 {
             SignalStep::Kill
         } else if had & MEMBER_TERM != 0 {
-            SignalStep::Wake
+            SignalStep::Continue
         } else {
-            SignalStep::Terminate(self.gentle)
+            SignalStep::Terminate(self.first_signal)
         }
     }
 
@@ -135,7 +138,7 @@ impl Escalation {
 
     /// One more process is on it.
     pub fn on_claim(&mut self) {
-        self.open += 1;
+        self.claims += 1;
     }
 
     /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
@@ -159,8 +162,8 @@ impl Escalation {
     /// One that has come to SIGKILL, with those on it, as it was when it came to that.
     pub fn begun_anew(&self, now: u64) -> Escalation {
         let mut ladder = Escalation {
-            looked: false,
-            looking: false,
+            was_stalled: false,
+            is_stalled: false,
             ..self.clone()
         };
         ladder.kill(now);
@@ -170,22 +173,22 @@ impl Escalation {
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
-            open: self.open,
-            gentle: self.gentle,
+            claims: self.claims,
+            first_signal: self.first_signal,
             ..Escalation::new(times, now)
         }
     }
 
     /// A look that finds nothing moving: whether there has been one before since the last sign of
     /// progress. If not, [`Escalation::on_progress`] sets the time of the next one.
-    pub fn warned(&mut self) -> bool {
-        self.looking = true;
-        self.looked
+    pub fn on_stall(&mut self) -> bool {
+        self.is_stalled = true;
+        self.was_stalled
     }
 
     /// Something moves, or may still.
     pub fn on_progress(&mut self, now: u64) {
-        self.looked = std::mem::take(&mut self.looking);
+        self.was_stalled = std::mem::take(&mut self.is_stalled);
         if !self.is_before_kill() {
             self.kill(now);
         }
@@ -193,14 +196,14 @@ impl Escalation {
 
     /// One is off it.
     pub fn on_finished(&mut self, now: u64) {
-        self.looking = false;
+        self.is_stalled = false;
         self.on_progress(now);
-        self.open = self.open.saturating_sub(1);
+        self.claims = self.claims.saturating_sub(1);
     }
 
     /// Whether nobody is on it.
     pub fn is_empty(&self) -> bool {
-        self.open == 0
+        self.claims == 0
     }
 }
 

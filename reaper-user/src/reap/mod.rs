@@ -29,18 +29,18 @@ mod weigh;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
 pub use confirm::ExitPoll;
-pub use ending::{Due, Ending, Endings, Handed, end_all};
+pub use ending::{Due, Handed, PollingReaper, ReapResult, reap_all};
 pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
-pub use send::end_own;
+pub use send::signal_own;
 #[cfg(target_os = "linux")]
-pub use send::{STOP, forward, stop_supervisor, terminate_own};
+pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 
 /// How many files are left for others to open, if there are so many.
 const FILES_LEFT: u64 = 256;
@@ -74,16 +74,16 @@ pub struct SentSignal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReapOutcome {
     /// It has exited, as its pidfd says, or as was read before there was one for what others signalled.
-    Ended(ExitStatus),
+    Exited(ExitStatus),
     /// It lives on.
-    Failed(Failure),
+    Failed(ReapFailure),
     /// It was let go without a signal: it had exited before, or is not due any more.
     NotSent(ReleaseReason),
 }
 
 /// Why a process could not be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum ReapFailure {
     /// This program was stopped before it had ended.
     Stopped,
     /// Not permitted to signal it.
@@ -91,7 +91,7 @@ pub enum Failure {
     /// Opening or using its pidfd failed.
     Errno(i32),
     /// SIGKILL has no effect; its state in /proc is this.
-    Stuck(char),
+    KillTimeout(char),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub enum ReapEvent {
         duration: Option<u64>,
         /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
         /// nothing.
-        memory: Option<Memory>,
+        memory: Option<ProcessMemory>,
     },
     /// Nothing is left on a session's ladder.
     Closed {

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use super::target::Target;
 use super::weigh::Scales;
 use super::{Escalation, ExitPoll, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
 use reaper_model::Model;
 use reaper_model::Node;
@@ -31,7 +31,7 @@ pub struct Reaper {
     /// How many of the targets are members of each session.
     members: HashMap<SessionId, usize>,
     /// How many of the targets have a pidfd.
-    open: usize,
+    open_pidfds: usize,
     /// While there are such, no file with this number or a higher one is kept open: to look at processes takes some too.
     files_max: u64,
     /// To be signalled next: opened, if need be, and then drained past, before it is.
@@ -41,7 +41,7 @@ pub struct Reaper {
     /// Sent their first signal since they were last weighed.
     unweighed: Vec<ProcessKey>,
     scales: Scales,
-    confirm: ExitPoll,
+    exit_poll: ExitPoll,
     tokens: HashMap<u64, ProcessKey>,
     last_token: u64,
     reports: Vec<ReapEvent>,
@@ -58,13 +58,13 @@ impl Reaper {
             targets: HashMap::new(),
             escalations: BTreeMap::new(),
             members: HashMap::new(),
-            open: 0,
+            open_pidfds: 0,
             files_max: files_max(),
             queue: Vec::new(),
             waiting_for_files: Vec::new(),
             unweighed: Vec::new(),
             scales: Scales::default(),
-            confirm: ExitPoll::new()?,
+            exit_poll: ExitPoll::new()?,
             tokens: HashMap::new(),
             last_token: 0,
             reports: Vec::new(),
@@ -82,7 +82,7 @@ impl Reaper {
     }
 
     /// Whether a session's ladder is open.
-    pub fn is_open(&self, session: SessionId) -> bool {
+    pub fn has_open_escalation(&self, session: SessionId) -> bool {
         self.escalations.contains_key(&session)
     }
 
@@ -111,7 +111,7 @@ impl Reaper {
     /// Opens a session's ladder with delays and a first signal of its own, before anybody is claimed on it. Where somebody is on
     /// it already SIGKILL is due now if there is no grace; false where there is to be one, and the ladder has another, asks by
     /// another signal, or has come to SIGKILL.
-    pub fn open(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
+    pub fn open_escalation(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
         let now = sys::monotonic();
         let open = self.escalations.get_mut(&session);
         let Some(ladder) = open.filter(|ladder| !ladder.is_empty()) else {
@@ -120,7 +120,7 @@ impl Reaper {
             return true;
         };
         if !times.grace.is_zero() {
-            return ladder.is_before_kill() && ladder.begins_with() == (gentle, times.grace);
+            return ladder.is_before_kill() && ladder.signal_and_grace() == (gentle, times.grace);
         }
         if ladder.is_before_kill() {
             ladder.kill(now);
@@ -131,24 +131,24 @@ impl Reaper {
 
     /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
     /// the tree is only now due.
-    pub fn renew(&mut self, session: SessionId) {
+    pub fn restart_grace(&mut self, session: SessionId) {
         if let Some(ladder) = self.escalations.get_mut(&session) {
             *ladder = ladder.renewed(self.times, sys::monotonic());
         }
     }
 
     /// What a session's ladder sends first, and how long before SIGKILL: of that which goes on, or else of one that began now.
-    pub fn begins_with(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
+    pub fn signal_and_grace(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
         let open = session.and_then(|session| self.escalations.get(&session));
         let usual = (Signal::SIGTERM, times.grace);
-        open.map_or(usual, Escalation::begins_with)
+        open.map_or(usual, Escalation::signal_and_grace)
     }
 
     /// What a claimed process had right after its first signal, as far as it has been read; `None` where it is not claimed,
     /// has exited, or may not be signalled.
-    pub fn claimed(&self, key: ProcessKey) -> Option<Option<Memory>> {
+    pub fn claimed_memory(&self, key: ProcessKey) -> Option<Option<ProcessMemory>> {
         let target = self.targets.get(&key);
-        let target = target.filter(|one| one.exit_status.is_none() && one.refused.is_none());
+        let target = target.filter(|one| one.exit_status.is_none() && one.signal_failure.is_none());
         target.map(Target::memory)
     }
 
@@ -168,8 +168,8 @@ impl Reaper {
     }
 
     /// What to wait on for ends to confirm.
-    pub fn confirm(&self) -> ExitPoll {
-        self.confirm.clone()
+    pub fn exit_poll(&self) -> ExitPoll {
+        self.exit_poll.clone()
     }
 
     pub fn is_claimed(&self, key: ProcessKey) -> bool {
@@ -215,7 +215,7 @@ impl Reaper {
             last_signal: None,
             signals_had: had,
             exit_status: None,
-            refused: None,
+            signal_failure: None,
             rss: u64::MAX,
             memory: None,
             share: None,

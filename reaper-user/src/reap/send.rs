@@ -15,7 +15,7 @@ use reaper_model::policy::{Decision, Evaluation, Verdict};
 
 /// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
 /// The ring has been drained past the opening.
-pub(super) fn identify(
+pub(super) fn verify_identity(
     model: &mut Model,
     key: ProcessKey,
     pidfd: &Pidfd,
@@ -36,7 +36,7 @@ pub(super) fn identify(
 }
 
 /// Whether it is still due.
-pub(super) fn still_due(
+pub(super) fn check_due(
     round: &Evaluation<'_>,
     key: ProcessKey,
 ) -> Result<Decision, ReleaseReason> {
@@ -54,7 +54,7 @@ pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: SignalStep) -> n
     check_never_list(pid, own_pid)?;
     match step {
         SignalStep::Terminate(signal) => pidfd.send_signal(signal),
-        SignalStep::Wake => pidfd.send_signal(Signal::SIGCONT),
+        SignalStep::Continue => pidfd.send_signal(Signal::SIGCONT),
         SignalStep::Kill => pidfd.send_signal(Signal::SIGKILL),
     }
 }
@@ -68,8 +68,8 @@ pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSe
     for pid in &inside {
         check_never_list(*pid, own)?;
     }
-    for pid in procfs.line(own).map_err(io::Error::other)? {
-        if cgroup.holds(pid)? {
+    for pid in procfs.pid_and_ancestors(own).map_err(io::Error::other)? {
+        if cgroup.contains(pid)? {
             return Err(nix::Error::EPERM.into());
         }
     }
@@ -97,26 +97,26 @@ pub fn forward(pidfd: &Pidfd, number: i32) -> nix::Result<()> {
 /// What goes with a signal by which the owner of a run is to end it, where it could not be written down that it is: then it is
 /// for the owner, and not for the command.
 #[cfg(target_os = "linux")]
-pub const STOP: i32 = 0x7265_6170;
+pub const STOP_SIGVAL: i32 = 0x7265_6170;
 
 /// Has the owner of a run end it, by SIGTERM and that number.
 ///
 /// # Errors
-/// As [`end_own`].
+/// As [`signal_own`].
 #[cfg(target_os = "linux")]
 pub fn stop_supervisor(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
     check_never_list(pid, std::process::id())?;
-    pidfd.send_signal_with(Signal::SIGTERM, STOP)?;
+    pidfd.send_signal_with(Signal::SIGTERM, STOP_SIGVAL)?;
     pidfd.send_signal(Signal::SIGCONT)
 }
 
 /// Asks a process to end by this signal, and has it go on if it is stopped.
 ///
 /// # Errors
-/// As [`end_own`].
+/// As [`signal_own`].
 #[cfg(target_os = "linux")]
 pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
-    end_own(pidfd, pid, signal)?;
+    signal_own(pidfd, pid, signal)?;
     pidfd.send_signal(Signal::SIGCONT)
 }
 
@@ -125,7 +125,7 @@ pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()>
 ///
 /// # Errors
 /// As `pidfd_send_signal(2)`; `EPERM` for those that are never signalled.
-pub fn end_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+pub fn signal_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
     check_never_list(pid, std::process::id())?;
     pidfd.send_signal(signal)
 }

@@ -4,8 +4,8 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::weigh::Share;
-use super::{Failure, ReapOutcome, ReleaseReason};
-use reaper_host::source::procfs::Memory;
+use super::{ReapFailure, ReapOutcome, ReleaseReason};
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::ExitStatus;
 use reaper_model::session::SessionId;
@@ -31,11 +31,11 @@ pub(super) struct Target {
     pub(super) signals_had: u32,
     /// Its exit record, which comes before the end is confirmed.
     pub(super) exit_status: Option<ExitStatus>,
-    pub(super) refused: Option<Failure>,
+    pub(super) signal_failure: Option<ReapFailure>,
     /// Memory at the last look, to tell progress from none.
     pub(super) rss: u64,
     /// What it had right after its first signal.
-    pub(super) memory: Option<Memory>,
+    pub(super) memory: Option<ProcessMemory>,
     /// How much of that is its own, if that was asked for.
     pub(super) share: Option<Share>,
 }
@@ -52,16 +52,16 @@ impl Target {
     }
 
     /// What it had right after its first signal.
-    pub(super) fn memory(&self) -> Option<Memory> {
+    pub(super) fn memory(&self) -> Option<ProcessMemory> {
         let pss = self.share.as_ref().and_then(|share| share.get().copied());
-        self.memory.map(|memory| Memory { pss, ..memory })
+        self.memory.map(|memory| ProcessMemory { pss, ..memory })
     }
 
     /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.
     pub(super) fn outcome(&self, outcome: ReapOutcome) -> ReapOutcome {
         match outcome {
             ReapOutcome::NotSent(ReleaseReason::Gone) if self.signal().is_some() => {
-                ReapOutcome::Ended(self.exit_status.unwrap_or(ExitStatus::Unknown))
+                ReapOutcome::Exited(self.exit_status.unwrap_or(ExitStatus::Unknown))
             }
             outcome => outcome,
         }

@@ -178,8 +178,8 @@ impl RunCgroup {
     /// # Errors
     /// There is no telling.
     pub(super) fn contains_self(&self) -> Result<bool, ProcfsError> {
-        for pid in self.procfs.line(std::process::id())? {
-            let holds = self.cgroup.holds(pid);
+        for pid in self.procfs.pid_and_ancestors(std::process::id())? {
+            let holds = self.cgroup.contains(pid);
             if holds.map_err(|source| self.unread(source))? {
                 return Ok(true);
             }
@@ -194,7 +194,7 @@ impl RunCgroup {
     pub(super) fn pids(&self) -> Result<HashSet<u32>, ProcfsError> {
         let mut pids = self.all()?;
         if !pids.is_empty() {
-            let line = self.procfs.line(std::process::id())?;
+            let line = self.procfs.pid_and_ancestors(std::process::id())?;
             pids.retain(|pid| *pid > 1 && !line.contains(pid));
         }
         Ok(pids)

@@ -15,7 +15,9 @@ use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, RunRecord, RunResult};
 use super::record_writer::{claim, close};
 use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
 use super::{RunOutcome, Survivor};
-use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped, Times, end_own, files_max};
+use crate::reap::{
+    Due, PollingReaper, ReapOutcome as Reaped, ReapResult, Times, files_max, signal_own,
+};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::host::boot_id;
@@ -156,7 +158,7 @@ fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
     let directory = start.cgroup.as_deref().map(Path::new);
     let made = directory.zip(record.cgroup);
     let leaf = made.map(|(directory, made)| RunCgroup::find(directory, made.id));
-    let elsewhere = sys::pid_namespace_unless_first()? != start.pid_namespace;
+    let elsewhere = sys::non_initial_pid_namespace()? != start.pid_namespace;
     let leaf = match leaf.transpose() {
         // It is for others to see to.
         Err(_) if elsewhere => return Ok(None),
@@ -209,7 +211,7 @@ fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
     }
     let endings = family.end(record).map_err(io::Error::other)?;
     for ending in &endings {
-        if matches!(ending.outcome, Reaped::Ended(_)) {
+        if matches!(ending.outcome, Reaped::Exited(_)) {
             over.ended += 1;
             over.killed += usize::from(ending.signal == Some(Signal::SIGKILL));
         }
@@ -259,12 +261,12 @@ impl Family<'_> {
 
     /// Who of it lives. Who has lost all makers since the last look is remembered.
     fn look(&mut self) -> Result<Due, ProcfsError> {
-        let found = self.procfs.families(&self.known, || self.inside())?;
+        let found = self.procfs.subtrees(&self.known, || self.inside())?;
         self.known.extend(found.iter().map(|one| one.key));
         Ok(found.into_iter().map(|one| (one.key, None)).collect())
     }
 
-    fn end(&mut self, record: &RunRecord) -> Result<Vec<Ending>, ProcfsError> {
+    fn end(&mut self, record: &RunRecord) -> Result<Vec<ReapResult>, ProcfsError> {
         let start = &record.header;
         let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
         let mut grace = Duration::from_millis(start.grace_ms);
@@ -315,7 +317,7 @@ impl Family<'_> {
             let found = self.look()?;
             for (key, pidfd) in opened {
                 if found.contains_key(&key) && !pidfd.has_exited() {
-                    if let Err(error) = end_own(&pidfd, key.pid, Signal::SIGSTOP) {
+                    if let Err(error) = signal_own(&pidfd, key.pid, Signal::SIGSTOP) {
                         tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
                     }
                     held.insert(key, pidfd);
@@ -356,10 +358,10 @@ impl Family<'_> {
 }
 
 /// Endings whose grace is over when it is said so, or a while later.
-fn patient(grace: Duration, signal: Signal) -> Endings {
+fn patient(grace: Duration, signal: Signal) -> PollingReaper {
     let times = Times {
         grace: grace.saturating_add(2 * HOLD_MAX),
         ..Times::default()
     };
-    Endings::new(times, signal)
+    PollingReaper::new(times, signal)
 }

@@ -12,7 +12,7 @@ use super::report::children;
 use super::service::Service;
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
-use crate::reap::{Due, Ending, Endings, ReapOutcome as Reaped};
+use crate::reap::{Due, PollingReaper, ReapOutcome as Reaped, ReapResult};
 use reaper_host::source::procfs::descendants::Descendant;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
@@ -23,7 +23,7 @@ const BIRTHS_MAX: usize = 256;
 
 impl SupervisedCommand<'_> {
     /// Ends all that descend from this process, the command too if it lives. Gives what became of each.
-    pub(super) fn end_tree(&mut self) -> Vec<Ending> {
+    pub(super) fn end_tree(&mut self) -> Vec<ReapResult> {
         if !self.has_processes() {
             return Vec::new();
         }
@@ -31,7 +31,7 @@ impl SupervisedCommand<'_> {
         let _files = sys::many_files();
         let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
         let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
-        let mut endings = Endings::new(self.run.times, self.run.signal).within(cgroup);
+        let mut endings = PollingReaper::new(self.run.times, self.run.signal).within(cgroup);
         if !led {
             endings.hasten();
         }
@@ -44,7 +44,7 @@ impl SupervisedCommand<'_> {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
                 let with_leaf = self.leaf.as_ref().map(|leaf| {
-                    let all = procfs.descendants_and(own, || leaf.pids());
+                    let all = procfs.descendants_and_group(own, || leaf.pids());
                     all.inspect_err(|error| tracing::debug!("{error}"))
                 });
                 // That there is no telling who is in there is no reason to spare the others.
@@ -97,7 +97,7 @@ impl SupervisedCommand<'_> {
     }
 
     /// Has a service end those whom it knows to be of this tree, where there is one.
-    fn leave_to_service(&self, endings: &mut Endings) -> Option<Service> {
+    fn leave_to_service(&self, endings: &mut PollingReaper) -> Option<Service> {
         let socket = self.run.service.as_deref()?;
         let grace = match endings.is_gentle() {
             true => self.run.times.grace,
@@ -115,9 +115,9 @@ impl SupervisedCommand<'_> {
         self.wait_children() || self.leaf.as_ref().is_some_and(in_leaf)
     }
 
-    pub(super) fn report(&mut self, outcome: RunOutcome, endings: &[Ending]) -> RunReport {
+    pub(super) fn report(&mut self, outcome: RunOutcome, endings: &[ReapResult]) -> RunReport {
         let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
-        let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Ended(_)));
+        let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Exited(_)));
         let (mut count, mut killed, mut memory_rss) = (0, 0, 0);
         for ending in ended {
             count += 1;

@@ -202,7 +202,7 @@ impl Run {
     /// The command cannot be started; nothing is left of it then. What cannot be ended is no error: it is in the report,
     /// and so is what could not be done afterwards.
     pub fn supervise(mut self) -> Result<RunReport, RunError> {
-        sys::pid_namespace_unless_first().map_err(RunError::Proc)?;
+        sys::non_initial_pid_namespace().map_err(RunError::Proc)?;
         for path in &self.clean_on_success {
             let held = HeldPath::resolve(path).map_err(|source| RunError::Path {
                 path: path.clone(),

@@ -7,10 +7,10 @@ use std::time::Duration;
 use hashbrown::HashSet;
 
 use super::DoneWhen;
-use crate::reap::{Due, Endings, Times};
+use crate::reap::{Due, PollingReaper, Times};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
-use reaper_host::sys::child::{self, ChildChange, Inherited};
+use reaper_host::sys::child::{self, ChildChange, InheritedSignals};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Asks again and again, one at a time.
 pub(super) struct DoneProbe<'a> {
     what: &'a DoneWhen,
-    inherited: Inherited,
+    inherited: InheritedSignals,
     /// Who is being asked, since when, and whether the command was gone by then.
     asked: Option<RunningProbe>,
     /// When to ask next.
@@ -37,7 +37,7 @@ struct RunningProbe {
 }
 
 impl<'a> DoneProbe<'a> {
-    pub(super) fn new(what: &'a DoneWhen, inherited: Inherited) -> DoneProbe<'a> {
+    pub(super) fn new(what: &'a DoneWhen, inherited: InheritedSignals) -> DoneProbe<'a> {
         DoneProbe {
             what,
             inherited,
@@ -112,9 +112,9 @@ impl<'a> DoneProbe<'a> {
             .stderr(Stdio::null());
         // What the terminal sends is not for it.
         command.process_group(0);
-        self.inherited.forward_signals(&mut command);
+        self.inherited.restore_signals(&mut command);
         // It is asked too often to be written down, so nobody else would know of it.
-        child::die_with_this(&mut command);
+        child::kill_on_parent_death(&mut command);
         match command.spawn() {
             Ok(child) => {
                 self.asked = Some(RunningProbe {
@@ -148,11 +148,11 @@ impl<'a> DoneProbe<'a> {
 /// Kills a child of this process, which has not been waited for, and all that descends from it.
 fn end_below(pid: u32) {
     let procfs = Procfs::default();
-    let mut endings = Endings::new(Times::default(), nix::sys::signal::Signal::SIGKILL);
+    let mut endings = PollingReaper::new(Times::default(), nix::sys::signal::Signal::SIGKILL);
     endings.hasten();
     let find = |_: &_| -> Result<Due, ProcfsError> {
         let child = || Ok(HashSet::from_iter([pid]));
-        let all = procfs.families(&HashSet::new(), child)?;
+        let all = procfs.subtrees(&HashSet::new(), child)?;
         Ok(all.into_iter().map(|one| (one.key, None)).collect())
     };
     // Once: what it has forked meanwhile goes with all the rest.

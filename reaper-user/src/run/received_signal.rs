@@ -50,7 +50,7 @@ impl ReceivedSignal {
 
     /// Returns whether its sender wants the run to end.
     pub(super) fn requests_termination(&self) -> bool {
-        child::ENDS
+        child::TERMINATION_SIGNALS
             .iter()
             .any(|signal| *signal as i32 == self.number)
     }

@@ -235,7 +235,7 @@ fn start(run: &Run, id: &str) -> io::Result<RunHeader> {
         session: run.session.clone(),
         agent: run.agent.clone(),
         boot_id: boot_id(Path::new("/")),
-        pid_namespace: sys::pid_namespace_unless_first()?,
+        pid_namespace: sys::non_initial_pid_namespace()?,
         wrapper: RecordedProcess { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
         command,

@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::{CommandExit, RunOutcome};
-use crate::reap::{Ending, Failure, ReapOutcome as Reaped};
+use crate::reap::{ReapFailure, ReapOutcome as Reaped, ReapResult};
 use reaper_host::source::procfs::Procfs;
 
 /// See the module.
@@ -88,14 +88,14 @@ fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::
 
 impl Survivor {
     /// One of those that were to be ended, if it lives on.
-    pub(super) fn of(ending: &Ending, procfs: &Procfs) -> Option<Survivor> {
+    pub(super) fn of(ending: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
         let why = match ending.outcome {
-            Reaped::Failed(Failure::Eperm) => "it may not be signalled by this user".to_owned(),
-            Reaped::Failed(Failure::Stuck(state)) => {
+            Reaped::Failed(ReapFailure::Eperm) => "it may not be signalled by this user".to_owned(),
+            Reaped::Failed(ReapFailure::KillTimeout(state)) => {
                 format!("it does not die of SIGKILL (state {state})")
             }
-            Reaped::Failed(Failure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
-            Reaped::Failed(Failure::Stopped) | Reaped::NotSent(_) | Reaped::Ended(_) => {
+            Reaped::Failed(ReapFailure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
+            Reaped::Failed(ReapFailure::Stopped) | Reaped::NotSent(_) | Reaped::Exited(_) => {
                 return None;
             }
         };

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::api::client::{Client, ClientError};
 use crate::api::{Claims, EndRequest};
 use crate::reap::Handed;
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
 use reaper_host::sys::child;
 use reaper_host::sys::pidfd::Pidfd;
@@ -109,9 +109,9 @@ impl Service {
                 start: one.start_ns,
             },
             signal,
-            memory: one.rss.map(|rss| Memory {
+            memory: one.rss.map(|rss| ProcessMemory {
                 rss,
-                ..Memory::default()
+                ..ProcessMemory::default()
             }),
         });
         Ok((handed.collect(), pid))

@@ -60,7 +60,7 @@ fn refused(known: &RecordedRun, why: &'static str) -> StopError {
 fn owner(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     let failed = failed(known);
     let start = &known.record.header;
-    if sys::pid_namespace_unless_first().map_err(&failed)? != start.pid_namespace {
+    if sys::non_initial_pid_namespace().map_err(&failed)? != start.pid_namespace {
         return Err(refused(
             known,
             "is in another pid namespace: stop it from there, as with nsenter or docker exec",

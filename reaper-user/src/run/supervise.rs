@@ -53,12 +53,12 @@ pub(super) fn attend(
 ) -> Result<RunReport, RunError> {
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
-    held.inherited.forward_signals(&mut run.command);
+    held.inherited.restore_signals(&mut run.command);
     let silence = run
         .idle
         .map(|_| OutputMonitor::begin(&mut run.command, run.idle_cpu));
     let silence = silence.transpose()?;
-    if let Some(signal) = held.asked_to_end() {
+    if let Some(signal) = held.pending_termination() {
         return Err(RunError::Stopped(signal));
     }
     if let Some(leaf) = &leaf {
@@ -244,7 +244,7 @@ impl SupervisedCommand<'_> {
                 self.child_told.set(true);
                 continue;
             }
-            let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP;
+            let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP_SIGVAL;
             if !self.take_stop_request(info.ssi_signo, told) && !own {
                 pending.push(ReceivedSignal::of(&info));
             }

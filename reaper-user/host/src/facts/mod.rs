@@ -34,7 +34,7 @@ use tokio::sync::Notify;
 
 use crate::sys;
 use pool::{Common, Done, Job, Pool, Size};
-use reading::Used;
+use reading::CpuTime;
 use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
@@ -82,9 +82,9 @@ const SCRIPTS: Size = Size {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Nothing waits for them.
-    Ahead,
+    Prefetch,
     /// A decision waits for them that may take its time.
-    Waited,
+    Normal,
     /// A process waits for them with a decision.
     Urgent,
 }
@@ -110,7 +110,7 @@ pub struct FactReader {
     done: Receiver<Done>,
     woken: Arc<Notify>,
     last_id: u64,
-    open: HashMap<u64, Ask>,
+    open: HashMap<u64, OpenRequest>,
     /// Ids of the open ones about each process.
     about: HashMap<ProcessKey, Vec<u64>>,
     /// When to see to what, in ns of the monotonic clock. Some of it may be closed by then.
@@ -121,7 +121,7 @@ pub struct FactReader {
 }
 
 /// An ask that is open. That for the CPU use is one by itself, and so is that for the path of a script.
-struct Ask {
+struct OpenRequest {
     key: ProcessKey,
     needs: FactSet,
     /// What it runs, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] are asked for.
@@ -135,7 +135,7 @@ struct Ask {
     /// Whether a decision waits for it, urgent or not.
     waited: bool,
     /// First look of two.
-    used: Option<Used>,
+    used: Option<CpuTime>,
 }
 
 impl FactReader {
@@ -183,7 +183,7 @@ impl FactReader {
         needs: FactSet,
         urgency: Urgency,
     ) {
-        let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Waited);
+        let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Normal);
         let now = sys::monotonic();
         let mut fresh = needs;
         for id in self.about.get(&key).cloned().unwrap_or_default() {
@@ -226,7 +226,7 @@ impl FactReader {
             }
             self.last_id += 1;
             let id = self.last_id;
-            let ask = Ask {
+            let ask = OpenRequest {
                 key,
                 needs,
                 image: image
@@ -267,7 +267,7 @@ impl FactReader {
             return;
         }
         self.last_id += 1;
-        let ask = Ask {
+        let ask = OpenRequest {
             key,
             needs: FactSet::SCRIPT,
             image: Some(Arc::clone(image)),
@@ -331,7 +331,7 @@ impl FactReader {
         } else {
             &self.ahead
         };
-        let Ask {
+        let OpenRequest {
             key,
             needs,
             waited,
@@ -401,14 +401,14 @@ impl FactReader {
             && (at <= now || !self.open.contains_key(&id))
         {
             self.timers.pop();
-            if let Some(next) = self.see_to(id, now) {
+            if let Some(next) = self.on_timer(id, now) {
                 self.timers.push(Reverse((next, id)));
             }
         }
     }
 
     /// Its time has come; gives when to see to it again.
-    fn see_to(&mut self, id: u64, now: u64) -> Option<u64> {
+    fn on_timer(&mut self, id: u64, now: u64) -> Option<u64> {
         let ask = self.open.get(&id)?;
         let cpu = ask.needs == FactSet::CPU;
         if ask.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
@@ -454,7 +454,7 @@ impl FactReader {
 }
 
 /// Percent of one processor.
-fn percent(first: Used, second: Used) -> u32 {
+fn percent(first: CpuTime, second: CpuTime) -> u32 {
     let used = second.ticks.saturating_sub(first.ticks) * TICK_NS;
     let span = second.at.saturating_sub(first.at).max(1);
     u32::try_from(used.saturating_mul(100) / span).unwrap_or(u32::MAX)

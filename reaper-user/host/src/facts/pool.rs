@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::reading::{Found, read_facts};
+use super::reading::{ReadResult, read_facts};
 use crate::sys;
 use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey};
@@ -37,7 +37,7 @@ pub(super) struct Done {
     pub(super) id: u64,
     /// When it began to look, in ns since boot.
     pub(super) at: u64,
-    pub(super) found: Found,
+    pub(super) found: ReadResult,
 }
 
 /// What all threads share.
@@ -206,7 +206,7 @@ impl Worker {
             let Common { root, rules, .. } = &*self.common;
             let found = match self.begin(job.uid) {
                 true => read_facts(root, key, needs, job.image.as_ref(), rules),
-                false => Found::nothing(),
+                false => ReadResult::nothing(),
             };
             self.finish(job.uid);
             if self.done.send(Done { id, at, found }).is_err() {

@@ -21,7 +21,7 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 
 /// Processor time used up to a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Used {
+pub(super) struct CpuTime {
     /// In ticks of [`TICK_NS`](reaper_model::event::TICK_NS), by all threads.
     pub(super) ticks: u64,
     /// On the monotonic clock, in ns.
@@ -30,15 +30,15 @@ pub(super) struct Used {
 
 /// What a look has found.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct ReadResult {
     /// All but the CPU use, which takes two looks.
     pub(super) facts: Facts,
-    pub(super) used: Option<Used>,
+    pub(super) used: Option<CpuTime>,
 }
 
-impl Found {
-    pub(super) fn nothing() -> Found {
-        Found {
+impl ReadResult {
+    pub(super) fn nothing() -> ReadResult {
+        ReadResult {
             facts: Facts::unreadable(),
             used: None,
         }
@@ -52,14 +52,14 @@ pub(super) fn read_facts(
     needs: FactSet,
     image: Option<&Arc<Image>>,
     rules: &Ruleset,
-) -> Found {
+) -> ReadResult {
     let Some(mut subject) = ProcDir::open(root, key) else {
-        return Found::nothing();
+        return ReadResult::nothing();
     };
-    let mut found = Found::nothing();
+    let mut found = ReadResult::nothing();
     let facts = &mut found.facts;
     if needs.contains(FactSet::MARKERS) {
-        facts.markers = subject.marks(rules.marker_patterns());
+        facts.markers = subject.markers(rules.marker_patterns());
     }
     if needs.contains(FactSet::UNIT) {
         facts.unit = subject.unit();
@@ -104,18 +104,18 @@ pub(super) fn read_facts(
         facts.script = Fact::Known(rules.matched_script(image, path));
     }
     if needs.contains(FactSet::CPU) {
-        found.used = subject.used();
+        found.used = subject.cpu_time();
     }
-    if subject.lives() {
+    if subject.is_alive() {
         found
     } else {
-        Found::nothing()
+        ReadResult::nothing()
     }
 }
 
 /// Which patterns some variable of an environment matches. Of one that was cut, what has not been found is
 /// not known; but that a process is to be kept, which is what the first pattern says, is enough to know.
-fn marks(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64> {
+fn match_markers(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64> {
     let mut found = 0_u64;
     let patterns = &patterns[..patterns.len().min(64)];
     for variable in environ.split(|b| *b == 0).filter(|v| !v.is_empty()) {
@@ -157,7 +157,7 @@ mod tests {
             ("A=1\0REAPER_KEEP=1\0", false, Fact::Known(1)),
             ("CI=1\0REAPER_KEEP=1\0", false, Fact::Known(3)),
         ] {
-            let found = marks(environ.as_bytes(), whole, &patterns);
+            let found = match_markers(environ.as_bytes(), whole, &patterns);
             assert_eq!(found, expected, "{environ:?} {whole}");
         }
     }

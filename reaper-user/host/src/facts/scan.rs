@@ -24,7 +24,7 @@ static READERS: Readers = Readers::new(16);
 static SCRIPT_READERS: Readers = Readers::new(16);
 
 /// What came of a look.
-enum Met {
+enum ScannedProcess {
     Row(Box<LeftoverRow>),
     /// It is dead, or there is none.
     Nobody,
@@ -40,14 +40,14 @@ pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
     READERS.pass(procfs, PATIENCE, pids, meet, |pid, met| match met {
-        Met::Row(row) => {
+        ScannedProcess::Row(row) => {
             unread.remove(&pid);
             table.rows.insert(pid, *row);
         }
-        Met::Nobody => {
+        ScannedProcess::Nobody => {
             unread.remove(&pid);
         }
-        Met::Unread => {}
+        ScannedProcess::Unread => {}
     })?;
     // The directory itself belongs to the effective user, and there is no waiting for that.
     let uid = |pid: u32| match std::fs::metadata(procfs.root().join(pid.to_string())) {
@@ -97,7 +97,7 @@ fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), Proc
         };
         let mut subject = ProcDir::open(procfs.root(), seen.key)?;
         let script = subject.script(&seen.image)?;
-        subject.lives().then_some((seen, script))
+        subject.is_alive().then_some((seen, script))
     };
     SCRIPT_READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
         let Some((seen, script)) = found else { return };
@@ -129,7 +129,7 @@ fn whole_arguments(
     };
     let mut subject = ProcDir::open(procfs.root(), seen.key)?;
     let argv = subject.arguments(&seen.image)?;
-    subject.lives().then_some((seen, argv))
+    subject.is_alive().then_some((seen, argv))
 }
 
 /// Whether those with these pids have a socket that listens; who it was that was looked at, to the tick.
@@ -158,11 +158,11 @@ pub fn listening(
     Ok(all)
 }
 
-fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> Met {
+fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> ScannedProcess {
     let seen = match look {
         Ok(ProcessReading::Alive(seen)) => seen,
-        Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return Met::Nobody,
-        Err(_) => return Met::Unread,
+        Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return ScannedProcess::Nobody,
+        Err(_) => return ScannedProcess::Unread,
     };
     let mut row = LeftoverRow {
         listening: Fact::Unread,
@@ -182,12 +182,12 @@ fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> M
         let login_uid = subject.login_uid();
         let environ = subject.environ();
         let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
-        if subject.lives() {
+        if subject.is_alive() {
             (row.nested, row.inner_pid) = (nested, inner_pid);
             row.unit = unit;
             row.login_uid = login_uid;
             row.env_markers = trace.map_or(Fact::Unreadable, Fact::Known);
         }
     }
-    Met::Row(Box::new(row))
+    ScannedProcess::Row(Box::new(row))
 }

@@ -415,7 +415,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
-        reader.request(first, FactSet::UNIT, Urgency::Ahead);
+        reader.request(first, FactSet::UNIT, Urgency::Prefetch);
     }
     assert_eq!(reader.open.len(), 1, "asked twice");
     let mut answers = Vec::new();
@@ -425,8 +425,8 @@ fn what_nobody_waits_for_wakes_nobody() {
     assert!(!reader.ready && answers.len() == 1 && answers[0].requested == FactSet::UNIT);
     // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
     let (stuck, _pipe) = fake.stuck(82);
-    reader.request(stuck, FactSet::MARKERS, Urgency::Ahead);
-    reader.request(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Ahead);
+    reader.request(stuck, FactSet::MARKERS, Urgency::Prefetch);
+    reader.request(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Prefetch);
     reader.request(
         second,
         FactSet::MARKERS | FactSet::KERNEL_SESSION,
@@ -441,7 +441,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     }
     // The thread ahead is given up for the next who asks.
     std::thread::sleep(Duration::from_nanos(2 * LIMIT));
-    reader.request(first, FactSet::KERNEL_SESSION, Urgency::Ahead);
+    reader.request(first, FactSet::KERNEL_SESSION, Urgency::Prefetch);
     let began = Instant::now();
     while reader.take().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -523,7 +523,7 @@ fn cpu_use_takes_two_looks() {
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
     reader.request(busy, FactSet::CPU, Urgency::Urgent);
-    reader.request(idle, FactSet::CPU, Urgency::Ahead);
+    reader.request(idle, FactSet::CPU, Urgency::Prefetch);
     reader.request(idle, FactSet::CPU, Urgency::Urgent);
     let mut found = HashMap::new();
     while found.len() < 2 {
@@ -597,7 +597,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(48);
-    reader.request(key, FactSet::UNIT, Urgency::Waited);
+    reader.request(key, FactSet::UNIT, Urgency::Normal);
     let answers = wait(&mut reader);
     assert_eq!(answers[0].found.unit, Fact::Known("x.service".into()));
     assert!(reader.open.is_empty() && reader.timers.is_empty());

@@ -23,11 +23,11 @@ pub enum SourceError {
 impl SourceError {
     /// Whether the error says nothing about what the host supports, so that another source is no way out.
     pub fn is_final(&self) -> bool {
-        use EbpfError::{Abi, Foreign, Object, OtherNamespace, Pin};
+        use EbpfError::{Abi, InvalidObject, Object, OtherNamespace, Pin};
         matches!(
             self,
             SourceError::Ebpf(
-                Abi { .. } | Foreign { .. } | Object { .. } | OtherNamespace | Pin(_)
+                Abi { .. } | InvalidObject { .. } | Object { .. } | OtherNamespace | Pin(_)
             )
         )
     }
@@ -36,7 +36,7 @@ impl SourceError {
     pub fn is_held(&self) -> bool {
         matches!(
             self,
-            SourceError::Ebpf(EbpfError::Pin(PinError::Held { .. }))
+            SourceError::Ebpf(EbpfError::Pin(PinError::Locked { .. }))
         )
     }
 }

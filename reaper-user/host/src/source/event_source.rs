@@ -66,7 +66,7 @@ pub trait Source: AsFd {
     }
 
     /// Whether more can be drained although the file descriptor is not readable.
-    fn has_waiting(&self) -> bool {
+    fn has_undrained(&self) -> bool {
         false
     }
 
@@ -82,13 +82,13 @@ pub trait Source: AsFd {
 
     /// Takes the keys under which the source before this one reported its processes: this one has to use the same.
     /// A source whose keys are exact only to the tick needs none of them.
-    fn take_over(&mut self, _keys: &mut dyn Iterator<Item = ProcessKey>) {}
+    fn import_keys(&mut self, _keys: &mut dyn Iterator<Item = ProcessKey>) {}
 
     /// Whether the pid still belongs to the process that was reported under this key.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool;
 
     /// Says whether the exit of a process matters. Only a source that polls has to know.
-    fn follow(&mut self, _key: ProcessKey, _wanted: bool) {}
+    fn watch_exit(&mut self, _key: ProcessKey, _wanted: bool) {}
 
     /// Makes the next [`Source::drain`] poll: what that finds is no older than this call.
     fn scan_now(&mut self) {}
@@ -105,12 +105,12 @@ pub trait Source: AsFd {
 
     /// Whether it finds new processes by polling, so that what happens between two polls is only inferred. True on macOS
     /// too, where the kernel reports forks and exits, but not which process was born.
-    fn is_scan(&self) -> bool {
+    fn is_polling(&self) -> bool {
         self.last_scan().is_some()
     }
 
     /// Returns why some processes have no pidfd, if the source needs one and could not open it.
-    fn out_of_files(&self) -> Option<Errno> {
+    fn pidfd_error(&self) -> Option<Errno> {
         None
     }
 

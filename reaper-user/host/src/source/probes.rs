@@ -51,13 +51,13 @@ pub trait Probes {
     ///
     /// # Errors
     /// A pin cannot be removed.
-    fn disarm(&mut self) -> Result<(), SourceError>;
+    fn unpin(&mut self) -> Result<(), SourceError>;
 }
 
 /// The maps that outlive the service: processes that are followed, sessions, names and counters.
 pub trait ProbeMaps {
     /// Returns the number of processes that can be followed at once.
-    fn room(&self) -> u32;
+    fn capacity(&self) -> u32;
 
     /// Whether each process that is not in the map is no member.
     fn is_complete(&self) -> bool;
@@ -113,7 +113,7 @@ pub trait ProbeMaps {
     ///
     /// # Errors
     /// The map cannot be written.
-    fn enable_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError>;
+    fn set_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError>;
 
     /// Writes whether all members that were found running are in the map. From then on probes that filter report no
     /// other process.
@@ -146,10 +146,10 @@ pub trait EventRing {
 
     /// Returns a position at least a quarter of the ring behind [`EventRing::position`]. A record begins there, so that
     /// another reader can begin there too.
-    fn behind(&self) -> u64;
+    fn restart_position(&self) -> u64;
 
     /// Returns the number of bytes that have been drained and not been freed.
-    fn held(&self) -> u64;
+    fn unreleased(&self) -> u64;
 
     /// Returns the number of bytes that wait to be drained.
     fn waiting(&self) -> u64;
@@ -191,7 +191,7 @@ pub trait Diagnostics: AsFd + Send {
 
 /// How to set up the probes.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ProbeOptions {
     /// Size in bytes, a power of two and a multiple of the page size.
     pub ring_size: u32,
     /// Number of processes that can be followed at once.
@@ -219,9 +219,9 @@ pub struct PinOptions {
     pub name: String,
 }
 
-impl Default for Options {
+impl Default for ProbeOptions {
     fn default() -> Self {
-        Options {
+        ProbeOptions {
             ring_size: 8 << 20,
             max_members: 65_536,
             filter: false,

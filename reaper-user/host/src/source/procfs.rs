@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
-pub use super::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
+pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
 use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
@@ -118,7 +118,7 @@ impl Procfs {
                 let alive = key.has_same_tick(ProcessKey {
                     pid: key.pid,
                     start,
-                }) && (!stat.dead() || stat.threads > 1);
+                }) && (!stat.is_leader_dead() || stat.threads > 1);
                 Ok(if alive {
                     Liveness::Alive {
                         parent: stat.parent,
@@ -173,7 +173,7 @@ impl Procfs {
         let zombie = |pid: u32| {
             let (key, parent, comm) = self.stat(pid, |stat| {
                 let start = stat.start.saturating_mul(TICK_NS);
-                let dead = stat.dead() && stat.threads < 2;
+                let dead = stat.is_leader_dead() && stat.threads < 2;
                 dead.then(|| (ProcessKey { pid, start }, stat.parent, stat.comm.to_vec()))
             })??;
             let uid = std::fs::metadata(self.root.join(pid.to_string()))
@@ -240,12 +240,12 @@ impl<'a> Reader<'a> {
         dir.read("stat", &mut self.stat).map_err(|e| ("stat", e))?;
         let stat = Stat::parse(&self.stat).ok_or_else(|| malformed("stat"))?;
         // A leader that exited before other threads has no memory left: they know what the process runs.
-        let thread = if stat.dead() {
+        let thread = if stat.is_leader_dead() {
             living_thread(path, &dir, &stat)
         } else {
             None
         };
-        if stat.dead() && thread.is_none() {
+        if stat.is_leader_dead() && thread.is_none() {
             return Ok(ProcessReading::Zombie);
         }
         let runner = thread.as_ref().map_or(&dir, |(_, thread)| thread);
@@ -267,7 +267,7 @@ impl<'a> Reader<'a> {
             runner
                 .read_some("cmdline", ARGV_MAX + 1, &mut self.buffer)
                 .map_err(|e| ("cmdline", e))?;
-            set_argv(&mut image, &self.buffer, stat.args);
+            set_argv(&mut image, &self.buffer, stat.arg_len);
         }
         if runner.read("cgroup", &mut self.buffer).is_ok() {
             image.cgroup_id = self.cgroups.id(&self.buffer);
@@ -375,6 +375,6 @@ pub fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, 
             let name = Path::new("task").join(entry.file_name());
             let thread = Dir::open_at(&dir.0, &name).ok()?;
             thread.read("stat", &mut bytes).ok()?;
-            (!Stat::parse(&bytes)?.dead()).then_some((name, thread))
+            (!Stat::parse(&bytes)?.is_leader_dead()).then_some((name, thread))
         })
 }

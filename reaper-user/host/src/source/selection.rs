@@ -16,11 +16,11 @@ use super::scan::interval;
 use reaper_model::agent::NameTable;
 
 /// What each source is told to be.
-pub struct SourceSelection<'a> {
+pub struct SourceOptions<'a> {
     pub choice: SourceChoice,
-    pub probes: &'a probes::Options,
+    pub probes: &'a probes::ProbeOptions,
     pub names: &'a NameTable,
-    pub scan: interval::Options,
+    pub scan: interval::ScanOptions,
 }
 
 impl SourceKind {
@@ -34,11 +34,11 @@ impl SourceKind {
             SourceKind::Ebpf => Ok(ebpf::probe()?),
             #[cfg(target_os = "linux")]
             SourceKind::ProcConnector => Ok(proc_connector::probe()?),
-            SourceKind::Scan => Ok(Scan::open(&interval::Options::default()).map(drop)?),
+            SourceKind::Scan => Ok(Scan::open(&interval::ScanOptions::default()).map(drop)?),
         }
     }
 
-    fn open(self, wanted: &SourceSelection<'_>) -> Result<Box<dyn Source + Send>, SourceError> {
+    fn open(self, wanted: &SourceOptions<'_>) -> Result<Box<dyn Source + Send>, SourceError> {
         Ok(match self {
             #[cfg(target_os = "linux")]
             SourceKind::Ebpf => Box::new(EbpfSource::open(wanted.probes, wanted.names)?),
@@ -55,7 +55,7 @@ impl SourceKind {
 /// None can, and why the last of them cannot; or what no other source would be better for: another service is at
 /// work, or the object that was named is none.
 pub fn open(
-    wanted: &SourceSelection<'_>,
+    wanted: &SourceOptions<'_>,
 ) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
     let mut passed = Vec::new();
     let (last, before) = wanted
@@ -85,10 +85,10 @@ pub fn open(
     target_os = "macos",
     expect(unused_variables, unused_mut, reason = "there is but one source")
 )]
-pub fn below(
+pub fn open_fallback(
     failed: SourceKind,
     room: u32,
-    options: &interval::Options,
+    options: &interval::ScanOptions,
 ) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
     let mut passed = Vec::new();
     #[cfg(target_os = "linux")]
@@ -109,7 +109,7 @@ fn connector(room: u32) -> Result<Box<dyn Source + Send>, SourceError> {
     Ok(Box::new(ProcConnector::open(room)?))
 }
 
-fn scan(options: &interval::Options) -> Result<Box<dyn Source + Send>, SourceError> {
+fn scan(options: &interval::ScanOptions) -> Result<Box<dyn Source + Send>, SourceError> {
     Ok(Box::new(Scan::open(options)?))
 }
 
@@ -120,9 +120,9 @@ mod tests {
 
     #[test]
     fn below_each_there_is_one_that_anybody_can_use() {
-        let options = interval::Options::default();
+        let options = interval::ScanOptions::default();
         for failed in SourceKind::ALL {
-            let (source, passed) = below(failed, 1 << 20, &options).expect("a scan");
+            let (source, passed) = open_fallback(failed, 1 << 20, &options).expect("a scan");
             let between = SourceKind::ALL
                 .into_iter()
                 .skip_while(|kind| *kind != failed)

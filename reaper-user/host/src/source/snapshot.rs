@@ -51,7 +51,7 @@ pub struct Zombie {
 
 /// What a process has of the host's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct ProcessMemory {
     /// Resident, pages that it shares with others included.
     pub rss: u64,
     /// Swapped out.

@@ -69,7 +69,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// There is no telling; one that is gone is nowhere, and one of no cgroup of version 2 in none.
-    pub fn holds(&self, pid: u32) -> io::Result<bool> {
+    pub fn contains(&self, pid: u32) -> io::Result<bool> {
         let own = format!("/proc/self/fd/{}", self.0.as_raw_fd());
         let directory = fs::read_link(own)?;
         let name = directory.file_name().unwrap_or_default().as_encoded_bytes();

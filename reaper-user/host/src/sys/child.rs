@@ -30,7 +30,7 @@ const FAULTS: [Signal; 6] = [
 ];
 
 /// Those by which somebody asks for an end.
-pub const ENDS: [Signal; 4] = [
+pub const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
@@ -55,12 +55,12 @@ extern "C" fn note_pipe() {
 #[derive(Debug)]
 pub struct BlockedSignals {
     pub signals: SignalFd,
-    pub inherited: Inherited,
+    pub inherited: InheritedSignals,
 }
 
 /// What a command is to find as this process has found it.
 #[derive(Clone, Copy, Debug)]
-pub struct Inherited {
+pub struct InheritedSignals {
     blocked: SigSet,
     pipe: SigHandler,
     child: SigHandler,
@@ -88,7 +88,7 @@ impl BlockedSignals {
         // Where SIGCHLD is ignored nobody is told how a child has ended.
         // SAFETY: no handler is set.
         let child = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
-        let inherited = Inherited {
+        let inherited = InheritedSignals {
             blocked,
             pipe,
             child,
@@ -104,14 +104,14 @@ impl BlockedSignals {
     }
 
     /// A signal that waits and would have ended this process, had it not been made to wait. It is left where it is.
-    pub fn asked_to_end(&self) -> Option<Signal> {
+    pub fn pending_termination(&self) -> Option<Signal> {
         let waiting = pending()?;
         let asks = |signal: &Signal| {
             waiting.contains(*signal)
                 && !self.inherited.blocked.contains(*signal)
                 && !is_ignored(*signal)
         };
-        ENDS.into_iter().find(asks)
+        TERMINATION_SIGNALS.into_iter().find(asks)
     }
 }
 
@@ -144,9 +144,9 @@ impl Drop for BlockedSignals {
     }
 }
 
-impl Inherited {
+impl InheritedSignals {
     /// Has the command begin with the mask of signals, and with SIGPIPE and SIGCHLD, as they were.
-    pub fn forward_signals(self, command: &mut Command) {
+    pub fn restore_signals(self, command: &mut Command) {
         let child = match self.child {
             SigHandler::SigIgn => SigHandler::SigIgn,
             _ => SigHandler::SigDfl,
@@ -254,7 +254,7 @@ pub fn note_start(command: &mut Command, file: File) {
 }
 
 /// Has the kernel kill the command when this thread ends, by SIGKILL too; who that starts is not meant (`PR_SET_PDEATHSIG`).
-pub fn die_with_this(command: &mut Command) {
+pub fn kill_on_parent_death(command: &mut Command) {
     let maker = nix::unistd::getpid();
     let arm = move || {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -312,7 +312,7 @@ fn started(stat: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// As `fork(2)`.
-pub fn part() -> nix::Result<Option<Pid>> {
+pub fn fork_new_session() -> nix::Result<Option<Pid>> {
     // SAFETY: this program has no other threads yet, as the caller has to see to.
     if let ForkResult::Parent { child } = unsafe { fork() }? {
         return Ok(Some(child));
@@ -377,7 +377,7 @@ pub fn change_of(child: Pid) -> nix::Result<Option<ChildChange>> {
 ///
 /// # Errors
 /// It has another name by now, or none. Nothing has changed then.
-pub fn reset_signals(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
+pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     let begin = || -> io::Result<()> {
         let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
         let words = words.iter().map(|word| CString::new(word.as_bytes()));
@@ -402,8 +402,8 @@ pub fn reset_signals(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Er
     error.unwrap_or_else(|| io::Error::other("it was begun anew"))
 }
 
-/// Takes over a pipe by the number that [`reset_signals`] has left it open by; `None` where there is none. No standard stream is one.
-pub fn inherit(number: i32) -> Option<PipeWriter> {
+/// Takes over a pipe by the number that [`reexec`] has left it open by; `None` where there is none. No standard stream is one.
+pub fn take_inherited_pipe(number: i32) -> Option<PipeWriter> {
     if number <= 2 {
         return None;
     }
@@ -436,18 +436,18 @@ mod tests {
             unsafe { signal(signal_to_restore, SigHandler::SigDfl) }.unwrap();
         }
         let held = BlockedSignals::begin().unwrap();
-        assert_eq!(held.asked_to_end(), None);
+        assert_eq!(held.pending_termination(), None);
         raise(Signal::SIGWINCH).unwrap();
-        assert_eq!(held.asked_to_end(), None);
+        assert_eq!(held.pending_termination(), None);
         raise(Signal::SIGINT).unwrap();
-        assert_eq!(held.asked_to_end(), Some(Signal::SIGINT));
+        assert_eq!(held.pending_termination(), Some(Signal::SIGINT));
         let inner = BlockedSignals::begin().unwrap();
-        assert_eq!(inner.asked_to_end(), None);
+        assert_eq!(inner.pending_termination(), None);
         drop(inner);
         raise(Signal::SIGQUIT).unwrap();
-        assert_eq!(held.asked_to_end(), Some(Signal::SIGQUIT));
+        assert_eq!(held.pending_termination(), Some(Signal::SIGQUIT));
         drop(held);
-        assert_eq!(BlockedSignals::begin().unwrap().asked_to_end(), None);
+        assert_eq!(BlockedSignals::begin().unwrap().pending_termination(), None);
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub struct Namespace {
     /// 0 if unknown.
     pub inode: u64,
     /// Whether it is the one that the host started with.
-    pub first: bool,
+    pub is_initial: bool,
 }
 
 /// A limit of resources.
@@ -125,9 +125,9 @@ pub struct Host {
     /// Signs that this is a container or a guest of another system, with where each was seen.
     pub container: Vec<String>,
     /// Whether /proc shows the processes of others: pid 1 is there, or it is mounted with `hidepid`.
-    pub shows_others: bool,
+    pub proc_shows_others: bool,
     /// Whether /proc is there and numbers processes as this process's own pid namespace does.
-    pub own_proc: bool,
+    pub proc_matches_pid_namespace: bool,
     pub mounts: Mounts,
 }
 
@@ -162,8 +162,8 @@ impl Host {
             unprivileged_bpf_disabled: text("proc/sys/kernel/unprivileged_bpf_disabled")
                 .and_then(|s| s.parse().ok()),
             container: container(root, &release),
-            shows_others: root.join("proc/1/stat").exists(),
-            own_proc: true,
+            proc_shows_others: root.join("proc/1/stat").exists(),
+            proc_matches_pid_namespace: true,
             mounts: Mounts::parse(
                 &std::fs::read(root.join("proc/self/mountinfo")).unwrap_or_default(),
             ),
@@ -174,7 +174,7 @@ impl Host {
     /// Whether capabilities hold on the host: not in a user namespace of its own, as rootless containers have.
     pub fn in_first_user_namespace(&self) -> bool {
         // 0 where the kernel has no others, or does not tell.
-        self.user_namespace.first || self.user_namespace.inode == 0
+        self.user_namespace.is_initial || self.user_namespace.inode == 0
     }
 
     /// Major and minor number of the kernel's release.
@@ -220,7 +220,7 @@ fn namespace(link: &Path, first: u64) -> Namespace {
     let inode = std::fs::metadata(link).map_or(0, |m| m.ino());
     Namespace {
         inode,
-        first: inode == first,
+        is_initial: inode == first,
     }
 }
 
@@ -316,7 +316,7 @@ mod tests {
             host.pid_namespace,
             Namespace {
                 inode: 0,
-                first: false
+                is_initial: false
             }
         );
         assert_eq!(host.capabilities.names().count(), 0);

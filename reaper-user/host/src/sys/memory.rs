@@ -32,7 +32,7 @@ unsafe impl Send for RingMemory {}
 unsafe impl Sync for RingMemory {}
 
 /// What stands at a position of the ring.
-pub enum Record<'a> {
+pub enum RingRecord<'a> {
     /// A record, and where the next one begins.
     Written { bytes: &'a [u8], next: u64 },
     /// Room that was given back unused.
@@ -101,7 +101,7 @@ impl RingMemory {
     }
 
     /// What stands at a position between those given back and reserved.
-    pub fn record(&self, position: u64) -> Record<'_> {
+    pub fn record(&self, position: u64) -> RingRecord<'_> {
         let at = self.page + (position as usize & (self.size - 1));
         // SAFETY: within the mapping, whose data begins behind the producer's page; records are aligned to
         // eight bytes, and the kernel writes the word.
@@ -115,12 +115,12 @@ impl RingMemory {
         let word = word.load(Ordering::Acquire);
         // Set before the position that says that there is a record.
         if word & BUSY != 0 {
-            return Record::BeingWritten;
+            return RingRecord::BeingWritten;
         }
         let length = u64::from(word & !DISCARDED);
         let next = position + (length + HEADER).next_multiple_of(HEADER);
         if word & DISCARDED != 0 {
-            return Record::Discarded { next };
+            return RingRecord::Discarded { next };
         }
         // No record is longer than the data, so that a number that is none leads nowhere else.
         let length = (length as usize).min(self.size - HEADER as usize);
@@ -130,7 +130,7 @@ impl RingMemory {
             let start = self.producer.cast::<u8>().add(at + HEADER as usize);
             std::slice::from_raw_parts(start.as_ptr(), length)
         };
-        Record::Written { bytes, next }
+        RingRecord::Written { bytes, next }
     }
 }
 
@@ -206,7 +206,7 @@ pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
 /// Has large pieces of memory come from the system and go back there, each on its own, whatever was
 /// freed before. Otherwise the allocator learns from the first ones, which are only needed to load the
 /// probes, to keep such pieces for good.
-pub fn limit_arenas() {
+pub fn fix_mmap_threshold() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number of the allocator's.
     unsafe {
@@ -224,6 +224,6 @@ pub fn trim() {
 }
 
 /// Whether anything of this host's memory is swapped out now (`sysinfo(2)`).
-pub fn swaps() -> bool {
+pub fn is_swap_used() -> bool {
     nix::sys::sysinfo::sysinfo().is_ok_and(|info| info.swap_free() < info.swap_total())
 }

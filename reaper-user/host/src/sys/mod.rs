@@ -41,9 +41,9 @@ pub mod xdg;
 use std::time::Duration;
 
 #[cfg(target_os = "linux")]
-pub use memory::{Counters, Record, RingMemory, bytes_of, page_size};
-pub use memory::{limit_arenas, swaps, trim};
-pub use proc::{is_shown, lock_holder, pid_namespace_unless_first, thread_group};
+pub use memory::{Counters, RingMemory, RingRecord, bytes_of, page_size};
+pub use memory::{fix_mmap_threshold, is_swap_used, trim};
+pub use proc::{is_visible, lock_holder, non_initial_pid_namespace, thread_group};
 pub use ready::readable;
 #[cfg(target_os = "linux")]
 pub use thread::{await_probes, many_files, runnable_per_processor};

@@ -14,10 +14,10 @@ pub struct Pidfd(OwnedFd);
 
 /// There are no pidfds to be had, and so nothing can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("processes can be neither held nor signalled by pidfds: {0}; {advice}", advice = Refused::ADVICE)]
-pub struct Refused(pub nix::Error);
+#[error("processes can be neither held nor signalled by pidfds: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
+pub struct PidfdUnavailable(pub nix::Error);
 
-impl Refused {
+impl PidfdUnavailable {
     /// What to do about it.
     pub const ADVICE: &str = "run it on Linux 5.3 or later, under no seccomp filter that denies pidfd_open and \
         pidfd_send_signal, as those of older container runtimes do";
@@ -27,10 +27,10 @@ impl Refused {
 ///
 /// # Errors
 /// What the kernel says, or a seccomp filter. That there is no room for one more is none.
-pub fn probe() -> Result<(), Refused> {
+pub fn probe() -> Result<(), PidfdUnavailable> {
     match Pidfd::open(std::process::id()).and_then(|own| own.send_number(0)) {
         Ok(()) | Err(nix::Error::EMFILE | nix::Error::ENFILE | nix::Error::ENOMEM) => Ok(()),
-        Err(errno) => Err(Refused(errno)),
+        Err(errno) => Err(PidfdUnavailable(errno)),
     }
 }
 
@@ -122,13 +122,13 @@ impl Pidfd {
     }
 
     /// The same where it is such a name, told by the file system that has had pidfds since then.
-    pub fn number(&self) -> Option<u64> {
+    pub fn unique_inode(&self) -> Option<u64> {
         let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
         (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
     }
 
     /// How the process ended, once it has been waited for and where the kernel still knows (6.15).
-    pub fn ended(&self) -> Option<ExitStatus> {
+    pub fn exit_status(&self) -> Option<ExitStatus> {
         let info = self.info(INFO_EXIT)?;
         Some(ExitStatus::from_wait_status(info.exit_code.cast_unsigned()))
     }

@@ -11,7 +11,7 @@ use super::host::FIRST_PID_NAMESPACE;
 ///
 /// # Errors
 /// /proc is not there, or shows the processes of another namespace: its pids would be others'.
-pub fn pid_namespace_unless_first() -> io::Result<u32> {
+pub fn non_initial_pid_namespace() -> io::Result<u32> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     if !is_own(&status, std::process::id()) {
         return Err(io::Error::other(
@@ -49,7 +49,7 @@ pub fn thread_group(pid: u32) -> Option<u32> {
 }
 
 /// Whether the process table shows a process that there is.
-pub fn is_shown(pid: u32) -> bool {
+pub fn is_visible(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 

@@ -2,12 +2,12 @@
 
 use super::{Check, place};
 use reaper_host::sys::host::Host;
-use reaper_host::sys::pidfd::Refused;
+use reaper_host::sys::pidfd::PidfdUnavailable;
 
 /// What loads the probes.
 const PROBES: [&str; 3] = ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"];
 
-pub(super) fn checks(host: &Host, pidfds: Result<(), Refused>) -> Vec<Check> {
+pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<Check> {
     let held = |names: &[&'static str]| {
         let have = names.iter().copied();
         let have: Vec<_> = have.filter(|n| host.capabilities.has(n)).collect();
@@ -42,7 +42,7 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), Refused>) -> Vec<Check> {
         true => "",
         false => "; without the probes they are not watched either",
     };
-    let refused = pidfds.err().map(|Refused(errno)| errno);
+    let refused = pidfds.err().map(|PidfdUnavailable(errno)| errno);
     vec![
         check("load probes", caps.may_load_probes(), &PROBES)
             .needed()
@@ -64,7 +64,7 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), Refused>) -> Vec<Check> {
         )
         .or(
             "no process can be signalled: a daemon only observes",
-            Refused::ADVICE,
+            PidfdUnavailable::ADVICE,
         ),
         one("signal others", "CAP_KILL").or(
             format!("{others} cannot be signalled{unwatched}"),
@@ -76,7 +76,7 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), Refused>) -> Vec<Check> {
             ),
             get("CAP_SYS_PTRACE"),
         ),
-        Check::new("user namespace", first, place(own.first, own.inode)).or(
+        Check::new("user namespace", first, place(own.is_initial, own.inode)).or(
             "in a user namespace of its own, capabilities do not hold on the host",
             "run it on the host, outside of rootless containers",
         ),
@@ -96,7 +96,10 @@ mod tests {
         let status = format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t{capabilities}\n");
         std::fs::write(own.join("status"), status).unwrap();
         Host {
-            user_namespace: Namespace { inode: 7, first },
+            user_namespace: Namespace {
+                inode: 7,
+                is_initial: first,
+            },
             ..Host::read_at(dir.path())
         }
     }
@@ -153,7 +156,10 @@ mod tests {
 
     #[test]
     fn why_there_are_no_pidfds_and_what_that_means() {
-        let checks = checks(&host(0, ALL, true), Err(Refused(nix::Error::ENOSYS)));
+        let checks = checks(
+            &host(0, ALL, true),
+            Err(PidfdUnavailable(nix::Error::ENOSYS)),
+        );
         let check = checks.iter().find(|check| check.name == "pidfds").unwrap();
         assert!(!check.ok && check.value.contains("ENOSYS"), "{check:?}");
         assert!(check.reason.as_deref().unwrap().contains("only observes"));

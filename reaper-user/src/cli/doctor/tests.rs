@@ -57,12 +57,12 @@ fn each_no_has_a_reason_and_an_advice() {
 fn what_to_do_fits_the_place() {
     let private = reaper_host::sys::host::Namespace {
         inode: 4,
-        first: false,
+        is_initial: false,
     };
     let place = |sign: &str| Host {
         container: vec![sign.into()],
         pid_namespace: private,
-        own_proc: false,
+        proc_matches_pid_namespace: false,
         ..host()
     };
     for (sign, in_it) in [
@@ -112,7 +112,7 @@ fn a_report_is_asked_for_where_nothing_else_is_amiss() {
 
 #[test]
 fn where_nothing_can_be_signalled_that_is_the_verdict() {
-    let refused = Refused(nix::Error::EPERM);
+    let refused = PidfdUnavailable(nix::Error::EPERM);
     let probe = |_| Ok::<(), String>(());
     let report = examine(&Config::default(), &host(), &no_btf(), Err(refused), probe);
     assert!(report.usable && !report.can_signal);

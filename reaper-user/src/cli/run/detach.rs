@@ -28,7 +28,7 @@ pub(super) struct StartNotifier(Rc<RefCell<Option<PipeWriter>>>);
 /// Goes on in a child; whoever has started this program is told by what that tells.
 pub(super) fn part() -> io::Result<Side> {
     let (mut from, to) = io::pipe()?;
-    if child::part()?.is_none() {
+    if child::fork_new_session()?.is_none() {
         become_owner(&to);
         return Ok(Side::Run(StartNotifier::to(to)));
     }
@@ -64,7 +64,7 @@ fn become_owner(to: &PipeWriter) {
     *word = OWNER.into();
     let number = to.as_fd().as_raw_fd().to_string();
     words.splice(2..2, ["--tell".into(), number.into()]);
-    let error = child::reset_signals(&words, Some(to.as_fd()));
+    let error = child::reexec(&words, Some(to.as_fd()));
     tracing::debug!("no service will know of this run: {error}");
 }
 

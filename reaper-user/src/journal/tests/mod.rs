@@ -18,7 +18,7 @@ use super::*;
 use crate::export::{
     Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef,
 };
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
 use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
@@ -191,10 +191,10 @@ fn decided(time: u64, who: ProcessRef, verdict: &'static str) -> EventRecord {
 fn ended(time: u64, who: ProcessRef) -> EventRecord {
     let body = EventBody::Outcome {
         who,
-        outcome: crate::reap::ReapOutcome::Ended(ExitStatus::Exited(3)),
+        outcome: crate::reap::ReapOutcome::Exited(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
-        memory: Some(Memory {
+        memory: Some(ProcessMemory {
             rss: 4096,
             swap: 0,
             pss: Some(2048),

@@ -2,9 +2,9 @@
 
 use nix::sys::signal::Signal;
 
-use super::Ending;
-use crate::reap::{Failure, ReapOutcome, ReleaseReason, SignalStep, send};
-use reaper_host::source::procfs::{Memory, Procfs};
+use super::ReapResult;
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, SignalStep, send};
+use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{ProcessKey, Uids};
@@ -15,7 +15,7 @@ pub(super) struct Target {
     pub(super) pidfd: Option<Pidfd>,
     pub(super) strongest: Option<Signal>,
     pub(super) first_signal: Option<u64>,
-    pub(super) memory: Option<Memory>,
+    pub(super) memory: Option<ProcessMemory>,
     pub(super) refused: Option<nix::Error>,
     /// At the last look there was something that spares it.
     pub(super) spared: bool,
@@ -82,25 +82,25 @@ impl Target {
         }
     }
 
-    pub(super) fn told(self, key: ProcessKey, procfs: &Procfs) -> Ending {
+    pub(super) fn told(self, key: ProcessKey, procfs: &Procfs) -> ReapResult {
         let (outcome, at) = self.done.unwrap_or_else(|| {
             let failure = match self.refused {
                 _ if self.spared => return (ReapOutcome::NotSent(ReleaseReason::Unreadable), 0),
-                Some(nix::Error::EPERM) => Failure::Eperm,
-                Some(errno) => Failure::Errno(errno as i32),
-                None => Failure::Stuck(procfs.state(key.pid).unwrap_or('?')),
+                Some(nix::Error::EPERM) => ReapFailure::Eperm,
+                Some(errno) => ReapFailure::Errno(errno as i32),
+                None => ReapFailure::KillTimeout(procfs.state(key.pid).unwrap_or('?')),
             };
             (ReapOutcome::Failed(failure), 0)
         });
         let outcome = match outcome {
-            ReapOutcome::Ended(_) if self.strongest.is_none() => {
+            ReapOutcome::Exited(_) if self.strongest.is_none() => {
                 ReapOutcome::NotSent(ReleaseReason::Gone)
             }
             outcome => outcome,
         };
-        let ended = matches!(outcome, ReapOutcome::Ended(_));
+        let ended = matches!(outcome, ReapOutcome::Exited(_));
         let first = self.first_signal.filter(|_| ended);
-        Ending {
+        ReapResult {
             key,
             outcome,
             signal: self.strongest,

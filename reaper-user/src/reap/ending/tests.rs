@@ -61,17 +61,17 @@ impl Drop for One {
     }
 }
 
-fn endings(grace: Duration) -> Endings {
+fn endings(grace: Duration) -> PollingReaper {
     let times = Times {
         grace,
         // Longer than a busy machine takes to end one that was sent SIGKILL.
         kill_timeout: Duration::from_secs(2),
     };
-    Endings::new(times, Signal::SIGTERM)
+    PollingReaper::new(times, Signal::SIGTERM)
 }
 
 /// One round, in which these are found.
-fn round(endings: &mut Endings, one: &One) {
+fn round(endings: &mut PollingReaper, one: &One) {
     let found = endings.round(|_: &HashSet<ProcessKey>| Ok::<Due, ()>(one.due()));
     found.unwrap();
 }
@@ -93,7 +93,7 @@ fn who_should_have_been_killed_by_the_other_is_taken_over() {
         assert_eq!(one.ended(), Some(9), "{grace:?}");
         let told = endings.told();
         assert_eq!(told[0].signal, Some(Signal::SIGKILL));
-        assert!(matches!(told[0].outcome, ReapOutcome::Ended(_)));
+        assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
     }
 }
 
@@ -151,5 +151,5 @@ fn who_was_gone_before_they_were_looked_for_was_ended_by_the_other() {
     drop(one);
     let told = endings.told();
     assert_eq!((told[0].key, told[0].signal), (key, Some(Signal::SIGTERM)));
-    assert!(matches!(told[0].outcome, ReapOutcome::Ended(_)));
+    assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
 }

@@ -12,7 +12,7 @@ fn ladder(n: u32) -> Escalation {
 /// A look at the ladder's deadline, as the reaper takes it; true if it gives up.
 fn look(ladder: &mut Escalation, moves: bool) -> bool {
     let now = ladder.deadline();
-    let stuck = !moves && ladder.warned();
+    let stuck = !moves && ladder.on_stall();
     if !stuck {
         ladder.on_progress(now);
     }
@@ -54,7 +54,7 @@ fn what_a_process_is_sent() {
     let mut ladder = ladder(1);
     for (had, init, gentle) in [
         (0, false, SignalStep::Terminate(Signal::SIGTERM)),
-        (MEMBER_TERM, false, SignalStep::Wake),
+        (MEMBER_TERM, false, SignalStep::Continue),
         (MEMBER_KILL, false, SignalStep::Kill),
         (BOTH, false, SignalStep::Kill),
         (0, true, SignalStep::Kill),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::reap::{Failure, ReapEvent, ReapOutcome};
+use crate::reap::{ReapEvent, ReapFailure, ReapOutcome};
 use reaper_host::sys;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
@@ -19,13 +19,13 @@ impl Reaper {
     /// before the next call.
     pub fn confirm_exits(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
-        let ready = self.confirm.ready();
+        let ready = self.exit_poll.ready();
         for token in &ready {
             let Some(key) = self.tokens.get(token).copied() else {
                 continue;
             };
             match self.targets.get(&key).and_then(|target| target.exit_status) {
-                Some(ended) => self.finish(key, ReapOutcome::Ended(ended)),
+                Some(ended) => self.finish(key, ReapOutcome::Exited(ended)),
                 None => unrecorded.push(key),
             }
         }
@@ -37,7 +37,7 @@ impl Reaper {
         if let Some(target) = self.targets.get(&key) {
             self.finish(
                 key,
-                ReapOutcome::Ended(target.exit_status.unwrap_or(ExitStatus::Unknown)),
+                ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
             );
         }
     }
@@ -83,13 +83,13 @@ impl Reaper {
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
-            match target.refused {
+            match target.signal_failure {
                 Some(failure) => stuck.push((*key, failure)),
                 // Or it has exited, and that does not come to its end.
                 None if target.exit_status.is_some()
                     || target.last_signal == Some(Signal::SIGKILL) =>
                 {
-                    stuck.push((*key, Failure::Stuck(state)));
+                    stuck.push((*key, ReapFailure::KillTimeout(state)));
                 }
                 // It has come since, and has not had its signal yet.
                 None => self.queue.push(*key),
@@ -98,7 +98,7 @@ impl Reaper {
         let Some(ladder) = self.escalations.get_mut(&session) else {
             return;
         };
-        if progress || !ladder.warned() || stuck.is_empty() {
+        if progress || !ladder.on_stall() || stuck.is_empty() {
             ladder.on_progress(now);
             return;
         }
@@ -121,7 +121,7 @@ impl Reaper {
             return;
         };
         self.tokens.remove(&target.token);
-        self.open -= usize::from(target.pidfd.is_some());
+        self.open_pidfds -= usize::from(target.pidfd.is_some());
         if let Some(members) = self.members.get_mut(&target.session) {
             *members -= 1;
             if *members == 0 {
@@ -132,7 +132,7 @@ impl Reaper {
         self.queue.append(&mut self.waiting_for_files);
         let now = sys::boot_time();
         let outcome = target.outcome(outcome);
-        let ended = matches!(outcome, ReapOutcome::Ended(_));
+        let ended = matches!(outcome, ReapOutcome::Exited(_));
         self.reports.push(ReapEvent::Outcome {
             key,
             session: target.session,
@@ -164,8 +164,8 @@ impl Reaper {
             };
             let pidfd = target.pidfd.as_ref();
             let outcome = match pidfd.is_some_and(|pidfd| pidfd.wait(patience)) {
-                true => ReapOutcome::Ended(target.exit_status.unwrap_or(ExitStatus::Unknown)),
-                false => ReapOutcome::Failed(Failure::Stopped),
+                true => ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
+                false => ReapOutcome::Failed(ReapFailure::Stopped),
             };
             self.finish(key, outcome);
         }

@@ -4,9 +4,9 @@ use nix::errno::Errno;
 
 use super::Reaper;
 use crate::reap::{
-    Failure, ReapEvent, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
+    ReapEvent, ReapFailure, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
 };
-use reaper_host::source::procfs::Memory;
+use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Model;
@@ -33,12 +33,14 @@ impl Reaper {
             }
             match Pidfd::open(key.pid) {
                 // What is open already ends, and then it has its turn.
-                Ok(pidfd) if pidfd.file() >= self.files_max && self.open > 0 && !self.observe => {
+                Ok(pidfd)
+                    if pidfd.file() >= self.files_max && self.open_pidfds > 0 && !self.observe =>
+                {
                     self.waiting_for_files.push(key);
                 }
                 Ok(pidfd) => {
                     target.pidfd = Some(pidfd);
-                    self.open += 1;
+                    self.open_pidfds += 1;
                     self.queue.push(key);
                 }
                 // Its exit record, which is in the ring by now, tells how it ended.
@@ -48,13 +50,15 @@ impl Reaper {
                 }
                 // Nothing is sent: what cannot be opened is decided about all the same.
                 Err(errno) if self.observe => {
-                    target.refused = Some(Failure::Errno(errno as i32));
+                    target.signal_failure = Some(ReapFailure::Errno(errno as i32));
                     self.queue.push(key);
                 }
-                Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open > 0 => {
+                Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open_pidfds > 0 => {
                     self.waiting_for_files.push(key)
                 }
-                Err(errno) => self.finish(key, ReapOutcome::Failed(Failure::Errno(errno as i32))),
+                Err(errno) => {
+                    self.finish(key, ReapOutcome::Failed(ReapFailure::Errno(errno as i32)))
+                }
             }
         }
     }
@@ -88,11 +92,11 @@ impl Reaper {
         let Some(target) = self.targets.get_mut(&key) else {
             return;
         };
-        self.open -= usize::from(target.pidfd.take().is_some());
-        if self.open > 0 {
+        self.open_pidfds -= usize::from(target.pidfd.take().is_some());
+        if self.open_pidfds > 0 {
             self.waiting_for_files.push(key);
         } else {
-            self.finish(key, ReapOutcome::Failed(Failure::Errno(errno as i32)));
+            self.finish(key, ReapOutcome::Failed(ReapFailure::Errno(errno as i32)));
         }
     }
 
@@ -123,13 +127,13 @@ impl Reaper {
                 && target.last_signal.is_none()
                 && target.pidfd.take().is_some()
             {
-                self.open -= 1;
+                self.open_pidfds -= 1;
             }
             match &target.pidfd {
-                None if target.refused.is_some() => opened.push((key, Ok(()))),
+                None if target.signal_failure.is_some() => opened.push((key, Ok(()))),
                 // Its turn to be opened comes in the next round.
                 None => self.queue.push(key),
-                Some(pidfd) => opened.push((key, send::identify(model, key, pidfd))),
+                Some(pidfd) => opened.push((key, send::verify_identity(model, key, pidfd))),
             }
         }
         let round = model.evaluation();
@@ -146,7 +150,7 @@ impl Reaper {
             let target = self.targets.get(&key);
             if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
                 // If it is gone already, so much the better.
-                let _ = send::send(pidfd, key.pid, self.own_pid, SignalStep::Wake);
+                let _ = send::send(pidfd, key.pid, self.own_pid, SignalStep::Continue);
             }
         }
     }
@@ -155,7 +159,7 @@ impl Reaper {
     /// `memory` reads it by pid. Only for when the signals of a round are out.
     ///
     /// Who has ended meanwhile has no reading: its pid may be another's.
-    pub fn weigh(&mut self, memory: impl Fn(u32) -> Option<Memory>) {
+    pub fn measure_memory(&mut self, memory: impl Fn(u32) -> Option<ProcessMemory>) {
         let mut keys = std::mem::take(&mut self.unweighed);
         keys.truncate(WEIGHED_MAX);
         for key in &keys {
@@ -186,7 +190,7 @@ impl Reaper {
             return Ok(None);
         };
         let Some(pidfd) = &target.pidfd else {
-            let decision = send::still_due(round, key)?;
+            let decision = send::check_due(round, key)?;
             self.reports.push(ReapEvent::Decided { key, decision });
             return Err(ReleaseReason::Observed);
         };
@@ -202,11 +206,11 @@ impl Reaper {
         let node = round.node(key);
         let init = node.is_some_and(|node| node.namespace_init);
         target.signals_had |= node.map_or(0, |node| node.state.member.signals_sent);
-        let decision = match identified.and_then(|()| send::still_due(round, key)) {
+        let decision = match identified.and_then(|()| send::check_due(round, key)) {
             Err(ReleaseReason::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
             Err(ReleaseReason::Gone) if target.signals_had != 0 => {
-                self.confirm.add(pidfd, key, target.token);
+                self.exit_poll.add(pidfd, key, target.token);
                 return Ok(None);
             }
             verified => verified?,
@@ -225,11 +229,11 @@ impl Reaper {
         let sent = send::send(pidfd, key.pid, self.own_pid, step);
         match sent {
             Ok(()) => {
-                target.refused = None;
+                target.signal_failure = None;
                 if target.last_signal.replace(step.signal()).is_none() {
                     self.unweighed.push(key);
                 }
-                if step != SignalStep::Wake {
+                if step != SignalStep::Continue {
                     let now = sys::boot_time();
                     target.first_signal = target.first_signal.or(first.then_some(now));
                     let due_at = target.due_at.filter(|_| first);
@@ -243,10 +247,10 @@ impl Reaper {
             }
             // Between the last look and now: its exit record is on its way.
             Err(nix::Error::ESRCH) => {}
-            Err(nix::Error::EPERM) => target.refused = Some(Failure::Eperm),
-            Err(errno) => target.refused = Some(Failure::Errno(errno as i32)),
+            Err(nix::Error::EPERM) => target.signal_failure = Some(ReapFailure::Eperm),
+            Err(errno) => target.signal_failure = Some(ReapFailure::Errno(errno as i32)),
         }
-        self.confirm.add(pidfd, key, target.token);
+        self.exit_poll.add(pidfd, key, target.token);
         Ok(sent.is_ok().then_some(step))
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::*;
-use crate::reap::Failure;
+use crate::reap::ReapFailure;
 use crate::reap::send;
-use reaper_host::source::procfs::{Memory, Procfs};
+use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Scope;
 use reaper_model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
@@ -195,7 +195,7 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
         (
             vec![],
             Some((
-                ReapOutcome::Ended(ExitStatus::Unknown),
+                ReapOutcome::Exited(ExitStatus::Unknown),
                 Some(Signal::SIGKILL)
             ))
         )
@@ -225,7 +225,7 @@ fn process_that_has_exited_at_stop_is_no_failure() {
         };
         let (_, outcome) = told(&orphan.reaper.take_reports());
         let (outcome, _) = outcome.unwrap();
-        assert_eq!(outcome, ReapOutcome::Ended(expected), "{is_recorded}");
+        assert_eq!(outcome, ReapOutcome::Exited(expected), "{is_recorded}");
     }
 }
 
@@ -237,7 +237,7 @@ fn process_that_lives_at_stop_is_a_failure() {
     orphan.reaper.stop();
     let (_, outcome) = told(&orphan.reaper.take_reports());
     let (outcome, _) = outcome.unwrap();
-    assert_eq!(outcome, ReapOutcome::Failed(Failure::Stopped));
+    assert_eq!(outcome, ReapOutcome::Failed(ReapFailure::Stopped));
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn one_that_ends_of_anothers_signal_was_reaped() {
         orphan.reaper.confirm_exits();
         reports.extend(orphan.reaper.take_reports());
         let ended = (
-            ReapOutcome::Ended(ExitStatus::Exited(1)),
+            ReapOutcome::Exited(ExitStatus::Exited(1)),
             Some(Signal::SIGTERM),
         );
         assert_eq!(told(&reports), (vec![], Some(ended)), "{when}");
@@ -324,7 +324,7 @@ fn killed_process_that_runs_is_not_given_up() {
     for _ in 0..2 {
         orphan.reaper.tick(|_| ('D', 0));
     }
-    let stuck = ReapOutcome::Failed(Failure::Stuck('D'));
+    let stuck = ReapOutcome::Failed(ReapFailure::KillTimeout('D'));
     let stuck = Some((stuck, Some(Signal::SIGKILL)));
     assert_eq!(told(&orphan.signal()), (vec![], stuck));
 }
@@ -335,14 +335,14 @@ fn one_for_whom_nobody_vouches_is_sent_nothing() {
     orphan.claim();
     orphan.reaper.open_queued();
     orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
-    let failed = ReapOutcome::Failed(Failure::Errno(nix::libc::EPERM));
+    let failed = ReapOutcome::Failed(ReapFailure::Errno(nix::libc::EPERM));
     assert_eq!(told(&orphan.signal()), (vec![], Some((failed, None))));
     assert_eq!(orphan.last_words(), "");
     // While another is open, it may yet have its turn.
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.open_queued();
-    orphan.reaper.open += 1;
+    orphan.reaper.open_pidfds += 1;
     orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
     assert_eq!(told(&orphan.signal()), (vec![], None));
     assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
@@ -354,11 +354,11 @@ fn some_open_files_are_left_for_others() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.files_max = 0;
-    orphan.reaper.open += 1;
+    orphan.reaper.open_pidfds += 1;
     assert_eq!(told(&orphan.signal()), (vec![], None));
     assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
     // But for the only one.
-    orphan.reaper.open -= 1;
+    orphan.reaper.open_pidfds -= 1;
     orphan.reaper.queue = std::mem::take(&mut orphan.reaper.waiting_for_files);
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
     orphan.last_words();
@@ -372,8 +372,8 @@ fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     orphan.reaper.open_queued();
     let target = orphan.reaper.targets.get_mut(&orphan.key).unwrap();
     target.pidfd = None;
-    target.refused = Some(Failure::Eperm);
-    orphan.reaper.open -= 1;
+    target.signal_failure = Some(ReapFailure::Eperm);
+    orphan.reaper.open_pidfds -= 1;
     orphan.reaper.signal_queued(&mut orphan.model, true);
     let reports = orphan.reaper.take_reports();
     let observed = ReapOutcome::NotSent(ReleaseReason::Observed);
@@ -396,11 +396,11 @@ fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
     };
     orphan.claim();
     orphan.reaper.open_queued();
-    orphan.reaper.weigh(read);
+    orphan.reaper.measure_memory(read);
     assert_eq!(reads.get(), 0, "before its signal");
     orphan.signal();
-    orphan.reaper.weigh(read);
-    orphan.reaper.weigh(read);
+    orphan.reaper.measure_memory(read);
+    orphan.reaper.measure_memory(read);
     assert_eq!(reads.get(), 1);
     orphan.last_words();
     orphan.reaper.confirm_exits();
@@ -415,11 +415,11 @@ fn one_that_is_gone_before_it_is_weighed_has_no_reading() {
     orphan.signal();
     orphan.last_words();
     // Whoever has the pid by now.
-    let memory = Memory {
+    let memory = ProcessMemory {
         rss: 1 << 20,
-        ..Memory::default()
+        ..ProcessMemory::default()
     };
-    orphan.reaper.weigh(|_| Some(memory));
+    orphan.reaper.measure_memory(|_| Some(memory));
     orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(memory_told(&mut orphan), None);
 }
@@ -433,7 +433,7 @@ fn its_own_share_of_memory_is_told_where_it_was_read_in_time() {
     loop {
         orphan
             .reaper
-            .weigh(|pid| Procfs::default().memory(pid, false));
+            .measure_memory(|pid| Procfs::default().memory(pid, false));
         let share = orphan.reaper.targets[&orphan.key].share.as_ref().unwrap();
         // The thread lets go of it when it has read, or has come too late, as on a busy machine: it is asked again.
         while Arc::strong_count(share) > 1 {
@@ -462,13 +462,13 @@ fn one_that_lives_on_gives_nothing_back() {
     orphan.signal();
     orphan
         .reaper
-        .weigh(|pid| Procfs::default().memory(pid, false));
+        .measure_memory(|pid| Procfs::default().memory(pid, false));
     orphan.reaper.stop();
     assert_eq!(memory_told(&mut orphan), None);
 }
 
 /// What is told of its memory with its one outcome.
-fn memory_told(orphan: &mut Orphan) -> Option<Memory> {
+fn memory_told(orphan: &mut Orphan) -> Option<ProcessMemory> {
     let reports = orphan.reaper.take_reports();
     let outcome = reports.iter().find_map(|report| match report {
         ReapEvent::Outcome { memory, .. } => Some(*memory),
@@ -479,5 +479,5 @@ fn memory_told(orphan: &mut Orphan) -> Option<Memory> {
 
 fn end_own(orphan: &Orphan, signal: Signal) {
     let pidfd = Pidfd::open(orphan.key.pid).unwrap();
-    send::end_own(&pidfd, orphan.key.pid, signal).unwrap();
+    send::signal_own(&pidfd, orphan.key.pid, signal).unwrap();
 }

@@ -69,7 +69,7 @@ fn leave(
 ) -> PathBuf {
     let mut start = start("left22");
     start.boot_id = boot_id(Path::new("/"));
-    start.pid_namespace = reaper_host::sys::pid_namespace_unless_first().unwrap();
+    start.pid_namespace = reaper_host::sys::non_initial_pid_namespace().unwrap();
     start.grace_ms = 300;
     change(&mut start);
     let path = runs.path("left22", OPEN);

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Used, home, marks};
+use super::{CpuTime, home, match_markers};
 use crate::source::darwin::args::Arguments;
 use crate::source::darwin::{sockets, table};
 use crate::sys::{self, darwin};
@@ -18,7 +18,7 @@ use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
 use reaper_model::leftover::EnvMarkers;
 
-/// A process that is being looked at. All is asked by pid: that it was this very one, [`ProcDir::lives`] tells afterwards.
+/// A process that is being looked at. All is asked by pid: that it was this very one, [`ProcDir::is_alive`] tells afterwards.
 pub(in crate::facts) struct ProcDir {
     key: ProcessKey,
     unique: u64,
@@ -40,7 +40,7 @@ impl ProcDir {
     }
 
     /// Whether it still runs: what was read before counts only if this holds after.
-    pub(in crate::facts) fn lives(&mut self) -> bool {
+    pub(in crate::facts) fn is_alive(&mut self) -> bool {
         darwin::identity(self.key.pid).is_ok_and(|now| now.unique == self.unique)
     }
 
@@ -83,9 +83,9 @@ impl ProcDir {
         Some(found.into_os_string().into_vec())
     }
 
-    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Fact<u64> {
+    pub(super) fn markers(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.environ() {
-            Some((environ, whole)) => marks(environ, whole, patterns),
+            Some((environ, whole)) => match_markers(environ, whole, patterns),
             None => Fact::Unreadable,
         }
     }
@@ -135,10 +135,10 @@ impl ProcDir {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn used(&mut self) -> Option<Used> {
+    pub(super) fn cpu_time(&mut self) -> Option<CpuTime> {
         let ticks = darwin::usage(self.key.pid)?.cpu / TICK_NS;
         let at = sys::monotonic();
-        Some(Used { ticks, at })
+        Some(CpuTime { ticks, at })
     }
 
     /// Whether one of its open files is a socket of the network that listens; `None` if that cannot be told of one.

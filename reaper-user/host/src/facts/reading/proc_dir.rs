@@ -13,9 +13,9 @@ use std::sync::Arc;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::registry::{Directory, Process, variable};
+use super::registry::{RegistryDir, RegistryProcess, variable};
 use super::sockets::{connections, listens};
-use super::{Used, home, marks};
+use super::{CpuTime, home, match_markers};
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
 use crate::sys::{self, pidfd::Pidfd};
@@ -54,7 +54,7 @@ impl ProcDir {
         if !key.has_same_tick(ProcessKey { start, ..key }) {
             return None;
         }
-        if stat.dead() {
+        if stat.is_leader_dead() {
             let (name, thread) = living_thread(&path, &dir, &stat)?;
             (path, dir) = (path.join(name), thread);
         }
@@ -63,8 +63,8 @@ impl ProcDir {
 
     /// Whether it still runs. One that is on its way out has no environment and no files any more, and must
     /// not be taken for one that never had: what was read before counts only if this holds after.
-    pub(in crate::facts) fn lives(&mut self) -> bool {
-        self.stat(|stat| !stat.dead()) == Some(true)
+    pub(in crate::facts) fn is_alive(&mut self) -> bool {
+        self.stat(|stat| !stat.is_leader_dead()) == Some(true)
     }
 
     fn stat<T>(&mut self, take: impl FnOnce(Stat) -> T) -> Option<T> {
@@ -134,9 +134,9 @@ impl ProcDir {
         Some(found.into_os_string().into_vec())
     }
 
-    pub(super) fn marks(&mut self, patterns: &[Pattern]) -> Fact<u64> {
+    pub(super) fn markers(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.settled_environ() {
-            Some((environ, whole)) => marks(environ, whole, patterns),
+            Some((environ, whole)) => match_markers(environ, whole, patterns),
             None => Fact::Unreadable,
         }
     }
@@ -178,7 +178,7 @@ impl ProcDir {
         sources: &[Arc<ConversationSource>],
     ) -> Option<Conversations> {
         self.dir.read("status", &mut self.buffer).ok()?;
-        let process = Process::new(&self.buffer, key)?;
+        let process = RegistryProcess::new(&self.buffer, key)?;
         let (environ, whole) = self.settled_environ()?;
         let mut found = Conversations::default();
         let mut directories = Vec::new();
@@ -189,7 +189,7 @@ impl ProcDir {
                 return None;
             }
             if let Some(registry) = &source.registry {
-                let directory = Directory::of(registry, environ, process.uid);
+                let directory = RegistryDir::of(registry, environ, process.uid);
                 directories.push((registry, directory));
             }
         }
@@ -238,10 +238,10 @@ impl ProcDir {
         }
     }
 
-    pub(super) fn used(&mut self) -> Option<Used> {
+    pub(super) fn cpu_time(&mut self) -> Option<CpuTime> {
         let ticks = self.stat(|stat| stat.cpu)?;
         let at = sys::monotonic();
-        Some(Used { ticks, at })
+        Some(CpuTime { ticks, at })
     }
 
     /// Returns the inode numbers of its sockets, and whether these are all.
@@ -339,7 +339,7 @@ impl ProcDir {
     }
 
     /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
-    /// from this one by [`ProcDir::lives`].
+    /// from this one by [`ProcDir::is_alive`].
     pub(super) fn listening(&self) -> io::Result<Option<bool>> {
         let (sockets, all) = self.sockets()?;
         let listens = !sockets.is_empty() && {
@@ -461,12 +461,12 @@ mod tests {
             prop_assert!(subject.is_none() || Stat::parse(&stat).is_some());
             if let Some(mut subject) = subject {
                 let keep = [Pattern::argv("REAPER_KEEP=1").unwrap()];
-                let marks = subject.marks(&keep);
+                let marks = subject.markers(&keep);
                 let is_there = environ.split(|b| *b == 0).any(|v| v == b"REAPER_KEEP=1");
                 prop_assert!(marks == Fact::Unreadable || marks == Fact::Known(u64::from(is_there)));
                 subject.unit();
                 subject.session();
-                subject.used();
+                subject.cpu_time();
                 prop_assert!(subject.is_nested().is_some());
                 prop_assert!(subject.login_uid() != Some(u32::MAX));
             }

@@ -23,7 +23,7 @@ const FILE_MAX: u64 = 1 << 20;
 const JOBS_MAX: usize = 4;
 
 /// Directory of a registry, in the root directory of the process it belongs to.
-pub(super) struct Directory {
+pub(super) struct RegistryDir {
     /// Directory up to which symbolic links are followed, since an administrator may have made them.
     base: PathBuf,
     /// Path below it.
@@ -31,7 +31,7 @@ pub(super) struct Directory {
 }
 
 /// A process as its registry may name it.
-pub(super) struct Process {
+pub(super) struct RegistryProcess {
     /// Its id in its own pid namespace.
     pid: u32,
     /// Start time in clock ticks since boot.
@@ -48,10 +48,10 @@ pub(super) fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
     variables.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-impl Process {
+impl RegistryProcess {
     /// `status` is the file of that name in `/proc/PID`.
-    pub(super) fn new(status: &[u8], key: ProcessKey) -> Option<Process> {
-        Some(Process {
+    pub(super) fn new(status: &[u8], key: ProcessKey) -> Option<RegistryProcess> {
+        Some(RegistryProcess {
             pid: innermost_pid(status)?,
             start: key.start / TICK_NS,
             uid: number(words(field(status, b"Uid:")?).nth(1)?)?,
@@ -60,9 +60,9 @@ impl Process {
     }
 }
 
-impl Directory {
+impl RegistryDir {
     /// Returns the directory that an agent of this user with this environment uses; `None` if the user has no home.
-    pub(super) fn of(registry: &Registry, environ: &[u8], uid: u32) -> Option<Directory> {
+    pub(super) fn of(registry: &Registry, environ: &[u8], uid: u32) -> Option<RegistryDir> {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt;
         let path = |value: &[u8]| PathBuf::from(OsStr::from_bytes(value));
@@ -70,13 +70,13 @@ impl Directory {
         let named = named.and_then(|name| variable(environ, name));
         if let Some(directory) = named.filter(|value| !value.is_empty()) {
             let (base, below) = (path(directory), PathBuf::new());
-            return Some(Directory { base, below });
+            return Some(RegistryDir { base, below });
         }
         let home = variable(environ, "HOME").filter(|value| !value.is_empty());
         let by_name_service = || Some(User::from_uid(uid.into()).ok()??.dir);
         let base = home.map(path).or_else(by_name_service)?;
         let below = PathBuf::from(&*registry.directory);
-        Some(Directory { base, below })
+        Some(RegistryDir { base, below })
     }
 
     /// Adds what the registry says of a process. `proc` is its directory in /proc. Returns `None` if a file cannot be
@@ -85,7 +85,7 @@ impl Directory {
         &self,
         registry: &Registry,
         proc: &Path,
-        process: &Process,
+        process: &RegistryProcess,
         found: &mut Conversations,
     ) -> Option<()> {
         let mut jobs = Vec::new();
@@ -174,7 +174,7 @@ fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
 fn of_process<'a>(
     json: &'a Value,
     registry: &Registry,
-    process: &Process,
+    process: &RegistryProcess,
     each: &mut dyn FnMut(&'a Map<String, Value>),
 ) {
     match json {

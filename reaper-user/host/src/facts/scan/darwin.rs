@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::reading::{ProcDir, read_facts};
-use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, seen};
+use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
 use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
@@ -19,7 +19,7 @@ use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     for process in all()?.iter().filter(|process| !process.is_zombie()) {
-        let Some(seen) = seen(process) else {
+        let Some(seen) = proc_entry(process) else {
             // RecentExit, or what was read is not of one process.
             if let Some(now) = one(process.pid)?.filter(|now| !now.is_zombie()) {
                 table.unread.insert(now.pid, Some(now.uids.effective));
@@ -41,7 +41,7 @@ pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
             let is_cut = row.entry.image.truncated;
             let argv = is_cut.then(|| subject.arguments(&row.entry.image));
             let script = subject.script(&row.entry.image);
-            if subject.lives() {
+            if subject.is_alive() {
                 if let Some(argv) = argv.flatten() {
                     let image = Arc::make_mut(&mut row.entry.image);
                     (image.argv, image.truncated) = (argv, false);

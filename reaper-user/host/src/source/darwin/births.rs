@@ -10,7 +10,7 @@ use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey, Uids};
 pub struct Birth {
     pub key: ProcessKey,
     /// Whom it was born to, if that was ever seen and is not its parent by now.
-    pub maker: Option<ProcessKey>,
+    pub birth_parent: Option<ProcessKey>,
     pub uids: Uids,
     /// Pid of its parent by now.
     pub parent: u32,
@@ -27,7 +27,7 @@ impl Births {
     pub fn tell(&mut self, mut tell: impl FnMut(EventKind)) {
         self.0.sort_by_key(|birth| (birth.key.start, birth.key.pid));
         for birth in &self.0 {
-            if let Some(maker) = birth.maker {
+            if let Some(maker) = birth.birth_parent {
                 tell(birth.fork(maker));
             }
             if let Some(row) = &birth.row {
@@ -47,7 +47,7 @@ impl Births {
         mut tell: impl FnMut(EventKind),
     ) {
         for birth in self.0.iter().filter(|birth| birth.row.is_some()) {
-            if let Some(maker) = birth.maker
+            if let Some(maker) = birth.birth_parent
                 && living(maker.pid) != Some(maker)
             {
                 tell(EventKind::Reparent {
@@ -116,7 +116,7 @@ mod tests {
     fn birth(pid: u32, maker: Option<u32>, parent: u32, lives: bool) -> Birth {
         Birth {
             key: key(pid),
-            maker: maker.map(key),
+            birth_parent: maker.map(key),
             uids: Uids::default(),
             parent,
             row: lives.then(|| row(pid, parent)),
@@ -172,7 +172,7 @@ mod tests {
                 births.rotate_left(order.index(count));
             }
             let makers: Vec<(ProcessKey, ProcessKey)> =
-                births.iter().filter_map(|birth| Some((birth.maker?, birth.key))).collect();
+                births.iter().filter_map(|birth| Some((birth.birth_parent?, birth.key))).collect();
             let dead = births.iter().filter(|birth| birth.row.is_none()).count();
             let told = told(Births(births), |pid| (pid == 1).then(|| key(1)));
             let at = |key: ProcessKey| told.iter().position(|kind| match kind {

@@ -6,13 +6,13 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use super::scan::{self, Kernel, Told};
-use super::table::{ProcfsError, all, key, rows, seen};
+use super::scan::{self, Kernel, KernelEvent};
+use super::table::{ProcfsError, all, key, proc_entry, rows};
 use crate::source::scan::error::ScanError;
-use crate::source::scan::interval::Options;
+use crate::source::scan::interval::ScanOptions;
 use crate::sys;
 use crate::sys::darwin;
-use crate::sys::kinfo::{Identity, Process};
+use crate::sys::kinfo::{Identity, KinfoProc};
 use crate::sys::pidfd::no_word_of;
 use reaper_model::event::{ProcEntry, ProcessKey};
 
@@ -32,7 +32,7 @@ impl Scan {
     ///
     /// # Errors
     /// There is no room for another open file, or the process table cannot be read.
-    pub fn open(options: &Options) -> Result<Scan, ScanError> {
+    pub fn open(options: &ScanOptions) -> Result<Scan, ScanError> {
         all()?;
         let queue = Kqueue::new().map_err(ScanError::Wait)?;
         Ok(Scan::of(Queue(queue), options))
@@ -50,16 +50,16 @@ impl Kernel for Queue {
         sys::boot_time()
     }
 
-    fn rows(&mut self) -> Result<(Vec<Process>, usize), ProcfsError> {
+    fn rows(&mut self) -> Result<(Vec<KinfoProc>, usize), ProcfsError> {
         rows()
     }
 
-    fn key(&self, process: &Process) -> ProcessKey {
+    fn key(&self, process: &KinfoProc) -> ProcessKey {
         key(process)
     }
 
-    fn seen(&self, process: &Process) -> Option<ProcEntry> {
-        seen(process)
+    fn proc_entry(&self, process: &KinfoProc) -> Option<ProcEntry> {
+        proc_entry(process)
     }
 
     fn identity(&self, pid: u32) -> Option<Identity> {
@@ -84,7 +84,7 @@ impl Kernel for Queue {
             })
     }
 
-    fn told(&mut self) -> Vec<Told> {
+    fn read_events(&mut self) -> Vec<KernelEvent> {
         let nothing = event(
             0,
             EventFilter::EVFILT_USER,
@@ -106,7 +106,7 @@ impl Kernel for Queue {
                     0
                 }
             };
-            all.extend(events[..count.min(BATCH)].iter().filter_map(told));
+            all.extend(events[..count.min(BATCH)].iter().filter_map(read_event));
             if count < BATCH {
                 return all;
             }
@@ -138,17 +138,17 @@ impl AsFd for Queue {
 }
 
 /// What an event says, if it is about a process.
-fn told(event: &KEvent) -> Option<Told> {
+fn read_event(event: &KEvent) -> Option<KernelEvent> {
     let of_process = event.filter() == Ok(EventFilter::EVFILT_PROC);
     let pid = u32::try_from(event.ident()).ok().filter(|_| of_process)?;
     let what = event.fflags();
     if what.contains(FilterFlag::NOTE_EXIT) {
         let status = u32::try_from(event.data()).ok();
         let status = status.filter(|_| what.contains(FilterFlag::NOTE_EXITSTATUS));
-        return Some(Told::Exit { pid, status });
+        return Some(KernelEvent::Exit { pid, status });
     }
     let exec = what.contains(FilterFlag::NOTE_EXEC);
-    Some(Told::Change { pid, exec })
+    Some(KernelEvent::Change { pid, exec })
 }
 
 fn event(ident: usize, filter: EventFilter, flags: EvFlags, what: FilterFlag) -> KEvent {

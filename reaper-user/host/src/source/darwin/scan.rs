@@ -22,10 +22,10 @@ use crate::source::drained::{Drained, Malformation};
 use crate::source::error::SourceError;
 use crate::source::event_source::Source;
 use crate::source::kind::SourceKind;
-use crate::source::scan::interval::{Found, Options, ScanPace};
+use crate::source::scan::interval::{PassResult, ScanOptions, ScanSchedule};
 use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, exit, parents_first};
 use crate::sys;
-use crate::sys::kinfo::{Identity, Process};
+use crate::sys::kinfo::{Identity, KinfoProc};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
 /// Of how many that have exited the names are remembered, for children that are found later.
@@ -45,12 +45,12 @@ pub trait Kernel: AsFd {
     ///
     /// # Errors
     /// They cannot be listed.
-    fn rows(&mut self) -> Result<(Vec<Process>, usize), Self::Error>;
+    fn rows(&mut self) -> Result<(Vec<KinfoProc>, usize), Self::Error>;
 
-    fn key(&self, process: &Process) -> ProcessKey;
+    fn key(&self, process: &KinfoProc) -> ProcessKey;
 
     /// A living process in full; `None` if it is gone by now.
-    fn seen(&self, process: &Process) -> Option<ProcEntry>;
+    fn proc_entry(&self, process: &KinfoProc) -> Option<ProcEntry>;
 
     /// Who has the pid, if anybody who lives does.
     fn identity(&self, pid: u32) -> Option<Identity>;
@@ -62,7 +62,7 @@ pub trait Kernel: AsFd {
     fn watch(&mut self, pid: u32) -> bool;
 
     /// What has been told since this was asked last.
-    fn told(&mut self) -> Vec<Told>;
+    fn read_events(&mut self) -> Vec<KernelEvent>;
 
     /// Its descriptor is readable after this time, unless another is named before; whether that could be had.
     fn wake_in(&mut self, time: Duration) -> bool;
@@ -70,7 +70,7 @@ pub trait Kernel: AsFd {
 
 /// What is told of one that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum KernelEvent {
     /// With its status as wait(2) has it, unless that is kept from this user.
     Exit { pid: u32, status: Option<u32> },
     /// It has forked, or run another program.
@@ -81,7 +81,7 @@ pub enum Told {
 pub struct Scan<K> {
     kernel: K,
     table: ScanTable,
-    pace: ScanPace,
+    pace: ScanSchedule,
     /// By pid.
     watched: HashMap<u32, Watched>,
     /// By what the kernel calls them, which they are known by also when they are gone.
@@ -99,7 +99,7 @@ pub struct Scan<K> {
     /// It has been said that passes fail.
     failing: bool,
     /// Who was born by then has been told of, in ns since boot.
-    looked: u64,
+    last_scan: u64,
 }
 
 /// One of whom the kernel tells.
@@ -114,11 +114,11 @@ struct Watched {
 
 impl<K: Kernel> Scan<K> {
     /// Watches nobody yet; who is there is told by the first [`Source::drain`].
-    pub(super) fn of(kernel: K, options: &Options) -> Scan<K> {
+    pub(super) fn of(kernel: K, options: &ScanOptions) -> Scan<K> {
         let mut scan = Scan {
             kernel,
             table: ScanTable::default(),
-            pace: ScanPace::new(
+            pace: ScanSchedule::new(
                 sys::nanoseconds(options.min_interval),
                 sys::nanoseconds(options.max_interval),
             ),
@@ -130,7 +130,7 @@ impl<K: Kernel> Scan<K> {
             unread: HashSet::new(),
             flawed: 0,
             failing: false,
-            looked: 0,
+            last_scan: 0,
         };
         scan.arm();
         scan
@@ -139,7 +139,7 @@ impl<K: Kernel> Scan<K> {
     /// Takes in what the kernel has told.
     fn listen(&mut self, tell: &mut impl FnMut(EventKind)) {
         let mut ended = HashMap::new();
-        for told in self.kernel.told() {
+        for told in self.kernel.read_events() {
             ended.extend(self.told(told));
         }
         if ended.is_empty() {
@@ -157,22 +157,22 @@ impl<K: Kernel> Scan<K> {
                 ended.get(&key).copied().unwrap_or(ExitStatus::Unknown),
             ));
         }
-        self.pace.hurry(self.kernel.now());
+        self.pace.on_exit(self.kernel.now());
     }
 
     /// Takes in what was told of one; gives its end, if that is what it was.
-    fn told(&mut self, told: Told) -> Option<(ProcessKey, ExitStatus)> {
+    fn told(&mut self, told: KernelEvent) -> Option<(ProcessKey, ExitStatus)> {
         match told {
-            Told::Exit { pid, status } => {
+            KernelEvent::Exit { pid, status } => {
                 let key = self.watched.get(&pid)?.key;
                 Some((
                     key,
                     status.map_or(ExitStatus::Unknown, ExitStatus::from_wait_status),
                 ))
             }
-            Told::Change { pid, exec } => {
+            KernelEvent::Change { pid, exec } => {
                 self.watched.get_mut(&pid)?.execs += u64::from(exec);
-                self.pace.stir();
+                self.pace.on_activity();
                 None
             }
         }
@@ -185,7 +185,7 @@ impl<K: Kernel> Scan<K> {
         let now = self.kernel.boot_time();
         let unsettled = match self.look_at_all(tell) {
             Ok(unsettled) => {
-                (self.failing, self.looked) = (false, now);
+                (self.failing, self.last_scan) = (false, now);
                 unsettled
             }
             Err(error) => {
@@ -196,9 +196,10 @@ impl<K: Kernel> Scan<K> {
             }
         };
         // Whoever forks or runs another program from now on, the kernel tells of.
-        self.pace.passed(began, self.kernel.now(), Found::Peace);
+        self.pace
+            .on_pass_end(began, self.kernel.now(), PassResult::Idle);
         if unsettled {
-            self.pace.stir();
+            self.pace.on_activity();
         }
         self.flawed - before
     }
@@ -240,7 +241,7 @@ impl<K: Kernel> Scan<K> {
         self.unread = wanted.iter().copied().collect();
         let rows = wanted
             .into_iter()
-            .filter_map(|pid| self.kernel.seen(living.get(&pid)?));
+            .filter_map(|pid| self.kernel.proc_entry(living.get(&pid)?));
         let rows: Vec<ProcEntry> = rows.collect();
         for row in &rows {
             self.unread.remove(&row.key.pid);
@@ -248,13 +249,14 @@ impl<K: Kernel> Scan<K> {
         let gone = differences.gone.clone();
         let new: HashSet<ProcessKey> = differences.new.iter().map(|new| new.key).collect();
         let (mut programs, mut rest) = (Vec::new(), Vec::new());
-        self.table.take_in(differences, rows, |kind| match kind {
-            EventKind::Discovered(row) if new.contains(&row.key) => {
-                births.0.push(born(row, &self.watched, &self.names));
-            }
-            kind @ (EventKind::Exec { .. } | EventKind::Discovered(_)) => programs.push(kind),
-            kind => rest.push(kind),
-        });
+        self.table
+            .emit_changes(differences, rows, |kind| match kind {
+                EventKind::Discovered(row) if new.contains(&row.key) => {
+                    births.0.push(born(row, &self.watched, &self.names));
+                }
+                kind @ (EventKind::Exec { .. } | EventKind::Discovered(_)) => programs.push(kind),
+                kind => rest.push(kind),
+            });
         // Whoever is a boundary by now is one to those whom it has borne.
         programs.into_iter().for_each(&mut *tell);
         births.tell(&mut *tell);
@@ -266,7 +268,7 @@ impl<K: Kernel> Scan<K> {
     }
 
     /// One that has come and exited since the last pass may have made others, and is not known yet.
-    fn find_zombie(&mut self, process: &Process) -> Option<Birth> {
+    fn find_zombie(&mut self, process: &KinfoProc) -> Option<Birth> {
         let key = self.kernel.key(process);
         let identity = self.kernel.identity_of_any(process.pid)?;
         if self.names.contains_key(&identity.unique) {
@@ -277,7 +279,7 @@ impl<K: Kernel> Scan<K> {
         self.remember(identity.unique);
         Some(Birth {
             key,
-            maker,
+            birth_parent: maker,
             uids: process.uids,
             parent: process.parent,
             row: None,
@@ -285,7 +287,7 @@ impl<K: Kernel> Scan<K> {
     }
 
     /// Has the kernel tell of a process from now on; whether it did not yet.
-    fn watch(&mut self, process: &Process) -> bool {
+    fn watch(&mut self, process: &KinfoProc) -> bool {
         let (key, pid) = (self.kernel.key(process), process.pid);
         if self.watched.get(&pid).is_some_and(|known| known.key == key) {
             return false;
@@ -384,19 +386,19 @@ impl<K: Kernel> Source for Scan<K> {
     /// The next pass comes after the shortest interval, unless passes fail.
     fn scan_soon(&mut self) {
         if !self.failing {
-            self.pace.stir();
+            self.pace.on_activity();
             self.arm();
         }
     }
 
     /// Returns 0 if no pass has ended yet.
     fn last_scan(&self) -> Option<u64> {
-        Some(self.looked)
+        Some(self.last_scan)
     }
 
     /// Passes come as fast as they may while an escalation is open.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
-        self.pace.press(open);
+        self.pace.set_escalating(open);
         self.arm();
         Ok(())
     }
@@ -409,7 +411,7 @@ impl<K: Kernel> AsFd for Scan<K> {
 }
 
 /// A short look at a process.
-fn glimpse(key: ProcessKey, process: &Process, watched: Option<&Watched>) -> StatRow {
+fn glimpse(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> StatRow {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
     comm[..shown].copy_from_slice(&process.comm[..shown]);
@@ -418,7 +420,7 @@ fn glimpse(key: ProcessKey, process: &Process, watched: Option<&Watched>) -> Sta
     StatRow {
         key,
         parent: process.parent,
-        print: ImageFingerprint {
+        fingerprint: ImageFingerprint {
             sid: 0,
             pgid: process.group,
             tty: process.terminal,
@@ -440,7 +442,7 @@ fn born(
     let maker = watched.and_then(|watched| names.get(&watched.identity.parent));
     Birth {
         key: row.key,
-        maker: maker.filter(|maker| maker.pid != row.parent).copied(),
+        birth_parent: maker.filter(|maker| maker.pid != row.parent).copied(),
         uids: row.uids,
         parent: row.parent,
         row: Some(row),

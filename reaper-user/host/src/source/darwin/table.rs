@@ -11,10 +11,10 @@ use hashbrown::HashSet;
 use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
-pub use crate::source::snapshot::{Liveness, Memory, ProcessReading, Snapshot, Zombie};
+pub use crate::source::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
-use crate::sys::kinfo::Process;
+use crate::sys::kinfo::KinfoProc;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 /// Something that cannot be read of the process table.
@@ -66,7 +66,9 @@ impl Procfs {
     pub fn read(&self, pid: u32) -> Result<ProcessReading, ProcfsError> {
         Ok(match one(pid)? {
             Some(process) if process.is_zombie() => ProcessReading::Zombie,
-            Some(process) => seen(&process).map_or(ProcessReading::Vanished, ProcessReading::Alive),
+            Some(process) => {
+                proc_entry(&process).map_or(ProcessReading::Vanished, ProcessReading::Alive)
+            }
             None => ProcessReading::Vanished,
         })
     }
@@ -77,9 +79,9 @@ impl Procfs {
     /// The table cannot be read.
     pub fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
         let lives =
-            |process: &Process| !process.is_zombie() && key.has_same_tick(self::key(process));
+            |process: &KinfoProc| !process.is_zombie() && key.has_same_tick(self::key(process));
         Ok(match one(key.pid)?.filter(lives) {
-            Some(Process { parent, .. }) => Liveness::Alive { parent },
+            Some(KinfoProc { parent, .. }) => Liveness::Alive { parent },
             None => Liveness::Gone,
         })
     }
@@ -95,12 +97,12 @@ impl Procfs {
         Some(one(pid).ok()??.state())
     }
 
-    /// Memory a process has resident, in bytes; `None` if it is gone or another user's.
+    /// ProcessMemory a process has resident, in bytes; `None` if it is gone or another user's.
     pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
         Some(darwin::usage(pid)?.resident)
     }
 
-    /// Memory that this very process has resident, in bytes; `None` if it is gone or another user's.
+    /// ProcessMemory that this very process has resident, in bytes; `None` if it is gone or another user's.
     pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
         let alive = matches!(self.probe(key), Ok(Liveness::Alive { .. }));
@@ -112,7 +114,7 @@ impl Procfs {
     ///
     /// # Errors
     /// There is no telling: the table cannot be read.
-    pub fn line(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
+    pub fn pid_and_ancestors(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
         let mut line = HashSet::new();
         // Each but once, where the table changes while it is read.
         while pid != 0 && line.insert(pid) {
@@ -126,7 +128,7 @@ impl Procfs {
     /// # Errors
     /// The table cannot be read.
     pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
-        let zombies = all()?.into_iter().filter(Process::is_zombie);
+        let zombies = all()?.into_iter().filter(KinfoProc::is_zombie);
         let zombies = zombies.map(|process| Zombie {
             key: key(&process),
             parent: process.parent,
@@ -137,9 +139,9 @@ impl Procfs {
     }
 
     /// What whoever has the pid has now; `None` for one that is gone or another user's.
-    pub fn memory(&self, pid: u32, _swaps: bool) -> Option<Memory> {
+    pub fn memory(&self, pid: u32, _swaps: bool) -> Option<ProcessMemory> {
         let usage = darwin::usage(pid)?;
-        (usage.resident > 0).then_some(Memory {
+        (usage.resident > 0).then_some(ProcessMemory {
             rss: usage.resident,
             swap: 0,
             pss: None,
@@ -158,7 +160,7 @@ impl Procfs {
 ///
 /// # Errors
 /// They cannot be listed.
-pub fn all() -> Result<Vec<Process>, ProcfsError> {
+pub fn all() -> Result<Vec<KinfoProc>, ProcfsError> {
     Ok(rows()?.0)
 }
 
@@ -166,18 +168,18 @@ pub fn all() -> Result<Vec<Process>, ProcfsError> {
 ///
 /// # Errors
 /// They cannot be listed.
-pub fn rows() -> Result<(Vec<Process>, usize), ProcfsError> {
+pub fn rows() -> Result<(Vec<KinfoProc>, usize), ProcfsError> {
     let bytes = darwin::processes().map_err(ProcfsError::List)?;
-    Ok((Process::all(&bytes).collect(), Process::flawed(&bytes)))
+    Ok((KinfoProc::all(&bytes).collect(), KinfoProc::flawed(&bytes)))
 }
 
 /// One of them.
 ///
 /// # Errors
 /// The kernel does not say.
-pub fn one(pid: u32) -> Result<Option<Process>, ProcfsError> {
+pub fn one(pid: u32) -> Result<Option<KinfoProc>, ProcfsError> {
     let bytes = darwin::process(pid).map_err(|source| ProcfsError::Read { pid, source })?;
-    Ok(Process::all(&bytes).find(|process| process.pid == pid))
+    Ok(KinfoProc::all(&bytes).find(|process| process.pid == pid))
 }
 
 /// The identity of a process.
@@ -185,7 +187,7 @@ pub fn one(pid: u32) -> Result<Option<Process>, ProcfsError> {
 /// The kernel has its start by the wall clock of then. It is counted from the start of pid 1, which is the same for
 /// all who ask until the next boot, whatever the clock is set to meanwhile; so it is not told twice in two ways. Where the
 /// clock was set since the boot, ages are wrong by that much.
-pub fn key(process: &Process) -> ProcessKey {
+pub fn key(process: &KinfoProc) -> ProcessKey {
     static BOOT: LazyLock<u64> = LazyLock::new(|| {
         let first = one(1).ok().flatten().map(|first| first.began);
         first.or_else(darwin::booted).unwrap_or(0)
@@ -197,7 +199,7 @@ pub fn key(process: &Process) -> ProcessKey {
 }
 
 /// A living process in full; `None` if it is gone by now.
-pub fn seen(process: &Process) -> Option<ProcEntry> {
+pub fn proc_entry(process: &KinfoProc) -> Option<ProcEntry> {
     let at = sys::boot_time();
     let identity = darwin::identity(process.pid).ok()?;
     let given = darwin::arguments(process.pid).unwrap_or_default();

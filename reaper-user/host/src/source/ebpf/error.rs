@@ -31,7 +31,7 @@ pub enum EbpfError {
     )]
     Abi { found: u16 },
     #[error("the probes' object has no {what}: this is not an object of this program")]
-    Foreign { what: String },
+    InvalidObject { what: String },
     #[error("cannot read the probes' object {}: {source}", path.display())]
     Object {
         path: PathBuf,
@@ -57,9 +57,9 @@ pub enum EbpfError {
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     #[error("{} holds {name}: stop it first", holder(*.pid))]
-    Held { name: String, pid: Option<u32> },
+    Locked { name: String, pid: Option<u32> },
     #[error("{} is {what}: no reaper has pinned it; move it, or give another pin_dir", path.display())]
-    Foreign { path: PathBuf, what: String },
+    UnknownPins { path: PathBuf, what: String },
     #[error("cannot use {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error(
@@ -79,7 +79,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl EbpfError {
     pub(super) fn foreign(what: &str) -> EbpfError {
-        EbpfError::Foreign {
+        EbpfError::InvalidObject {
             what: what.to_owned(),
         }
     }

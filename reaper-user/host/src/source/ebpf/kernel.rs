@@ -14,7 +14,7 @@ pub struct Kernel {
     /// Programs may call `bpf_loop` (5.17).
     pub has_bpf_loop: bool,
     /// `cgroup_attach_task` is as the probe expects it: all kernels with cgroups.
-    pub tells_of_moves: bool,
+    pub reports_moves: bool,
 }
 
 impl Kernel {
@@ -27,7 +27,7 @@ impl Kernel {
             offsets: btf.offsets().map_err(EbpfError::Btf)?,
             exit_has_group_dead: btf.tracepoint_args("sched_process_exit") == Some(2),
             has_bpf_loop: btf.has_enum_value("bpf_func_id", "BPF_FUNC_loop"),
-            tells_of_moves: btf.tracepoint_args("cgroup_attach_task") == Some(4),
+            reports_moves: btf.tracepoint_args("cgroup_attach_task") == Some(4),
         })
     }
 }

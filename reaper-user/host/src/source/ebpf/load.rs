@@ -17,7 +17,7 @@ use super::btf::{Btf, VMLINUX};
 use super::error::EbpfError;
 use super::kernel::Kernel;
 use super::kfunc;
-use crate::source::probes::Options;
+use crate::source::probes::ProbeOptions;
 use crate::sys;
 
 /// The probes as they were built; `cargo xtask build-ebpf` makes this file.
@@ -50,7 +50,7 @@ impl PreparedObject {
     ///
     /// # Errors
     /// Either cannot be used.
-    pub fn new(options: &Options, ring_size: u32) -> Result<PreparedObject, EbpfError> {
+    pub fn new(options: &ProbeOptions, ring_size: u32) -> Result<PreparedObject, EbpfError> {
         let object = match &options.object {
             None => OBJECT.to_vec(),
             Some(path) => std::fs::read(path).map_err(|source| EbpfError::Object {
@@ -71,7 +71,7 @@ impl PreparedObject {
         let (kernel, patched) = kernel?;
         let btf = btf.map_err(|e| EbpfError::load(e.into()))?;
         let settings = Settings {
-            pid_namespace: sys::pid_namespace_unless_first().map_err(EbpfError::Proc)?,
+            pid_namespace: sys::non_initial_pid_namespace().map_err(EbpfError::Proc)?,
             exit_has_group_dead: kernel.exit_has_group_dead.into(),
             wake_bytes: u64::from(ring_size) / 2,
             filter: options.filter.into(),
@@ -164,7 +164,7 @@ impl PreparedObject {
             (exec, "sched_process_exec"),
             (exit, "sched_process_exit"),
         ];
-        if self.kernel.tells_of_moves {
+        if self.kernel.reports_moves {
             probes.push(("cgroup_attach", "cgroup_attach_task"));
         }
         probes
@@ -179,17 +179,17 @@ pub(super) struct Loaded<'a> {
 
 impl Loaded<'_> {
     /// Whether the probes signal others than the current process.
-    pub fn kills(&self) -> bool {
+    pub fn can_signal(&self) -> bool {
         self.prepared.kills
     }
 
     /// Whether the probes tell of processes that go to another cgroup.
     pub fn reports_moves(&self) -> bool {
-        self.prepared.kernel.tells_of_moves
+        self.prepared.kernel.reports_moves
     }
 
     /// Whether the probes tell only of those who are followed.
-    pub fn filters(&self) -> bool {
+    pub fn is_filtered(&self) -> bool {
         self.prepared.settings.filter != 0
     }
 
@@ -281,8 +281,8 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub fn load_table(&mut self) -> Result<(), EbpfError> {
-        let table = table(&mut self.ebpf)?;
+    pub fn load_task_iter(&mut self) -> Result<(), EbpfError> {
+        let table = task_iter(&mut self.ebpf)?;
         table
             .load("task", &self.prepared.btf)
             .map_err(|e| EbpfError::load(e.into()))
@@ -295,7 +295,7 @@ pub(super) fn program_pin(hook: &str) -> String {
 }
 
 /// The program that lists all processes.
-pub(super) fn table(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
+pub(super) fn task_iter(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
     let name = "process_table";
     let program = ebpf
         .program_mut(name)

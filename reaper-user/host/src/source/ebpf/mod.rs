@@ -29,14 +29,15 @@ use super::error::SourceError;
 use super::event_source::Source;
 use super::kind::SourceKind;
 use super::probes::{
-    Diagnostics, EventRing, KernelReader, ListedProcess, Options, PinOptions, ProbeMaps, Probes,
+    Diagnostics, EventRing, KernelReader, ListedProcess, PinOptions, ProbeMaps, ProbeOptions,
+    Probes,
 };
 use load::{Loaded, PreparedObject};
 use pins::PinDir;
 use reaper_model::agent::NameTable;
 use reaper_model::event::{Event, Membership, ProcessKey};
 use ring::Ring;
-use state::{MemberMap, State};
+use state::{KernelMaps, MemberMap};
 
 pub use error::{EbpfError, PinError};
 
@@ -46,26 +47,26 @@ pub use error::{EbpfError, PinError};
 /// Why they do not.
 pub fn probe() -> Result<(), EbpfError> {
     let prepared = PreparedObject::new(
-        &Options {
+        &ProbeOptions {
             ring_size: 64 << 10,
             max_members: 1024,
             kernel_reap: true,
-            ..Options::default()
+            ..ProbeOptions::default()
         },
         64 << 10,
     )?;
     let mut loaded = prepared.load(None)?;
     loaded.load_probes()?;
-    loaded.load_table()
+    loaded.load_task_iter()
 }
 
 /// The probes at work, and what they share with the service. Dropping it detaches them, unless they
 /// are pinned.
 pub struct EbpfSource {
     ring: Ring,
-    state: State,
+    state: KernelMaps,
     /// Holds the program that lists all processes, which can be run from any thread.
-    table: Arc<Mutex<Ebpf>>,
+    task_iter: Arc<Mutex<Ebpf>>,
     /// Hold the probes: also where they are pinned, since somebody may remove the pins.
     links: Vec<FdLink>,
     place: Option<PinDir>,
@@ -75,7 +76,7 @@ pub struct EbpfSource {
     resumed: bool,
     /// How many sets of maps were found of versions that cannot be gone on from.
     left_behind: usize,
-    kills: bool,
+    can_signal: bool,
     reports_moves: bool,
     filters: bool,
 }
@@ -86,12 +87,12 @@ impl EbpfSource {
     /// Where nothing can be pinned, it says so and goes on without.
     ///
     /// # Errors
-    /// Each names what is missing and what to do about it. [`PinError::Held`]: another service has it.
-    pub fn open(options: &Options, names: &NameTable) -> Result<EbpfSource, EbpfError> {
+    /// Each names what is missing and what to do about it. [`PinError::Locked`]: another service has it.
+    pub fn open(options: &ProbeOptions, names: &NameTable) -> Result<EbpfSource, EbpfError> {
         let why_not = match &options.pin {
             None => None,
             Some(pin) => match EbpfSource::pinned(options, names, pin) {
-                Err(EbpfError::Pin(error)) if !matches!(error, PinError::Held { .. }) => {
+                Err(EbpfError::Pin(error)) if !matches!(error, PinError::Locked { .. }) => {
                     Some(error)
                 }
                 other => return other,
@@ -109,7 +110,7 @@ impl EbpfSource {
     }
 
     fn pinned(
-        options: &Options,
+        options: &ProbeOptions,
         names: &NameTable,
         pin: &PinOptions,
     ) -> Result<EbpfSource, EbpfError> {
@@ -124,7 +125,7 @@ impl EbpfSource {
     }
 
     fn pinned_at_place(
-        options: &Options,
+        options: &ProbeOptions,
         names: &NameTable,
         place: &PinDir,
         found: Option<(PathBuf, u32)>,
@@ -158,17 +159,17 @@ impl EbpfSource {
     fn new(
         mut loaded: Loaded<'_>,
         ring: Ring,
-        state: State,
+        state: KernelMaps,
         links: Vec<(&'static str, FdLink)>,
     ) -> Result<EbpfSource, EbpfError> {
         Ok(EbpfSource {
             probes: loaded.probe_fds(),
             ring,
             state,
-            kills: loaded.kills(),
+            can_signal: loaded.can_signal(),
             reports_moves: loaded.reports_moves(),
-            filters: loaded.filters(),
-            table: Arc::new(Mutex::new(loaded.ebpf)),
+            filters: loaded.is_filtered(),
+            task_iter: Arc::new(Mutex::new(loaded.ebpf)),
             links: links.into_iter().map(|(_, link)| link).collect(),
             place: None,
             resumed: false,
@@ -218,7 +219,7 @@ impl Source for EbpfSource {
     }
 
     fn untracked_members(&self) -> u64 {
-        self.state.unfollowed()
+        self.state.untracked_members()
     }
 
     fn is_filtered(&self) -> bool {
@@ -268,18 +269,18 @@ impl Probes for EbpfSource {
 
     fn reader(&self) -> Result<Box<dyn KernelReader>, SourceError> {
         Ok(Box::new(Reader {
-            table: Arc::clone(&self.table),
-            roster: self.state.roster()?,
+            table: Arc::clone(&self.task_iter),
+            member_map: self.state.member_map()?,
         }))
     }
 
     fn diagnostics(&mut self) -> Result<Box<dyn Diagnostics>, SourceError> {
-        let logger = aya_log::EbpfLogger::init(&mut locked(&self.table));
+        let logger = aya_log::EbpfLogger::init(&mut locked(&self.task_iter));
         Ok(Box::new(logger.map_err(|e| EbpfError::load(e.into()))?))
     }
 
     fn can_signal(&self) -> bool {
-        self.kills
+        self.can_signal
     }
 
     fn is_resumed(&self) -> bool {
@@ -300,7 +301,7 @@ impl Probes for EbpfSource {
         }
     }
 
-    fn disarm(&mut self) -> Result<(), SourceError> {
+    fn unpin(&mut self) -> Result<(), SourceError> {
         self.links.clear();
         let removed = self.place.take().map_or(Ok(()), |place| place.remove());
         Ok(removed.map_err(EbpfError::from)?)
@@ -316,7 +317,7 @@ impl Diagnostics for aya_log::EbpfLogger<&'static dyn log::Log> {
 /// The program that lists all processes, and the map of members.
 struct Reader {
     table: Arc<Mutex<Ebpf>>,
-    roster: MemberMap,
+    member_map: MemberMap,
 }
 
 impl KernelReader for Reader {
@@ -336,7 +337,7 @@ impl KernelReader for Reader {
     }
 
     fn members(&self) -> HashMap<ProcessKey, Membership> {
-        self.roster.read()
+        self.member_map.read()
     }
 }
 
@@ -348,7 +349,7 @@ fn locked(table: &Mutex<Ebpf>) -> MutexGuard<'_, Ebpf> {
 /// What the program that lists all processes writes.
 fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     let refused = |e: Box<dyn std::error::Error + Send + Sync>| EbpfError::Refused(e);
-    let program = load::table(ebpf)?;
+    let program = load::task_iter(ebpf)?;
     let link = program.attach().and_then(|id| program.take_link(id));
     let link = link.map_err(|e| refused(e.into()))?;
     let mut file = link.into_file().map_err(|e| refused(e.into()))?;
@@ -363,15 +364,15 @@ fn shared(
     prepared: &PreparedObject,
     loaded: &mut Loaded<'_>,
     names: &NameTable,
-) -> Result<(Ring, State), EbpfError> {
+) -> Result<(Ring, KernelMaps), EbpfError> {
     let ring = Ring::new(loaded.take_map("EVENTS")?)?;
-    let mut state = State::new(|name| loaded.take_map(name))?;
+    let mut state = KernelMaps::new(|name| loaded.take_map(name))?;
     if !state.set_namespace(prepared.pid_namespace())? {
         return Err(EbpfError::OtherNamespace);
     }
     state.withdraw()?;
     state.write_names(names)?;
-    loaded.load_table()?;
+    loaded.load_task_iter()?;
     if prepared.pid_namespace() != 0 {
         // How deep that lies is what the probes learn from this.
         list(&mut loaded.ebpf)?;

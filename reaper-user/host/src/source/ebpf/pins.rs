@@ -77,7 +77,7 @@ fn is_scope(name: &str) -> bool {
 
 /// Refuses what no version has made: somebody else's pins, in a directory that was named by mistake.
 fn check(scope: &Path) -> Result<(), PinError> {
-    let foreign = |path: &Path, what: &str| PinError::Foreign {
+    let foreign = |path: &Path, what: &str| PinError::UnknownPins {
         path: path.into(),
         what: what.into(),
     };
@@ -158,7 +158,7 @@ impl PinDir {
         };
         let mut ring = 0;
         for path in &pinned {
-            let foreign = |what: &str| PinError::Foreign {
+            let foreign = |what: &str| PinError::UnknownPins {
                 path: path.clone(),
                 what: what.into(),
             };
@@ -408,7 +408,7 @@ fn remove_tree(path: &Path) -> Result<usize, PinError> {
 fn lock(path: &Path) -> Result<Flock<File>, PinError> {
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {
-        Errno::EWOULDBLOCK => PinError::Held {
+        Errno::EWOULDBLOCK => PinError::Locked {
             name: path.display().to_string(),
             pid: bpffs::lock_holder(&file),
         },

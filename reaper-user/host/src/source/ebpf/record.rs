@@ -55,7 +55,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
                 },
                 pidfd_inode: r.pidfd_inode,
                 image: Arc::new(image(&r, filename, exe, argv)),
-                membership: Some(mark(r.member)),
+                membership: Some(membership(r.member)),
             };
             tell(&r.header, kind);
             if r.signal != 0 {
@@ -69,7 +69,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
                 parent: model_key(r.parent),
                 exit_status: ExitStatus::from_wait_status(r.status),
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
-                membership: Some(mark(r.member)),
+                membership: Some(membership(r.member)),
             };
             tell(&r.header, kind);
             r.header
@@ -79,7 +79,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
                 child: key(r.child),
                 old_parent: model_key(r.old_parent),
                 adopter: model_key(r.adopter),
-                membership: Some(mark(r.member)),
+                membership: Some(membership(r.member)),
             };
             tell(&r.header, kind);
             if r.signal != 0 {
@@ -106,7 +106,7 @@ fn fork(r: &ForkRecord) -> EventKind {
         },
         pidfd_inode: r.pidfd_inode,
         namespace_init: r.flags & PROCESS_NAMESPACE_INIT != 0,
-        membership: Some(mark(r.member)),
+        membership: Some(membership(r.member)),
     }
 }
 
@@ -114,7 +114,7 @@ fn moved(process: RawKey, cgroup_id: u64, member: Member) -> EventKind {
     EventKind::Move {
         key: key(process),
         cgroup_id,
-        membership: Some(mark(member)),
+        membership: Some(membership(member)),
     }
 }
 
@@ -134,7 +134,7 @@ pub(super) fn key(raw: RawKey) -> ProcessKey {
 }
 
 /// What the map of members says.
-pub(super) fn mark(member: Member) -> Membership {
+pub(super) fn membership(member: Member) -> Membership {
     Membership {
         session: model_key(member.session),
         flags: member.flags,

@@ -15,7 +15,7 @@ use super::error::EbpfError;
 use super::record;
 use crate::source::drained::{Drained, Malformation};
 use crate::source::probes::{EventRing, Release};
-use crate::sys::{Record, RingMemory};
+use crate::sys::{RingMemory, RingRecord};
 use reaper_model::event::Event;
 
 /// Looks at a record that is still being written before the thread sleeps.
@@ -73,11 +73,11 @@ impl EventRing for Ring {
         self.reader.read
     }
 
-    fn behind(&self) -> u64 {
+    fn restart_position(&self) -> u64 {
         self.reader.behind()
     }
 
-    fn held(&self) -> u64 {
+    fn unreleased(&self) -> u64 {
         self.position()
             .saturating_sub(self.reader.memory.consumed())
     }
@@ -106,7 +106,7 @@ impl Reader {
         }
     }
 
-    /// See [`EventRing::behind`].
+    /// See [`EventRing::restart_position`].
     fn behind(&self) -> u64 {
         let most = self.read.saturating_sub(self.memory.size() / 4);
         let begun = self.begun.iter().rev().find(|at| **at <= most);
@@ -138,16 +138,18 @@ impl Reader {
         let (mut at, mut spins) = (self.read, 0_u32);
         while position.wrapping_sub(self.read).cast_signed() > 0 {
             let (bytes, next) = match self.memory.record(self.read) {
-                Record::Written { next, .. } | Record::Discarded { next } if next > position => {
+                RingRecord::Written { next, .. } | RingRecord::Discarded { next }
+                    if next > position =>
+                {
                     self.skip_to(position, &mut drained);
                     break;
                 }
-                Record::Written { bytes, next } => (bytes, next),
-                Record::Discarded { next } => {
+                RingRecord::Written { bytes, next } => (bytes, next),
+                RingRecord::Discarded { next } => {
                     self.go_on_at(next);
                     continue;
                 }
-                Record::BeingWritten => {
+                RingRecord::BeingWritten => {
                     if at != self.read {
                         (at, spins) = (self.read, 0);
                     }

@@ -10,7 +10,7 @@ use reaper_common::{
 };
 
 use super::error::EbpfError;
-use super::record::{key, mark};
+use super::record::{key, membership};
 use crate::source::drained::Lost;
 use crate::source::error::SourceError;
 use crate::source::probes::{ProbeMaps, raw_key as raw};
@@ -54,51 +54,56 @@ impl MemberMap {
     pub fn read(&self) -> std::collections::HashMap<ProcessKey, Membership> {
         // One that is removed under the reader's feet sends it back to the beginning, but not for ever.
         let rows = self.0.iter().filter_map(Result::ok).take(4 * self.1);
-        let row = |(k, v)| (key(RawKey::from_bytes(&k)), mark(Member::from_bytes(&v)));
+        let row = |(k, v)| {
+            (
+                key(RawKey::from_bytes(&k)),
+                membership(Member::from_bytes(&v)),
+            )
+        };
         rows.map(row).collect()
     }
 }
 
 /// See the module.
-pub struct State {
+pub struct KernelMaps {
     members_fd: OwnedFd,
     /// Processes that can be followed at once.
     room: u32,
     members: HashMap<MapData, [u8; 16], [u8; 24]>,
     /// How many are followed of a few pids each, for the probes to ask first.
-    crowd: Counters,
+    pid_filter: Counters,
     /// Programs that are still to be loaded name it by its file descriptor.
     _crowd_map: MapData,
     sessions: HashMap<MapData, [u8; 16], [u8; SESSION_LEN]>,
     exits: HashMap<MapData, [u8; 16], [u8; 16]>,
     names: HashMap<MapData, [u8; 16], u32>,
-    first: Array<MapData, u32>,
+    name_index: Array<MapData, u32>,
     control: Array<MapData, u64>,
     counters: Array<MapData, u64>,
     /// Why a map cannot be written any more, for good.
     shut: Option<i32>,
 }
 
-impl State {
+impl KernelMaps {
     /// Takes the maps from `take`, by name.
     pub(super) fn new(
         mut take: impl FnMut(&str) -> Result<MapData, EbpfError>,
-    ) -> Result<State, EbpfError> {
+    ) -> Result<KernelMaps, EbpfError> {
         let members = take("MEMBERS")?;
         let members_fd = members.fd().as_fd().try_clone_to_owned();
         let room = members.info().map_err(EbpfError::map)?.max_entries();
         let crowd_map = take("CROWD")?;
         let crowd = Counters::map(crowd_map.fd().as_fd(), CROWD_SLOTS);
         let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map);
-        Ok(State {
+        Ok(KernelMaps {
             members_fd: members_fd.map_err(|e| EbpfError::Map(e.into()))?,
             room,
-            crowd: crowd.map_err(|e| EbpfError::Map(e.into()))?,
+            pid_filter: crowd.map_err(|e| EbpfError::Map(e.into()))?,
             _crowd_map: crowd_map,
             sessions: typed("SESSIONS")?.try_into().map_err(EbpfError::map)?,
             exits: typed("EXITS")?.try_into().map_err(EbpfError::map)?,
             names: typed("NAMES")?.try_into().map_err(EbpfError::map)?,
-            first: typed("FIRST")?.try_into().map_err(EbpfError::map)?,
+            name_index: typed("FIRST")?.try_into().map_err(EbpfError::map)?,
             control: typed("CONTROL")?.try_into().map_err(EbpfError::map)?,
             counters: typed("DROPS")?.try_into().map_err(EbpfError::map)?,
             shut: None,
@@ -128,19 +133,21 @@ impl State {
     /// # Errors
     /// The maps cannot be written, or the rules know more names than there is room for.
     pub(super) fn write_names(&mut self, table: &NameTable) -> Result<(), EbpfError> {
-        self.say(CONTROL_CLEARS, 0)?;
+        self.set_control(CONTROL_CLEARS, 0)?;
         // New ones before old ones go: a name that is in both is known all the time.
         for (name, bits) in &table.names {
             self.names.insert(name, bits, 0).map_err(EbpfError::map)?;
         }
         for (slot, flags) in (0..).zip(table.first.iter()) {
-            self.first.set(slot, flags, 0).map_err(EbpfError::map)?;
+            self.name_index
+                .set(slot, flags, 0)
+                .map_err(EbpfError::map)?;
         }
         let known: Vec<_> = self.names.keys().filter_map(Result::ok).collect();
         for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
             self.names.remove(name).map_err(EbpfError::map)?;
         }
-        self.say(CONTROL_CLEARS, table.needs_only_keep_marker.into())
+        self.set_control(CONTROL_CLEARS, table.needs_only_keep_marker.into())
     }
 
     /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,
@@ -149,19 +156,19 @@ impl State {
     /// # Errors
     /// The map cannot be written; so for the others that say something.
     pub fn set_idle(&mut self, idle: bool) -> Result<(), EbpfError> {
-        self.say(CONTROL_IDLE, idle.into())
+        self.set_control(CONTROL_IDLE, idle.into())
     }
 
     /// Says whether a ladder is open; while there is one, every record wakes the reader.
     pub fn announce_escalations(&mut self, open: bool) -> Result<(), EbpfError> {
-        self.say(CONTROL_LADDERS, open.into())
+        self.set_control(CONTROL_LADDERS, open.into())
     }
 
     /// Withdraws what an earlier service wanted of the probes: this one need not want the same.
     pub(super) fn withdraw(&mut self) -> Result<(), EbpfError> {
         [CONTROL_CONDEMNED, CONTROL_REAPS, CONTROL_LADDERS]
             .into_iter()
-            .try_for_each(|slot| self.say(slot, 0))
+            .try_for_each(|slot| self.set_control(slot, 0))
     }
 
     /// Says by which pid namespace processes are numbered (inode, 0 for the first one); false if the maps
@@ -169,7 +176,7 @@ impl State {
     pub(super) fn set_namespace(&mut self, inode: u32) -> Result<bool, EbpfError> {
         let wanted = u64::from(inode) + 1;
         let found = self.control.get(&CONTROL_NAMESPACE, 0).unwrap_or(0);
-        self.say(CONTROL_NAMESPACE, if found == 0 { wanted } else { found })?;
+        self.set_control(CONTROL_NAMESPACE, if found == 0 { wanted } else { found })?;
         Ok(found == 0 || found == wanted)
     }
 
@@ -177,13 +184,13 @@ impl State {
     ///
     /// # Errors
     /// The file descriptor cannot be doubled.
-    pub fn roster(&self) -> Result<MemberMap, EbpfError> {
+    pub fn member_map(&self) -> Result<MemberMap, EbpfError> {
         let fd = self.members_fd.as_fd().try_clone_to_owned();
         let map = MapData::from_fd(fd.map_err(|e| EbpfError::Map(e.into()))?);
         MemberMap::new(map.map_err(EbpfError::map)?)
     }
 
-    fn say(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
+    fn set_control(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
         let said = self.control.set(slot, value, 0);
         said.map_err(|error| self.noted(error))
     }
@@ -211,7 +218,7 @@ impl State {
     }
 
     /// Processes for which there was no room in the map so far.
-    pub fn unfollowed(&self) -> u64 {
+    pub fn untracked_members(&self) -> u64 {
         self.count(UNFOLLOWED)
     }
 
@@ -220,13 +227,13 @@ impl State {
     }
 }
 
-impl ProbeMaps for State {
-    fn room(&self) -> u32 {
+impl ProbeMaps for KernelMaps {
+    fn capacity(&self) -> u32 {
         self.room
     }
 
     fn is_complete(&self) -> bool {
-        self.control.get(&CONTROL_SEEDED, 0).is_ok_and(|n| n != 0) && self.unfollowed() == 0
+        self.control.get(&CONTROL_SEEDED, 0).is_ok_and(|n| n != 0) && self.untracked_members() == 0
     }
 
     fn set_membership(
@@ -254,7 +261,7 @@ impl ProbeMaps for State {
         let Some(mark) = wanted else {
             return match self.members.remove(&at) {
                 Ok(()) => {
-                    self.crowd.add(slot, -1);
+                    self.pid_filter.add(slot, -1);
                     Ok(true)
                 }
                 Err(error) => Ok(self.absent_or(error)?),
@@ -268,10 +275,10 @@ impl ProbeMaps for State {
         let bytes = member.to_bytes();
         if known.is_none() {
             // Before it is there: a probe that finds nobody in the crowd asks no further.
-            self.crowd.add(slot, 1);
+            self.pid_filter.add(slot, 1);
             let made = self.members.insert(at, bytes, IF_NOT_THERE);
             if made.is_err() {
-                self.crowd.add(slot, -1);
+                self.pid_filter.add(slot, -1);
             }
             match made {
                 Ok(()) => return Ok(true),
@@ -288,7 +295,7 @@ impl ProbeMaps for State {
 
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
         match self.members.remove(&raw(of).to_bytes()) {
-            Ok(()) => self.crowd.add(crowd_slot(of.pid), -1),
+            Ok(()) => self.pid_filter.add(crowd_slot(of.pid), -1),
             Err(error) => drop(self.absent_or(error)?),
         }
         Ok(())
@@ -331,11 +338,11 @@ impl ProbeMaps for State {
     }
 
     fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError> {
-        Ok(self.say(CONTROL_CONDEMNED, sessions)?)
+        Ok(self.set_control(CONTROL_CONDEMNED, sessions)?)
     }
 
-    fn enable_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
-        Ok(self.say(CONTROL_REAPS, reaps.into())?)
+    fn set_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
+        Ok(self.set_control(CONTROL_REAPS, reaps.into())?)
     }
 
     fn await_probes(&self) {
@@ -343,7 +350,7 @@ impl ProbeMaps for State {
     }
 
     fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError> {
-        Ok(self.say(CONTROL_SEEDED, seeded.into())?)
+        Ok(self.set_control(CONTROL_SEEDED, seeded.into())?)
     }
 
     fn lost_reported(&self) -> u64 {
@@ -351,7 +358,7 @@ impl ProbeMaps for State {
     }
 
     fn set_lost_reported(&mut self, records: u64) -> Result<(), SourceError> {
-        Ok(self.say(CONTROL_LOST_TOLD, records)?)
+        Ok(self.set_control(CONTROL_LOST_TOLD, records)?)
     }
 }
 

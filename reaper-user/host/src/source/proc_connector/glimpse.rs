@@ -102,8 +102,8 @@ impl Glimpses {
         let stat = Stat::parse(&self.buffer).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(Glimpse {
             start: stat.start.saturating_mul(TICK_NS),
-            leader_dead: stat.dead(),
-            over: stat.dead() && stat.threads < 2,
+            leader_dead: stat.is_leader_dead(),
+            over: stat.is_leader_dead() && stat.threads < 2,
         }))
     }
 

@@ -7,7 +7,7 @@ use hashbrown::hash_map::Entry;
 use nix::errno::Errno;
 
 use super::listening::{DATAGRAM_MAX, Listening, WAITING_MAX};
-use super::parse::{Message, What, messages};
+use super::parse::{ConnectorEvent, Message, messages};
 use crate::source::drained::{Drained, Lost, Malformation};
 
 /// See the module.
@@ -51,7 +51,7 @@ impl Inbox {
 
     fn put(&mut self, message: Message) {
         self.count.meet(message.cpu, message.number);
-        if let What::Exec { process } = message.what {
+        if let ConnectorEvent::Exec { process } = message.what {
             *self.execs.entry(process).or_default() += 1;
         }
         self.waiting.push_back(message);
@@ -65,7 +65,7 @@ impl Inbox {
     /// Takes it out.
     pub fn take(&mut self) -> Option<Message> {
         let message = self.waiting.pop_front()?;
-        if let What::Exec { process } = message.what
+        if let ConnectorEvent::Exec { process } = message.what
             && let Entry::Occupied(mut execs) = self.execs.entry(process)
         {
             *execs.get_mut() -= 1;
@@ -164,8 +164,8 @@ mod tests {
             time: 0,
             what,
         };
-        let exec = |process| What::Exec { process };
-        let all = [exec(10), What::Other, exec(10), exec(11)];
+        let exec = |process| ConnectorEvent::Exec { process };
+        let all = [exec(10), ConnectorEvent::Other, exec(10), exec(11)];
         let all = all.into_iter().zip(0..);
         let early = all.map(|(what, number)| told(number, what)).collect();
         let mut inbox = Inbox::new(Listening::deaf(), early);

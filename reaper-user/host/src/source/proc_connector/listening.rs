@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::error::ConnectorError;
-use super::parse::{Message, What, messages, subscription};
+use super::parse::{ConnectorEvent, Message, messages, subscription};
 use crate::sys;
 use crate::sys::netlink::Connector;
 
@@ -66,7 +66,7 @@ impl Listening {
                 Ok(Some(datagram)) => {
                     for message in messages(datagram).flatten() {
                         match message.what {
-                            What::Answer { to, errno } if to == own => {
+                            ConnectorEvent::Answer { to, errno } if to == own => {
                                 return match errno {
                                     0 => Ok(()),
                                     errno => Err(ConnectorError::answer(errno)),

@@ -69,7 +69,7 @@ pub struct ProcConnector {
 /// # Errors
 /// What is missing, and what to do.
 pub fn probe() -> Result<(), ConnectorError> {
-    sys::pid_namespace_unless_first().map_err(ConnectorError::Proc)?;
+    sys::non_initial_pid_namespace().map_err(ConnectorError::Proc)?;
     Listening::begin(PROBE_ROOM, &mut Vec::new()).map(drop)
 }
 
@@ -81,7 +81,7 @@ impl ProcConnector {
     /// What is missing, and what to do.
     pub fn open(room: u32) -> Result<ProcConnector, ConnectorError> {
         // What it names by pid is looked for there.
-        sys::pid_namespace_unless_first().map_err(ConnectorError::Proc)?;
+        sys::non_initial_pid_namespace().map_err(ConnectorError::Proc)?;
         let mut early = Vec::new();
         let listening = Listening::begin(room, &mut early)?;
         let mut translator = Translator::new(Procfs::default(), Box::new(number), LOOK_MAX);
@@ -195,12 +195,12 @@ impl Source for ProcConnector {
         self.inbox.lost()
     }
 
-    fn has_waiting(&self) -> bool {
+    fn has_undrained(&self) -> bool {
         self.inbox.first().is_some()
     }
 
     fn has_unreported(&self) -> bool {
-        self.has_waiting() || self.translator.holds_back()
+        self.has_undrained() || self.translator.holds_back()
     }
 
     fn failure(&self) -> Option<SourceError> {
@@ -209,7 +209,7 @@ impl Source for ProcConnector {
         error.map(SourceError::from)
     }
 
-    fn take_over(&mut self, keys: &mut dyn Iterator<Item = ProcessKey>) {
+    fn import_keys(&mut self, keys: &mut dyn Iterator<Item = ProcessKey>) {
         self.translator.take_over(keys);
     }
 }
@@ -222,6 +222,6 @@ impl AsFd for ProcConnector {
 
 /// As [`glimpse::Numbers`] has it: two microseconds, which is a third of what else is read at a fork.
 fn number(pid: u32) -> u64 {
-    let number = Pidfd::open(pid).ok().and_then(|pidfd| pidfd.number());
+    let number = Pidfd::open(pid).ok().and_then(|pidfd| pidfd.unique_inode());
     number.unwrap_or(0)
 }

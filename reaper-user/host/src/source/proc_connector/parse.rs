@@ -23,12 +23,12 @@ pub struct Message {
     pub number: u32,
     /// Nanoseconds on the monotonic clock.
     pub time: u64,
-    pub what: What,
+    pub what: ConnectorEvent,
 }
 
 /// What it tells. Processes are named by their pids, threads of them by their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ConnectorEvent {
     /// The answer to a listener, by the number that it gave with its wish.
     Answer {
         to: u32,
@@ -129,7 +129,7 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
     let (kind, cpu) = (number(rest)?, number(rest)?);
     let time = u64::from_ne_bytes(bytes(rest)?);
     let what = match kind {
-        libc::PROC_EVENT_NONE => What::Answer {
+        libc::PROC_EVENT_NONE => ConnectorEvent::Answer {
             to: after.wrapping_sub(1),
             errno: number(rest)?,
         },
@@ -137,21 +137,21 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
             let [_, parent, child_thread, child] = pids(rest)?;
             if child_thread == child {
                 somebody(child)?;
-                What::Fork { parent, child }
+                ConnectorEvent::Fork { parent, child }
             } else {
-                What::Other
+                ConnectorEvent::Other
             }
         }
         libc::PROC_EVENT_EXEC => {
             let [_, process] = pids(rest)?;
             somebody(process)?;
-            What::Exec { process }
+            ConnectorEvent::Exec { process }
         }
         libc::PROC_EVENT_UID => {
             let [thread, process, real, effective] = pids(rest)?;
             somebody(process)?;
             let uids = Uids { real, effective };
-            What::Uids {
+            ConnectorEvent::Uids {
                 thread,
                 process,
                 uids,
@@ -162,14 +162,14 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
             somebody(process)?;
             // Before 4.18 it ends here.
             let parent = pids(rest).map_or(0, |[_, parent]| parent);
-            What::Exit {
+            ConnectorEvent::Exit {
                 thread,
                 process,
                 status,
                 parent,
             }
         }
-        _ => What::Other,
+        _ => ConnectorEvent::Other,
     };
     Ok(Message {
         cpu,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
-use super::parse::What;
+use super::parse::ConnectorEvent;
 use super::*;
 use reaper_model::event::{EventKind, ExitStatus, ProcessKey, Provenance, TICK_NS, Uids};
 
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// What is told of something, in short.
-    fn told(&mut self, time: u64, what: What) -> String {
+    fn told(&mut self, time: u64, what: ConnectorEvent) -> String {
         let mut told = Vec::new();
         let mut sink = |event| told.push(short(&event));
         let mut has_moved_on = |pid| self.moved_on.contains(&pid);
@@ -89,14 +89,14 @@ impl World {
         self.translator.survey().unwrap();
     }
     fn fork(&mut self, time: u64, parent: u32, child: u32) -> String {
-        self.told(time, What::Fork { parent, child })
+        self.told(time, ConnectorEvent::Fork { parent, child })
     }
     fn exec(&mut self, time: u64, process: u32) -> String {
-        self.told(time, What::Exec { process })
+        self.told(time, ConnectorEvent::Exec { process })
     }
     fn exit(&mut self, time: u64, thread: u32, process: u32, status: u32) -> String {
         let parent = 1;
-        let what = What::Exit {
+        let what = ConnectorEvent::Exit {
             thread,
             process,
             status,
@@ -356,7 +356,7 @@ fn what_is_seen_is_not_told_of_the_program_before() {
         effective: 5,
     };
     let (thread, process) = (10, 10);
-    let changed = What::Uids {
+    let changed = ConnectorEvent::Uids {
         thread,
         process,
         uids,
@@ -380,7 +380,7 @@ fn new_uids_are_told_as_a_row() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
-    let becomes = |thread, real| What::Uids {
+    let becomes = |thread, real| ConnectorEvent::Uids {
         thread,
         process: 10,
         uids: Uids {

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
-use super::parse::What;
+use super::parse::ConnectorEvent;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use held::{HasMovedOn, Held, Out};
 use reaper_model::event::{
@@ -25,7 +25,7 @@ pub struct Translator {
     procfs: Procfs,
     pub(super) programs: Aside,
     glimpses: Glimpses,
-    known: Map<u32, Process>,
+    known: Map<u32, TrackedProcess>,
     /// Whose programs could not be read in time: makers before their copies.
     unread: Vec<Unread>,
     held: Held,
@@ -37,7 +37,7 @@ pub struct Translator {
 
 /// What is known of a living process.
 #[derive(Clone, Copy, Debug)]
-struct Process {
+struct TrackedProcess {
     /// The start is a whole tick where no fork was told.
     key: ProcessKey,
     /// The pid of who made it; `None` where no fork was told.
@@ -75,14 +75,14 @@ impl Translator {
     pub fn take(
         &mut self,
         time: u64,
-        what: What,
+        what: ConnectorEvent,
         has_moved_on: HasMovedOn<'_>,
         sink: &mut impl FnMut(Event),
     ) {
         self.through(has_moved_on, sink, |this, out| match what {
-            What::Fork { parent, child } => this.fork(time, parent, child, out),
-            What::Exec { process } => this.exec(time, process, out),
-            What::Uids {
+            ConnectorEvent::Fork { parent, child } => this.fork(time, parent, child, out),
+            ConnectorEvent::Exec { process } => this.exec(time, process, out),
+            ConnectorEvent::Uids {
                 thread,
                 process,
                 uids,
@@ -92,13 +92,13 @@ impl Translator {
                     this.change_uids(time, process, uids, out);
                 }
             }
-            What::Exit {
+            ConnectorEvent::Exit {
                 thread,
                 process,
                 status,
                 parent,
             } => this.exit(time, thread, process, status, parent, out),
-            What::Answer { .. } | What::Other => {}
+            ConnectorEvent::Answer { .. } | ConnectorEvent::Other => {}
         });
     }
 
@@ -134,12 +134,18 @@ impl Translator {
     /// /proc cannot be listed.
     pub fn survey(&mut self) -> Result<(), ProcfsError> {
         let pids = self.procfs.pids()?;
-        for known in self.known.values().copied().collect::<Vec<Process>>() {
+        for known in self
+            .known
+            .values()
+            .copied()
+            .collect::<Vec<TrackedProcess>>()
+        {
             let pid = known.key.pid;
             match self.glimpses.state(known.key, known.number) {
                 State::Lives { leader_dead } => {
                     let half_dead = leader_dead;
-                    self.known.insert(pid, Process { half_dead, ..known });
+                    self.known
+                        .insert(pid, TrackedProcess { half_dead, ..known });
                 }
                 State::Gone => {
                     let found = self.glimpses.glimpse(pid).ok().flatten();
@@ -149,7 +155,7 @@ impl Translator {
                     } else {
                         self.known.insert(
                             pid,
-                            Process {
+                            TrackedProcess {
                                 gone: true,
                                 ..known
                             },
@@ -170,7 +176,7 @@ impl Translator {
         for key in keys {
             let known = self.known.get(&key.pid).copied();
             if let Some(known) = known.filter(|known| known.key.has_same_tick(key)) {
-                self.known.insert(key.pid, Process { key, ..known });
+                self.known.insert(key.pid, TrackedProcess { key, ..known });
             }
         }
     }
@@ -225,12 +231,12 @@ impl Translator {
         let number = born.as_ref().filter(|_| !outdated);
         let number = number.map_or(0, |born| born.number);
         if !outdated {
-            let process = Process {
+            let process = TrackedProcess {
                 maker: parent.map(|parent| parent.pid),
                 number,
                 uids,
                 unknown,
-                ..Process::new(key)
+                ..TrackedProcess::new(key)
             };
             self.known.insert(child, process);
         }
@@ -368,7 +374,7 @@ impl Translator {
         // Of one that is not known the fork was lost.
         let lost = || {
             let found = self.glimpses.glimpse(pid).ok()??;
-            (found.start <= time).then(|| Process::new(found.key(pid)))
+            (found.start <= time).then(|| TrackedProcess::new(found.key(pid)))
         };
         let Some(process) = known.or_else(lost) else {
             return;
@@ -385,7 +391,7 @@ impl Translator {
             State::Unknown => self.doubt(process.key),
             State::Lives { .. } | State::Hidden => {}
         }
-        let process = Process {
+        let process = TrackedProcess {
             half_dead: true,
             status: Some(status),
             ..process
@@ -409,9 +415,9 @@ impl Translator {
         }
         let found = self.glimpses.glimpse(pid).ok().flatten();
         if let Some(found) = found.filter(|found| found.start <= time && !found.over) {
-            let process = Process {
+            let process = TrackedProcess {
                 half_dead: found.leader_dead,
-                ..Process::new(found.key(pid))
+                ..TrackedProcess::new(found.key(pid))
             };
             self.known.insert(pid, process);
         }
@@ -428,9 +434,9 @@ impl Translator {
     }
 }
 
-impl Process {
-    fn new(key: ProcessKey) -> Process {
-        Process {
+impl TrackedProcess {
+    fn new(key: ProcessKey) -> TrackedProcess {
+        TrackedProcess {
             key,
             maker: None,
             number: 0,
@@ -444,7 +450,12 @@ impl Process {
 }
 
 /// The end of a process.
-fn ended(time: u64, provenance: Provenance, process: &Process, status: Option<u32>) -> Event {
+fn ended(
+    time: u64,
+    provenance: Provenance,
+    process: &TrackedProcess,
+    status: Option<u32>,
+) -> Event {
     let status = status.or(process.status);
     Event {
         time,

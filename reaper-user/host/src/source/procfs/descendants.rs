@@ -40,7 +40,7 @@ impl Procfs {
     ///
     /// # Errors
     /// The directory cannot be listed; those of `inside`.
-    pub fn descendants_and(
+    pub fn descendants_and_group(
         &self,
         of: u32,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
@@ -54,7 +54,7 @@ impl Procfs {
     ///
     /// # Errors
     /// As above.
-    pub fn families(
+    pub fn subtrees(
         &self,
         of: &HashSet<ProcessKey>,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
@@ -70,7 +70,7 @@ impl Procfs {
     ///
     /// # Errors
     /// There is no telling, for want of files or memory.
-    pub fn line(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
+    pub fn pid_and_ancestors(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
         let mut line = HashSet::new();
         let mut child = None;
         // Each but once, where the table changes while it is read.
@@ -121,7 +121,7 @@ impl Procfs {
                     is_runnable: stat.state == b'R',
                 };
                 // The first of its threads may be dead, and others not.
-                (descendant, !stat.dead() || stat.threads > 1)
+                (descendant, !stat.is_leader_dead() || stat.threads > 1)
             })
         };
         Ok(self.pids()?.into_iter().filter_map(row).collect())

@@ -1,7 +1,7 @@
 //! How much memory a process has.
 
 use super::parse::{field, number, words};
-use super::{Memory, Procfs};
+use super::{ProcessMemory, Procfs};
 use crate::sys;
 
 impl Procfs {
@@ -9,7 +9,7 @@ impl Procfs {
     /// zombie has. `swaps` says whether anything is swapped out on this host, which takes longer to read.
     ///
     /// It waits for no lock that the process may hold for long.
-    pub fn memory(&self, pid: u32, swaps: bool) -> Option<Memory> {
+    pub fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
         let directory = self.root.join(pid.to_string());
         if swaps {
             let status = std::fs::read(directory.join("status")).ok()?;
@@ -17,7 +17,7 @@ impl Procfs {
                 let kib: u64 = words(field(&status, name)?).next().and_then(number)?;
                 Some(kib.saturating_mul(1024))
             };
-            return Some(Memory {
+            return Some(ProcessMemory {
                 rss: bytes(b"VmRSS:")?,
                 swap: bytes(b"VmSwap:").unwrap_or(0),
                 pss: None,
@@ -26,7 +26,7 @@ impl Procfs {
         let statm = std::fs::read(directory.join("statm")).ok()?;
         let mut pages = words(&statm).map_while(number::<u64>);
         let (size, resident) = (pages.next()?, pages.next()?);
-        (size > 0).then(|| Memory {
+        (size > 0).then(|| ProcessMemory {
             rss: resident.saturating_mul(sys::page_size()),
             swap: 0,
             pss: None,

@@ -28,11 +28,11 @@ pub struct Stat<'a> {
     /// Where its first stack begins, 0 where that is not shown.
     pub stack: u64,
     /// Where the area of its arguments begins, 0 where that is not shown.
-    pub args_at: u64,
+    pub arg_start: u64,
     /// Length of the area of the arguments, 0 where it is not shown.
-    pub args: u64,
+    pub arg_len: u64,
     /// Whether, or where, it waits; 0 where that is not shown.
-    pub waits: u64,
+    pub wchan: u64,
     /// As `wait(2)` tells it of one that has exited; 0 where that is not shown.
     pub exit_code: u64,
 }
@@ -72,9 +72,9 @@ impl Stat<'_> {
             threads: fields[20],
             start: fields[22],
             stack: fields[28],
-            args_at: fields[48],
-            args: fields[49].saturating_sub(fields[48]),
-            waits: fields[35],
+            arg_start: fields[48],
+            arg_len: fields[49].saturating_sub(fields[48]),
+            wchan: fields[35],
             exit_code: fields[52],
         })
     }
@@ -83,7 +83,7 @@ impl Stat<'_> {
         self.flags & PF_KTHREAD != 0
     }
 
-    pub fn dead(&self) -> bool {
+    pub fn is_leader_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
 }

@@ -10,23 +10,23 @@ const REST: u64 = 4;
 
 /// How often it looks.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct ScanOptions {
     /// While something happens.
     pub min_interval: Duration,
     /// While nothing does.
     pub max_interval: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for ScanOptions {
+    fn default() -> ScanOptions {
+        ScanOptions {
             min_interval: Duration::from_millis(50),
             max_interval: Duration::from_secs(2),
         }
     }
 }
 
-pub struct ScanPace {
+pub struct ScanSchedule {
     min: u64,
     max: u64,
     /// Between passes, as of now.
@@ -46,18 +46,18 @@ const LATE: u64 = 5_000_000;
 
 /// What a pass found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum PassResult {
     /// Nothing, and there is nobody to look after.
-    Peace,
-    Nothing,
+    Idle,
+    Unchanged,
     /// Something about those who are followed.
-    News,
+    Changed,
 }
 
-impl ScanPace {
+impl ScanSchedule {
     /// The first pass is due at once.
-    pub fn new(min: u64, max: u64) -> ScanPace {
-        ScanPace {
+    pub fn new(min: u64, max: u64) -> ScanSchedule {
+        ScanSchedule {
             min,
             max: max.max(min),
             interval: min,
@@ -79,24 +79,24 @@ impl ScanPace {
     }
 
     /// A pass is over.
-    pub fn passed(&mut self, began: u64, ended: u64, found: Found) {
+    pub fn on_pass_end(&mut self, began: u64, ended: u64, found: PassResult) {
         (self.took, self.ended) = (ended.saturating_sub(began), ended);
         self.interval = match found {
-            Found::News => self.min,
-            Found::Nothing => self.interval.saturating_mul(2).min(self.max),
-            Found::Peace => self.max,
+            PassResult::Changed => self.min,
+            PassResult::Unchanged => self.interval.saturating_mul(2).min(self.max),
+            PassResult::Idle => self.max,
         };
         self.due = self.next();
     }
 
     /// Something has begun: the next pass comes after the shortest interval.
-    pub fn stir(&mut self) {
+    pub fn on_activity(&mut self) {
         self.interval = self.min;
         self.due = self.due.min(self.next());
     }
 
     /// Something has ended, so that others have new parents: the next pass comes as soon as it may.
-    pub fn hurry(&mut self, now: u64) {
+    pub fn on_exit(&mut self, now: u64) {
         self.interval = self.min;
         let soon = self.soonest().max(now.saturating_add(AFTER_END));
         self.due = self.due.min(soon);
@@ -108,10 +108,10 @@ impl ScanPace {
     }
 
     /// Whether passes are to come as fast as they may from now on.
-    pub fn press(&mut self, pressing: bool) {
+    pub fn set_escalating(&mut self, pressing: bool) {
         self.pressing = pressing;
         if pressing {
-            self.stir();
+            self.on_activity();
         }
     }
 

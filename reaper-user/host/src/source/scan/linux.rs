@@ -28,7 +28,7 @@ use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::error::ScanError;
-use super::interval::{Found, Options, ScanPace};
+use super::interval::{PassResult, ScanOptions, ScanSchedule};
 use super::table::ScanTable;
 use crate::source::drained::{Drained, Malformation};
 use crate::source::error::SourceError;
@@ -37,8 +37,8 @@ use crate::source::kind::SourceKind;
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
-use followed::Followed;
-use late::Late;
+use followed::WatchedProcess;
+use late::UnreadTracker;
 
 use read::{Reader, ScanReading};
 use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
@@ -58,9 +58,9 @@ pub struct Scan {
     reader: Reader,
     procfs: Procfs,
     table: ScanTable,
-    pace: ScanPace,
+    pace: ScanSchedule,
     /// By pid.
-    followed: HashMap<u32, Followed>,
+    watched: HashMap<u32, WatchedProcess>,
     /// How many of those are held, and may be at most.
     held: usize,
     held_max: usize,
@@ -70,13 +70,13 @@ pub struct Scan {
     armed: u64,
     /// Who was there at the last pass and could not be read, or has changed and could not be read in full.
     unread: HashSet<u32>,
-    late: Late,
+    late: UnreadTracker,
     /// Whose files could not be understood, which has been told, and who have not gone since.
     flawed: HashSet<u32>,
     /// It has been said that passes fail.
     failing: bool,
     /// Who was born by then has been told of, but for those who cannot be read at all, in ns since boot.
-    looked: u64,
+    last_scan: u64,
     /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
     refused: Option<Errno>,
     starved: Option<Errno>,
@@ -90,12 +90,12 @@ impl Scan {
     ///
     /// # Errors
     /// /proc is not there, or not that of this pid namespace, or there is no room for open files.
-    pub fn open(options: &Options) -> Result<Scan, ScanError> {
-        sys::pid_namespace_unless_first().map_err(ScanError::Proc)?;
+    pub fn open(options: &ScanOptions) -> Result<Scan, ScanError> {
+        sys::non_initial_pid_namespace().map_err(ScanError::Proc)?;
         Scan::of(Path::new("/proc"), options)
     }
 
-    fn of(root: &Path, options: &Options) -> Result<Scan, ScanError> {
+    fn of(root: &Path, options: &ScanOptions) -> Result<Scan, ScanError> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(ScanError::Wait)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(ScanError::Wait)?;
@@ -107,8 +107,8 @@ impl Scan {
             reader: Reader::open(root).map_err(ScanError::List)?,
             procfs: Procfs::new(root),
             table: ScanTable::default(),
-            pace: ScanPace::new(min, max),
-            followed: HashMap::new(),
+            pace: ScanSchedule::new(min, max),
+            watched: HashMap::new(),
             held: 0,
             // The rest is for those who are signalled.
             held_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
@@ -116,10 +116,10 @@ impl Scan {
             timer,
             armed: 0,
             unread: HashSet::new(),
-            late: Late::default(),
+            late: UnreadTracker::default(),
             flawed: HashSet::new(),
             failing: false,
-            looked: 0,
+            last_scan: 0,
             refused: pidfd::probe().err().map(|refused| refused.0),
             starved: None,
         };
@@ -139,7 +139,7 @@ impl Scan {
                 let unread = self.unread.iter().copied();
                 let unread = unread.filter(|pid| reader.look(*pid) != ScanReading::Gone);
                 if !self.late.passed(unread) {
-                    self.looked = now.saturating_sub(TICK_NS);
+                    self.last_scan = now.saturating_sub(TICK_NS);
                 }
                 found
             }
@@ -147,10 +147,10 @@ impl Scan {
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!("cannot look at the processes: {error}; trying again");
                 }
-                Found::Nothing
+                PassResult::Unchanged
             }
         };
-        self.pace.passed(began, sys::monotonic(), found);
+        self.pace.on_pass_end(began, sys::monotonic(), found);
         flawed
     }
 
@@ -159,7 +159,7 @@ impl Scan {
         now: u64,
         flawed: &mut Vec<u32>,
         tell: &mut impl FnMut(EventKind),
-    ) -> Result<Found, PassError> {
+    ) -> Result<PassResult, PassError> {
         let Scan {
             reader,
             table,
@@ -203,20 +203,20 @@ impl Scan {
         listed?;
         exhausted.map_or(Ok(()), Err)?;
         // Also of those whose pid is another's by now.
-        let ended = self.tell_ends(tell);
-        let followed = &self.followed;
+        let ended = self.emit_exits(tell);
+        let followed = &self.watched;
         let held = |key: ProcessKey| {
             let known = followed.get(&key.pid);
             known.is_some_and(|known| known.is(key) && known.is_held())
         };
         let differences = self.table.compare(held);
-        let matters = |pid: u32| self.followed.contains_key(&pid);
+        let matters = |pid: u32| self.watched.contains_key(&pid);
         let found = if ended || differences.unsettled || differences.concern(matters) {
-            Found::News
-        } else if self.followed.is_empty() && differences.new.is_empty() {
-            Found::Peace
+            PassResult::Changed
+        } else if self.watched.is_empty() && differences.new.is_empty() {
+            PassResult::Idle
         } else {
-            Found::Nothing
+            PassResult::Unchanged
         };
         let wanted = differences.wanted();
         self.unread.extend(&wanted);
@@ -225,9 +225,9 @@ impl Scan {
             self.unread.remove(&row.key.pid);
         }
         let gone = differences.gone.clone();
-        self.table.take_in(differences, rows, tell);
+        self.table.emit_changes(differences, rows, tell);
         for key in gone {
-            let known = self.followed.get(&key.pid);
+            let known = self.watched.get(&key.pid);
             if known.is_some_and(|known| known.is(key)) {
                 self.let_go(key.pid);
             }
@@ -242,7 +242,7 @@ impl Scan {
             return Ok(Vec::new());
         }
         // Opened before the row is read: that has a tick that was over by then, so it is of the same process.
-        let number = |pid: &u32| Some((*pid, Pidfd::open(*pid).ok()?.number()?));
+        let number = |pid: &u32| Some((*pid, Pidfd::open(*pid).ok()?.unique_inode()?));
         let numbers: HashMap<u32, u64> = pids.iter().filter_map(number).collect();
         let mut rows = self.procfs.snapshot_within(PATIENCE, pids)?.rows;
         for row in &mut rows {
@@ -286,7 +286,7 @@ impl Source for Scan {
                 kind,
             });
         };
-        let busy = self.tell_ends(&mut tell);
+        let busy = self.emit_exits(&mut tell);
         let ordered = self.pace.due() == 0;
         if ordered || self.pace.is_due(sys::monotonic(), busy) {
             let flawed = self.pass(&mut tell);
@@ -301,8 +301,8 @@ impl Source for Scan {
         self.holds(key)
     }
 
-    fn follow(&mut self, key: ProcessKey, wanted: bool) {
-        self.hold_or_release(key, wanted);
+    fn watch_exit(&mut self, key: ProcessKey, wanted: bool) {
+        self.set_exit_watch(key, wanted);
     }
 
     fn scan_now(&mut self) {
@@ -312,23 +312,23 @@ impl Source for Scan {
     /// The next pass comes after the shortest interval, unless passes fail.
     fn scan_soon(&mut self) {
         if !self.failing {
-            self.pace.stir();
+            self.pace.on_activity();
             self.arm();
         }
     }
 
     /// Returns 0 if there is no such time yet.
     fn last_scan(&self) -> Option<u64> {
-        Some(self.looked)
+        Some(self.last_scan)
     }
 
-    fn out_of_files(&self) -> Option<Errno> {
+    fn pidfd_error(&self) -> Option<Errno> {
         self.refused.or(self.starved)
     }
 
     /// Passes come as fast as they may while an escalation is open.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
-        self.pace.press(open);
+        self.pace.set_escalating(open);
         self.arm();
         Ok(())
     }

@@ -9,6 +9,6 @@ pub mod interval;
 mod linux;
 pub mod table;
 
-pub use interval::Options;
+pub use interval::ScanOptions;
 #[cfg(target_os = "linux")]
 pub use linux::Scan;

@@ -15,7 +15,7 @@ pub struct StatRow {
     pub key: ProcessKey,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
-    pub print: ImageFingerprint,
+    pub fingerprint: ImageFingerprint,
 }
 
 /// What changes when a process becomes something else than it was.
@@ -90,7 +90,7 @@ impl Differences {
     /// Whether any of this is about somebody of whom `matters` holds, or who may descend from one.
     pub fn concern(&self, matters: impl Fn(u32) -> bool) -> bool {
         let born = |glimpse: &StatRow| {
-            let ImageFingerprint { sid, pgid, .. } = glimpse.print;
+            let ImageFingerprint { sid, pgid, .. } = glimpse.fingerprint;
             [glimpse.parent, sid, pgid].into_iter().any(&matters)
         };
         let moved = |(key, parent): &(ProcessKey, u32)| matters(key.pid) || matters(*parent);
@@ -112,7 +112,11 @@ impl ScanTable {
     /// has the same pid and the same start for all that can be seen. It is left for the next pass, after which nobody
     /// can be taken for it any more.
     pub fn list(&mut self, glimpse: StatRow, fresh: bool) {
-        let StatRow { key, parent, print } = glimpse;
+        let StatRow {
+            key,
+            parent,
+            fingerprint: print,
+        } = glimpse;
         let known = self.rows.get_mut(&key.pid);
         let Some(row) = known.filter(|row| row.start == key.start) else {
             if fresh {
@@ -183,7 +187,7 @@ impl ScanTable {
     /// a boundary is nobody's. Births come before exits: who has lost its makers by now may have nothing but their ids to be known by, and a
     /// session is not over while somebody of it is about to be found. Exits come before adoptions, and children's
     /// before those of their parents: nobody is orphaned who is gone.
-    pub fn take_in(
+    pub fn emit_changes(
         &mut self,
         mut found: Differences,
         rows: Vec<ProcEntry>,
@@ -215,8 +219,8 @@ impl ScanTable {
                 continue;
             };
             row.unread = 0;
-            let before = std::mem::replace(&mut row.print, glimpse.print);
-            if glimpse.print.is_exec(&before) {
+            let before = std::mem::replace(&mut row.print, glimpse.fingerprint);
+            if glimpse.fingerprint.is_exec(&before) {
                 tell(exec(seen));
             } else {
                 tell(EventKind::Discovered(seen));
@@ -226,7 +230,7 @@ impl ScanTable {
             rows.iter().map(|(key, row)| (*key, row.parent)).collect();
         found.new.sort_by_key(|new| order(&new.key));
         let prints: HashMap<ProcessKey, ImageFingerprint> =
-            found.new.iter().map(|g| (g.key, g.print)).collect();
+            found.new.iter().map(|g| (g.key, g.fingerprint)).collect();
         let born: Vec<ProcessKey> = found.new.iter().map(|new| new.key).collect();
         let mut unread = taken.clone();
         for key in parents_first(&born, |key| known.get(&key).copied()) {

@@ -22,7 +22,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// None: there is none.
-    pub fn holds(&self, _pid: u32) -> io::Result<bool> {
+    pub fn contains(&self, _pid: u32) -> io::Result<bool> {
         match *self {}
     }
 

@@ -28,7 +28,7 @@ pub const ZOMBIE: u8 = 5;
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct KinfoProc {
     pub pid: u32,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
@@ -53,21 +53,21 @@ pub struct Identity {
     pub parent: u64,
 }
 
-impl Process {
+impl KinfoProc {
     /// All that stand there one behind the other.
-    pub fn all(bytes: &[u8]) -> impl Iterator<Item = Process> + '_ {
-        bytes.chunks_exact(SIZE).filter_map(Process::parse)
+    pub fn all(bytes: &[u8]) -> impl Iterator<Item = KinfoProc> + '_ {
+        bytes.chunks_exact(SIZE).filter_map(KinfoProc::parse)
     }
 
     /// How many of them are none, the kernel's own apart.
     pub fn flawed(bytes: &[u8]) -> usize {
         let rows = bytes.chunks(SIZE);
         let kernels = |row: &&[u8]| row.len() == SIZE && word(row, PID) == Some(0);
-        rows.filter(|row| !kernels(row) && Process::parse(row).is_none())
+        rows.filter(|row| !kernels(row) && KinfoProc::parse(row).is_none())
             .count()
     }
 
-    fn parse(row: &[u8]) -> Option<Process> {
+    fn parse(row: &[u8]) -> Option<KinfoProc> {
         let row = row.get(..SIZE)?;
         let word = |at: usize| word(row, at);
         let seconds = u64::from_ne_bytes(*row.get(START_SECONDS..)?.first_chunk()?);
@@ -76,7 +76,7 @@ impl Process {
         let name = row.get(NAME..NAME + NAME_MAX)?;
         let comm = name.split(|byte| *byte == 0).next()?;
         // The kernel itself is pid 0, and no pid is negative.
-        (pid != 0 && pid <= i32::MAX.cast_unsigned()).then_some(Process {
+        (pid != 0 && pid <= i32::MAX.cast_unsigned()).then_some(KinfoProc {
             pid,
             parent: word(PARENT)?,
             began: seconds.checked_mul(1_000_000)?.checked_add(micros)?,
@@ -152,7 +152,7 @@ mod tests {
             (TERMINAL, 0x1000_0001),
         ]);
         bytes.extend(row(&[(PID, 43), (TERMINAL, u32::MAX), (FLAGS, SYSTEM)]));
-        let all: Vec<_> = Process::all(&bytes).collect();
+        let all: Vec<_> = KinfoProc::all(&bytes).collect();
         let [first, second] = &all[..] else {
             panic!("{all:?}");
         };
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_names_nobody_is_left_out_and_counted() {
-        let counts = |bytes: &[u8]| (Process::all(bytes).count(), Process::flawed(bytes));
+        let counts = |bytes: &[u8]| (KinfoProc::all(bytes).count(), KinfoProc::flawed(bytes));
         assert_eq!(counts(&row(&[(PID, 0)])), (0, 0), "the kernel");
         for pid in [u32::MAX, 1 << 31] {
             assert_eq!(counts(&row(&[(PID, pid)])), (0, 1), "{pid}");
@@ -197,11 +197,11 @@ mod tests {
                 mutated(two_rows()),
             ],
         ) {
-            for process in Process::all(&bytes) {
+            for process in KinfoProc::all(&bytes) {
                 prop_assert!(process.pid > 0 && process.comm.len() <= NAME_MAX);
             }
             let rows = bytes.len().div_ceil(SIZE);
-            prop_assert!(Process::all(&bytes).count() + Process::flawed(&bytes) <= rows);
+            prop_assert!(KinfoProc::all(&bytes).count() + KinfoProc::flawed(&bytes) <= rows);
         }
     }
 }

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sys::darwin::{identity, process};
-use crate::sys::kinfo::Process;
+use crate::sys::kinfo::KinfoProc;
 use reaper_model::event::Uids;
 
 /// A handle on one process, for ever the same one.
@@ -25,10 +25,10 @@ pub struct Pidfd {
 
 /// The kernel does not tell who a process is, and so nothing can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a process cannot be told from another that has its pid: {0}; {advice}", advice = Refused::ADVICE)]
-pub struct Refused(pub nix::Error);
+#[error("a process cannot be told from another that has its pid: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
+pub struct PidfdUnavailable(pub nix::Error);
 
-impl Refused {
+impl PidfdUnavailable {
     /// What to do about it.
     pub const ADVICE: &str = "run it outside of a sandbox";
 }
@@ -37,8 +37,10 @@ impl Refused {
 ///
 /// # Errors
 /// What the kernel says.
-pub fn probe() -> Result<(), Refused> {
-    Pidfd::open(std::process::id()).map(drop).map_err(Refused)
+pub fn probe() -> Result<(), PidfdUnavailable> {
+    Pidfd::open(std::process::id())
+        .map(drop)
+        .map_err(PidfdUnavailable)
 }
 
 impl Pidfd {
@@ -78,7 +80,7 @@ impl Pidfd {
     }
 
     /// The same.
-    pub fn number(&self) -> Option<u64> {
+    pub fn unique_inode(&self) -> Option<u64> {
         self.inode()
     }
 
@@ -122,7 +124,7 @@ impl Pidfd {
     /// The process's user ids now. `None` if it is gone, or they cannot be told.
     pub fn uids(&self, pid: u32) -> Option<Uids> {
         let bytes = process(pid).ok()?;
-        let uids = Process::all(&bytes).next()?.uids;
+        let uids = KinfoProc::all(&bytes).next()?.uids;
         (!self.has_exited()).then_some(uids)
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 ///
 /// # Errors
 /// None.
-pub fn pid_namespace_unless_first() -> io::Result<u32> {
+pub fn non_initial_pid_namespace() -> io::Result<u32> {
     Ok(0)
 }
 
@@ -17,7 +17,7 @@ pub fn thread_group(pid: u32) -> Option<u32> {
 }
 
 /// Whether the process table shows a process that there is: always.
-pub fn is_shown(_: u32) -> bool {
+pub fn is_visible(_: u32) -> bool {
     true
 }
 

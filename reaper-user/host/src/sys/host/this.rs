@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use super::Host;
-use crate::sys::proc::pid_namespace_unless_first;
+use crate::sys::proc::non_initial_pid_namespace;
 
 impl Host {
     /// Reads this host.
     pub fn read() -> Host {
         Host {
-            own_proc: pid_namespace_unless_first().is_ok(),
+            proc_matches_pid_namespace: non_initial_pid_namespace().is_ok(),
             ..Host::read_at(Path::new("/"))
         }
     }

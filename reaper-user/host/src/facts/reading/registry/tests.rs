@@ -49,17 +49,17 @@ impl World {
         self.read_as(b"HOME=/home/ann\0", &process(false))
     }
 
-    fn read_as(&self, environ: &[u8], process: &Process) -> Option<Conversations> {
+    fn read_as(&self, environ: &[u8], process: &RegistryProcess) -> Option<Conversations> {
         let registry = registry();
         let mut found = Conversations::default();
-        let directory = Directory::of(&registry, environ, NOBODY)?;
+        let directory = RegistryDir::of(&registry, environ, NOBODY)?;
         directory.read(&registry, self.dir.path(), process, &mut found)?;
         Some(found)
     }
 }
 
-fn process(nested: bool) -> Process {
-    Process {
+fn process(nested: bool) -> RegistryProcess {
+    RegistryProcess {
         pid: PID,
         start: START,
         uid: nix::unistd::geteuid().as_raw(),

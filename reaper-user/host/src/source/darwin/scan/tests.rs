@@ -10,8 +10,8 @@ use proptest::prelude::*;
 
 use super::Scan;
 use crate::source::Source;
-use crate::source::scan::Options;
-use crate::sys::kinfo::Process;
+use crate::source::scan::ScanOptions;
+use crate::sys::kinfo::KinfoProc;
 use mac::{MS, Mac, Shared};
 use reaper_model::Tree;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey};
@@ -32,7 +32,7 @@ impl World {
             ..Mac::default()
         };
         let mac = Rc::new(RefCell::new(mac));
-        let scan = Scan::of(Shared(Rc::clone(&mac)), &Options::default());
+        let scan = Scan::of(Shared(Rc::clone(&mac)), &ScanOptions::default());
         let mut w = World {
             mac,
             scan,
@@ -107,7 +107,7 @@ fn who_is_there_is_told_at_first_and_watched() {
     assert!(w.scan.confirms_identity(agent));
     // One more pass for what was forked before the kernel was asked, and then peace.
     assert!(w.after_a_pass().is_empty() && w.after_a_pass().is_empty());
-    assert_eq!(w.mac.borrow().wakes_in, Options::default().max_interval);
+    assert_eq!(w.mac.borrow().wakes_in, ScanOptions::default().max_interval);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn word_of_a_fork_and_of_an_exec_brings_the_next_pass_on() {
     w.after_a_pass();
     w.with(|mac| mac.fork(30, 20));
     assert!(w.drain().is_empty(), "the kernel does not say who was born");
-    assert!(w.mac.borrow().wakes_in <= Options::default().min_interval);
+    assert!(w.mac.borrow().wakes_in <= ScanOptions::default().min_interval);
     w.after_a_pass();
     let child = w.key(30);
     assert_eq!(w.tree.get(child).unwrap().birth_parent, Some(w.key(20)));
@@ -339,7 +339,7 @@ proptest! {
         }
         let mac = w.mac.borrow();
         for one in mac.all.values() {
-            let Process { pid, parent, comm, began, .. } = &one.process;
+            let KinfoProc { pid, parent, comm, began, .. } = &one.process;
             let node = w.tree.get(ProcessKey { pid: *pid, start: began * 1000 });
             prop_assert!(node.is_some(), "{pid} is not known");
             let node = node.unwrap();

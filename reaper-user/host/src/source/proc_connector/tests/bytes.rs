@@ -4,16 +4,18 @@ use proptest::prelude::*;
 use reaper_common::Defect;
 
 use crate::damage::mutated;
-use crate::source::proc_connector::parse::{Message, What, messages, subscription};
+use crate::source::proc_connector::parse::{ConnectorEvent, Message, messages, subscription};
 use reaper_model::event::Uids;
 
 /// What the kernel would write; its structure is as long for all kinds.
 fn written(message: &Message) -> Vec<u8> {
     let (kind, fields): (u32, Vec<u32>) = match message.what {
-        What::Answer { errno, .. } => (libc::PROC_EVENT_NONE, vec![errno]),
-        What::Fork { parent, child } => (libc::PROC_EVENT_FORK, vec![parent, parent, child, child]),
-        What::Exec { process } => (libc::PROC_EVENT_EXEC, vec![process, process]),
-        What::Uids {
+        ConnectorEvent::Answer { errno, .. } => (libc::PROC_EVENT_NONE, vec![errno]),
+        ConnectorEvent::Fork { parent, child } => {
+            (libc::PROC_EVENT_FORK, vec![parent, parent, child, child])
+        }
+        ConnectorEvent::Exec { process } => (libc::PROC_EVENT_EXEC, vec![process, process]),
+        ConnectorEvent::Uids {
             thread,
             process,
             uids,
@@ -21,7 +23,7 @@ fn written(message: &Message) -> Vec<u8> {
             libc::PROC_EVENT_UID,
             vec![thread, process, uids.real, uids.effective],
         ),
-        What::Exit {
+        ConnectorEvent::Exit {
             thread,
             process,
             status,
@@ -30,7 +32,7 @@ fn written(message: &Message) -> Vec<u8> {
             libc::PROC_EVENT_EXIT,
             vec![thread, process, status, 17, parent, parent],
         ),
-        What::Other => (libc::PROC_EVENT_SID, vec![1, 1]),
+        ConnectorEvent::Other => (libc::PROC_EVENT_SID, vec![1, 1]),
     };
     event(message, kind, &fields, 40)
 }
@@ -46,7 +48,7 @@ fn event(message: &Message, kind: u32, fields: &[u32], len: u16) -> Vec<u8> {
     bytes.extend((libc::NLMSG_DONE as u16).to_ne_bytes());
     bytes.extend([0; 10]);
     let after = match message.what {
-        What::Answer { to, .. } => to.wrapping_add(1),
+        ConnectorEvent::Answer { to, .. } => to.wrapping_add(1),
         _ => 0,
     };
     let head = [libc::CN_IDX_PROC, libc::CN_VAL_PROC, message.number, after];
@@ -61,13 +63,13 @@ fn any_message() -> impl Strategy<Value = Message> {
     let pid = 1_u32..5_000_000;
     let what = (0_u8..6, pid.clone(), pid, any::<u32>(), any::<u32>());
     let what = what.prop_map(|(kind, thread, process, a, b)| match kind {
-        0 => What::Answer { to: b, errno: a },
-        1 => What::Fork {
+        0 => ConnectorEvent::Answer { to: b, errno: a },
+        1 => ConnectorEvent::Fork {
             parent: thread,
             child: process,
         },
-        2 => What::Exec { process },
-        3 => What::Uids {
+        2 => ConnectorEvent::Exec { process },
+        3 => ConnectorEvent::Uids {
             thread,
             process,
             uids: Uids {
@@ -75,13 +77,13 @@ fn any_message() -> impl Strategy<Value = Message> {
                 effective: b,
             },
         },
-        4 => What::Exit {
+        4 => ConnectorEvent::Exit {
             thread,
             process,
             status: a,
             parent: b,
         },
-        _ => What::Other,
+        _ => ConnectorEvent::Other,
     });
     (any::<u32>(), any::<u32>(), any::<u64>(), what).prop_map(|(cpu, number, time, what)| Message {
         cpu,
@@ -148,7 +150,7 @@ const MESSAGE: Message = Message {
     cpu: 1,
     number: 2,
     time: 3,
-    what: What::Other,
+    what: ConnectorEvent::Other,
 };
 
 #[test]
@@ -157,7 +159,7 @@ fn threads_are_not_processes() {
     assert_eq!(messages(&fork).next(), Some(Ok(MESSAGE)));
     // The thread that called it does not matter.
     let fork = event(&MESSAGE, libc::PROC_EVENT_FORK, &[6, 5, 8, 8], 40);
-    let what = What::Fork {
+    let what = ConnectorEvent::Fork {
         parent: 5,
         child: 8,
     };
@@ -170,7 +172,7 @@ fn threads_are_not_processes() {
 #[test]
 fn older_kernels_tell_no_parent_of_an_exit() {
     let exit = event(&MESSAGE, libc::PROC_EVENT_EXIT, &[8, 7, 9, 17], 32);
-    let what = What::Exit {
+    let what = ConnectorEvent::Exit {
         thread: 8,
         process: 7,
         status: 9,

@@ -31,7 +31,7 @@ fn successors_in_the_same_tick_have_other_numbers() {
     w.number(11, 80);
     w.survey();
     let mut told = Vec::new();
-    let fork = What::Fork {
+    let fork = ConnectorEvent::Fork {
         parent: 1,
         child: 11,
     };

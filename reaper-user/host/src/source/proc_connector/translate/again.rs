@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::held::{HasMovedOn, Out};
 use super::unread::{Doubted, TRIES, UNREAD_MAX, Unread};
-use super::{Process, Translator, ended};
+use super::{TrackedProcess, Translator, ended};
 use crate::source::proc_connector::glimpse::State;
 use crate::source::procfs::ProcessReading;
 use crate::sys;
@@ -122,7 +122,7 @@ impl Translator {
                 }
                 State::Lives { leader_dead } => {
                     let half_dead = leader_dead;
-                    let known = Process { half_dead, ..known };
+                    let known = TrackedProcess { half_dead, ..known };
                     self.known.insert(key.pid, known);
                 }
                 State::Unknown if tries > 0 => self.doubted.push(Doubted {

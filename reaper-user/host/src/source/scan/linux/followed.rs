@@ -4,14 +4,14 @@ use crate::sys::pidfd::Pidfd;
 use reaper_model::event::ProcessKey;
 
 /// One whose end matters.
-pub(super) struct Followed {
+pub(super) struct WatchedProcess {
     /// As a whole tick.
     pub(super) start: u64,
     /// `None`: there is no room for it.
     pub(super) pidfd: Option<Pidfd>,
 }
 
-impl Followed {
+impl WatchedProcess {
     /// Whether it is this one, whose start is a whole tick.
     pub(super) fn is(&self, key: ProcessKey) -> bool {
         self.start == key.start

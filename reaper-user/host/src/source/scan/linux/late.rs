@@ -8,12 +8,12 @@ pub const PASSES_MAX: u32 = 16;
 
 /// See the module.
 #[derive(Default)]
-pub struct Late {
+pub struct UnreadTracker {
     /// By pid: in how many passes in a row.
     passes: HashMap<u32, u32>,
 }
 
-impl Late {
+impl UnreadTracker {
     /// A pass has left these unread. Gives whether somebody of them is still waited for.
     pub fn passed(&mut self, unread: impl Iterator<Item = u32>) -> bool {
         let before = std::mem::take(&mut self.passes);

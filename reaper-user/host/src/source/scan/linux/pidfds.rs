@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
-use super::followed::Followed;
+use super::followed::WatchedProcess;
 use super::read::{Reader, ScanReading};
 use super::{Scan, tick};
 use crate::source::scan::table::{exit, parents_first};
@@ -13,7 +13,7 @@ use crate::sys::pidfd::Pidfd;
 use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
 
 /// Why one is not held.
-enum UnconfirmedMember {
+enum PidfdFailure {
     /// It is another by now, or nobody.
     Gone,
     /// It cannot be, for now or for good.
@@ -22,9 +22,9 @@ enum UnconfirmedMember {
 
 impl Scan {
     /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
-    pub(super) fn hold_or_release(&mut self, key: ProcessKey, wanted: bool) {
+    pub(super) fn set_exit_watch(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
-        let known = self.followed.get(&key.pid);
+        let known = self.watched.get(&key.pid);
         let known = known.filter(|known| known.is(key));
         if !wanted {
             if known.is_some() {
@@ -33,14 +33,14 @@ impl Scan {
             return;
         }
         let news = known.is_none();
-        if known.is_some_and(Followed::is_held) {
+        if known.is_some_and(WatchedProcess::is_held) {
             return;
         }
         let pidfd = match self.hold(key) {
             Ok(pidfd) => Some(pidfd),
             // The next pass finds that out.
-            Err(UnconfirmedMember::Gone) => return,
-            Err(UnconfirmedMember::Refused(errno)) => {
+            Err(PidfdFailure::Gone) => return,
+            Err(PidfdFailure::Refused(errno)) => {
                 if self.refused.is_none() && self.starved.replace(errno).is_none() {
                     tracing::warn!(
                         "pid {}: its end cannot be waited for: {errno}; raise the limit of open files",
@@ -54,9 +54,10 @@ impl Scan {
         self.let_go(key.pid);
         self.held += usize::from(pidfd.is_some());
         let start = key.start;
-        self.followed.insert(key.pid, Followed { start, pidfd });
+        self.watched
+            .insert(key.pid, WatchedProcess { start, pidfd });
         if news {
-            self.pace.stir();
+            self.pace.on_activity();
             self.arm();
         }
     }
@@ -67,45 +68,45 @@ impl Scan {
         if self.failing || self.unread.contains(&key.pid) {
             return false;
         }
-        let known = self.followed.get(&key.pid);
+        let known = self.watched.get(&key.pid);
         let known = known.filter(|known| known.is(tick(key)));
         let pidfd = known.and_then(|known| known.pidfd.as_ref());
         pidfd.is_some_and(|pidfd| !pidfd.has_exited())
     }
 
     /// Opens a pidfd on this very process, and has its end wake whoever waits.
-    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, UnconfirmedMember> {
+    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, PidfdFailure> {
         if let Some(errno) = self.refused {
-            return Err(UnconfirmedMember::Refused(errno));
+            return Err(PidfdFailure::Refused(errno));
         }
         if self.held >= self.held_max {
-            return Err(UnconfirmedMember::Refused(Errno::EMFILE));
+            return Err(PidfdFailure::Refused(Errno::EMFILE));
         }
         let pidfd = Pidfd::open(key.pid).map_err(|errno| match errno {
             // Nobody, or a thread, which is no process.
-            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => UnconfirmedMember::Gone,
-            errno => UnconfirmedMember::Refused(errno),
+            Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => PidfdFailure::Gone,
+            errno => PidfdFailure::Refused(errno),
         })?;
         match self.reader.look(key.pid) {
             ScanReading::Alive(now) if now.key == key && !pidfd.has_exited() => {}
-            ScanReading::Unreadable(errno) => return Err(UnconfirmedMember::Refused(errno)),
-            _ => return Err(UnconfirmedMember::Gone),
+            ScanReading::Unreadable(errno) => return Err(PidfdFailure::Refused(errno)),
+            _ => return Err(PidfdFailure::Gone),
         }
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key.pid.into());
         self.epoll
             .add(&pidfd, event)
-            .map_err(UnconfirmedMember::Refused)?;
+            .map_err(PidfdFailure::Refused)?;
         Ok(pidfd)
     }
 
     pub(super) fn let_go(&mut self, pid: u32) {
-        let known = self.followed.remove(&pid);
+        let known = self.watched.remove(&pid);
         // Closing it takes it out of the set.
         self.held -= usize::from(known.is_some_and(|known| known.is_held()));
     }
 
     /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
-    pub(super) fn tell_ends(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
+    pub(super) fn emit_exits(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
         let mut ended: Vec<(ProcessKey, Option<ExitStatus>)> = Vec::new();
         loop {
             let mut events = [EpollEvent::empty(); 64];
@@ -114,7 +115,7 @@ impl Scan {
             let pids = ready.iter().map(EpollEvent::data);
             let before = ended.len();
             for pid in pids.filter_map(|pid| u32::try_from(pid).ok()) {
-                let Some(known) = self.followed.get(&pid) else {
+                let Some(known) = self.watched.get(&pid) else {
                     continue;
                 };
                 let key = ProcessKey {
@@ -143,7 +144,7 @@ impl Scan {
             let how = ended.get(&key).copied().flatten();
             tell(exit(key, how.unwrap_or(ExitStatus::Unknown)));
         }
-        self.pace.hurry(sys::monotonic());
+        self.pace.on_exit(sys::monotonic());
         true
     }
 
@@ -152,7 +153,7 @@ impl Scan {
         if self.starved.is_none() {
             return;
         }
-        let unheld = self.followed.iter().filter(|(_, of)| of.pidfd.is_none());
+        let unheld = self.watched.iter().filter(|(_, of)| of.pidfd.is_none());
         let unheld: Vec<ProcessKey> = unheld
             .map(|(pid, of)| ProcessKey {
                 pid: *pid,
@@ -165,13 +166,13 @@ impl Scan {
         if self.held < self.held_max {
             unheld
                 .into_iter()
-                .for_each(|key| self.hold_or_release(key, true));
+                .for_each(|key| self.set_exit_watch(key, true));
         }
     }
 }
 
 /// How a held process has ended: the kernel tells that of one that has been waited for, /proc of one that has not.
 fn how(reader: &mut Reader, key: ProcessKey, pidfd: Option<&Pidfd>) -> Option<ExitStatus> {
-    let told = || pidfd.and_then(Pidfd::ended);
+    let told = || pidfd.and_then(Pidfd::exit_status);
     told().or_else(|| reader.status(key)).or_else(told)
 }

@@ -69,9 +69,9 @@ impl Reader {
     pub fn status(&mut self, key: ProcessKey) -> Option<ExitStatus> {
         let length = read(&self.proc, key.pid, &mut self.buffer).ok()?;
         let stat = whole(&self.buffer[..length])?;
-        let is_it = stat.dead() && stat.start.checked_mul(TICK_NS) == Some(key.start);
+        let is_it = stat.is_leader_dead() && stat.start.checked_mul(TICK_NS) == Some(key.start);
         // Without permission the kernel shows 0 for both.
-        let shown = stat.exit_code != 0 || stat.waits != 0;
+        let shown = stat.exit_code != 0 || stat.wchan != 0;
         let status = u32::try_from(stat.exit_code).ok()?;
         (is_it && shown).then(|| ExitStatus::from_wait_status(status))
     }
@@ -93,19 +93,19 @@ fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
                 start: stat.start.checked_mul(TICK_NS)?,
             },
             parent: stat.parent,
-            print: ImageFingerprint {
+            fingerprint: ImageFingerprint {
                 sid: stat.sid,
                 pgid: stat.pgid,
                 tty: stat.tty,
                 comm,
-                exec: [stat.stack, stat.args_at],
+                exec: [stat.stack, stat.arg_start],
             },
         })
     };
     match whole(&buffer[..length]) {
         None => ScanReading::Malformed,
         Some(stat) if stat.is_kernel_thread() => ScanReading::Kernel,
-        Some(stat) if stat.dead() && stat.threads < 2 => ScanReading::Gone,
+        Some(stat) if stat.is_leader_dead() && stat.threads < 2 => ScanReading::Gone,
         Some(stat) => glimpse(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
     }
 }

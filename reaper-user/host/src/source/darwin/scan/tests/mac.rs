@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Kernel, Told};
-use crate::sys::kinfo::{Identity, Process, ZOMBIE};
+use super::super::{Kernel, KernelEvent};
+use crate::sys::kinfo::{Identity, KinfoProc, ZOMBIE};
 use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
 
 pub const MS: u64 = 1_000_000;
@@ -21,7 +21,7 @@ pub struct Mac {
     pub last_unique: u64,
     /// Of whom it tells, by their unique numbers.
     pub watched: HashSet<u64>,
-    pub told: Vec<Told>,
+    pub told: Vec<KernelEvent>,
     /// Pids of whom it does not tell.
     pub refused: HashSet<u32>,
     /// Pids whose programs cannot be read.
@@ -32,7 +32,7 @@ pub struct Mac {
 }
 
 pub struct One {
-    pub process: Process,
+    pub process: KinfoProc,
     pub identity: Identity,
 }
 
@@ -47,7 +47,7 @@ impl Mac {
             parent: maker.map_or(0, |maker| maker.identity.unique),
         };
         let comm = maker.map_or_else(|| b"launchd".to_vec(), |maker| maker.process.comm.clone());
-        let process = Process {
+        let process = KinfoProc {
             pid,
             parent,
             began: self.now / 1000,
@@ -61,7 +61,7 @@ impl Mac {
         };
         self.tell(
             parent,
-            Told::Change {
+            KernelEvent::Change {
                 pid: parent,
                 exec: false,
             },
@@ -74,7 +74,7 @@ impl Mac {
         if let Some(one) = self.all.get_mut(&pid) {
             one.process.comm = program.into();
         }
-        self.tell(pid, Told::Change { pid, exec: true });
+        self.tell(pid, KernelEvent::Change { pid, exec: true });
     }
 
     /// `status` as wait(2) has it. Its children are pid 1's.
@@ -87,7 +87,7 @@ impl Mac {
     pub fn end(&mut self, pid: u32, status: u32) {
         self.now += MS;
         let status = Some(status);
-        self.tell(pid, Told::Exit { pid, status });
+        self.tell(pid, KernelEvent::Exit { pid, status });
         for one in self.all.values_mut() {
             if one.process.parent == pid {
                 one.process.parent = 1;
@@ -99,7 +99,7 @@ impl Mac {
         }
     }
 
-    pub fn tell(&mut self, pid: u32, what: Told) {
+    pub fn tell(&mut self, pid: u32, what: KernelEvent) {
         let one = self.all.get(&pid);
         if one.is_some_and(|one| self.watched.contains(&one.identity.unique)) {
             self.told.push(what);
@@ -127,7 +127,7 @@ impl Kernel for Shared {
         self.0.borrow().now
     }
 
-    fn rows(&mut self) -> Result<(Vec<Process>, usize), &'static str> {
+    fn rows(&mut self) -> Result<(Vec<KinfoProc>, usize), &'static str> {
         let mac = self.0.borrow();
         if mac.fails {
             return Err("no memory");
@@ -135,14 +135,14 @@ impl Kernel for Shared {
         Ok((mac.all.values().map(|one| one.process.clone()).collect(), 0))
     }
 
-    fn key(&self, process: &Process) -> ProcessKey {
+    fn key(&self, process: &KinfoProc) -> ProcessKey {
         ProcessKey {
             pid: process.pid,
             start: process.began * 1000,
         }
     }
 
-    fn seen(&self, process: &Process) -> Option<ProcEntry> {
+    fn proc_entry(&self, process: &KinfoProc) -> Option<ProcEntry> {
         if self.0.borrow().hidden.contains(&process.pid) {
             return None;
         }
@@ -179,7 +179,7 @@ impl Kernel for Shared {
     fn watch(&mut self, pid: u32) -> bool {
         let mut mac = self.0.borrow_mut();
         mac.told.retain(|told| match told {
-            Told::Exit { pid: of, .. } | Told::Change { pid: of, .. } => *of != pid,
+            KernelEvent::Exit { pid: of, .. } | KernelEvent::Change { pid: of, .. } => *of != pid,
         });
         let unique = mac.all.get(&pid).map(|one| one.identity.unique);
         let Some(unique) = unique.filter(|_| !mac.refused.contains(&pid)) else {
@@ -188,7 +188,7 @@ impl Kernel for Shared {
         mac.watched.insert(unique)
     }
 
-    fn told(&mut self) -> Vec<Told> {
+    fn read_events(&mut self) -> Vec<KernelEvent> {
         std::mem::take(&mut self.0.borrow_mut().told)
     }
 

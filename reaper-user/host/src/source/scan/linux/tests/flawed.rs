@@ -1,6 +1,6 @@
 //! Files that cannot be understood: what is said of them, and how often.
 
-use crate::source::scan::{Options, Scan};
+use crate::source::scan::{Scan, ScanOptions};
 use crate::source::{Drained, Malformation, Source};
 use reaper_model::event::Event;
 
@@ -13,7 +13,7 @@ struct World {
 impl World {
     fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
-        let scan = Scan::of(dir.path(), &Options::default()).unwrap();
+        let scan = Scan::of(dir.path(), &ScanOptions::default()).unwrap();
         World { dir, scan }
     }
 

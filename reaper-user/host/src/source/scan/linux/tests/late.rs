@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::source::Source;
 use crate::source::scan::linux::late::PASSES_MAX;
-use crate::source::scan::{Options, Scan};
+use crate::source::scan::{Scan, ScanOptions};
 use reaper_model::event::EventKind;
 
 /// A process whose uids are in its `status`, which is a file only later.
@@ -28,7 +28,7 @@ fn look(scan: &mut Scan) -> (usize, u64) {
 #[test]
 fn who_is_new_and_cannot_be_read_is_waited_for() {
     let root = tempfile::tempdir().unwrap();
-    let mut scan = Scan::of(root.path(), &Options::default()).unwrap();
+    let mut scan = Scan::of(root.path(), &ScanOptions::default()).unwrap();
     let (_, empty) = look(&mut scan);
     assert!(empty > 0);
     let dir = unread(root.path(), 7);
@@ -43,7 +43,7 @@ fn who_is_new_and_cannot_be_read_is_waited_for() {
 #[test]
 fn but_not_for_ever_nor_once_it_is_gone() {
     let root = tempfile::tempdir().unwrap();
-    let mut scan = Scan::of(root.path(), &Options::default()).unwrap();
+    let mut scan = Scan::of(root.path(), &ScanOptions::default()).unwrap();
     let (_, empty) = look(&mut scan);
     unread(root.path(), 7);
     for _ in 0..PASSES_MAX {

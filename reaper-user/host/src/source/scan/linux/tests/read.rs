@@ -64,7 +64,7 @@ fn names_may_hold_anything() {
         let start = 22 * TICK_NS;
         assert_eq!(glimpse.key, ProcessKey { pid: 7, start });
         assert_eq!(glimpse.parent, 4);
-        let print = glimpse.print;
+        let print = glimpse.fingerprint;
         assert_eq!((print.pgid, print.sid, print.tty), (5, 6, 7));
         assert_eq!(print.exec, [28, 48]);
         assert_eq!(&print.comm[..comm.len()], comm.as_bytes());
@@ -72,7 +72,7 @@ fn names_may_hold_anything() {
     // Those of the kernel's workers are longer than others.
     let long = "x".repeat(64);
     assert!(
-        matches!(fake.look(stat(&long, &[])), ScanReading::Alive(g) if g.print.comm == [b'x'; 16])
+        matches!(fake.look(stat(&long, &[])), ScanReading::Alive(g) if g.fingerprint.comm == [b'x'; 16])
     );
 }
 
@@ -88,7 +88,7 @@ fn who_is_there_and_who_is_not() {
     assert_eq!(fake.reader.look(8), ScanReading::Gone);
     // Negative where nothing is to be told.
     let inner = fake.look(stat("x", &[(4, "0"), (5, "-1"), (6, "-1"), (7, "-1")]));
-    assert!(matches!(inner, ScanReading::Alive(g) if g.parent == 0 && g.print.sid == 0));
+    assert!(matches!(inner, ScanReading::Alive(g) if g.parent == 0 && g.fingerprint.sid == 0));
     // As wrapped as the kernel can make it.
     let most = "18446744073709551615";
     let wrapped = fake.look(stat("x", &[(14, most), (15, most), (20, most), (52, "-9")]));

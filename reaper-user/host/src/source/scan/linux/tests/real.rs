@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::source::Source;
 use crate::source::procfs::Procfs;
-use crate::source::scan::{Options, Scan};
+use crate::source::scan::{Scan, ScanOptions};
 use crate::sys;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, TICK_NS};
 
@@ -17,7 +17,7 @@ use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, TICK_NS};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Passes are few: what comes at once does not come of them.
-const RARE: Options = Options {
+const RARE: ScanOptions = ScanOptions {
     min_interval: Duration::from_millis(20),
     max_interval: Duration::from_secs(600),
 };
@@ -84,14 +84,14 @@ fn a_child_is_found_followed_and_told_to_have_ended() {
     let mut scan = Scan::open(&RARE).unwrap();
     scan.drain(&mut |_| {});
     let mut child = Own::new("exec sleep 1000");
-    scan.pace.stir();
+    scan.pace.on_activity();
     scan.arm();
     let (key, inode) = await_event(&mut scan, "birth", seen(child.0.id()));
     assert_eq!(key, child.key());
     let pidfd = sys::pidfd::Pidfd::open(key.pid).unwrap();
-    assert_eq!(inode, pidfd.number().unwrap_or(0));
+    assert_eq!(inode, pidfd.unique_inode().unwrap_or(0));
     assert!(!scan.confirms_identity(key));
-    scan.follow(key, true);
+    scan.watch_exit(key, true);
     assert!(scan.confirms_identity(key));
     // What it runs by now is not known, nor is anything after a pass that failed.
     scan.unread.insert(key.pid);
@@ -110,9 +110,9 @@ fn a_child_is_found_followed_and_told_to_have_ended() {
     };
     assert_eq!(how, killed, "it is a zombie whose status may be read");
     assert!(!scan.confirms_identity(key));
-    assert!(scan.followed.is_empty());
+    assert!(scan.watched.is_empty());
     // Once is enough.
-    scan.pace.hurry(sys::monotonic());
+    scan.pace.on_exit(sys::monotonic());
     scan.drain(&mut |event| assert_eq!(ended(key)(&event), None));
 }
 
@@ -127,7 +127,7 @@ fn how_one_ended_is_known_by_its_zombie_also_where_that_is_nothing() {
             .map(Own)
             .unwrap();
         let key = child.key();
-        scan.follow(key, true);
+        scan.watch_exit(key, true);
         child.0.stdin.take();
         let how = await_event(&mut scan, "end", ended(key));
         // Older kernels do not say which of two nothings it is.
@@ -148,9 +148,9 @@ fn one_that_is_another_by_now_is_not_held() {
         start: key.start - TICK_NS,
         ..key
     };
-    scan.follow(before, true);
+    scan.watch_exit(before, true);
     assert!(!scan.confirms_identity(before) && !scan.confirms_identity(key));
-    scan.follow(key, true);
+    scan.watch_exit(key, true);
     assert!(scan.confirms_identity(key) && !scan.confirms_identity(before));
     // Known to the ns by somebody else.
     let exact = ProcessKey {
@@ -158,12 +158,12 @@ fn one_that_is_another_by_now_is_not_held() {
         ..key
     };
     assert!(scan.confirms_identity(exact));
-    scan.follow(before, true);
-    scan.follow(before, false);
+    scan.watch_exit(before, true);
+    scan.watch_exit(before, false);
     assert!(scan.confirms_identity(key), "that was about another");
-    scan.follow(key, false);
+    scan.watch_exit(key, false);
     assert!(!scan.confirms_identity(key));
-    assert_eq!((scan.held, scan.followed.len()), (0, 0));
+    assert_eq!((scan.held, scan.watched.len()), (0, 0));
 }
 
 #[test]
@@ -173,9 +173,9 @@ fn for_whom_there_is_no_room_nobody_vouches_until_there_is() {
     scan.held_max = 1;
     let [mut first, second] = [(); 2].map(|()| Own::new("exec sleep 1000"));
     let keys = [first.key(), second.key()];
-    keys.iter().for_each(|key| scan.follow(*key, true));
+    keys.iter().for_each(|key| scan.watch_exit(*key, true));
     assert!(scan.confirms_identity(keys[0]) && !scan.confirms_identity(keys[1]));
-    assert_eq!(scan.out_of_files(), Some(Errno::EMFILE));
+    assert_eq!(scan.pidfd_error(), Some(Errno::EMFILE));
     first.0.kill().unwrap();
     await_event(&mut scan, "end", ended(keys[0]));
     // The pass after that finds room.
@@ -186,7 +186,7 @@ fn for_whom_there_is_no_room_nobody_vouches_until_there_is() {
     assert!(scan.confirms_identity(keys[1]));
     scan.scan_now();
     scan.drain(&mut drop);
-    assert_eq!(scan.out_of_files(), None);
+    assert_eq!(scan.pidfd_error(), None);
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn where_pidfds_are_refused_nobody_is_vouched_for_and_ends_are_found_by_looking(
     scan.refused = Some(Errno::EPERM);
     let mut child = Own::new("exec sleep 1000");
     let key = child.key();
-    scan.pace.stir();
+    scan.pace.on_activity();
     scan.arm();
     await_event(&mut scan, "birth", seen(key.pid));
-    scan.follow(key, true);
-    assert!(!scan.confirms_identity(key) && scan.followed.contains_key(&key.pid));
+    scan.watch_exit(key, true);
+    assert!(!scan.confirms_identity(key) && scan.watched.contains_key(&key.pid));
     child.0.kill().unwrap();
     let begun = Instant::now();
     let mut found = None;
@@ -209,8 +209,8 @@ fn where_pidfds_are_refused_nobody_is_vouched_for_and_ends_are_found_by_looking(
         scan.drain(&mut |event| found = found.or_else(|| ended(key)(&event)));
     }
     assert_eq!(found, Some(ExitStatus::Unknown));
-    assert_eq!((scan.held, scan.followed.len()), (0, 0));
-    assert_eq!(scan.out_of_files(), Some(Errno::EPERM));
+    assert_eq!((scan.held, scan.watched.len()), (0, 0));
+    assert_eq!(scan.pidfd_error(), Some(Errno::EPERM));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn the_tick_of_a_birth_is_over_before_it_is_told() {
     scan.drain(&mut |_| {});
     for _ in 0..10 {
         let child = Own::new("exec sleep 1000");
-        scan.pace.hurry(sys::monotonic());
+        scan.pace.on_exit(sys::monotonic());
         scan.arm();
         let pid = child.0.id();
         let (key, time) = await_event(&mut scan, "birth", |event| {
@@ -233,7 +233,7 @@ fn the_tick_of_a_birth_is_over_before_it_is_told() {
 fn a_proc_that_cannot_be_listed_is_said_to_be() {
     let dir = tempfile::tempdir().unwrap();
     let none = dir.path().join("none");
-    let error = Scan::of(&none, &Options::default()).err().unwrap();
+    let error = Scan::of(&none, &ScanOptions::default()).err().unwrap();
     assert_eq!(
         error.to_string(),
         "cannot list the processes in /proc: ENOENT: No such file or directory; mount it"

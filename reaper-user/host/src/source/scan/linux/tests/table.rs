@@ -26,7 +26,11 @@ fn glimpse(pid: u32, (start, parent, program): Process) -> StatRow {
     print.comm[..program.len()].copy_from_slice(program.as_bytes());
     print.exec[0] = u64::from(program.as_bytes()[0]);
     let key = key(pid, start);
-    StatRow { key, parent, print }
+    StatRow {
+        key,
+        parent,
+        fingerprint: print,
+    }
 }
 
 fn row(pid: u32, (start, parent, program): Process) -> ProcEntry {
@@ -61,7 +65,7 @@ fn pass(table: &mut ScanTable, all: &Processes, unread: &[u32], fresh: &[u32]) -
         .map(|pid| row(pid, all[&pid]))
         .collect();
     let mut told = Vec::new();
-    table.take_in(found, rows, |kind| told.push(kind));
+    table.emit_changes(found, rows, |kind| told.push(kind));
     told
 }
 
@@ -280,7 +284,7 @@ fn whose_end_somebody_else_tells_is_not_gone_before_that() {
     }
     let found = table.compare(|of| of == key(4, 4));
     assert!(found.gone.is_empty());
-    table.take_in(found, vec![], |_| panic!("nothing"));
+    table.emit_changes(found, vec![], |_| panic!("nothing"));
     table.remove(key(4, 5));
     assert_eq!(table.parent(key(4, 4)), Some(3), "another has not exited");
     table.remove(key(4, 4));

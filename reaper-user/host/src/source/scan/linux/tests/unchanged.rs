@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::source::Source;
-use crate::source::scan::{Options, Scan};
+use crate::source::scan::{Scan, ScanOptions};
 use crate::sys::allocations::allocations;
 use reaper_model::event::EventKind;
 
@@ -26,7 +26,7 @@ fn nothing_is_allocated_for_them_nor_for_the_pass() {
     for count in [10, 1000] {
         let dir = tempfile::tempdir().unwrap();
         (1..=count).for_each(|pid| process(dir.path(), pid));
-        let mut scan = Scan::of(dir.path(), &Options::default()).unwrap();
+        let mut scan = Scan::of(dir.path(), &ScanOptions::default()).unwrap();
         let mut seen = 0;
         scan.drain(&mut |event| seen += u32::from(matches!(event.kind, EventKind::Discovered(_))));
         assert_eq!(seen, count);

@@ -159,7 +159,7 @@ fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
     let of = |world: &World, pid| world.model.tree.by_pid(pid).unwrap().key;
     let (bash, node, init) = (of(&world, bash), of(&world, node), of(&world, init));
     world.exit(bash, Some((node, init)));
-    let story = View::new(&world.model, ALICE).story(31).unwrap();
+    let story = View::new(&world.model, ALICE).explain(31).unwrap();
     let lineage: Vec<_> = story
         .lineage
         .iter()
@@ -186,12 +186,17 @@ fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
 fn strangers_are_told_why_and_others_nothing() {
     let world = world();
     let view = View::new(&world.model, ROOT);
-    let stranger = |pid| view.story(pid).unwrap().untracked_reason;
+    let stranger = |pid| view.explain(pid).unwrap().untracked_reason;
     assert_eq!(stranger(10), Some(UntrackedReason::NoAgent));
     assert_eq!(stranger(40), Some(UntrackedReason::Boundary("tmux".into())));
     assert!(matches!(stranger(41), Some(UntrackedReason::BelowBoundary(by, _)) if by.pid == 40));
     assert_eq!(stranger(31), None);
-    let refused = |peer, pid| View::new(&world.model, peer).story(pid).unwrap_err().error;
+    let refused = |peer, pid| {
+        View::new(&world.model, peer)
+            .explain(pid)
+            .unwrap_err()
+            .error
+    };
     assert_eq!(refused(ROOT, 99), "not_found");
     assert_eq!(refused(ALICE, 60), "eperm");
     assert_eq!(refused(BOB, 31), "eperm");
@@ -246,7 +251,7 @@ fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
     assert_eq!(world.model.keep(node, keep), 1);
     let kept = |world: &World| {
         let view = View::new(&world.model, ROOT);
-        let group = |session| view.group(session).kept;
+        let group = |session| view.session_snapshot(session).kept;
         view.sessions().map(group).collect::<Vec<_>>()
     };
     assert_eq!(kept(&world), [0, 0], "the agent lives");

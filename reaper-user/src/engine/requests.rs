@@ -29,7 +29,7 @@ use view::View;
 impl Engine {
     /// Answers a question, from all that the kernel has told by now.
     /// Gives how many records were read for that.
-    pub(super) fn answer(&mut self, ask: EngineRequest) -> u64 {
+    pub(super) fn on_request(&mut self, ask: EngineRequest) -> u64 {
         let EngineRequest {
             peer,
             question,
@@ -51,7 +51,7 @@ impl Engine {
         let said = self.reply(peer, question);
         // The probes know of what was ordered before it is said to be done.
         read += self.settle();
-        self.send(said.unwrap_or_else(EngineReply::Refused), answer);
+        self.send_reply(said.unwrap_or_else(EngineReply::Refused), answer);
         read
     }
 
@@ -67,10 +67,13 @@ impl Engine {
                 EngineReply::Tree(view.tree(agent.as_deref(), all)?)
             }
             RequestKind::Explain { pid } => {
-                let story = view.story(pid)?;
+                let story = view.explain(pid)?;
                 let node = self.model.tree.get(story.row.key);
                 let ladder = node.and_then(|node| self.model.escalation_of(node));
-                let (signal, grace) = self.ingest.reaper.begins_with(ladder, self.settings.times);
+                let (signal, grace) = self
+                    .ingest
+                    .reaper
+                    .signal_and_grace(ladder, self.settings.times);
                 EngineReply::Explain(Box::new(crate::api::messages::ExplainSnapshot {
                     enforce: self.settings.mode == Mode::Enforce,
                     mode_reason: self.settings.mode_reason.clone(),
@@ -95,9 +98,9 @@ impl Engine {
                 if reap {
                     self.reevaluate_all()?;
                 }
-                EngineReply::Scan(rows, Box::new(self.watched()))
+                EngineReply::Scan(rows, Box::new(self.scan_context()))
             }
-            RequestKind::Watched => EngineReply::Watched(Box::new(self.watched())),
+            RequestKind::Watched => EngineReply::Watched(Box::new(self.scan_context())),
             RequestKind::Emit(records) => {
                 self.emit_all(records);
                 EngineReply::Emitted
@@ -147,7 +150,7 @@ impl Engine {
         }
     }
 
-    fn watched(&self) -> ScanContext {
+    fn scan_context(&self) -> ScanContext {
         let members = self.model.sessions.iter();
         let members = members.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
@@ -170,14 +173,16 @@ impl Engine {
                 EventBody::Outcome {
                     outcome, memory, ..
                 } => match outcome {
-                    ReapOutcome::Ended(_) => {
+                    ReapOutcome::Exited(_) => {
                         self.count.reaped += 1;
                         self.count.memory.add(*memory);
                     }
                     ReapOutcome::Failed(_) => self.count.failed += 1,
                     ReapOutcome::NotSent(_) => {}
                 },
-                EventBody::Leftover { stray, .. } if !enforce && stray.verdict == Left::Reap => {
+                EventBody::Leftover {
+                    leftover: stray, ..
+                } if !enforce && stray.verdict == Left::Reap => {
                     self.would_have_reaped += 1;
                 }
                 _ => {}
@@ -195,7 +200,7 @@ impl Engine {
         lasts: Option<Duration>,
         tree: bool,
     ) -> Result<KeepDone, ErrorResponse> {
-        let key = self.order_end_of(peer, &target)?;
+        let key = self.authorize_target(peer, &target)?;
         let keep = UserKeep {
             until_monotonic_ns: lasts.map(sys::after),
             with_descendants: tree,
@@ -204,7 +209,7 @@ impl Engine {
         };
         let processes = self.model.keep(key, keep);
         if processes == 0 {
-            return Err(self.of_no_session(&target));
+            return Err(self.no_session_error(&target));
         }
         // What was kept with all below it stays so.
         let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
@@ -219,12 +224,12 @@ impl Engine {
             processes,
         );
         self.save_keep(key, keep);
-        self.kept_or_not(key);
+        self.on_keep_changed(key);
         Ok(done(key, processes))
     }
 
     fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepDone, ErrorResponse> {
-        let key = self.order_end_of(peer, &target)?;
+        let key = self.authorize_target(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
             let what = format!(
                 "process {} is kept with process {}: take that back with `reaper unkeep {}`, and it goes for all of its tree",
@@ -246,7 +251,7 @@ impl Engine {
                  ..
              }| UnsavedKeep::Unkeep { by, made },
         );
-        self.kept_or_not(key);
+        self.on_keep_changed(key);
         Ok(done(key, processes))
     }
 
@@ -270,7 +275,11 @@ impl Engine {
 
     /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
     /// take back.
-    fn order_end_of(&self, peer: Peer, target: &SignalTarget) -> Result<ProcessKey, ErrorResponse> {
+    fn authorize_target(
+        &self,
+        peer: Peer,
+        target: &SignalTarget,
+    ) -> Result<ProcessKey, ErrorResponse> {
         let pid = target.key.pid;
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
@@ -278,7 +287,7 @@ impl Engine {
                 let what = format!("there is no process {pid} any more");
                 return Err(ErrorResponse::new("not_found", what));
             }
-            _ => return Err(self.of_no_session(target)),
+            _ => return Err(self.no_session_error(target)),
         };
         match self.model.keep_to_revoke(key) {
             Some(keep) if keep.by_uid != peer.uid && !peer.is_root() => {
@@ -293,7 +302,7 @@ impl Engine {
     }
 
     /// Why nothing is to be ordered of a process that lived when it was asked for.
-    fn of_no_session(&self, target: &SignalTarget) -> ErrorResponse {
+    fn no_session_error(&self, target: &SignalTarget) -> ErrorResponse {
         let SignalTarget { key, comm, .. } = target;
         let pid = key.pid;
         let what = if self.gap.is_some() {
@@ -313,7 +322,7 @@ impl Engine {
     }
 
     /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
-    fn kept_or_not(&mut self, key: ProcessKey) {
+    fn on_keep_changed(&mut self, key: ProcessKey) {
         let Some(session) = self
             .model
             .tree

@@ -27,7 +27,7 @@ impl<'a> View<'a> {
         View { model, peer, round }
     }
 
-    pub(super) fn sees(&self, node: &Node) -> bool {
+    pub(super) fn may_see(&self, node: &Node) -> bool {
         self.peer.may_see(node.uids)
     }
 
@@ -72,9 +72,12 @@ impl<'a> View<'a> {
                 node.state.member.in_scope
                     && node.state.member.session.is_none()
                     && !node.kernel_thread
-                    && self.sees(node)
+                    && self.may_see(node)
             });
-            groups.push((None, others.map(|node| self.row(node)).collect()));
+            groups.push((
+                None,
+                others.map(|node| self.process_snapshot(node)).collect(),
+            ));
         }
         Ok(TreeSnapshot { groups })
     }
@@ -102,11 +105,11 @@ impl<'a> View<'a> {
             });
             let all = std::iter::once(node).chain(boundaries);
             rows.extend(
-                all.filter(|node| self.sees(node))
-                    .map(|node| self.row(node)),
+                all.filter(|node| self.may_see(node))
+                    .map(|node| self.process_snapshot(node)),
             );
         }
-        (Some(self.group(session)), rows)
+        (Some(self.session_snapshot(session)), rows)
     }
 
     /// Returns all agents and servers that rules know, and those of open sessions whose rule was removed.
@@ -132,7 +135,7 @@ impl<'a> View<'a> {
                 });
                 agents.len() - 1
             });
-            agents[at].sessions.push(self.group(session));
+            agents[at].sessions.push(self.session_snapshot(session));
         }
         agents
     }
@@ -140,9 +143,9 @@ impl<'a> View<'a> {
     /// What users have asked to be kept.
     pub(super) fn keeps(&self) -> Vec<KeepSnapshot> {
         let kept = self.model.kept_by_users();
-        let kept = kept.filter(|(node, _)| self.sees(node));
+        let kept = kept.filter(|(node, _)| self.may_see(node));
         let kept = kept.map(|(node, keep)| KeepSnapshot {
-            row: self.row(node),
+            row: self.process_snapshot(node),
             by: keep.by_uid,
             until: keep.until_monotonic_ns,
             tree: keep.with_descendants,
@@ -155,21 +158,23 @@ impl<'a> View<'a> {
         let model = self.model;
         let members = model.sessions.iter().flat_map(|session| session.members());
         let members = members.filter_map(|pid| model.tree.by_pid(pid));
-        members.filter(|node| self.sees(node))
+        members.filter(|node| self.may_see(node))
     }
 
     /// All members that are seen, with what is decided about each.
     pub(super) fn scan(&self) -> Vec<ProcessSnapshot> {
-        self.members().map(|node| self.row(node)).collect()
+        self.members()
+            .map(|node| self.process_snapshot(node))
+            .collect()
     }
 
-    pub(super) fn row(&self, node: &Node) -> ProcessSnapshot {
+    pub(super) fn process_snapshot(&self, node: &Node) -> ProcessSnapshot {
         let session = node
             .state
             .member
             .session
             .and_then(|id| self.model.sessions.get(id));
-        let judged = session.map(|_| self.judged(self.round.decide(node.key)));
+        let judged = session.map(|_| self.decision_snapshot(self.round.decide(node.key)));
         ProcessSnapshot {
             key: node.key,
             parent: node.parent,
@@ -185,7 +190,7 @@ impl<'a> View<'a> {
         }
     }
 
-    pub(super) fn group(&self, session: &Session) -> SessionSnapshot {
+    pub(super) fn session_snapshot(&self, session: &Session) -> SessionSnapshot {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
         let is_due = self.model.sessions.due(session.id).is_some();
         let members = session.members().filter(|_| is_due);
@@ -207,7 +212,7 @@ impl<'a> View<'a> {
     }
 
     /// A decision in the words of the stream.
-    pub(super) fn judged(&self, decision: Decision) -> DecisionSnapshot {
+    pub(super) fn decision_snapshot(&self, decision: Decision) -> DecisionSnapshot {
         let mut rules = self.model.rules.rules().iter();
         let named = |rule: &&Rule| Some(&rule.name) == decision.rule.as_ref();
         DecisionSnapshot {

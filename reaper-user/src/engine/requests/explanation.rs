@@ -27,14 +27,14 @@ impl View<'_> {
     ///
     /// # Errors
     /// There is no such process, or it is another user's.
-    pub(super) fn story(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
+    pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
         let Some(node) = self.model.tree.by_pid(pid) else {
             let what = format!(
                 "there is no process {pid}; `reaper history` tells of those that have ended"
             );
             return Err(ErrorResponse::new("not_found", what));
         };
-        if !self.sees(node) {
+        if !self.may_see(node) {
             let what = format!("process {pid} is another user's: only its owner or root may ask");
             return Err(ErrorResponse::new("eperm", what));
         }
@@ -43,10 +43,10 @@ impl View<'_> {
         let due = node.state.member.session.and_then(|id| sessions.due(id));
         let lineage = self.lineage(node);
         Ok(ExplainSnapshot {
-            row: self.row(node),
+            row: self.process_snapshot(node),
             adopter: self.adopter(node),
-            session: session.map(|session| self.group(session)),
-            due: due.map(|(ladder, end)| (self.group(ladder), end.at, end.exit_status)),
+            session: session.map(|session| self.session_snapshot(session)),
+            due: due.map(|(ladder, end)| (self.session_snapshot(ladder), end.at, end.exit_status)),
             if_killed: self.foreseen(node, KILLED),
             if_succeeded: self.foreseen(node, ExitStatus::Exited(0)),
             untracked_reason: self.untracked_reason(node, &lineage),
@@ -63,7 +63,7 @@ impl View<'_> {
 
     fn foreseen(&self, node: &Node, ended: ExitStatus) -> Option<DecisionSnapshot> {
         let decision = self.model.decide_if_root_exits(node.key, ended)?;
-        Some(self.judged(decision))
+        Some(self.decision_snapshot(decision))
     }
 
     /// Who begot it, and who begot them.
@@ -101,7 +101,7 @@ impl View<'_> {
         ancestor.agent = session.map(|session| session.agent.clone());
         if let Some(node) = self.model.tree.get(key) {
             ancestor.image = Some(node.image.clone());
-            ancestor.visible = self.sees(node);
+            ancestor.visible = self.may_see(node);
             ancestor.alive = true;
             ancestor.boundary = node.state.member.boundary.clone();
             ancestor.adopter = self.adopter(node);
