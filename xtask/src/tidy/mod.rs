@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: what a reader of the sources may rely on, checked.
 
+mod graph;
 mod rules;
 mod scan;
 
@@ -42,17 +43,21 @@ const ROOT: &[&str] = &[
 pub fn tidy() -> Result<()> {
     let root = workspace();
     let mut complaints = names_in_root(&root)?;
+    let mut scanned = Vec::new();
     for file in sources(&root)? {
         let source =
             fs::read_to_string(root.join(&file)).with_context(|| file.display().to_string())?;
-        complaints.extend(violations(&file, &source)?);
+        let mentions = scan::scan(&file, &source)?;
+        complaints.extend(violations(&file, &mentions));
+        scanned.push((file, mentions));
     }
+    complaints.extend(graph::complaints(&scanned));
     for complaint in &complaints {
         println!("{complaint}");
     }
     if complaints.is_empty() {
         say(format_args!(
-            "{} import rules hold, the root is clean",
+            "{} import rules hold, no import runs in a circle or against the flow, the root is clean",
             RULES.len()
         ));
     }
@@ -130,12 +135,8 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// `path:line: rule: …` for each thing in a source that a rule forbids there.
-fn violations(file: &Path, source: &str) -> Result<Vec<String>> {
+fn violations(file: &Path, mentions: &[Mention]) -> Vec<String> {
     let rules: Vec<&Rule> = RULES.iter().filter(|rule| rule.covers(file)).collect();
-    if rules.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mentions = scan::scan(file, source)?;
     let complain = |mention: &Mention, rule: &Rule| {
         format!(
             "{}:{}: {}: `{}`: {}",
@@ -156,7 +157,7 @@ fn violations(file: &Path, source: &str) -> Result<Vec<String>> {
         })
         .collect();
     found.dedup();
-    Ok(found)
+    found
 }
 
 #[cfg(test)]
@@ -165,11 +166,9 @@ mod tests {
 
     #[test]
     fn a_violation_names_file_line_and_rule() {
-        let found = violations(
-            Path::new("reaper-user/model/src/tree.rs"),
-            "//! Pure.\n\nuse std::fs::File;\n",
-        )
-        .unwrap();
+        let file = Path::new("reaper-user/model/src/tree.rs");
+        let mentions = scan::scan(file, "//! Pure.\n\nuse std::fs::File;\n").unwrap();
+        let found = violations(file, &mentions);
         assert_eq!(found.len(), 1);
         assert!(
             found[0].starts_with("reaper-user/model/src/tree.rs:3: pure-model: `std::fs::File`: "),
