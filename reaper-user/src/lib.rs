@@ -4,13 +4,22 @@
 //! # One way through the house
 //!
 //! ```text
-//! source ──Event──▶ tree ──Change──▶ session ──▶ policy ──Decision──▶ reap ──Report──▶ export ──▶ journal
-//!   ebpf             └────────── model/: pure, no IO, no clock ────────┘   pidfd        lines, JSON  SQLite
+//! source ──Event──▶ tree ──Change──▶ session ──▶ policy ──Decision──▶ reap ──Event──▶ export ──▶ journal
+//!   ebpf             └──── reaper-model: pure, no I/O, no clock ────────┘   pidfd       lines, JSON  SQLite
 //!   proc_connector        ▲   engine.rs owns the loop, the clock and the channels
-//!   procfs              facts                 │ ◀── api: questions and orders, through a socket
+//!   procfs              facts                 │ ◀── api: requests through a socket
 //!    ▲                                        │
-//!    └── maps in the kernel ◀──── mirror ─────┘   who is a member of what, which sessions there are
+//!    └── maps in the kernel ◀──── map_sync ───┘   memberships and sessions
 //! ```
+//!
+//! # Crates
+//! - `reaper-common`: what probes and service share. `reaper-ebpf`: the probes.
+//! - `reaper-model` ([`reaper_model`]): tree, sessions, rules and policy.
+//! - `reaper-host` ([`reaper_host`]): sources, facts about processes, and system calls.
+//! - this one: engine, reaping, export, journal, API, `reaper run` and the commands.
+//!
+//! Within a crate imports follow the order of its rooms, and no two files import from each other; `cargo xtask tidy` checks
+//! both.
 //!
 //! The maps are the way back: the probes hand membership on by themselves, at each fork, and the service
 //! that comes after one that was killed begins with what it finds there ([`engine`], `restore`).

@@ -116,7 +116,7 @@ impl Scanner {
             }
             sys::trim();
         };
-        let thread = std::thread::Builder::new().name("strays".into());
+        let thread = std::thread::Builder::new().name("leftovers".into());
         thread.spawn(work).map(drop)
     }
 

@@ -26,10 +26,10 @@
 //! run.timeout = Some(Duration::from_secs(60));
 //! run.session = Some("turn 17".to_owned());
 //! run.records = Some(runs);
-//! let report = run.attend()?;
+//! let report = run.supervise()?;
 //! println!("{}: {} left behind were ended", report.outcome.as_str(), report.ended);
-//! # assert_eq!((report.outcome, report.ended, report.left.len()), (reaper::run::Outcome::Failed, 1, 0));
-//! # assert_eq!(Runs::open(&own)?.find(&report.run.unwrap())?.record.start.session.as_deref(), Some("turn 17"));
+//! # assert_eq!((report.outcome, report.ended, report.survivors.len()), (reaper::run::RunOutcome::Failed, 1, 0));
+//! # assert_eq!(Runs::open(&own)?.find(&report.run_id.unwrap())?.record.header.session.as_deref(), Some("turn 17"));
 //! # std::fs::remove_dir_all(dir)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
