@@ -6,6 +6,7 @@
 mod agents;
 mod bench;
 mod ebpf;
+mod mutants;
 mod run;
 mod shell;
 mod tally;
@@ -61,6 +62,10 @@ enum Command {
     },
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
+    /// Put small faults into the model and reap/, and count those that their unit tests find
+    ///
+    /// Takes long, so it is not part of CI.
+    Mutants(mutants::Args),
     /// Check the import rules, the names in the root, formatting and lints
     Tidy,
     /// Type-check the service and its commands for macOS, and for Linux on aarch64
@@ -78,6 +83,7 @@ fn main() -> ExitCode {
         Command::Agents(args) => agents::agents(&args),
         Command::AgentsActor { role } => agents::drive::actor::play(&role),
         Command::Vm(args) => vm::vm(&args, None),
+        Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),
         Command::Targets => targets::targets(),
     };

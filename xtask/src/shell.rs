@@ -115,6 +115,45 @@ pub fn built(arguments: &[&str], name: &str) -> Result<PathBuf> {
         .with_context(|| format!("cargo built no executable named {name}"))
 }
 
+/// Returns a program from crates.io in a pinned version: this checkout's own, the user's, or installed now, which takes
+/// about as long as `duration` says.
+///
+/// # Errors
+/// It cannot be installed or does not run.
+pub fn cargo_tool(name: &str, version: &str, duration: &str) -> Result<PathBuf> {
+    let tools = target_dir().join("tools");
+    let own = tools.join("bin").join(name);
+    let expected = format!("{name} {version}");
+    let is_pinned = |path: &PathBuf| {
+        let mut command = Command::new(path);
+        // A subcommand of cargo expects its name first.
+        command.args(name.strip_prefix("cargo-"));
+        let printed = command.arg("--version").output();
+        printed.is_ok_and(|printed| printed.stdout.trim_ascii() == expected.as_bytes())
+    };
+    if let Some(program) = [Some(own.clone()), find_program(name)]
+        .into_iter()
+        .flatten()
+        .find(is_pinned)
+    {
+        return Ok(program);
+    }
+    say(format_args!(
+        "installing {expected} from crates.io into {} (about {duration})",
+        tools.display()
+    ));
+    run(cargo()
+        .args(["install", "--quiet", "--locked", "--force", "--root"])
+        .arg(&tools)
+        .args([name, "--version", version]))?;
+    ensure!(
+        is_pinned(&own),
+        "{} does not run or is not version {version}",
+        own.display()
+    );
+    Ok(own)
+}
+
 /// Looks a program up on PATH.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::record::{Identity, Origin};
-use crate::shell::{cargo, fetch_lists, find_program, install, output, run, say, target_dir};
+use crate::shell::{cargo_tool, fetch_lists, find_program, install, output, say, target_dir};
 
 /// The linker decides about the bytes too, and each version is made for one LLVM.
 const BPF_LINKER: &str = "0.10.3";
@@ -101,19 +101,21 @@ impl Toolchain {
             ));
             return None;
         }
-        Some(bpf_linker().map(|linker| Toolchain {
-            identity: Identity {
-                origin: Origin::Rustup,
-                rustc: line,
-                commit,
-                llvm: version,
-                bpf_linker: BPF_LINKER.to_owned(),
-            },
-            cargo,
-            rustc,
-            llvm,
-            linker,
-        }))
+        Some(
+            cargo_tool("bpf-linker", BPF_LINKER, "a minute").map(|linker| Toolchain {
+                identity: Identity {
+                    origin: Origin::Rustup,
+                    rustc: line,
+                    commit,
+                    llvm: version,
+                    bpf_linker: BPF_LINKER.to_owned(),
+                },
+                cargo,
+                rustc,
+                llvm,
+                linker,
+            }),
+        )
     }
 
     /// With `upgrade`, brings the packages to the newest version even if they are installed.
@@ -128,7 +130,7 @@ impl Toolchain {
         );
         Ok(Toolchain {
             llvm: llvm_alone(&version)?,
-            linker: bpf_linker()?,
+            linker: cargo_tool("bpf-linker", BPF_LINKER, "a minute")?,
             identity: Identity {
                 origin: Origin::Debian,
                 rustc: line,
@@ -232,38 +234,6 @@ fn llvm_alone(version: &str) -> Result<PathBuf> {
         std::os::unix::fs::symlink(&library, &link).with_context(|| link.display().to_string())?;
     }
     Ok(dir)
-}
-
-/// The linker in the pinned version: this checkout's own, the user's, or installed now.
-fn bpf_linker() -> Result<PathBuf> {
-    let tools = target_dir().join("tools");
-    let own = tools.join("bin/bpf-linker");
-    let is_pinned = |path: &PathBuf| {
-        let version = Command::new(path).arg("--version").output();
-        version
-            .is_ok_and(|v| v.stdout.trim_ascii() == format!("bpf-linker {BPF_LINKER}").as_bytes())
-    };
-    if let Some(linker) = [Some(own.clone()), find_program("bpf-linker")]
-        .into_iter()
-        .flatten()
-        .find(is_pinned)
-    {
-        return Ok(linker);
-    }
-    say(format_args!(
-        "installing bpf-linker {BPF_LINKER} from crates.io into {} (about a minute)",
-        tools.display()
-    ));
-    run(cargo()
-        .args(["install", "--quiet", "--locked", "--force", "--root"])
-        .arg(&tools)
-        .args(["bpf-linker", "--version", BPF_LINKER]))?;
-    ensure!(
-        is_pinned(&own),
-        "{} does not run or is not version {BPF_LINKER}",
-        own.display()
-    );
-    Ok(own)
 }
 
 #[cfg(test)]
