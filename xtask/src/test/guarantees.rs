@@ -185,6 +185,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("agents::", &["tools"]),
     ("bench::", &["tools"]),
     ("ebpf::", &["tools"]),
+    ("mutants::", &["tools"]),
     ("tally::", &["tools"]),
     ("test::", &["tools"]),
     ("tidy::", &["tools"]),
