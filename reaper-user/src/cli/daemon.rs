@@ -18,7 +18,7 @@ use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
-use crate::journal::{self, Journal, NewerSchema};
+use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
 use reaper_host::source::kind::{RejectedSource, SourceChoice};
@@ -126,12 +126,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let newer = journal
         .as_ref()
         .and_then(|options| NewerSchema::check(&options.path()).err());
-    let mode_reason = newer.as_ref().map(|newer| {
+    if newer.is_some() {
         config.mode = Mode::Observe;
-        format!("stored keeps are unknown: {newer}, then restart the service")
-    });
-    if let Some(reason) = &mode_reason {
-        tracing::error!("this service only observes, and keeps no journal: {reason}");
     }
     let socket = scope::socket(directory, scope_name.as_deref());
     let socket = config.socket.then(|| Socket::bind(&socket)).transpose()?;
@@ -148,7 +144,17 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let (source, passed_over) = open_source(&config, &options)?;
     // After the source: a daemon that cannot run leaves no journal behind.
-    let journal = journal.filter(|_| newer.is_none()).and_then(open_journal);
+    let (journal, newer) = match (newer, journal) {
+        (None, Some(options)) => open_journal(options),
+        (newer, _) => (None, newer),
+    };
+    let mode_reason = newer.as_ref().map(|newer| {
+        config.mode = Mode::Observe;
+        format!("stored keeps are unknown: {newer}, then restart the service")
+    });
+    if let Some(reason) = &mode_reason {
+        tracing::error!("this service only observes, and keeps no journal: {reason}");
+    }
     let host = sys::host::Host::read();
     // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
     if args.user || source.probes().is_none() && !host.capabilities.has("CAP_KILL") {
@@ -273,11 +279,17 @@ fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::Opti
     })
 }
 
-/// Opens the journal. Only logs an error, since the service also works without one.
-fn open_journal(options: journal::Options) -> Option<Journal> {
-    Journal::open(options, sys::host::Host::read().boot_id)
-        .inspect_err(|error| tracing::warn!("no journal is kept: {error}"))
-        .ok()
+/// Opens the journal. Returns the reason instead if it has a newer schema. Only logs other errors, since the service also
+/// works without a journal.
+fn open_journal(options: journal::Options) -> (Option<Journal>, Option<NewerSchema>) {
+    match Journal::open(options, sys::host::Host::read().boot_id) {
+        Ok(journal) => (Some(journal), None),
+        Err(JournalError::Newer(newer)) => (None, Some(newer)),
+        Err(error) => {
+            tracing::warn!("no journal is kept: {error}");
+            (None, None)
+        }
+    }
 }
 
 impl From<SourceError> for Failure {
