@@ -1,20 +1,25 @@
-//! The loop: owns the source, the model, the reaper, the clock, and the order in which they act.
+//! The engine: owns the source, the model and the reaper, and what is known of each session.
 //!
 //! ```text
 //!   ring readable ─┐
-//!   a timer ───────┼─▶ settle: drain ─▶ decide ─▶ claim ─▶ open pidfds ─▶ drain ─▶ signal ─▶ tell
-//!   a pidfd ───────┘             ▲                                                    │
-//!                                └──────────── while anything is queued ◀─────────────┘
+//!   a timer ───────┼─▶ settle: drain ─▶ decide ─▶ claim ─▶ open pidfds ─▶ drain ─▶ signal ─▶ report
+//!   a pidfd ───────┘             ▲                                                     │
+//!                                └──────────── while anything is queued ◀──────────────┘
 //! ```
 //!
-//! Nothing here polls. A timer runs only while there is something to wait for: a record that was not
-//! worth waking for, a ladder's deadline. With nothing happening the thread sleeps for good.
+//! Nothing polls. A timer runs only while there is something to wait for: a record that did not wake the thread, the
+//! deadline of an escalation. With nothing happening the thread sleeps for good.
+//!
+//! Invariants:
+//! - Only [`event_loop`] drains the source. What writes the kernel's maps never changes the model by events.
+//! - All contact with the machine goes through [`Kernel`], [`Source`], [`KeepStore`] and the [`Sink`].
 
 mod attribution;
 mod cgroups;
 mod decide;
 mod deferred;
 mod end;
+mod event_loop;
 mod failover;
 mod gaps;
 mod idle_timer;
@@ -31,42 +36,33 @@ mod survey;
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
-use tokio::sync::mpsc;
-use tokio::task::yield_now;
-use tokio::time::Instant;
 
-use crate::api::messages::EngineRequest;
 use crate::config::{Config, EventScope, Mode};
 use crate::export::{EventBody, EventRecord, ProcessRef, Sink, Totals};
-use crate::journal::{self, Keeper};
+use crate::journal::JournalKeep;
 use crate::reap::{Reaper, Times};
 use cgroups::Cgroups;
 use deferred::Deferred;
 use failover::Failover;
 use gaps::Gap;
-use idle_timer::{IdleTimer, at};
 use ingest::{Ingest, Tally};
+pub use keeps::KeepStore;
 use keeps::UnsavedKeep;
 use map_sync::MapSync;
+use reaper_host::kernel::Kernel;
 use reaper_host::source::kind::RejectedSource;
-use reaper_host::source::procfs::{Procfs, ProcfsError};
+use reaper_host::source::procfs::ProcfsError;
 use reaper_host::source::{Lost, Source, SourceError};
 use reaper_host::sys;
-use reaper_model::event::{Event, ProcessKey, Provenance};
+use reaper_model::event::{Event, ProcessKey};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{ConfigLoader, Reloading};
 use succession::Successions;
-
-/// Rounds of deciding and signalling before timers have their turn.
-const ROUNDS_MAX: usize = 64;
-/// Most drains in a row before the differences that a scan has found are applied.
-const DRAINS_MAX: usize = 10;
 
 /// What the engine is to do.
 pub struct Settings {
@@ -87,9 +83,9 @@ pub struct Settings {
     /// Reads that anew.
     pub load: ConfigLoader,
     /// What users asked the service before this one to keep, as far as that is known.
-    pub keeps: Vec<journal::JournalKeep>,
+    pub keeps: Vec<JournalKeep>,
     /// Writes down what users ask for; without it that is forgotten when the service ends.
-    pub keeper: Option<Keeper>,
+    pub keep_store: Option<Arc<dyn KeepStore>>,
     /// Let the probes send the first signal where they can.
     pub kernel_reap: bool,
     /// Leave what is pinned at work when stopped.
@@ -112,7 +108,7 @@ pub enum EngineError {
 /// See the module.
 pub struct Engine {
     source: Box<dyn Source>,
-    procfs: Procfs,
+    kernel: Kernel,
     model: Model,
     /// What follows from the event that is being applied; empty between two events.
     outputs: Vec<Output>,
@@ -168,20 +164,20 @@ impl Engine {
     /// # Errors
     /// The process table, or a map, cannot be read.
     pub fn start(
+        kernel: Kernel,
         source: Box<dyn Source>,
         settings: Settings,
         out: Sink,
     ) -> Result<Engine, EngineError> {
         let rules = settings.config.rules.clone();
-        let mut model = Model::new(rules, settings.scope.clone(), std::process::id());
+        let own_pid = kernel.processes.own_pid();
+        let mut model = Model::new(rules, settings.scope.clone(), own_pid);
         model.set_misses_moves(!source.reports_moves());
-        let reaper =
-            Reaper::new(settings.times, settings.mode == Mode::Observe).map_err(io::Error::from)?;
+        let reaper = Reaper::new(&kernel, settings.times, settings.mode == Mode::Observe);
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
-        let deferred = Deferred::new(&model.rules)?;
+        let deferred = Deferred::new((kernel.start_facts)(&model.rules)?);
         let mut engine = Engine {
             source,
-            procfs: Procfs::default(),
             model,
             outputs: Vec::new(),
             ingest: Ingest::new(
@@ -212,7 +208,8 @@ impl Engine {
             unsaved_keep: None,
             escalations_announced: false,
             count: Totals::default(),
-            started_at: sys::boot_time(),
+            started_at: kernel.clock.boot_time(),
+            kernel,
             gaps: 0,
             would_have_reaped: 0,
             drained: 0,
@@ -225,125 +222,6 @@ impl Engine {
         engine.ready = true;
         sys::trim();
         Ok(engine)
-    }
-
-    /// Works until `stop` is done, and answers what is asked; gives what `stop` answers and what was done.
-    ///
-    /// # Errors
-    /// The source or a file descriptor cannot be waited on.
-    pub async fn run(
-        mut self,
-        stop: impl Future<Output = &'static str>,
-        mut asks: mpsc::Receiver<EngineRequest>,
-    ) -> Result<Totals, EngineError> {
-        let mut events = sys::readable(&self.source)?;
-        let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
-        let mut rest = IdleTimer::default();
-        tokio::pin!(stop);
-        let reason = loop {
-            if self.failover.is_new(sys::monotonic()) {
-                match sys::readable(&self.source) {
-                    Ok(new) => {
-                        events = new;
-                        self.failover.on_registered();
-                    }
-                    Err(error) => {
-                        tracing::error!(
-                            "the new source cannot be waited on: {error}; trying again"
-                        );
-                        self.failover.put_off(sys::monotonic());
-                    }
-                }
-                rest.on_records(1);
-            }
-            // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
-            if self
-                .ingest
-                .reaper
-                .next_deadline()
-                .is_some_and(|at| at <= sys::monotonic())
-            {
-                let procfs = &self.procfs;
-                self.ingest.reaper.tick(|key| {
-                    let state = procfs.state(key.pid).unwrap_or('?');
-                    (state, procfs.rss_bytes(key.pid).unwrap_or(0))
-                });
-                rest.on_records(self.settle());
-            }
-            if rest.has_expired() {
-                self.look_for_skips();
-                rest.on_poll(self.settle());
-                self.find_adopters();
-                if rest.goes_idle() {
-                    if let Err(error) = self.source.announce_idle(true) {
-                        self.on_source_failure(&error);
-                        rest.on_records(1 + self.settle());
-                        continue;
-                    }
-                    self.look_for_loss();
-                }
-            }
-            // What was read on the way may be what a probe was to wake this thread for.
-            rest.on_records(mem::take(&mut self.drained));
-            let timers = [
-                self.ingest.reaper.next_deadline(),
-                self.deferred.next(),
-                self.successions.next().filter(|_| self.gap.is_none()),
-                self.failover.next(),
-            ];
-            let deadline = timers.into_iter().flatten().min().map(|at| {
-                Instant::now() + Duration::from_nanos(at.saturating_sub(sys::monotonic()))
-            });
-            tokio::select! {
-                biased;
-                reason = &mut stop => break reason,
-                ready = events.readable() => {
-                    ready?.clear_ready();
-                    let read = self.settle();
-                    // More of what wakes nobody may follow, where there is such.
-                    rest.on_records(if self.source.probes().is_some() { 1 } else { read });
-                }
-                () = self.deferred.facts.ready() => rest.on_records(self.settle()),
-                loaded = Engine::reloaded(&mut self.reloading) => {
-                    let read = self.on_config_loaded(loaded);
-                    rest.on_records(1 + read);
-                }
-                survey = Engine::surveyed(&mut self.gap) => {
-                    self.drain_all();
-                    self.close_gap(survey);
-                    rest.on_records(1 + self.settle());
-                }
-                ready = confirm.readable() => {
-                    ready?.clear_ready();
-                    self.on_pidfds_readable();
-                    rest.on_records(self.settle());
-                }
-                Some(ask) = asks.recv() => rest.on_records(self.on_request(ask)),
-                () = at(deadline) => rest.on_records(self.settle()),
-                () = at(rest.until) => {}
-                // Not before all others have had their turn.
-                () = yield_now(), if self.has_work() || self.source.has_undrained() => {
-                    rest.on_records(self.settle());
-                }
-            }
-        };
-        self.stopping = true;
-        self.settle();
-        let armed = self.leave();
-        self.on_reap_events();
-        let count = Totals {
-            sessions: self.ingest.sessions_opened,
-            kept: self.kept(),
-            signals: self.count.signals + self.ingest.kernel_signals,
-            ..self.count
-        };
-        self.emit(EventBody::Summary {
-            count,
-            reason,
-            armed,
-        });
-        self.ingest.out.flush();
-        Ok(count)
     }
 
     /// Leaves the probes at work for the next service, or ends all that was begun. Gives where they are.
@@ -382,100 +260,6 @@ impl Engine {
         maps.is_some_and(|maps| maps.is_complete()) && self.skipped_probes == 0
     }
 
-    /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
-    ///
-    /// The signals come first: whatever else follows from what was read waits until they are sent.
-    fn settle(&mut self) -> u64 {
-        let mut read = self.drain();
-        self.apply_facts();
-        self.attribute();
-        // A tree that forks without end must not keep the timers waiting.
-        for _ in 0..ROUNDS_MAX {
-            self.find_successors();
-            self.decide();
-            // Before the signals: whoever forks from now on is not to outrun them.
-            self.sync_kill_on_fork();
-            read += self.on_exits_before_membership();
-            if self.ingest.reaper.has_queued() {
-                read += self.signal();
-            }
-            self.on_reap_events();
-            self.announce_escalations();
-            // What was born before the probes knew of the ladder has woken nobody.
-            read += self.drain();
-            self.ingest.out.flush();
-            if !self.has_work() {
-                // All that is due by now is claimed, so a ladder without a claim is at its end; unless a
-                // gap keeps some from being decided about.
-                if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
-                    self.ingest.reaper.close_empty();
-                }
-                self.on_reap_events();
-                self.announce_escalations();
-                break;
-            }
-        }
-        self.attribute();
-        self.prefetch();
-        self.sync_maps();
-        read += self.on_exits_before_membership();
-        self.release_ring();
-        read
-    }
-
-    /// Handles the exits that came before a process had its mark in the kernel. Returns the number of records read.
-    fn on_exits_before_membership(&mut self) -> u64 {
-        let gone = match self.exited_before_membership() {
-            Ok(gone) => gone,
-            Err(error) => {
-                tracing::error!("{error}");
-                return 0;
-            }
-        };
-        if gone.is_empty() {
-            return 0;
-        }
-        // The exits may have been reported all the same.
-        let read = self.drain();
-        for key in gone {
-            if self.model.tree.get(key).is_some() {
-                self.exited_unseen(key, Provenance::Procfs);
-            }
-        }
-        read
-    }
-
-    /// Drains until the source has nothing more, but not forever: what a scan has found must not be known before the
-    /// events that led to it.
-    fn drain_all(&mut self) {
-        for _ in 0..DRAINS_MAX {
-            self.drain();
-            if !self.source.has_undrained() {
-                break;
-            }
-        }
-    }
-
-    /// Handles the exits that pidfds report.
-    fn on_pidfds_readable(&mut self) {
-        loop {
-            let (ready, unrecorded) = self.ingest.reaper.confirm_exits();
-            if ready == 0 {
-                return;
-            }
-            if !unrecorded.is_empty() {
-                // The exit's record is written before the pidfd can report it: it is there, or it is lost.
-                self.drain();
-            }
-            for key in unrecorded {
-                if self.model.tree.get(key).is_some() {
-                    self.exited_unseen(key, Provenance::Inferred);
-                }
-                self.ingest.reaper.on_unrecorded_exit(key);
-            }
-        }
-    }
-
     /// Gives room in the ring back for what has been seen to and told: a service that comes after this one
     /// reads the rest again. Where the stream is not written as fast as that, room counts for more.
     fn release_ring(&mut self) {
@@ -503,55 +287,6 @@ impl Engine {
         {
             self.forget_session(first_root);
         }
-    }
-
-    fn has_work(&self) -> bool {
-        !self.ingest.queued.is_empty() && self.gap.is_none() || self.ingest.reaper.has_queued()
-    }
-
-    /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
-    fn drain(&mut self) -> u64 {
-        let Engine {
-            source,
-            model,
-            ingest: follow,
-            cgroups,
-            outputs,
-            ready,
-            ..
-        } = self;
-        model.set_infers_membership(source.is_polling());
-        let began = sys::boot_time();
-        follow.emits_discovered = *ready;
-        follow.notes_late_discovered = !source.is_filtered();
-        let drained = source.drain(&mut |event| {
-            cgroups.meet(model, &event);
-            model.apply(&event, outputs);
-            for output in outputs.drain(..) {
-                follow.on_output(model, &event, &output);
-            }
-        });
-        self.ingest.emits_discovered = false;
-        self.after_outputs();
-        self.count.events += drained.records;
-        self.drained += drained.records;
-        if let Some(flaw) = drained.malformation {
-            self.emit(EventBody::Malformed {
-                count: drained.malformed,
-                reason: flaw.to_string(),
-            });
-            // What is found by looking is looked at again: nothing is missing for good.
-            if !self.source.is_polling() {
-                self.note_malformed();
-            }
-        }
-        if drained.lost > self.lost.total {
-            self.look_for_loss();
-        }
-        if !self.fail_over() && !self.source.has_unreported() && self.gap.is_none() {
-            self.complete_until = began;
-        }
-        drained.records
     }
 
     /// Takes in one event that did not come through the ring.
@@ -605,7 +340,7 @@ impl Engine {
 
     fn emit(&mut self, body: EventBody) {
         self.ingest.out.push(EventRecord {
-            time: sys::boot_time(),
+            time: self.kernel.clock.boot_time(),
             body,
         });
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`source`] delivers the events: eBPF probes, the proc connector, or scans of the process table.
 //! - [`facts`] reads what no event reports, on worker threads.
+//! - [`kernel`] has the traits through which the engine uses all of this.
 //! - [`sys`] wraps system calls. `unsafe` code is there and in `source/ebpf` alone.
 //!
 //! Nothing here decides about a process or signals one on its own: the crate knows the vocabulary of `reaper-model`, no more.
@@ -12,5 +13,6 @@
 #[cfg(test)]
 mod damage;
 pub mod facts;
+pub mod kernel;
 pub mod source;
 pub mod sys;

@@ -16,11 +16,12 @@ use crate::api::peer::Peer;
 use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, KeepStore, Settings};
 use crate::export::{Clock, Format, Output, Sink, Writer};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
+use reaper_host::kernel::Kernel;
 use reaper_host::source::kind::{RejectedSource, SourceChoice};
 use reaper_host::source::probes::{PinOptions, ProbeOptions};
 use reaper_host::source::selection::{self, SourceOptions};
@@ -196,7 +197,9 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         keeps: journal
             .as_ref()
             .map_or(Vec::new(), |journal| journal.keeps().to_vec()),
-        keeper: journal.as_ref().map(Journal::keeper),
+        keep_store: journal
+            .as_ref()
+            .map(|journal| Arc::new(journal.keeper()) as Arc<dyn KeepStore>),
         ..settings(config, scope, names_of_scope)
     };
     let log = args.bpf_log;
@@ -397,8 +400,15 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         config,
         load: Arc::new(|| Err("started without a config file: there is none to read anew".into())),
         keeps: Vec::new(),
-        keeper: None,
+        keep_store: None,
     }
+}
+
+/// Opens the real kernel.
+pub(super) fn kernel(settings: &Settings) -> Result<Kernel, Failure> {
+    let config = &settings.running;
+    let kernel = Kernel::open(config.ring_size, config.scan);
+    Ok(kernel.context("cannot wait for exits of processes")?)
 }
 
 fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Output>, Failure> {
@@ -485,7 +495,7 @@ fn watch(
                 }
             });
         }
-        Engine::start(source, settings, sink)?
+        Engine::start(kernel(&settings)?, source, settings, sink)?
             .run(stop, asked)
             .await?;
         Ok(())

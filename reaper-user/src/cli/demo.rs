@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
-use super::daemon::{in_thread, open_source, runtime, settings, stop_signal, with_writer};
+use super::daemon::{in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer};
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -85,7 +85,7 @@ pub(super) fn run() -> Result<u8, Failure> {
     let work = move |sink: Sink| {
         in_thread(move || {
             runtime()?.block_on(async {
-                let engine = Engine::start(source, settings, sink)?;
+                let engine = Engine::start(kernel(&settings)?, source, settings, sink)?;
                 let mut left = agent.leave_behind()?;
                 let nobody_asks = tokio::sync::mpsc::channel(1).1;
                 let stop = wait(&mut agent, &mut left);

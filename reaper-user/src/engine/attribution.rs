@@ -2,7 +2,6 @@
 
 use super::Engine;
 use reaper_host::facts::Urgency;
-use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
@@ -22,7 +21,7 @@ impl Engine {
             let facts = &mut self.deferred.facts;
             wanted
                 .iter()
-                .for_each(|(of, needs)| facts.request(*of, *needs, Urgency::Urgent));
+                .for_each(|(of, needs)| facts.request(*of, None, *needs, Urgency::Urgent));
             told &= wanted.is_empty();
             if !told {
                 self.ingest.unattributed.push(key);
@@ -62,7 +61,7 @@ impl Engine {
     }
 
     fn on_attributed(&mut self, key: ProcessKey) {
-        let now = sys::boot_time();
+        let now = self.kernel.clock.boot_time();
         for key in self.model.attribute(key) {
             self.ingest.on_late_join(&self.model, key, now);
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hashbrown::HashSet;
 
-use reaper_host::sys::cgroup;
+use reaper_host::kernel::ProcessTable;
 use reaper_model::event::{Event, EventKind};
 use reaper_model::{Model, Scope};
 
@@ -26,7 +26,7 @@ impl Cgroups {
 
     /// Before an event is applied: if it is the first that tells of a cgroup, looks whether that lies below
     /// one in scope. Before, since whoever is in scope hands that on to its children.
-    pub fn meet(&mut self, model: &mut Model, event: &Event) {
+    pub fn meet(&mut self, processes: &dyn ProcessTable, model: &mut Model, event: &Event) {
         if self.directories.is_empty() {
             return;
         }
@@ -39,7 +39,7 @@ impl Cgroups {
             return;
         }
         // One that has gone meanwhile has no processes left to consider.
-        let below = |directory| cgroup::ids_below(directory).unwrap_or_default();
+        let below = |directory| processes.cgroups_below(directory).unwrap_or_default();
         let directories = self.directories.iter().map(PathBuf::as_path);
         if directories.flat_map(below).any(|id| id == image.cgroup_id) {
             model.add_cgroup(image.cgroup_id);

@@ -344,7 +344,7 @@ impl Engine {
             }
             ReapOutcome::NotSent(ReleaseReason::Unreadable) => {
                 self.ingest.decided.remove(&key);
-                let again = self.deferred.next_retry(key);
+                let again = self.deferred.next_retry(key, self.kernel.clock.monotonic());
                 self.defer(key, session, again);
             }
             ReapOutcome::NotSent(_) => {}

@@ -1,16 +1,14 @@
 //! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
 
-use std::io;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
 use super::ingest::Queued;
-use reaper_host::facts::{FactAnswer, FactReader, Urgency};
-use reaper_host::sys;
+use reaper_host::facts::{FactAnswer, Urgency};
+use reaper_host::kernel::FactReader;
 use reaper_model::Model;
-use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::policy::Decision;
@@ -23,13 +21,10 @@ const TRY_AFTER: u64 = 250_000_000;
 /// Of how many that is counted: those that have ended are among them.
 const TRIED_MAX: usize = 4096;
 
-/// Where processes are looked at.
-const PROC: &str = "/proc";
-
 /// See the module.
 pub struct Deferred {
     /// Reads what is asked for, in threads that nobody waits for.
-    pub facts: FactReader,
+    pub facts: Box<dyn FactReader>,
     /// Whose facts a decision waits for.
     requested: HashMap<ProcessKey, PendingRead>,
     /// Number of the last that was asked.
@@ -57,11 +52,9 @@ struct PendingRead {
 }
 
 impl Deferred {
-    /// # Errors
-    /// No thread can be started.
-    pub fn new(rules: &Ruleset) -> io::Result<Deferred> {
-        Ok(Deferred {
-            facts: reader(rules)?,
+    pub fn new(facts: Box<dyn FactReader>) -> Deferred {
+        Deferred {
+            facts,
             requested: HashMap::new(),
             last: 0,
             waiting_for_relatives: HashMap::new(),
@@ -70,11 +63,11 @@ impl Deferred {
             closing: HashSet::new(),
             deadlines: HashMap::new(),
             tries: HashMap::new(),
-        })
+        }
     }
 
     /// Reads by other rules from now on; what was asked for is asked for again by whoever is decided about.
-    pub fn read_by(&mut self, reader: FactReader) {
+    pub fn read_by(&mut self, reader: Box<dyn FactReader>) {
         self.facts = reader;
         // Nobody answers these any more.
         self.requested.clear();
@@ -93,15 +86,15 @@ impl Deferred {
         self.deadlines.values().map(|(at, _)| *at).min()
     }
 
-    /// When to look again at one that could not be read, in ns of the monotonic clock; `None`: that was tried
-    /// often enough.
-    pub fn next_retry(&mut self, key: ProcessKey) -> Option<u64> {
+    /// Returns when to read a process again that could not be read; `None` if that was tried often enough. Times are in
+    /// nanoseconds of the monotonic clock.
+    pub fn next_retry(&mut self, key: ProcessKey, now: u64) -> Option<u64> {
         if self.tries.len() >= TRIED_MAX {
             self.tries.clear();
         }
         let tries = self.tries.entry(key).or_default();
         *tries += 1;
-        (*tries <= TRIES).then(|| sys::monotonic() + (TRY_AFTER << (2 * *tries)))
+        (*tries <= TRIES).then(|| now + (TRY_AFTER << (2 * *tries)))
     }
 
     /// Whether facts of living members of a session are being read.
@@ -121,14 +114,6 @@ impl Deferred {
             .filter(move |(key, (_, session))| *session == id && model.tree.get(**key).is_some())
             .map(|(key, _)| *key)
     }
-}
-
-/// What reads all that rules ask for.
-///
-/// # Errors
-/// No thread can be started.
-pub fn reader(rules: &Ruleset) -> io::Result<FactReader> {
-    FactReader::start(PROC, rules.clone())
 }
 
 impl Engine {
@@ -157,7 +142,7 @@ impl Engine {
         let asked = |session| PendingRead { session, number };
         deferred.requested.entry(of).or_insert(asked(its));
         let image = node.map(|node| &node.image);
-        deferred.facts.request_of(of, image, needs, Urgency::Urgent);
+        deferred.facts.request(of, image, needs, Urgency::Urgent);
         if of != key {
             deferred.waiting_for_relatives.insert(key, asked(session));
         }
@@ -177,7 +162,7 @@ impl Engine {
                 *deferred.looks.entry(root).or_default() += 1;
             }
             let facts = &mut deferred.facts;
-            facts.request(key, FactSet::ACTIVITY, Urgency::Normal);
+            facts.request(key, None, FactSet::ACTIVITY, Urgency::Normal);
         }
     }
 
@@ -209,7 +194,7 @@ impl Engine {
         if !self.model.is_unread(key) {
             return None;
         }
-        self.deferred.next_retry(key)
+        self.deferred.next_retry(key, self.kernel.clock.monotonic())
     }
 
     /// Has what rules may ask for, and what changes with the program only, read before anything is due.
@@ -263,17 +248,17 @@ impl Engine {
                 let image = Some(&node.image);
                 self.deferred
                     .facts
-                    .request_of(key, image, needs, Urgency::Prefetch);
+                    .request(key, image, needs, Urgency::Prefetch);
             }
         }
     }
 
     /// Takes in what has been read, and sees to those whose time has come.
     pub(super) fn apply_facts(&mut self) {
-        let now = sys::monotonic();
+        let now = self.kernel.clock.monotonic();
         self.model
-            .set_suspended(sys::boot_time().saturating_sub(now));
-        self.model.set_now(sys::boot_time());
+            .set_suspended(self.kernel.clock.boot_time().saturating_sub(now));
+        self.model.set_now(self.kernel.clock.boot_time());
         for FactAnswer {
             key,
             requested: asked,

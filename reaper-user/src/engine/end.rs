@@ -9,7 +9,6 @@ use crate::api::peer::Peer;
 use crate::api::{Claimed, ErrorResponse};
 use crate::config::Mode;
 use crate::reap::Times;
-use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 impl Engine {
@@ -21,11 +20,11 @@ impl Engine {
         answer: oneshot::Sender<EngineReply>,
     ) -> u64 {
         let mut read = self.settle();
-        self.model.set_now(sys::boot_time());
+        self.model.set_now(self.kernel.clock.boot_time());
         let said = match self.order_end(peer, asked) {
             Ok(members) => {
                 self.decide();
-                read += self.signal();
+                read += self.signal_round();
                 EngineReply::End(self.claimed(members))
             }
             Err(refusal) => EngineReply::Refused(refusal),
@@ -64,7 +63,7 @@ impl Engine {
             let what = "events are missing, and whose a process is is being looked for";
             return Err(ErrorResponse::new("busy", what));
         }
-        if sys::boot_time() > asked.until {
+        if self.kernel.clock.boot_time() > asked.until {
             let what = "the time is over until which that was wanted";
             return Err(ErrorResponse::new("timeout", what));
         }

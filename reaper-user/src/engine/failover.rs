@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use super::Engine;
 use reaper_host::source::kind::RejectedSource;
-use reaper_host::source::selection;
 use reaper_host::source::{Lost, SourceError};
-use reaper_host::sys;
 
 /// How long after none could be opened it is tried again, at first and at most.
 const DELAY_MIN: Duration = Duration::from_millis(50);
@@ -59,12 +57,15 @@ impl Engine {
         let Some(reason) = failure.or_else(|| self.failover.broken.clone()) else {
             return false;
         };
-        if self.failover.next().is_some_and(|at| at > sys::monotonic()) {
+        if self
+            .failover
+            .next()
+            .is_some_and(|at| at > self.kernel.clock.monotonic())
+        {
             return true;
         }
         let failed = self.source.kind();
-        let config = &self.settings.running;
-        match selection::open_fallback(failed, config.ring_size, &config.scan) {
+        match (self.kernel.open_fallback)(failed) {
             Ok((source, passed)) => {
                 tracing::error!("{reason}: going on by {}", source.name());
                 // What it has pinned would go on by marks that nobody keeps.
@@ -99,7 +100,10 @@ impl Engine {
                     .failover
                     .again
                     .map_or(DELAY_MIN, |(_, delay)| (2 * delay).min(DELAY_MAX));
-                self.failover.again = Some((sys::monotonic() + delay.as_nanos() as u64, delay));
+                self.failover.again = Some((
+                    self.kernel.clock.monotonic() + delay.as_nanos() as u64,
+                    delay,
+                ));
             }
         }
         // How much has not been told nobody knows.

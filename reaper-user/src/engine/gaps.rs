@@ -12,7 +12,6 @@ use super::{Engine, EngineError};
 use crate::export::EventBody;
 use reaper_host::source::Lost;
 use reaper_host::source::procfs::Liveness;
-use reaper_host::sys;
 use reaper_model::event::{Event, EventKind, Provenance};
 
 /// How long after a survey that failed the next one begins, at first and at most.
@@ -118,7 +117,7 @@ impl Engine {
         self.gap = Some(Gap {
             reason,
             total,
-            opened: sys::boot_time(),
+            opened: self.kernel.clock.boot_time(),
             search: self.search(DELAY_MIN),
             delay: DELAY_MIN,
         });
@@ -134,7 +133,7 @@ impl Engine {
         } else {
             Whom::Followed
         };
-        let begun = Surveyor::new(&*self.source, complete).and_then(|surveyor| {
+        let begun = Surveyor::new(&self.kernel, &*self.source, complete).and_then(|surveyor| {
             let (done, survey) = oneshot::channel();
             // Nobody is there to take it where the engine has stopped meanwhile.
             let work = move || drop(done.send(surveyor.survey(whom)));
@@ -168,10 +167,12 @@ impl Engine {
         }
     }
 
-    /// Takes in what was found, and decides by it: also where more has been lost meanwhile, so that a
-    /// ring that is always full does not keep all from being ended. Where nothing could be found the
-    /// gap stays open.
-    pub(super) fn close_gap(&mut self, survey: Option<Result<Survey, EngineError>>) {
+    /// Prepares the model for the survey of a gap. If the survey has failed, starts another one and returns `None`: the gap
+    /// stays open.
+    pub(super) fn gap_survey(
+        &mut self,
+        survey: Option<Result<Survey, EngineError>>,
+    ) -> Option<Survey> {
         let survey = match survey {
             Some(Ok(survey)) => survey,
             failed => {
@@ -184,7 +185,7 @@ impl Engine {
                     gap.delay = (2 * delay).min(DELAY_MAX);
                     gap.search = search;
                 }
-                return;
+                return None;
             }
         };
         self.model.forget_program_facts();
@@ -192,8 +193,13 @@ impl Engine {
         self.model
             .set_infers_membership(self.source.probes().is_none());
         self.attribute_late_discovered();
-        let unreadable = survey.unreadable;
-        let Reconciled { found, gone, .. } = self.reconcile(survey, |_| ());
+        Some(survey)
+    }
+
+    /// Closes a gap and decides by what was found, also where more events have been lost meanwhile: a ring that is always
+    /// full must not keep everything from being reaped. `unreadable` processes could not be read.
+    pub(super) fn close_gap(&mut self, reconciled: Reconciled, unreadable: u32) {
+        let Reconciled { found, gone } = reconciled;
         if self.source.is_filtered() {
             self.model.forget_untracked();
         }
@@ -203,7 +209,7 @@ impl Engine {
             total: gap.total,
             found,
             gone,
-            duration: sys::boot_time().saturating_sub(gap.opened),
+            duration: self.kernel.clock.boot_time().saturating_sub(gap.opened),
         });
         // What could not be read is asked for again before a signal.
         self.has_losses = self.next_gap.is_some() || unreadable > 0;
@@ -222,7 +228,7 @@ impl Engine {
                 continue;
             };
             let old_parent = node.orphaned.map(|orphaned| orphaned.old_parent);
-            let Ok(Liveness::Alive { parent }) = self.procfs.probe(child) else {
+            let Ok(Liveness::Alive { parent }) = self.kernel.processes.probe(child) else {
                 continue;
             };
             let Some(adopter) = self.model.tree.by_pid(parent).map(|node| node.key) else {
@@ -239,7 +245,7 @@ impl Engine {
                 membership: None,
             };
             self.apply(&Event {
-                time: sys::boot_time(),
+                time: self.kernel.clock.boot_time(),
                 provenance: Provenance::Procfs,
                 kind,
             });

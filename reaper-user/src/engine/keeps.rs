@@ -1,19 +1,42 @@
 //! What users ask to be kept, beyond this program's life: it is written down before it is answered, and the
 //! service that comes next begins with it.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use hashbrown::HashSet;
 use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::api::KeepDone;
 use crate::api::messages::EngineReply;
-use crate::journal::{JournalKeep, Keeper, Until};
+use crate::journal::{JournalError, JournalKeep, Keeper, Until};
 use reaper_host::source::procfs::Liveness;
-use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::user_keep::{StoredKeep, UserKeep};
+
+/// Stores keeps so that the next service has them.
+pub trait KeepStore: Send + Sync {
+    /// Stores keeps, all or none, and replaces earlier ones for the same processes. They outlive this program when this
+    /// returns. Blocks for up to two seconds.
+    ///
+    /// # Errors
+    /// They could not be stored, or not in time.
+    fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError>;
+
+    /// Removes all keeps that the user `by` requested at the time `made`, as in [`JournalKeep`]. There may be none.
+    ///
+    /// # Errors
+    /// As [`KeepStore::keep`].
+    fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError>;
+}
+
+impl KeepStore for Keeper {
+    fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError> {
+        Keeper::keep(self, keeps)
+    }
+
+    fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
+        Keeper::unkeep(self, by, made)
+    }
+}
 
 /// What is to be written down.
 pub enum UnsavedKeep {
@@ -23,7 +46,7 @@ pub enum UnsavedKeep {
 
 impl UnsavedKeep {
     /// Returns once it is on disk; false if it is not.
-    fn write(&self, keeper: &Keeper) -> bool {
+    fn write(&self, keeper: &dyn KeepStore) -> bool {
         let written = match self {
             UnsavedKeep::Keep(keeps) => keeper.keep(keeps),
             UnsavedKeep::Unkeep { by, made } => keeper.unkeep(*by, *made),
@@ -40,10 +63,14 @@ impl Engine {
     /// Answers; what is kept, or is not any more, only once it is written down, by a thread that may wait.
     pub(super) fn send_reply(&mut self, said: EngineReply, answer: oneshot::Sender<EngineReply>) {
         // Whoever has asked may have gone, in all cases.
-        match (said, self.unsaved_keep.take(), self.settings.keeper.clone()) {
+        match (
+            said,
+            self.unsaved_keep.take(),
+            self.settings.keep_store.clone(),
+        ) {
             (EngineReply::Keep(done), Some(note), Some(keeper)) => {
                 tokio::task::spawn_blocking(move || {
-                    let durable = note.write(&keeper);
+                    let durable = note.write(&*keeper);
                     answer.send(EngineReply::Keep(KeepDone { durable, ..done }))
                 });
             }
@@ -57,7 +84,7 @@ impl Engine {
             awake,
             wall: wish
                 .made_at
-                .saturating_add(awake.saturating_sub(sys::monotonic())),
+                .saturating_add(awake.saturating_sub(self.kernel.clock.monotonic())),
         });
         let kept = self.model.kept_by(&wish);
         let keeps = kept.filter_map(|node| {
@@ -79,7 +106,7 @@ impl Engine {
     pub(super) fn restore_keeps(&mut self) {
         let keeps = std::mem::take(&mut self.settings.keeps);
         // Of a wish that is for nobody who lives, nor for a session that may, nothing can turn up any more.
-        let lives = |key| !matches!(self.procfs.probe(key), Ok(Liveness::Gone));
+        let lives = |key| !matches!(self.kernel.processes.probe(key), Ok(Liveness::Gone));
         let matters = |keep: &&JournalKeep| {
             let open = self.model.sessions.by_first_root(keep.session).is_some();
             open || lives(keep.key) || lives(keep.session)
@@ -100,10 +127,4 @@ impl Engine {
         });
         self.model.restore_keeps(keeps.collect());
     }
-}
-
-/// The time of day, in ns since the epoch.
-pub(super) fn wall_now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_nanos() as u64)
 }

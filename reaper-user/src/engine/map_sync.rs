@@ -118,7 +118,7 @@ impl Engine {
     pub(super) fn exited_before_membership(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
         let mut gone = mem::take(&mut self.map_sync.unchecked);
         gone.retain(|key| {
-            let glance = self.procfs.probe(*key);
+            let glance = self.kernel.processes.probe(*key);
             glance.is_ok_and(|glance| glance == Liveness::Gone)
         });
         for key in &gone {

@@ -3,50 +3,24 @@
 //! One way for all who look at the whole table: at the start, after a gap, where another source has taken over, and
 //! where marks were written too late for some.
 
-use std::collections::HashMap;
-
 use hashbrown::HashSet;
 
 use super::Engine;
-use super::survey::Survey;
 use reaper_host::source::procfs::Liveness;
-use reaper_host::sys;
-use reaper_model::event::{
-    Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance,
-};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
-/// What a look at the table was good for.
+/// The differences between a survey and the model.
 pub struct Reconciled {
-    /// How many were there that nobody had told of.
+    /// Number of processes that no event had reported.
     pub found: u64,
-    /// How many had gone without being told of.
+    /// Number of processes whose exit no event had reported.
     pub gone: u64,
-    /// See [`Survey::marks`].
-    pub marks: HashMap<ProcessKey, Membership>,
 }
 
 impl Engine {
-    /// Tells the model of all differences, births before what has happened since the survey, and that before the ends.
-    /// Between the first two comes what has to be known by then.
-    pub(super) fn reconcile(
-        &mut self,
-        survey: Survey,
-        between: impl FnOnce(&mut Engine),
-    ) -> Reconciled {
-        let found = self.apply_entries(survey.rows);
-        between(self);
-        self.drain();
-        let gone = self.apply_missing(&survey.pids, survey.began);
-        Reconciled {
-            found,
-            gone,
-            marks: survey.marks,
-        }
-    }
-
     /// Takes in rows of the process table, parents before their children, so that membership finds its
     /// way down. Gives how many processes were not known.
-    fn apply_entries(&mut self, rows: Vec<ProcEntry>) -> u64 {
+    pub(super) fn apply_entries(&mut self, rows: Vec<ProcEntry>) -> u64 {
         let mut found = 0;
         for row in rows {
             let key = row.key;
@@ -56,7 +30,7 @@ impl Engine {
                 continue;
             }
             self.apply(&Event {
-                time: sys::boot_time(),
+                time: self.kernel.clock.boot_time(),
                 provenance: Provenance::Procfs,
                 kind: EventKind::Discovered(row),
             });
@@ -69,13 +43,14 @@ impl Engine {
     fn is_late(&self, key: ProcessKey) -> bool {
         self.ready
             && self
-                .procfs
+                .kernel
+                .processes
                 .probe(key)
                 .is_ok_and(|glance| glance == Liveness::Gone)
     }
 
     /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
-    fn apply_missing(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
+    pub(super) fn apply_missing(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
         let gone: Vec<ProcessKey> = self
             .model
             .tree
@@ -87,7 +62,8 @@ impl Engine {
         for key in gone {
             // A row that could not be read is not one that is not there: unknown is never dead.
             let dead = self
-                .procfs
+                .kernel
+                .processes
                 .probe(key)
                 .is_ok_and(|glance| glance == Liveness::Gone);
             if dead && self.model.tree.get(key).is_some() {
@@ -112,7 +88,7 @@ impl Engine {
                 exit.time_ns,
                 super::map_sync::exit_status_from_wait(exit.status),
             ),
-            None => (sys::boot_time(), ExitStatus::Unknown),
+            None => (self.kernel.clock.boot_time(), ExitStatus::Unknown),
         };
         self.apply(&Event {
             time,

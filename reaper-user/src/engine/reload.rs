@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::Engine;
 use super::ingest::Queued;
-use super::{Engine, deferred};
 use crate::api::ErrorResponse;
 use crate::api::messages::EngineReply;
 use crate::config::Config;
@@ -80,7 +80,7 @@ impl Engine {
 
     fn change_rules(&mut self, Loaded { config, names }: Loaded) -> Result<String, String> {
         let unchanged = |what: String| format!("{what}; the rules are what they were");
-        let reader = deferred::reader(&config.rules);
+        let reader = (self.kernel.start_facts)(&config.rules);
         let reader =
             reader.map_err(|error| unchanged(format!("cannot start a thread: {error}")))?;
         // The probes know of what may be kept before anybody is judged by it.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::ingest::Queued;
-use super::keeps::{self, UnsavedKeep};
+use super::keeps::UnsavedKeep;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KeepDone, Status};
@@ -47,7 +47,7 @@ impl Engine {
             return self.end(peer, &asked, answer);
         }
         let mut read = self.settle();
-        self.model.set_now(sys::boot_time());
+        self.model.set_now(self.kernel.clock.boot_time());
         let said = self.reply(peer, question);
         // The probes know of what was ordered before it is said to be done.
         read += self.settle();
@@ -116,7 +116,7 @@ impl Engine {
         let count = &self.count;
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
+            pid: self.kernel.processes.own_pid(),
             mode: self.settings.mode.name().into(),
             mode_reason: self.settings.mode_reason.clone(),
             source: self.source.name().into(),
@@ -202,10 +202,10 @@ impl Engine {
     ) -> Result<KeepDone, ErrorResponse> {
         let key = self.authorize_target(peer, &target)?;
         let keep = UserKeep {
-            until_monotonic_ns: lasts.map(sys::after),
+            until_monotonic_ns: lasts.map(|lasts| self.kernel.clock.after(lasts)),
             with_descendants: tree,
             by_uid: peer.uid,
-            made_at: keeps::wall_now(),
+            made_at: self.kernel.clock.wall_time(),
         };
         let processes = self.model.keep(key, keep);
         if processes == 0 {
@@ -213,7 +213,12 @@ impl Engine {
         }
         // What was kept with all below it stays so.
         let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
-        let until = lasts.map(|lasts| sys::boot_time().saturating_add(sys::nanoseconds(lasts)));
+        let until = lasts.map(|lasts| {
+            self.kernel
+                .clock
+                .boot_time()
+                .saturating_add(sys::nanoseconds(lasts))
+        });
         self.emit_keep(
             key,
             peer,

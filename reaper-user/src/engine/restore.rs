@@ -3,45 +3,52 @@
 //! Its sessions are in one map, their members, as of now, in another, and what happened meanwhile is in the
 //! ring, which is read last: events tell nothing new of what the maps have said already.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use reaper_common::{SESSION_SIGNALLED, SESSION_TOLD, SessionState};
 
 use super::ingest::{Counts, Queued, Tally};
 use super::map_sync::exit_status_from_wait;
-use super::reconcile::Reconciled;
-use super::survey::{Surveyor, Whom};
+use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
 use reaper_host::source::probes::model_key;
 use reaper_host::source::procfs::Liveness;
-use reaper_host::sys;
-use reaper_model::event::{Event, EventKind, ProcessKey, Provenance, RestoredSession, Uids};
+use reaper_model::event::{
+    Event, EventKind, Membership, ProcessKey, Provenance, RestoredSession, Uids,
+};
 use reaper_model::session::Succession;
 
-/// Times that marks are written for processes that have appeared while others were.
-const MARK_ROUNDS_MAX: usize = 100;
+/// What an earlier service has left.
+pub(super) struct Restored {
+    /// Start of the restoring, in nanoseconds since boot.
+    began: u64,
+    resumed: Option<Resumed>,
+    states: Vec<(ProcessKey, SessionState)>,
+    /// Directory of the pins before anything was drained.
+    pinned: Option<String>,
+}
 
 impl Engine {
-    /// Takes in all that runs, and all that a service before this one has left. What happens meanwhile
-    /// waits in the ring and is merged afterwards.
-    pub(super) fn restore(&mut self) -> Result<(), EngineError> {
-        let began = sys::boot_time();
+    /// Opens the sessions that an earlier service has left, and takes a survey of all processes.
+    pub(super) fn begin_restore(&mut self) -> Result<(Restored, Survey), EngineError> {
+        let began = self.kernel.clock.boot_time();
         let lost = self.source.lost();
         let maps = self.source.maps();
-        let told = maps.map_or(0, |maps| maps.lost_reported().min(lost.total));
+        let reported = maps.map_or(0, |maps| maps.lost_reported().min(lost.total));
         let probes = self.source.probes();
         let resumed = probes
             .filter(|probes| probes.is_resumed())
             .map(|probes| Resumed {
                 sessions: 0,
                 backlog: probes.ring().waiting(),
-                lost: lost.total - told,
+                lost: lost.total - reported,
             });
-        // Of which kinds the others were is not known any more.
-        self.lost.total = told;
-        if told == lost.total {
+        // The kinds of the records that an earlier service has reported are not known any more.
+        self.lost.total = reported;
+        if reported == lost.total {
             self.lost = lost;
         }
         self.untracked_members = self.source.untracked_members();
@@ -49,133 +56,108 @@ impl Engine {
             self.model.begin_restore();
         }
         let states = self.restore_sessions();
-        // Of what was skipped before now, what is found here has to serve.
+        // What was skipped before now is found by the survey.
         self.skipped_probes = self.source.skipped();
         let complete = self.is_mapped();
         if !complete {
-            // Whoever is followed only from now on has children of whom nobody would tell.
+            // No probe reports the children of a process that is followed only from now on.
             self.set_seeded(false)?;
         }
-        let surveyor = Surveyor::new(&*self.source, complete)?;
+        let surveyor = Surveyor::new(&self.kernel, &*self.source, complete)?;
         let mut survey = surveyor.survey(Whom::Everybody)?;
         if survey.unreadable > 0 {
-            // Whoever is not known now is nobody's from now on, and the machine may only have been busy.
+            // A process that is not known now never becomes a member, and the machine may only have been busy.
             let again = surveyor.survey(Whom::Everybody)?;
             if again.unreadable < survey.unreadable {
                 survey = again;
             }
         }
-        let pinned = self.pinned();
-        let Reconciled { marks, .. } = self.reconcile(survey, |engine| {
-            // Before what has happened since: who was born to the kept is kept.
-            engine.restore_keeps();
-            let probes = engine.source.probes();
-            let left_behind = probes.is_some_and(|probes| probes.replaced_other_abi());
-            let can_signal = probes.is_some_and(|probes| probes.can_signal());
-            let ring_size = probes.map(|probes| probes.ring().size());
-            engine.emit(EventBody::Ready {
-                mode: engine.settings.mode.name(),
-                mode_reason: engine.settings.mode_reason.clone(),
-                source: engine.source.name(),
-                passed_over: engine.settings.rejected_sources.clone(),
-                processes: engine.model.tree.len(),
-                scope: engine.settings.scope_names.clone(),
-                resumed: resumed.map(|resumed| Resumed {
-                    sessions: states.len(),
-                    ..resumed
-                }),
-                pinned,
-                kernel_reap: engine.settings.kernel_reap && can_signal,
-                ring_size,
-            });
-            if left_behind {
-                tracing::warn!(
-                    "a service of another ABI version was at work here: what had left its tree before now is not known"
-                );
-            }
-            engine.drain();
-            engine.ingest.out.flush_backlog();
-            // What is read says so only if it was written after the loss.
-            engine.look_for_loss();
+        let restored = Restored {
+            began,
+            resumed: resumed.map(|resumed| Resumed {
+                sessions: states.len(),
+                ..resumed
+            }),
+            states,
+            pinned: self.pinned(),
+        };
+        Ok((restored, survey))
+    }
+
+    /// Reports that the service is up.
+    pub(super) fn announce_ready(&mut self, restored: &Restored) {
+        let probes = self.source.probes();
+        let replaced_other_abi = probes.is_some_and(|probes| probes.replaced_other_abi());
+        let can_signal = probes.is_some_and(|probes| probes.can_signal());
+        let ring_size = probes.map(|probes| probes.ring().size());
+        self.emit(EventBody::Ready {
+            mode: self.settings.mode.name(),
+            mode_reason: self.settings.mode_reason.clone(),
+            source: self.source.name(),
+            passed_over: self.settings.rejected_sources.clone(),
+            processes: self.model.tree.len(),
+            scope: self.settings.scope_names.clone(),
+            resumed: restored.resumed,
+            pinned: restored.pinned.clone(),
+            kernel_reap: self.settings.kernel_reap && can_signal,
+            ring_size,
         });
-        // Whoever is in the map and nowhere else has gone without being told of, or has come so.
+        if replaced_other_abi {
+            tracing::warn!(
+                "a service of another ABI version was at work here: what had left its tree before now is not known"
+            );
+        }
+    }
+
+    /// Goes on with the sessions that an earlier service has left. `marks` are all processes that the kernel's map has.
+    pub(super) fn finish_restore(
+        &mut self,
+        restored: &Restored,
+        marks: &HashMap<ProcessKey, Membership>,
+    ) -> Result<(), EngineError> {
+        // A process in the map that the model does not have has exited unreported, or was born unreported.
         for key in marks.keys() {
             let unknown = self.model.tree.get(*key).is_none();
             if unknown
                 && self
-                    .procfs
+                    .kernel
+                    .processes
                     .probe(*key)
-                    .is_ok_and(|glance| glance == Liveness::Gone)
+                    .is_ok_and(|liveness| liveness == Liveness::Gone)
                 && let Some(maps) = self.source.maps_mut()
             {
                 maps.remove(*key)?;
             }
         }
-        self.resume(&states);
-        self.finish_restore();
+        self.resume(&restored.states);
+        self.model.finish_restore(&mut self.outputs);
+        self.on_session_events(self.kernel.clock.boot_time());
         self.after_outputs();
         if self.source.is_filtered() {
             self.model.forget_untracked();
         }
-        self.write_all_memberships()?;
+        Ok(())
+    }
+
+    /// Lets the probes send first signals, if they are to.
+    pub(super) fn allow_kernel_reap(&mut self) -> Result<(), EngineError> {
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
         if let Some(maps) = self.source.maps_mut() {
             maps.set_kernel_reap(reaps)?;
         }
-        self.settle();
-        if resumed.is_some() {
-            self.emit(EventBody::CaughtUp {
-                records: self.count.events,
-                duration: sys::boot_time().saturating_sub(began),
-            });
-            self.ingest.out.flush();
-        }
         Ok(())
     }
 
-    /// Writes all marks, until those whom the probes follow are all who are to be followed: only then do
-    /// the probes leave out the others.
-    pub(super) fn write_all_memberships(&mut self) -> Result<(), EngineError> {
-        self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
-        if self.source.maps().is_none() {
-            self.write_memberships()?;
-            return Ok(());
+    /// Reports that all has been read that was waiting when the service started.
+    pub(super) fn announce_caught_up(&mut self, restored: &Restored) {
+        if restored.resumed.is_none() {
+            return;
         }
-        for _ in 0..MARK_ROUNDS_MAX {
-            while self.write_memberships()? > 0 {
-                self.on_exits_before_membership();
-                self.drain();
-            }
-            // A probe may have looked for a mark before that was there, and tells of it later, or finds then that it need not.
-            if let Some(maps) = self.source.maps().filter(|_| self.source.is_filtered()) {
-                maps.await_probes();
-                self.drain();
-                if self.write_memberships()? > 0 {
-                    continue;
-                }
-            }
-            self.set_seeded(true)?;
-            // What was born to somebody who was not marked yet has been told of, if it was before this.
-            self.drain();
-            if self.write_memberships()? == 0 {
-                return Ok(());
-            }
-            self.set_seeded(false)?;
-            // Of those who were marked only now, children may have come that nobody told of.
-            let survey = Surveyor::new(&*self.source, false)?.survey(Whom::Everybody)?;
-            self.reconcile(survey, |_| ());
-            if self.source.is_filtered() {
-                self.model.forget_untracked();
-            }
-        }
-        self.set_seeded(true)?;
-        Ok(())
-    }
-
-    /// All is taken in that there is: what is over is told to be.
-    fn finish_restore(&mut self) {
-        self.model.finish_restore(&mut self.outputs);
-        self.on_session_events(sys::boot_time());
+        self.emit(EventBody::CaughtUp {
+            records: self.count.events,
+            duration: self.kernel.clock.boot_time().saturating_sub(restored.began),
+        });
+        self.ingest.out.flush();
     }
 
     /// Opens the sessions again that were open.

@@ -8,15 +8,23 @@ use hashbrown::HashSet;
 
 use super::Engine;
 use reaper_host::source::procfs::Liveness;
-use reaper_host::sys;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
 /// How long a look at a process may take that is about to be signalled.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// What is known when pidfds are opened, for the check after the drain that follows.
+pub(super) struct OpenedRound {
+    /// Records lost by then.
+    lost: u64,
+    had_losses: bool,
+    /// Whether some pidfds can only be verified by the source having lost nothing since.
+    needs_confirmation: bool,
+}
+
 impl Engine {
-    /// Opens what is queued, reads what has happened by then, and signals what is still due.
-    pub(super) fn signal(&mut self) -> u64 {
+    /// Opens pidfds of the processes that are queued. The source must be drained before [`Engine::signal_opened`].
+    pub(super) fn open_queued(&mut self) -> OpenedRound {
         for key in self.ingest.reaper.queued() {
             self.source.watch_exit(*key, true);
         }
@@ -28,32 +36,35 @@ impl Engine {
             self.reread_unsignalled();
         }
         self.source.scan_now();
-        let vouching = self.ingest.reaper.needs_confirmation(&self.model);
-        let lost = self.lost.total;
-        let was_lossy = mem::take(&mut self.has_losses);
-        let read = self.drain();
-        // Known only now, so that nothing has been looked at for it.
+        OpenedRound {
+            lost: self.lost.total,
+            had_losses: mem::take(&mut self.has_losses),
+            needs_confirmation: self.ingest.reaper.needs_confirmation(&self.model),
+        }
+    }
+
+    /// Signals the opened processes that are still due.
+    pub(super) fn signal_opened(&mut self, round: &OpenedRound) {
+        // Known only now, so the rereading before the drain has not covered it.
         let missed = self.has_losses;
-        self.has_losses |= was_lossy;
-        // A record that was dropped says so only in the next one: what rests on there being none asks.
-        let now = if vouching {
-            self.source.lost_total()
-        } else {
-            lost
+        self.has_losses |= round.had_losses;
+        // The ring reports a loss only in the next record. Where the check relies on there being none, the source is asked.
+        let lost = match round.needs_confirmation {
+            true => self.source.lost_total(),
+            false => round.lost,
         };
-        let lossless = now == lost && self.lost.total == lost && !missed;
+        let lossless = lost == round.lost && self.lost.total == round.lost && !missed;
         if missed || self.source.has_unreported() {
             // What has happened to them is not known, or not yet.
             self.reread_unsignalled();
         }
         self.release_unconfirmed();
         self.ingest.reaper.signal_queued(&mut self.model, lossless);
-        let swaps = LazyCell::new(sys::is_swap_used);
-        let procfs = &self.procfs;
+        let processes = &self.kernel.processes;
+        let swaps = LazyCell::new(|| processes.is_swap_used());
         self.ingest
             .reaper
-            .measure_memory(|pid| procfs.memory(pid, *swaps));
-        read
+            .measure_memory(|pid| processes.memory(pid, *swaps));
     }
 
     /// Lets those alone for whom the source does not vouch: their pids may be others' by now.
@@ -66,7 +77,7 @@ impl Engine {
             if !known || self.source.confirms_identity(key) {
                 continue;
             }
-            let glance = self.procfs.probe(key);
+            let glance = self.kernel.processes.probe(key);
             if glance.is_ok_and(|glance| glance == Liveness::Gone) {
                 self.exited_unseen(key, Provenance::Procfs);
             } else if let Some(errno) = self.source.pidfd_error() {
@@ -86,7 +97,7 @@ impl Engine {
             .and_then(|node| node.state.member.session);
         self.ingest.reaper.release_unreadable(key);
         if let Some(session) = session {
-            let again = self.deferred.next_retry(key);
+            let again = self.deferred.next_retry(key, self.kernel.clock.monotonic());
             self.defer(key, session, again);
         }
     }
@@ -96,7 +107,7 @@ impl Engine {
     fn reread_unsignalled(&mut self) {
         let keys = self.ingest.reaper.unsignalled();
         let pids = keys.iter().map(|key| key.pid).collect();
-        let rows = match self.procfs.snapshot_within(PATIENCE, pids) {
+        let rows = match self.kernel.processes.snapshot_within(PATIENCE, pids) {
             Ok(snapshot) => snapshot.rows,
             Err(error) => {
                 tracing::error!("{error}");
@@ -106,7 +117,7 @@ impl Engine {
         let read: HashSet<u32> = rows.iter().map(|row| row.key.pid).collect();
         for row in rows {
             self.apply(&Event {
-                time: sys::boot_time(),
+                time: self.kernel.clock.boot_time(),
                 provenance: Provenance::Procfs,
                 kind: EventKind::Discovered(row),
             });
@@ -115,7 +126,8 @@ impl Engine {
             let unread = !read.contains(&key.pid);
             if unread
                 && !self
-                    .procfs
+                    .kernel
+                    .processes
                     .probe(key)
                     .is_ok_and(|glance| glance == Liveness::Gone)
             {

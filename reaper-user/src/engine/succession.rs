@@ -6,7 +6,6 @@
 use super::Engine;
 use super::ingest::Queued;
 use reaper_host::facts::Urgency;
-use reaper_host::sys;
 use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
 
 /// Number of searches after the deadline for a session about which something could not be read.
@@ -55,7 +54,7 @@ impl Engine {
         if self.successions.open.is_empty() || self.gap.is_some() {
             return;
         }
-        let now = sys::monotonic();
+        let now = self.kernel.clock.monotonic();
         let has_facts = std::mem::take(&mut self.successions.has_facts);
         let open = std::mem::take(&mut self.successions.open).into_iter();
         let open: Vec<Open> = open
@@ -80,14 +79,19 @@ impl Engine {
         let found = self.model.find_successor(id);
         if let SuccessorSearch::Needs(needs) = found {
             for (key, needs) in needs {
-                self.deferred.facts.request(key, needs, Urgency::Urgent);
+                self.deferred
+                    .facts
+                    .request(key, None, needs, Urgency::Urgent);
             }
             return Some(open);
         }
         if let SuccessorSearch::Found(root) = found {
             for session_event in self.model.set_successor(id, root) {
-                self.ingest
-                    .on_session_event(&self.model, sys::boot_time(), &session_event);
+                self.ingest.on_session_event(
+                    &self.model,
+                    self.kernel.clock.boot_time(),
+                    &session_event,
+                );
             }
             self.reevaluate(id);
             return None;

@@ -1,21 +1,22 @@
 //! All that runs, as of a moment: what /proc says of each process, with what the kernel alone knows of it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hashbrown::HashSet;
 
 use super::EngineError;
+use reaper_host::kernel::{Clock, Kernel, ProcessTable};
 use reaper_host::source::Source;
 use reaper_host::source::probes::KernelReader;
-use reaper_host::source::procfs::Procfs;
-use reaper_host::sys;
 use reaper_model::event::{Membership, ProcEntry, ProcessKey, TICK_NS};
 
 /// Takes surveys, from any thread.
 pub struct Surveyor {
     /// What the kernel alone knows, where there are probes.
-    kernel: Option<Box<dyn KernelReader>>,
-    procfs: Procfs,
+    members: Option<Box<dyn KernelReader>>,
+    clock: Arc<dyn Clock>,
+    processes: Arc<dyn ProcessTable>,
     /// Who is not in the kernel's map is no member.
     complete: bool,
     /// The source may have no better names than pid and tick.
@@ -49,11 +50,16 @@ impl Surveyor {
     ///
     /// # Errors
     /// A map cannot be shared.
-    pub fn new(source: &dyn Source, complete: bool) -> Result<Surveyor, EngineError> {
-        let kernel = source.probes().map(|probes| probes.reader());
+    pub fn new(
+        kernel: &Kernel,
+        source: &dyn Source,
+        complete: bool,
+    ) -> Result<Surveyor, EngineError> {
+        let members = source.probes().map(|probes| probes.reader());
         Ok(Surveyor {
-            kernel: kernel.transpose()?,
-            procfs: Procfs::default(),
+            members: members.transpose()?,
+            clock: Arc::clone(&kernel.clock),
+            processes: Arc::clone(&kernel.processes),
             complete,
             by_tick: source.is_polling(),
         })
@@ -64,21 +70,21 @@ impl Surveyor {
     /// # Errors
     /// The kernel does not list its processes, or no thread can be started to read them.
     pub fn survey(&self, whom: Whom) -> Result<Survey, EngineError> {
-        let began = sys::boot_time();
-        let roster = || match &self.kernel {
-            Some(kernel) => kernel.members(),
+        let began = self.clock.boot_time();
+        let roster = || match &self.members {
+            Some(reader) => reader.members(),
             None => HashMap::new(),
         };
         let before = roster();
-        let table = self.kernel.as_ref().map(|kernel| kernel.processes());
+        let table = self.members.as_ref().map(|kernel| kernel.processes());
         let table = table.transpose()?.unwrap_or_default();
         let pids: HashSet<u32> = match whom {
             // The kernel's list may lack some, and says nothing of that.
-            Whom::Everybody => self.procfs.pids()?.into_iter().collect(),
+            Whom::Everybody => self.processes.pids()?.into_iter().collect(),
             Whom::Followed => before.keys().map(|key| key.pid).collect(),
         };
         let table: HashMap<u32, _> = table.iter().map(|row| (row.key.pid, row)).collect();
-        let snapshot = self.procfs.snapshot_of(pids.iter().copied().collect())?;
+        let snapshot = self.processes.snapshot_of(pids.iter().copied().collect())?;
         let unreadable = snapshot.unreadable;
         // Last: whoever was there to be looked at was put into it before.
         let marks = roster();
@@ -126,8 +132,6 @@ fn drop_fresh(rows: &mut Vec<ProcEntry>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use reaper_model::event::{Image, Uids};
 

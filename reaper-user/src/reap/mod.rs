@@ -17,8 +17,6 @@
 //! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
 //! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
 
-#[cfg_attr(target_os = "macos", path = "confirm/darwin.rs")]
-mod confirm;
 mod ending;
 mod escalation;
 mod reaper;
@@ -34,7 +32,6 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
-pub use confirm::ExitPoll;
 pub use ending::{Due, Handed, PollingReaper, ReapResult, reap_all};
 pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;

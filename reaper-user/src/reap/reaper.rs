@@ -4,6 +4,8 @@ mod end;
 mod signal;
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -11,9 +13,9 @@ use nix::sys::signal::Signal;
 
 use super::target::Target;
 use super::weigh::Scales;
-use super::{Escalation, ExitPoll, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
+use super::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
+use reaper_host::kernel::{Clock, Kernel, Signals};
 use reaper_host::source::procfs::ProcessMemory;
-use reaper_host::sys;
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
@@ -41,18 +43,17 @@ pub struct Reaper {
     /// Sent their first signal since they were last weighed.
     unweighed: Vec<ProcessKey>,
     scales: Scales,
-    exit_poll: ExitPoll,
+    clock: Arc<dyn Clock>,
+    signals: Arc<dyn Signals>,
     tokens: HashMap<u64, ProcessKey>,
     last_token: u64,
     reports: Vec<ReapEvent>,
 }
 
 impl Reaper {
-    /// # Errors
-    /// As `epoll_create1(2)`.
-    pub fn new(times: Times, observe: bool) -> nix::Result<Reaper> {
-        Ok(Reaper {
-            own_pid: std::process::id(),
+    pub fn new(kernel: &Kernel, times: Times, observe: bool) -> Reaper {
+        Reaper {
+            own_pid: kernel.processes.own_pid(),
             times,
             observe,
             targets: HashMap::new(),
@@ -63,12 +64,13 @@ impl Reaper {
             queue: Vec::new(),
             waiting_for_files: Vec::new(),
             unweighed: Vec::new(),
-            scales: Scales::default(),
-            exit_poll: ExitPoll::new()?,
+            scales: Scales::new(Arc::clone(&kernel.processes)),
+            clock: Arc::clone(&kernel.clock),
+            signals: Arc::clone(&kernel.signals),
             tokens: HashMap::new(),
             last_token: 0,
             reports: Vec::new(),
-        })
+        }
     }
 
     /// Other delays, for the ladders that are opened from now on.
@@ -103,7 +105,7 @@ impl Reaper {
     /// [`Reaper::close_empty`]; the session is one that is due by itself, in no other that is.
     pub fn resume(&mut self, session: SessionId, kill_at: u64) {
         if !self.observe {
-            let ladder = Escalation::resumed(self.times, kill_at, sys::monotonic());
+            let ladder = Escalation::resumed(self.times, kill_at, self.clock.monotonic());
             self.escalations.entry(session).or_insert(ladder);
         }
     }
@@ -112,7 +114,7 @@ impl Reaper {
     /// it already SIGKILL is due now if there is no grace; false where there is to be one, and the ladder has another, asks by
     /// another signal, or has come to SIGKILL.
     pub fn open_escalation(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
-        let now = sys::monotonic();
+        let now = self.clock.monotonic();
         let open = self.escalations.get_mut(&session);
         let Some(ladder) = open.filter(|ladder| !ladder.is_empty()) else {
             let ladder = Escalation::new(times, now).with_first_signal(gentle);
@@ -133,7 +135,7 @@ impl Reaper {
     /// the tree is only now due.
     pub fn restart_grace(&mut self, session: SessionId) {
         if let Some(ladder) = self.escalations.get_mut(&session) {
-            *ladder = ladder.renewed(self.times, sys::monotonic());
+            *ladder = ladder.renewed(self.times, self.clock.monotonic());
         }
     }
 
@@ -167,9 +169,9 @@ impl Reaper {
         self.escalations.values().map(Escalation::deadline).min()
     }
 
-    /// What to wait on for ends to confirm.
-    pub fn exit_poll(&self) -> ExitPoll {
-        self.exit_poll.clone()
+    /// Returns what is readable when [`Reaper::confirm_exits`] has something to do.
+    pub fn exit_poll(&self) -> impl AsFd {
+        Arc::clone(&self.signals)
     }
 
     pub fn is_claimed(&self, key: ProcessKey) -> bool {
@@ -235,7 +237,7 @@ impl Reaper {
     /// One more on a ladder. True for one that was born into a tree which has been sent SIGTERM: a
     /// handler of that may have made it to clean up, so it is left to its maker while that lives.
     fn step_on(&mut self, session: SessionId, late: bool) -> bool {
-        let now = sys::monotonic();
+        let now = self.clock.monotonic();
         let ladder = self.escalations.entry(session);
         let ladder = ladder.or_insert_with(|| Escalation::new(self.times, now));
         ladder.on_claim();

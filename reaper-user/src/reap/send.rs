@@ -6,6 +6,7 @@ use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::{ReleaseReason, SignalStep};
+use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys::cgroup::Cgroup;
 use reaper_host::sys::pidfd::Pidfd;
@@ -18,7 +19,7 @@ use reaper_model::policy::{Decision, Evaluation, Verdict};
 pub(super) fn verify_identity(
     model: &mut Model,
     key: ProcessKey,
-    pidfd: &Pidfd,
+    pidfd: &dyn ProcessHandle,
 ) -> Result<(), ReleaseReason> {
     let node = model.tree.get(key).ok_or(ReleaseReason::Gone)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
@@ -50,7 +51,12 @@ pub(super) fn check_due(
 }
 
 /// Sends what the step asks for. Who is asked has to be woken, once all are that are asked together: see [`SignalStep::Terminate`].
-pub(super) fn send(pidfd: &Pidfd, pid: u32, own_pid: u32, step: SignalStep) -> nix::Result<()> {
+pub(super) fn send(
+    pidfd: &dyn ProcessHandle,
+    pid: u32,
+    own_pid: u32,
+    step: SignalStep,
+) -> nix::Result<()> {
     check_never_list(pid, own_pid)?;
     match step {
         SignalStep::Terminate(signal) => pidfd.send_signal(signal),

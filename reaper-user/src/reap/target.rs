@@ -5,8 +5,8 @@ use reaper_common::{MEMBER_KILL, MEMBER_TERM};
 
 use super::weigh::Share;
 use super::{ReapFailure, ReapOutcome, ReleaseReason};
+use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
-use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::ExitStatus;
 use reaper_model::session::SessionId;
 
@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) session: SessionId,
     /// That it is to be reaped has been told.
     pub(super) is_reported: bool,
-    pub(super) pidfd: Option<Pidfd>,
+    pub(super) pidfd: Option<Box<dyn WatchedHandle>>,
     /// Number under which the pidfd is waited on.
     pub(super) token: u64,
     /// What made it due, in ns since boot; `None` for one that was left to its maker at first.

@@ -8,8 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use reaper_host::source::procfs::Procfs;
-use reaper_host::sys::pidfd::Pidfd;
+use reaper_host::kernel::{ProcessHandle, ProcessTable, Signals};
 
 /// The largest that is read, in bytes that are resident: of that it takes some 20 ms.
 const LARGEST: u64 = 256 << 20;
@@ -24,8 +23,8 @@ const STACK: usize = 128 << 10;
 pub(super) type Share = Arc<OnceLock<u64>>;
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Scales {
+    processes: Arc<dyn ProcessTable>,
     /// `None`: nobody was weighed yet, or no thread can be started.
     thread: Option<SyncSender<Load>>,
 }
@@ -33,20 +32,33 @@ pub(super) struct Scales {
 struct Load {
     pid: u32,
     /// Of whoever is meant.
-    pidfd: Pidfd,
+    pidfd: Box<dyn ProcessHandle>,
     asked: Instant,
     share: Share,
 }
 
 impl Scales {
+    pub(super) fn new(processes: Arc<dyn ProcessTable>) -> Scales {
+        Scales {
+            processes,
+            thread: None,
+        }
+    }
+
     /// Has a process read that has so much resident memory. `own` is its pidfd.
-    pub(super) fn ask(&mut self, pid: u32, own: &Pidfd, rss: u64) -> Option<Share> {
+    pub(super) fn ask(
+        &mut self,
+        signals: &dyn Signals,
+        pid: u32,
+        own: &dyn ProcessHandle,
+        rss: u64,
+    ) -> Option<Share> {
         if rss > LARGEST {
             return None;
         }
         // One of its own for the thread, as a copy would be waited on for as long as it is open. It is of the
         // same process if that has not exited by now.
-        let pidfd = Pidfd::open(pid).ok().filter(|_| !own.has_exited())?;
+        let pidfd = signals.open(pid).ok().filter(|_| !own.has_exited())?;
         let share = Share::default();
         let load = Load {
             pid,
@@ -56,30 +68,31 @@ impl Scales {
         };
         let thread = match &self.thread {
             Some(thread) => thread,
-            None => self.thread.insert(start()?),
+            None => self.thread.insert(start(Arc::clone(&self.processes))?),
         };
         // What finds no room is not worth a descriptor: one that is stuck may keep the thread for good.
         thread.try_send(load).ok().map(|()| share)
     }
 }
 
-fn start() -> Option<SyncSender<Load>> {
+fn start(processes: Arc<dyn ProcessTable>) -> Option<SyncSender<Load>> {
     let (thread, loads) = sync_channel(QUEUED);
     let builder = std::thread::Builder::new().name("weigh".into());
-    let started = builder.stack_size(STACK).spawn(move || weigh(loads));
+    let started = builder
+        .stack_size(STACK)
+        .spawn(move || weigh(&*processes, loads));
     if let Err(error) = &started {
         tracing::warn!("no thread for reading memory can be started: {error}");
     }
     started.is_ok().then_some(thread)
 }
 
-fn weigh(loads: Receiver<Load>) {
-    let procfs = Procfs::default();
+fn weigh(processes: &dyn ProcessTable, loads: Receiver<Load>) {
     for load in loads {
         if load.asked.elapsed() > PATIENCE {
             continue;
         }
-        let pss = procfs.pss(load.pid);
+        let pss = processes.pss(load.pid);
         // Not somebody else who has its pid by now.
         if let Some(pss) = pss.filter(|_| !load.pidfd.has_exited()) {
             let _ = load.share.set(pss);
@@ -92,17 +105,20 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use reaper_host::kernel::Pidfds;
+    use reaper_host::source::procfs::Procfs;
 
     #[test]
     fn one_that_lives_is_read_and_large_or_dead_ones_are_not() {
         let mut child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
         let pid = child.id();
-        let own = Pidfd::open(pid).unwrap();
-        let mut scales = Scales::default();
-        assert!(scales.ask(pid, &own, LARGEST + 1).is_none());
+        let signals = Pidfds::new().unwrap();
+        let own = signals.open(pid).unwrap();
+        let mut scales = Scales::new(Arc::new(Procfs::default()));
+        assert!(scales.ask(&signals, pid, &*own, LARGEST + 1).is_none());
         let end = Instant::now() + Duration::from_secs(10);
         let pss = loop {
-            let share = scales.ask(pid, &own, 1 << 20).unwrap();
+            let share = scales.ask(&signals, pid, &*own, 1 << 20).unwrap();
             // The thread lets go of it when it has read, or has come too late, as on a busy machine: it is asked again.
             while Arc::strong_count(&share) > 1 {
                 assert!(Instant::now() < end, "the thread does not come to it");
@@ -118,8 +134,8 @@ mod tests {
         assert!(0 < pss && pss < rss, "{pss} of {rss}");
         child.kill().unwrap();
         assert!(own.wait(Duration::from_secs(10)));
-        assert!(scales.ask(pid, &own, 1 << 20).is_none());
+        assert!(scales.ask(&signals, pid, &*own, 1 << 20).is_none());
         child.wait().unwrap();
-        assert!(scales.ask(pid, &own, 1 << 20).is_none());
+        assert!(scales.ask(&signals, pid, &*own, 1 << 20).is_none());
     }
 }

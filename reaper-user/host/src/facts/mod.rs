@@ -103,7 +103,7 @@ pub struct FactAnswer {
 
 /// See the module. Belongs to one thread, which it never keeps waiting. When it is dropped, its threads end
 /// with what they are at.
-pub struct FactReader {
+pub struct FactPool {
     urgent: Pool,
     ahead: Pool,
     scripts: Pool,
@@ -138,13 +138,13 @@ struct OpenRequest {
     used: Option<CpuTime>,
 }
 
-impl FactReader {
+impl FactPool {
     /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::markers`], [`Facts::conversations`] and
     /// [`Facts::arguments`] are about.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<FactReader> {
+    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<FactPool> {
         let woken = Arc::new(Notify::new());
         let common = Arc::new(Common {
             root: root.into(),
@@ -152,7 +152,7 @@ impl FactReader {
             woken: Arc::clone(&woken),
         });
         let (send, done) = channel();
-        Ok(FactReader {
+        Ok(FactPool {
             urgent: Pool::start("facts", URGENT, true, &common, &send)?,
             ahead: Pool::start("facts-ahead", AHEAD, false, &common, &send)?,
             scripts: Pool::start("scripts", SCRIPTS, false, &common, &send)?,
@@ -175,7 +175,7 @@ impl FactReader {
         self.request_of(key, None, needs, urgency);
     }
 
-    /// Does the same as [`FactReader::request`] for a process that is known to run `image`.
+    /// Does the same as [`FactPool::request`] for a process that is known to run `image`.
     pub fn request_of(
         &mut self,
         key: ProcessKey,

@@ -80,8 +80,8 @@ impl Fake {
         nix::unistd::mkfifo(&environ, Mode::S_IRWXU).unwrap();
         (key, environ)
     }
-    fn reader(&self) -> FactReader {
-        FactReader::start(self.root(), rules()).unwrap()
+    fn reader(&self) -> FactPool {
+        FactPool::start(self.root(), rules()).unwrap()
     }
 }
 
@@ -101,7 +101,7 @@ fn needs(all: &[FactSet]) -> FactSet {
 }
 
 /// Waits for what is urgent.
-fn wait(reader: &mut FactReader) -> Vec<FactAnswer> {
+fn wait(reader: &mut FactPool) -> Vec<FactAnswer> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -113,7 +113,7 @@ fn wait(reader: &mut FactReader) -> Vec<FactAnswer> {
 }
 
 /// Asks and waits.
-fn ask(reader: &mut FactReader, key: ProcessKey, needs: FactSet) -> Facts {
+fn ask(reader: &mut FactPool, key: ProcessKey, needs: FactSet) -> Facts {
     reader.request(key, needs, Urgency::Urgent);
     let mut facts = Facts::default();
     while !reader.open.is_empty() {
@@ -271,7 +271,7 @@ fn cut(argv: &str) -> Arc<Image> {
 }
 
 /// Asks what the rules say of the whole command line; the names of those that judge it.
-fn judged(reader: &mut FactReader, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
+fn judged(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
     reader.request_of(key, Some(image), FactSet::ARGUMENTS, Urgency::Urgent);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
@@ -335,7 +335,7 @@ fn rules_are_asked_about_the_whole_command_line() {
 
 #[test]
 fn whole_command_line_of_a_real_process_is_read() {
-    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::start("/proc", rules()).unwrap();
     let long = "y".repeat(100_000);
     let (_own, key) = Own::start(
         shell("read x")
@@ -481,7 +481,7 @@ fn shell(script: &str) -> Command {
 
 #[test]
 fn real_processes() {
-    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::start("/proc", rules()).unwrap();
     let (_kept, key) = Own::start(
         shell("read x")
             .stdin(Stdio::piped())
@@ -518,7 +518,7 @@ fn real_processes() {
 
 #[test]
 fn cpu_use_takes_two_looks() {
-    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::start("/proc", rules()).unwrap();
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
@@ -606,7 +606,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
 /// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
-    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::start("/proc", rules()).unwrap();
     let sleep = |input: Stdio, output: Stdio| {
         let mut command = Command::new("sleep");
         // Returns once the program runs.

@@ -12,6 +12,8 @@ pub mod child;
 mod clock;
 #[cfg(target_os = "macos")]
 pub mod darwin;
+#[cfg_attr(target_os = "macos", path = "darwin/exit_poll.rs")]
+pub mod exit_poll;
 #[cfg(target_os = "linux")]
 pub mod held_path;
 pub mod host;

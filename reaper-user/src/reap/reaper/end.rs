@@ -1,12 +1,11 @@
 //! What becomes of those who were signalled: they end, or nothing moves any more.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use super::Reaper;
 use crate::reap::{ReapEvent, ReapFailure, ReapOutcome};
-use reaper_host::sys;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
@@ -19,7 +18,7 @@ impl Reaper {
     /// before the next call.
     pub fn confirm_exits(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
-        let ready = self.exit_poll.ready();
+        let ready = self.signals.exited();
         for token in &ready {
             let Some(key) = self.tokens.get(token).copied() else {
                 continue;
@@ -44,7 +43,7 @@ impl Reaper {
 
     /// Takes the ladders on whose time has come.
     pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
-        let now = sys::monotonic();
+        let now = self.clock.monotonic();
         let expired: Vec<_> = self
             .escalations
             .iter()
@@ -130,7 +129,7 @@ impl Reaper {
         }
         // There is room for another pidfd now.
         self.queue.append(&mut self.waiting_for_files);
-        let now = sys::boot_time();
+        let now = self.clock.boot_time();
         let outcome = target.outcome(outcome);
         let ended = matches!(outcome, ReapOutcome::Exited(_));
         self.reports.push(ReapEvent::Outcome {
@@ -142,7 +141,7 @@ impl Reaper {
             memory: target.memory().filter(|_| ended),
         });
         if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
-            ladder.on_finished(sys::monotonic());
+            ladder.on_finished(self.clock.monotonic());
         }
     }
 
@@ -152,14 +151,14 @@ impl Reaper {
     /// A process that has exited did not fail to end, though its pidfd was not polled yet. Waits for the pidfd of one whose
     /// exit record was read: it becomes readable a moment after that.
     pub fn stop(&mut self) {
-        let end = Instant::now() + CONFIRM_AT_STOP;
+        let end = self.clock.after(CONFIRM_AT_STOP);
         let keys: Vec<ProcessKey> = self.targets.keys().copied().collect();
         for key in keys {
             let Some(target) = self.targets.get(&key) else {
                 continue;
             };
             let patience = match target.exit_status {
-                Some(_) => end.saturating_duration_since(Instant::now()),
+                Some(_) => Duration::from_nanos(end.saturating_sub(self.clock.monotonic())),
                 None => Duration::ZERO,
             };
             let pidfd = target.pidfd.as_ref();

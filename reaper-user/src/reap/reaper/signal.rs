@@ -6,9 +6,8 @@ use super::Reaper;
 use crate::reap::{
     ReapEvent, ReapFailure, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
 };
+use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
-use reaper_host::sys;
-use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::Evaluation;
@@ -31,7 +30,7 @@ impl Reaper {
                 self.queue.push(key);
                 continue;
             }
-            match Pidfd::open(key.pid) {
+            match self.signals.open(key.pid) {
                 // What is open already ends, and then it has its turn.
                 Ok(pidfd)
                     if pidfd.file() >= self.files_max && self.open_pidfds > 0 && !self.observe =>
@@ -133,7 +132,7 @@ impl Reaper {
                 None if target.signal_failure.is_some() => opened.push((key, Ok(()))),
                 // Its turn to be opened comes in the next round.
                 None => self.queue.push(key),
-                Some(pidfd) => opened.push((key, send::verify_identity(model, key, pidfd))),
+                Some(pidfd) => opened.push((key, send::verify_identity(model, key, &**pidfd))),
             }
         }
         let round = model.evaluation();
@@ -150,7 +149,7 @@ impl Reaper {
             let target = self.targets.get(&key);
             if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
                 // If it is gone already, so much the better.
-                let _ = send::send(pidfd, key.pid, self.own_pid, SignalStep::Continue);
+                let _ = send::send(&**pidfd, key.pid, self.own_pid, SignalStep::Continue);
             }
         }
     }
@@ -174,7 +173,9 @@ impl Reaper {
             if let Some(target) = self.targets.get_mut(key)
                 && let (Some(pidfd), Some(memory)) = (&target.pidfd, &target.memory)
             {
-                target.share = self.scales.ask(key.pid, pidfd, memory.rss);
+                target.share = self
+                    .scales
+                    .ask(&*self.signals, key.pid, &**pidfd, memory.rss);
             }
         }
     }
@@ -210,7 +211,7 @@ impl Reaper {
             Err(ReleaseReason::Gone) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
             Err(ReleaseReason::Gone) if target.signals_had != 0 => {
-                self.exit_poll.add(pidfd, key, target.token);
+                watch_exit(&**pidfd, key, target.token);
                 return Ok(None);
             }
             verified => verified?,
@@ -226,7 +227,7 @@ impl Reaper {
         if target.last_signal == Some(step.signal()) {
             return Ok(None);
         }
-        let sent = send::send(pidfd, key.pid, self.own_pid, step);
+        let sent = send::send(&**pidfd, key.pid, self.own_pid, step);
         match sent {
             Ok(()) => {
                 target.signal_failure = None;
@@ -234,7 +235,7 @@ impl Reaper {
                     self.unweighed.push(key);
                 }
                 if step != SignalStep::Continue {
-                    let now = sys::boot_time();
+                    let now = self.clock.boot_time();
                     target.first_signal = target.first_signal.or(first.then_some(now));
                     let due_at = target.due_at.filter(|_| first);
                     self.reports.push(ReapEvent::Signal(SentSignal {
@@ -250,7 +251,13 @@ impl Reaper {
             Err(nix::Error::EPERM) => target.signal_failure = Some(ReapFailure::Eperm),
             Err(errno) => target.signal_failure = Some(ReapFailure::Errno(errno as i32)),
         }
-        self.exit_poll.add(pidfd, key, target.token);
+        watch_exit(&**pidfd, key, target.token);
         Ok(sent.is_ok().then_some(step))
+    }
+}
+
+fn watch_exit(pidfd: &dyn WatchedHandle, key: ProcessKey, token: u64) {
+    if let Err(error) = pidfd.watch_exit(token) {
+        tracing::error!("pid {}: cannot wait for its exit: {error}", key.pid);
     }
 }

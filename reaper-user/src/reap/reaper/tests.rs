@@ -11,6 +11,7 @@ use super::*;
 use crate::reap::ReapFailure;
 use crate::reap::send;
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
+use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Scope;
 use reaper_model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
@@ -27,6 +28,10 @@ const TIMES: Times = Times {
     grace: Duration::from_secs(600),
     kill_timeout: Duration::from_secs(60),
 };
+
+fn kernel() -> Kernel {
+    Kernel::open(1 << 20, ScanOptions::default()).unwrap()
+}
 
 /// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
 struct Orphan {
@@ -65,7 +70,7 @@ impl Orphan {
             said,
             key,
             model: Model::new(rules, Scope::default(), std::process::id()),
-            reaper: Reaper::new(TIMES, false).unwrap(),
+            reaper: Reaper::new(&kernel(), TIMES, false),
         };
         let uids = Uids::default();
         let runs = |key, name: &str| EventKind::Exec {
@@ -313,7 +318,7 @@ fn killed_process_that_runs_is_not_given_up() {
         grace: Duration::ZERO,
         kill_timeout: Duration::ZERO,
     };
-    orphan.reaper = Reaper::new(at_once, false).unwrap();
+    orphan.reaper = Reaper::new(&kernel(), at_once, false);
     orphan.claim();
     orphan.reaper.tick(|_| ('S', 0));
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
@@ -367,7 +372,7 @@ fn some_open_files_are_left_for_others() {
 #[test]
 fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     let mut orphan = Orphan::new();
-    orphan.reaper = Reaper::new(TIMES, true).unwrap();
+    orphan.reaper = Reaper::new(&kernel(), TIMES, true);
     orphan.claim();
     orphan.reaper.open_queued();
     let target = orphan.reaper.targets.get_mut(&orphan.key).unwrap();

@@ -33,14 +33,14 @@ impl Fake {
         key
     }
 
-    fn script_reader(&self) -> FactReader {
+    fn script_reader(&self) -> FactPool {
         let script = Condition {
             field: Field::Script,
             any_of: vec![Pattern::exe("**/lib/gemini.js").unwrap()],
             negative: false,
         };
         let rule = Rule::new("gemini", Action::Agent, vec![Matcher::new(vec![script])]);
-        FactReader::start(self.root(), Ruleset::new(vec![rule])).unwrap()
+        FactPool::start(self.root(), Ruleset::new(vec![rule])).unwrap()
     }
 }
 
@@ -53,7 +53,7 @@ fn node(script: &str) -> Arc<Image> {
 }
 
 /// Whether the script of a process is the agent's.
-fn is_agent(reader: &mut FactReader, key: ProcessKey, script: &str) -> Fact<bool> {
+fn is_agent(reader: &mut FactPool, key: ProcessKey, script: &str) -> Fact<bool> {
     reader.request_script(key, &node(script), 1000);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
@@ -122,7 +122,7 @@ fn script_of_a_real_process_is_resolved() {
     };
     let script = at("lib/gemini.js").canonicalize().unwrap();
     assert_eq!(found, script.into_os_string().into_encoded_bytes());
-    let mut reader = FactReader::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::start("/proc", rules()).unwrap();
     reader.request_script(key, &node("300"), 1000);
     let answers = wait(&mut reader);
     assert!(matches!(answers[0].found.script, Fact::Known(_)));
@@ -155,7 +155,7 @@ fn hung_file_system_of_one_user_delays_no_other() {
     assert_eq!(marks, Fact::Known(1));
 }
 
-fn ask_of_fine(reader: &mut FactReader, key: ProcessKey) -> Fact<u64> {
+fn ask_of_fine(reader: &mut FactPool, key: ProcessKey) -> Fact<u64> {
     reader.request(key, FactSet::MARKERS, Urgency::Urgent);
     loop {
         let answers = wait(reader);

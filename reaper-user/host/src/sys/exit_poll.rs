@@ -1,38 +1,40 @@
-//! Waiting for many pidfds at once.
+//! Waits for many pidfds at once.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use reaper_host::sys::pidfd::Pidfd;
-use reaper_model::event::ProcessKey;
+use crate::sys::pidfd::Pidfd;
 
-/// A set of pidfds, readable when one of them is. Closing a pidfd takes it out.
+/// A set of pidfds, readable when one of them is. Closing a pidfd removes it.
 #[derive(Clone)]
 pub struct ExitPoll(Arc<Epoll>);
 
 impl ExitPoll {
-    pub(super) fn new() -> nix::Result<ExitPoll> {
+    /// # Errors
+    /// As `epoll_create1(2)`.
+    pub fn new() -> nix::Result<ExitPoll> {
         Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| ExitPoll(Arc::new(epoll)))
     }
 
-    /// Waits for one more. It may be in the set already.
-    pub(super) fn add(&self, pidfd: &Pidfd, key: ProcessKey, token: u64) {
+    /// Adds a pidfd, which may be in the set already.
+    ///
+    /// # Errors
+    /// As `epoll_ctl(2)`.
+    pub fn add(&self, pidfd: &Pidfd, token: u64) -> nix::Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
         match self.0.add(pidfd.as_fd(), event) {
-            Ok(()) | Err(nix::Error::EEXIST) => {}
-            Err(error) => {
-                tracing::error!("pid {}: its end cannot be waited for: {error}", key.pid)
-            }
+            Err(nix::Error::EEXIST) => Ok(()),
+            added => added,
         }
     }
 
-    /// The tokens of those that have exited.
-    pub(super) fn ready(&self) -> Vec<u64> {
+    /// Returns the tokens of some processes that have exited.
+    pub fn ready(&self) -> Vec<u64> {
         let mut events = [EpollEvent::empty(); 256];
         let mut tokens = Vec::new();
-        // Bounded, since what is ready stays so until its pidfd is closed.
+        // Bounded, since a pidfd stays ready until it is closed.
         if let Ok(n) = self.0.wait(&mut events, EpollTimeout::ZERO) {
             tokens.extend(events.iter().take(n).map(EpollEvent::data));
         }

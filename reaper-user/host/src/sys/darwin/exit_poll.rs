@@ -1,4 +1,4 @@
-//! Waiting for the ends of many processes at once.
+//! Waits for the exits of many processes at once.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use reaper_host::sys::pidfd::{Pidfd, exit_of, no_word_of};
-use reaper_model::event::ProcessKey;
+use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
 
 /// A set of processes, readable when one of them has exited. Each is told once.
 #[derive(Clone)]
@@ -27,7 +26,9 @@ struct Fact {
 }
 
 impl ExitPoll {
-    pub(super) fn new() -> nix::Result<ExitPoll> {
+    /// # Errors
+    /// As `kqueue(2)`.
+    pub fn new() -> nix::Result<ExitPoll> {
         let set = Set {
             queue: Kqueue::new()?,
             known: Mutex::default(),
@@ -36,8 +37,11 @@ impl ExitPoll {
         Ok(ExitPoll(Arc::new(set)))
     }
 
-    /// Waits for one more. It may be in the set already.
-    pub(super) fn add(&self, pidfd: &Pidfd, key: ProcessKey, token: u64) {
+    /// Adds a process, which may be in the set already.
+    ///
+    /// # Errors
+    /// As `kevent(2)`.
+    pub fn add(&self, pidfd: &Pidfd, token: u64) -> nix::Result<()> {
         let (set, pid) = (&*self.0, pidfd.pid());
         let mut known = set.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.waiting.insert(pid, token).filter(|it| *it != token) {
@@ -48,18 +52,18 @@ impl ExitPoll {
         let asked = set.ask(exit_of(pid, token));
         // Asked by pid, it may be of another: whoever is told of then, its token means the one that is gone. One that is
         // on its way out is not found any more.
-        if pidfd.has_exited() || matches!(asked, Err(nix::Error::ESRCH)) {
+        let has_exited = pidfd.has_exited() || matches!(asked, Err(nix::Error::ESRCH));
+        if has_exited {
             known.gone.push(token);
-        } else if let Err(error) = asked {
-            tracing::error!("pid {}: its end cannot be waited for: {error}", key.pid);
         }
         if !known.gone.is_empty() {
             let _ = set.ask(poke(EvFlags::empty()));
         }
+        if has_exited { Ok(()) } else { asked }
     }
 
-    /// The tokens of those that have exited.
-    pub(super) fn ready(&self) -> Vec<u64> {
+    /// Returns the tokens of some processes that have exited.
+    pub fn ready(&self) -> Vec<u64> {
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tokens = std::mem::take(&mut known.gone);
         let mut events = [poke(EvFlags::empty()); 256];

@@ -1,0 +1,106 @@
+//! The process table.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::source::procfs::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot};
+use crate::sys::{self, cgroup};
+use reaper_model::event::ProcessKey;
+
+/// Reads processes at the moment of the call. What it says of a pid may be about a process that has taken the pid since.
+pub trait ProcessTable: Send + Sync {
+    /// Returns the pid of this program.
+    fn own_pid(&self) -> u32;
+
+    /// Returns the pids of all processes.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    fn pids(&self) -> Result<Vec<u32>, ProcfsError>;
+
+    /// Whether this very process lives, and which parent it has. Must not block for long.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError>;
+
+    /// Reads processes. Those that cannot be read are counted.
+    ///
+    /// # Errors
+    /// No thread can be started to read them.
+    fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
+
+    /// Reads processes, each within `patience`.
+    ///
+    /// # Errors
+    /// As [`ProcessTable::snapshot_of`].
+    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
+
+    /// Returns the state letter that `ps` shows; `None` if the process is gone.
+    fn state(&self, pid: u32) -> Option<char>;
+
+    /// Returns the resident memory in bytes; `None` if the process is gone.
+    fn rss_bytes(&self, pid: u32) -> Option<u64>;
+
+    /// Returns the memory of a process; `None` if it is gone or has exited. Swapped memory is only read if `swaps` is true.
+    fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory>;
+
+    /// Returns its proportional share of resident memory in bytes; `None` if it is gone or cannot be read. May take long.
+    fn pss(&self, pid: u32) -> Option<u64>;
+
+    /// Whether anything is swapped out.
+    fn is_swap_used(&self) -> bool;
+
+    /// Returns the ids of a cgroup and of those below it.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    fn cgroups_below(&self, directory: &Path) -> io::Result<Vec<u64>>;
+}
+
+impl ProcessTable for Procfs {
+    fn own_pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
+        Procfs::pids(self)
+    }
+
+    fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
+        Procfs::probe(self, key)
+    }
+
+    fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        Procfs::snapshot_of(self, pids)
+    }
+
+    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        Procfs::snapshot_within(self, patience, pids)
+    }
+
+    fn state(&self, pid: u32) -> Option<char> {
+        Procfs::state(self, pid)
+    }
+
+    fn rss_bytes(&self, pid: u32) -> Option<u64> {
+        Procfs::rss_bytes(self, pid)
+    }
+
+    fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
+        Procfs::memory(self, pid, swaps)
+    }
+
+    fn pss(&self, pid: u32) -> Option<u64> {
+        Procfs::pss(self, pid)
+    }
+
+    fn is_swap_used(&self) -> bool {
+        sys::is_swap_used()
+    }
+
+    fn cgroups_below(&self, directory: &Path) -> io::Result<Vec<u64>> {
+        cgroup::ids_below(directory)
+    }
+}
