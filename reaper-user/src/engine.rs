@@ -33,6 +33,8 @@ mod restore;
 mod signal;
 mod succession;
 mod survey;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 use std::collections::VecDeque;
 use std::io;

@@ -167,6 +167,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("facts::reading::registry", &["agents"]),
     ("engine::", &["answers"]),
     ("engine::survey", &["loss"]),
+    ("engine::tests", &["orphans", "identity"]),
     ("leftovers::", &["leftovers"]),
     ("api::", &["answers", "isolation"]),
     ("export::", &["stream"]),

@@ -9,7 +9,10 @@ use super::scan::Mention;
 /// directly below; it imports only from rooms before it. Cargo holds the flow between crates.
 const CRATES: [(&str, &[&str]); 3] = [
     ("reaper-user/model/src", &[]),
-    ("reaper-user/host/src", &["sys", "source", "facts"]),
+    (
+        "reaper-user/host/src",
+        &["sys", "source", "facts", "kernel"],
+    ),
     (
         "reaper-user/src",
         &[

@@ -66,7 +66,11 @@ pub const RULES: &[Rule] = &[
             "reaper-user/model/src",
             "reaper-user/src",
         ],
-        except: &["reaper-user/src/reap", "reaper-user/host/src/sys"],
+        except: &[
+            "reaper-user/src/reap",
+            "reaper-user/host/src/sys",
+            "reaper-user/host/src/kernel/signals",
+        ],
         in_tests: false,
         forbidden: &[
             "kill()",
@@ -85,6 +89,28 @@ pub const RULES: &[Rule] = &[
         ],
         allowed: &["crate::reap"],
         why: "only reap/ sends signals, so that none goes to a process whose identity was not checked",
+    },
+    Rule {
+        name: "engine-border",
+        within: &["reaper-user/src/engine"],
+        except: &[],
+        in_tests: true,
+        forbidden: &[
+            "reaper_host::facts::FactPool",
+            "reaper_host::kernel::SystemClock",
+            "reaper_host::source::procfs::Procfs",
+            "reaper_host::source::selection",
+            "reaper_host::sys::after",
+            "reaper_host::sys::boot_time",
+            "reaper_host::sys::cgroup",
+            "reaper_host::sys::monotonic",
+            "reaper_host::sys::pidfd",
+            "std::env",
+            "std::fs",
+            "std::process",
+        ],
+        allowed: &[],
+        why: "the engine reaches the machine through reaper_host::kernel and Source alone, so that it also runs on a simulated kernel",
     },
     Rule {
         name: "unsafe-has-its-places",
@@ -296,6 +322,16 @@ mod tests {
                 vec![],
             ),
             ("src/reap/send.rs", "fn f() { libc::kill(1, 2) }", vec![]),
+            (
+                "src/engine/signal.rs",
+                "use reaper_host::source::procfs::{Liveness, Procfs};",
+                vec!["engine-border"],
+            ),
+            (
+                "src/engine/signal.rs",
+                "use reaper_host::sys; fn f() { sys::monotonic() }",
+                vec!["engine-border"],
+            ),
             (
                 "host/src/sys.rs",
                 "fn f() { unsafe { libc::kill(1, 2) } }",

@@ -1,0 +1,140 @@
+//! The engine on a simulated kernel.
+
+mod sim;
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+use crate::export::{Clock, Consumer, Writer};
+use reaper_model::event::ExitStatus;
+use sim::SimKernel;
+
+const RULES: &str = r#"
+    defaults.agents = false
+    [[agent]]
+    name = "agent"
+    comm = "agent"
+"#;
+
+const AGENT: u32 = 100;
+const CHILD: u32 = 101;
+/// Not started by the agent.
+const CANARY: u32 = 200;
+
+/// Stops the engine at a record.
+struct StopAt {
+    is_last: fn(&EventBody) -> bool,
+    stop: Option<oneshot::Sender<()>>,
+}
+
+impl Consumer for StopAt {
+    fn take(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
+        if records.iter().any(|record| (self.is_last)(&record.body)) {
+            drop(self.stop.take());
+        }
+        None
+    }
+}
+
+/// Starts an agent with a child and runs the engine until a record, after `happen`.
+fn run(
+    mode: Mode,
+    happen: impl FnOnce(&SimKernel),
+    is_last: fn(&EventBody) -> bool,
+) -> (Totals, Vec<(u32, Signal)>) {
+    let sim = SimKernel::boot();
+    for (pid, parent, comm) in [
+        (1, 0, "init"),
+        (CANARY, 1, "canary"),
+        (AGENT, 1, "agent"),
+        (CHILD, AGENT, "child"),
+    ] {
+        sim.start(pid, parent, comm);
+    }
+    let config = Config::parse(RULES, Path::new("test")).unwrap();
+    let settings = Settings {
+        mode,
+        mode_reason: None,
+        events: EventScope::Agents,
+        scope: Scope::default(),
+        scope_names: Vec::new(),
+        cgroups: Vec::new(),
+        times: Times::default(),
+        running: config.clone(),
+        config,
+        load: Arc::new(|| Err("not reloaded".into())),
+        keeps: Vec::new(),
+        keep_store: None,
+        kernel_reap: false,
+        leave_pinned: false,
+        rejected_sources: Vec::new(),
+    };
+    let (mut sink, writer) = Writer::start(Vec::new(), Clock::new(String::new())).unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let stop = Some(stop);
+    sink.keep_in(StopAt { is_last, stop });
+    let (kernel, source) = sim.interfaces();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let totals = runtime.block_on(async {
+        let engine = Engine::start(kernel, source, settings, sink).unwrap();
+        happen(&sim);
+        let stop = async {
+            let _ = stopped.await;
+            "test"
+        };
+        let (_asks, asked) = mpsc::channel(1);
+        let run = engine.run(stop, asked);
+        tokio::time::timeout(Duration::from_secs(60), run).await
+    });
+    writer.join();
+    (
+        totals.expect("it comes to the last record").unwrap(),
+        sim.sent(),
+    )
+}
+
+fn kill_agent(sim: &SimKernel) {
+    let (signal, core) = (Signal::SIGKILL as u8, false);
+    sim.exit(AGENT, ExitStatus::Signalled { signal, core });
+}
+
+#[test]
+fn orphan_of_a_killed_agent_is_reaped() {
+    let (totals, sent) = run(Mode::Enforce, kill_agent, |body| {
+        matches!(body, EventBody::SessionClose { .. })
+    });
+    assert_eq!((totals.sessions, totals.reaped, totals.failed), (1, 1, 0));
+    let first = (CHILD, Signal::SIGTERM);
+    assert_eq!(sent, [first]);
+}
+
+#[test]
+fn observe_decides_and_sends_nothing() {
+    let (totals, sent) = run(
+        Mode::Observe,
+        kill_agent,
+        |body| matches!(body, EventBody::Decision { names, .. } if names.verdict == "reap"),
+    );
+    assert_eq!((totals.reaped, totals.signals), (0, 0));
+    assert_eq!(sent, []);
+}
+
+#[test]
+fn process_with_a_reused_pid_is_not_signalled() {
+    let happen = |sim: &SimKernel| {
+        sim.reuse_when_opened(CHILD);
+        kill_agent(sim);
+    };
+    let (totals, sent) = run(Mode::Enforce, happen, |body| {
+        matches!(body, EventBody::SessionClose { .. })
+    });
+    assert_eq!((totals.reaped, totals.signals), (0, 0));
+    assert_eq!(sent, []);
+}
