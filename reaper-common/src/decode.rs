@@ -1,8 +1,8 @@
 //! Bytes from the ring, which are not trusted, to a [`Record`].
 
 use crate::{
-    ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header, Kind,
-    Member, MoveRecord, RawKey, ReparentRecord, TableRow,
+    ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header,
+    Member, MoveRecord, RawKey, RecordKind, ReparentRecord, TableRow,
 };
 
 /// A record that holds what it claims to hold. Borrows its strings from the ring.
@@ -23,7 +23,7 @@ pub enum Record<'a> {
 
 /// Why bytes are no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Defect {
+pub enum DecodeError {
     /// Fewer bytes than the record says or its kind needs.
     Short { have: usize, need: usize },
     /// Written by an object of another version.
@@ -36,14 +36,14 @@ pub enum Defect {
     Nobody,
 }
 
-impl core::fmt::Display for Defect {
+impl core::fmt::Display for DecodeError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Defect::Short { have, need } => write!(f, "{have} bytes where {need} are needed"),
-            Defect::Abi(v) => write!(f, "abi version {v} where {ABI_VERSION} is expected"),
-            Defect::Kind(k) => write!(f, "unknown record kind {k}"),
-            Defect::Length(n) => write!(f, "length {n} is over its bound"),
-            Defect::Nobody => write!(f, "record about no process"),
+            DecodeError::Short { have, need } => write!(f, "{have} bytes where {need} are needed"),
+            DecodeError::Abi(v) => write!(f, "abi version {v} where {ABI_VERSION} is expected"),
+            DecodeError::Kind(k) => write!(f, "unknown record kind {k}"),
+            DecodeError::Length(n) => write!(f, "length {n} is over its bound"),
+            DecodeError::Nobody => write!(f, "record about no process"),
         }
     }
 }
@@ -52,8 +52,8 @@ impl core::fmt::Display for Defect {
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8], Defect> {
-        let short = Defect::Short {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
+        let short = DecodeError::Short {
             have: self.0.len(),
             need: n,
         };
@@ -61,38 +61,38 @@ impl<'a> Bytes<'a> {
         self.0 = tail;
         Ok(head)
     }
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Defect> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N)?);
         Ok(out)
     }
-    fn u16(&mut self) -> Result<u16, Defect> {
+    fn u16(&mut self) -> Result<u16, DecodeError> {
         self.array().map(u16::from_ne_bytes)
     }
-    fn u32(&mut self) -> Result<u32, Defect> {
+    fn u32(&mut self) -> Result<u32, DecodeError> {
         self.array().map(u32::from_ne_bytes)
     }
-    fn u64(&mut self) -> Result<u64, Defect> {
+    fn u64(&mut self) -> Result<u64, DecodeError> {
         self.array().map(u64::from_ne_bytes)
     }
-    fn key(&mut self) -> Result<RawKey, Defect> {
+    fn key(&mut self) -> Result<RawKey, DecodeError> {
         Ok(RawKey {
             pid: self.u32()?,
             _pad: self.u32()?,
             start_ns: self.u64()?,
         })
     }
-    fn member(&mut self) -> Result<Member, Defect> {
+    fn member(&mut self) -> Result<Member, DecodeError> {
         Ok(Member {
             session: self.key()?,
             flags: self.u32()?,
             check: self.u32()?,
         })
     }
-    fn somebody(&mut self) -> Result<RawKey, Defect> {
+    fn somebody(&mut self) -> Result<RawKey, DecodeError> {
         let key = self.key()?;
         if key.pid == 0 || key.start_ns == 0 {
-            Err(Defect::Nobody)
+            Err(DecodeError::Nobody)
         } else {
             Ok(key)
         }
@@ -103,7 +103,7 @@ impl<'a> Bytes<'a> {
 ///
 /// # Errors
 /// A [`Defect`]; the caller counts it and goes on with the next record.
-pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
+pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     let mut b = Bytes(bytes);
     let header = Header {
         len: b.u32()?,
@@ -113,26 +113,28 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
         lost: b.u64()?,
     };
     if header.abi != ABI_VERSION {
-        return Err(Defect::Abi(header.abi));
+        return Err(DecodeError::Abi(header.abi));
     }
-    let kind = *Kind::ALL
+    let kind = *RecordKind::ALL
         .iter()
         .find(|k| **k as u16 == header.kind)
-        .ok_or(Defect::Kind(header.kind))?;
+        .ok_or(DecodeError::Kind(header.kind))?;
     let len = header.len as usize;
     let Some(record) = bytes.get(..len) else {
-        return Err(Defect::Short {
+        return Err(DecodeError::Short {
             have: bytes.len(),
             need: len,
         });
     };
     // No more than the record says it has, from behind its header on.
-    b.0 = record.get(size_of::<Header>()..).ok_or(Defect::Short {
-        have: len,
-        need: size_of::<Header>(),
-    })?;
+    b.0 = record
+        .get(size_of::<Header>()..)
+        .ok_or(DecodeError::Short {
+            have: len,
+            need: size_of::<Header>(),
+        })?;
     match kind {
-        Kind::Fork => Ok(Record::Fork(ForkRecord {
+        RecordKind::Fork => Ok(Record::Fork(ForkRecord {
             header,
             child: b.somebody()?,
             parent: b.key()?,
@@ -144,8 +146,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
             signal: b.u32()?,
             member: b.member()?,
         })),
-        Kind::Exec => exec(header, b),
-        Kind::Exit => Ok(Record::Exit(ExitRecord {
+        RecordKind::Exec => exec(header, b),
+        RecordKind::Exit => Ok(Record::Exit(ExitRecord {
             header,
             process: b.somebody()?,
             parent: b.key()?,
@@ -154,7 +156,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
             peak_rss_pages: b.u64()?,
             member: b.member()?,
         })),
-        Kind::Reparent => Ok(Record::Reparent(ReparentRecord {
+        RecordKind::Reparent => Ok(Record::Reparent(ReparentRecord {
             header,
             child: b.somebody()?,
             old_parent: b.key()?,
@@ -163,7 +165,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
             signal: b.u32()?,
             _pad: b.u32()?,
         })),
-        Kind::Move => Ok(Record::Move(MoveRecord {
+        RecordKind::Move => Ok(Record::Move(MoveRecord {
             header,
             process: b.somebody()?,
             cgroup_id: b.u64()?,
@@ -176,7 +178,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, Defect> {
 ///
 /// # Errors
 /// A [`Defect`] where the bytes end within a row, or it is about nobody.
-pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), Defect> {
+pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), DecodeError> {
     let mut b = Bytes(bytes);
     let row = TableRow {
         process: b.somebody()?,
@@ -188,7 +190,7 @@ pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), Defect> {
     Ok((row, b.0))
 }
 
-fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
+fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, DecodeError> {
     let fixed = ExecRecord {
         header,
         process: b.somebody()?,
@@ -212,13 +214,13 @@ fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, Defect> {
         environment: b.u32()?,
     };
     if fixed.argv_len as usize > ARGV_MAX || fixed.argv_len > fixed.argv_full_len {
-        return Err(Defect::Length(fixed.argv_len));
+        return Err(DecodeError::Length(fixed.argv_len));
     }
     if usize::from(fixed.filename_len) > FILENAME_MAX {
-        return Err(Defect::Length(fixed.filename_len.into()));
+        return Err(DecodeError::Length(fixed.filename_len.into()));
     }
     if usize::from(fixed.exe_len) > EXE_MAX + 256 {
-        return Err(Defect::Length(fixed.exe_len.into()));
+        return Err(DecodeError::Length(fixed.exe_len.into()));
     }
     let filename = b.take(fixed.filename_len.into())?;
     let argv = b.take(fixed.argv_len as usize)?;

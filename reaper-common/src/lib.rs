@@ -13,14 +13,14 @@ mod record;
 mod settings;
 mod state;
 
-pub use decode::{Defect, Record, decode, decode_row};
+pub use decode::{DecodeError, Record, decode, decode_row};
 pub use record::*;
 pub use settings::*;
 pub use state::*;
 
 /// Version of every layout in this crate. It stands in each record and in the object's section
 /// [`ABI_SECTION`], so that an object built from other sources is refused before it is loaded.
-pub const ABI_VERSION: u16 = 3;
+pub const ABI_VERSION: u16 = 4;
 
 /// The section of the BPF object that holds [`ABI_VERSION`] as two little-endian bytes.
 pub const ABI_SECTION: &str = "reaper_abi";

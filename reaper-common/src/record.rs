@@ -12,7 +12,7 @@ pub const EXE_MAX: usize = 1024;
 /// What a record tells of. The numbers are the ABI; they also index the drop counters.
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     Fork = 1,
     Exec = 2,
     Exit = 3,
@@ -20,33 +20,33 @@ pub enum Kind {
     Move = 5,
 }
 
-impl Kind {
+impl RecordKind {
     /// Number of counters: at index 0 all records that found no room, at that of its number those of a
     /// kind, and at [`UNFOLLOWED`] the processes that found no room in the map of members.
     pub const COUNTERS: u32 = 7;
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 5] = [
-        Kind::Fork,
-        Kind::Exec,
-        Kind::Exit,
-        Kind::Reparent,
-        Kind::Move,
+    pub const ALL: [RecordKind; 5] = [
+        RecordKind::Fork,
+        RecordKind::Exec,
+        RecordKind::Exit,
+        RecordKind::Reparent,
+        RecordKind::Move,
     ];
 
     /// The field's word for it, as it stands in the event stream.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Fork => "fork",
-            Kind::Exec => "exec",
-            Kind::Exit => "exit",
-            Kind::Reparent => "reparent",
-            Kind::Move => "move",
+            RecordKind::Fork => "fork",
+            RecordKind::Exec => "exec",
+            RecordKind::Exit => "exit",
+            RecordKind::Reparent => "reparent",
+            RecordKind::Move => "move",
         }
     }
 }
 
 /// Index into the counters: see [`Kind::COUNTERS`].
-pub const UNFOLLOWED: u32 = 6;
+pub const COUNTER_UNTRACKED: u32 = 6;
 
 /// Identity of a process as the kernel has it: pid and start, never a bare pid. All zero: nobody.
 #[repr(C)]
@@ -104,7 +104,7 @@ pub struct Member {
 }
 
 /// In the map at all.
-pub const MEMBER_FOLLOWED: u32 = 1;
+pub const MEMBER_TRACKED: u32 = 1;
 /// Root of a session: its exit wakes the reader at once.
 pub const MEMBER_ROOT: u32 = 1 << 1;
 /// Its exit is told, and what becomes of its children; no more follows from it.
@@ -114,31 +114,31 @@ pub const MEMBER_SCOPE: u32 = 1 << 3;
 /// Its session was begun by the probe, which knows names only: the service has not confirmed it. Inherited.
 pub const MEMBER_CANDIDATE: u32 = 1 << 4;
 /// Some rule knows programs of its name: what it is, only the service can tell, and has not yet.
-pub const MEMBER_NAMED: u32 = 1 << 5;
+pub const MEMBER_NAME_MATCHED: u32 = 1 << 5;
 /// It was born to one that was [`MEMBER_NAMED`], or was one itself: it may be below a boundary. Inherited.
-pub const MEMBER_UNSURE: u32 = 1 << 6;
+pub const MEMBER_UNCERTAIN: u32 = 1 << 6;
 /// Kept, or below one that is: never signalled from the kernel. Inherited.
-pub const MEMBER_SPARED: u32 = 1 << 7;
+pub const MEMBER_KEPT: u32 = 1 << 7;
 /// SIGTERM has been sent to it.
-pub const MEMBER_TERM: u32 = 1 << 8;
+pub const MEMBER_SIGTERM_SENT: u32 = 1 << 8;
 /// SIGKILL has been sent to it.
-pub const MEMBER_KILL: u32 = 1 << 9;
+pub const MEMBER_SIGKILL_SENT: u32 = 1 << 9;
 /// The service has looked at all that could spare it beyond its program's name, and found nothing: without this
 /// the kernel signals nobody. Inherited; gone with the next program, unless the probe sees that this changes
 /// nothing of it, and with a move to another cgroup.
-pub const MEMBER_CLEAR: u32 = 1 << 10;
+pub const MEMBER_KERNEL_KILLABLE: u32 = 1 << 10;
 /// How often it has run another program, or gone to another cgroup, since it is followed, around zero, in the
 /// bits above the flags: what the service writes about what was before the last time is not written.
-pub const MEMBER_EXECS: u32 = 0xffff_0000;
+pub const MEMBER_GENERATION_MASK: u32 = 0xffff_0000;
 /// One of these.
-pub const MEMBER_EXEC: u32 = 1 << 16;
+pub const MEMBER_GENERATION_STEP: u32 = 1 << 16;
 /// What a child has of its parent's flags.
-pub const MEMBER_INHERITED: u32 = MEMBER_FOLLOWED
+pub const MEMBER_INHERITED: u32 = MEMBER_TRACKED
     | MEMBER_SCOPE
     | MEMBER_CANDIDATE
-    | MEMBER_UNSURE
-    | MEMBER_SPARED
-    | MEMBER_CLEAR;
+    | MEMBER_UNCERTAIN
+    | MEMBER_KEPT
+    | MEMBER_KERNEL_KILLABLE;
 
 /// A process came to be. Written in the creator's context, before the child can run.
 #[repr(C)]
@@ -164,7 +164,7 @@ pub struct ForkRecord {
 /// The process is the init of a pid namespace below the first one.
 pub const PROCESS_NAMESPACE_INIT: u32 = 1;
 /// The probe sent its signal to the child too, not to its creator alone.
-pub const PROCESS_SIGNALLED_TOO: u32 = 2;
+pub const PROCESS_CHILD_SIGNALLED: u32 = 2;
 /// It was born into another cgroup than its creator's (`CLONE_INTO_CGROUP`).
 pub const PROCESS_OTHER_CGROUP: u32 = 4;
 
@@ -219,13 +219,13 @@ pub struct ExecRecord {
 
 /// What is in the environment is not known: it was not looked at, not to be read, or too large.
 pub const ENVIRONMENT_UNREAD: u32 = 0;
-/// All of the environment was gone through, and [`KEEP_MARK`] is not in it.
+/// All of the environment was gone through, and [`KEEP_MARKER`] is not in it.
 pub const ENVIRONMENT_UNMARKED: u32 = 1;
-/// [`KEEP_MARK`] is in it.
+/// [`KEEP_MARKER`] is in it.
 pub const ENVIRONMENT_KEEP: u32 = 2;
 
 /// A variable of the environment by which a process says that it is to be kept, with its NUL.
-pub const KEEP_MARK: &[u8; 14] = b"REAPER_KEEP=1\0";
+pub const KEEP_MARKER: &[u8; 14] = b"REAPER_KEEP=1\0";
 
 /// A process exited: its last thread has. Written before its children are given to their adopter.
 #[repr(C)]

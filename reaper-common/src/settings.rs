@@ -99,32 +99,32 @@ pub struct Settings {
 /// Index into the control map: 1 while the reader sleeps until it is woken; the first record clears it.
 pub const CONTROL_IDLE: u32 = 0;
 /// Index into the control map: 1 while a ladder is open, and every record wakes the reader.
-pub const CONTROL_LADDERS: u32 = 1;
+pub const CONTROL_ESCALATIONS: u32 = 1;
 /// Index into the control map: number of sessions that are condemned.
-pub const CONTROL_CONDEMNED: u32 = 2;
+pub const CONTROL_KILL_ON_FORK: u32 = 2;
 /// Index into the control map: 1 once all members that were found running are in the map, so that
 /// whoever is not in it is none.
 pub const CONTROL_SEEDED: u32 = 3;
 /// Index into the control map: how many of the lost records the service has told of.
-pub const CONTROL_LOST_TOLD: u32 = 4;
+pub const CONTROL_LOST_REPORTED: u32 = 4;
 /// Index into the control map: inode of the pid namespace by which processes are numbered, plus one.
 pub const CONTROL_NAMESPACE: u32 = 5;
 /// Index into the control map: 1 if the probes may send the first signals of a session.
-pub const CONTROL_REAPS: u32 = 6;
+pub const CONTROL_KERNEL_REAP: u32 = 6;
 /// Index into the control map: how deep the service's pid namespace lies below the first one. Written by the
 /// program that lists all processes, which the service runs before it attaches a probe.
 pub const CONTROL_LEVEL: u32 = 7;
-/// Index into the control map: 1 if [`crate::KEEP_MARK`] is all that rules ask of an environment, so that the probes
+/// Index into the control map: 1 if [`crate::KEEP_MARKER`] is all that rules ask of an environment, so that the probes
 /// can tell what another program means to [`crate::MEMBER_CLEAR`].
-pub const CONTROL_CLEARS: u32 = 8;
+pub const CONTROL_ONLY_KEEP_MARKER: u32 = 8;
 /// Number of slots of the control map.
 pub const CONTROL_SLOTS: u32 = 9;
 
 /// Slots of the map that counts the followed by their pids.
-pub const CROWD_SLOTS: u32 = 8192;
+pub const PID_FILTER_SLOTS: u32 = 8192;
 
 /// Which of these slots counts a pid: pids follow one another, so that neighbours share a slot, and few
 /// lines of the cache hold those of all that run now.
-pub const fn crowd_slot(pid: u32) -> u32 {
-    (pid >> 3) & (CROWD_SLOTS - 1)
+pub const fn pid_filter_slot(pid: u32) -> u32 {
+    (pid >> 3) & (PID_FILTER_SLOTS - 1)
 }

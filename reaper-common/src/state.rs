@@ -24,7 +24,7 @@ pub struct SessionState {
     pub parent: RawKey,
     pub opened_ns: u64,
     /// When the session came to its end with its root, 0 while it has not.
-    pub gone_ns: u64,
+    pub root_exit_ns: u64,
     /// When SIGKILL is due, in ns of the monotonic clock, 0 if no ladder is open.
     pub kill_at_ns: u64,
     /// Records lost while it was open.
@@ -39,7 +39,7 @@ pub struct SessionState {
     /// [`RawKey::check`] of the first root: see [`Member`].
     pub check: u32,
     /// How the root ended with which the session did, as `wait(2)` tells it.
-    pub ended: u32,
+    pub exit_status: u32,
     /// Counted so far.
     pub reaped: u32,
     pub kept: u32,
@@ -67,15 +67,15 @@ pub struct RootExit {
 pub const SESSIONS_MAX: u32 = 4096;
 
 /// Its ladder has reached SIGKILL: its members are killed as they fork or exec.
-pub const SESSION_CONDEMNED: u32 = 1;
+pub const SESSION_KILL_ON_FORK: u32 = 1;
 /// When its root exits the probe sends SIGTERM to those of the root's children of whom no rule knows more.
 pub const SESSION_KERNEL_REAP: u32 = 2;
 /// That it is over has been told: what lives of it is kept.
-pub const SESSION_TOLD: u32 = 4;
+pub const SESSION_CLOSE_EMITTED: u32 = 4;
 /// The root was sent a signal by the service before it ended.
-pub const SESSION_SIGNALLED: u32 = 8;
+pub const SESSION_ROOT_SIGNALLED: u32 = 8;
 /// That nobody knows how the root ended.
-pub const ENDED_UNKNOWN: u32 = u32::MAX;
+pub const EXIT_STATUS_UNKNOWN: u32 = u32::MAX;
 
 impl Default for SessionState {
     fn default() -> SessionState {
@@ -84,7 +84,7 @@ impl Default for SessionState {
             outer: RawKey::NONE,
             parent: RawKey::NONE,
             opened_ns: 0,
-            gone_ns: 0,
+            root_exit_ns: 0,
             kill_at_ns: 0,
             lost: 0,
             cgroup_id: 0,
@@ -92,7 +92,7 @@ impl Default for SessionState {
             euid: 0,
             flags: 0,
             check: 0,
-            ended: 0,
+            exit_status: 0,
             reaped: 0,
             kept: 0,
             failed: 0,
@@ -110,9 +110,9 @@ pub const NAME_BOUNDARY: u32 = 2;
 /// A rule that keeps does.
 pub const NAME_KEEP: u32 = 4;
 /// Of all names that begin with this byte: look the whole name up.
-pub const FIRST_WHOLE: u32 = 8;
+pub const NAME_INDEX_EXACT: u32 = 8;
 /// Of all names that begin with this byte: look the first [`PREFIX_LEN`] bytes up.
-pub const FIRST_PREFIX: u32 = 16;
+pub const NAME_INDEX_PREFIX: u32 = 16;
 /// Where the table of first bytes has 16 bits for the second ones of the names that are to be looked up:
 /// see [`second_bit`].
 const SECOND_SHIFT: u32 = 16;
@@ -123,10 +123,10 @@ pub const fn second_bit(byte: u8) -> u32 {
     1 << (SECOND_SHIFT + (byte & 15) as u32)
 }
 /// Values in the table of first bytes.
-pub const FIRST_SLOTS: usize = 256;
+pub const NAME_INDEX_SLOTS: usize = 256;
 
 /// A value of a map, as the bytes that system calls take.
-pub trait Stored<const N: usize>: Sized {
+pub trait MapValue<const N: usize>: Sized {
     fn to_bytes(&self) -> [u8; N];
     fn from_bytes(bytes: &[u8; N]) -> Self;
 }
@@ -177,7 +177,7 @@ impl Unpack<'_> {
     }
 }
 
-impl Stored<16> for RawKey {
+impl MapValue<16> for RawKey {
     fn to_bytes(&self) -> [u8; 16] {
         Pack([0; 16], 0).key(*self).0
     }
@@ -186,7 +186,7 @@ impl Stored<16> for RawKey {
     }
 }
 
-impl Stored<24> for Member {
+impl MapValue<24> for Member {
     fn to_bytes(&self) -> [u8; 24] {
         let packed = Pack([0; 24], 0).key(self.session);
         packed.u32(self.flags).u32(self.check).0
@@ -201,7 +201,7 @@ impl Stored<24> for Member {
     }
 }
 
-impl Stored<16> for RootExit {
+impl MapValue<16> for RootExit {
     fn to_bytes(&self) -> [u8; 16] {
         Pack([0; 16], 0).u64(self.time_ns).u32(self.status).0
     }
@@ -218,15 +218,15 @@ impl Stored<16> for RootExit {
 /// Bytes of a [`SessionState`].
 pub const SESSION_LEN: usize = size_of::<SessionState>();
 
-impl Stored<SESSION_LEN> for SessionState {
+impl MapValue<SESSION_LEN> for SessionState {
     fn to_bytes(&self) -> [u8; SESSION_LEN] {
         let keys = Pack([0; SESSION_LEN], 0).key(self.root).key(self.outer);
         let times = keys.key(self.parent).u64(self.opened_ns);
-        let times = times.u64(self.gone_ns);
+        let times = times.u64(self.root_exit_ns);
         let times = times.u64(self.kill_at_ns).u64(self.lost);
         let times = times.u64(self.cgroup_id);
         let small = times.u32(self.uid).u32(self.euid);
-        let small = small.u32(self.flags).u32(self.check).u32(self.ended);
+        let small = small.u32(self.flags).u32(self.check).u32(self.exit_status);
         let counts = small.u32(self.reaped).u32(self.kept).u32(self.failed);
         counts.u32(self.tty).u32(0).put(&self.rule).0
     }
@@ -237,7 +237,7 @@ impl Stored<SESSION_LEN> for SessionState {
             outer: b.key(),
             parent: b.key(),
             opened_ns: b.u64(),
-            gone_ns: b.u64(),
+            root_exit_ns: b.u64(),
             kill_at_ns: b.u64(),
             lost: b.u64(),
             cgroup_id: b.u64(),
@@ -245,7 +245,7 @@ impl Stored<SESSION_LEN> for SessionState {
             euid: b.u32(),
             flags: b.u32(),
             check: b.u32(),
-            ended: b.u32(),
+            exit_status: b.u32(),
             reaped: b.u32(),
             kept: b.u32(),
             failed: b.u32(),
@@ -284,7 +284,7 @@ mod tests {
             outer: key(2),
             parent: key(15),
             opened_ns: 3,
-            gone_ns: 4,
+            root_exit_ns: 4,
             kill_at_ns: 5,
             lost: 6,
             cgroup_id: 16,
@@ -292,7 +292,7 @@ mod tests {
             euid: 9,
             flags: 10,
             check: 15,
-            ended: 7,
+            exit_status: 7,
             reaped: 11,
             kept: 12,
             failed: 13,
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(SessionState::from_bytes(&bytes), state);
         let at = core::mem::offset_of!(SessionState, flags);
         assert_eq!(bytes[at..at + 4], 10u32.to_ne_bytes());
-        let at = core::mem::offset_of!(SessionState, gone_ns);
+        let at = core::mem::offset_of!(SessionState, root_exit_ns);
         assert_eq!(bytes[at..at + 8], 4u64.to_ne_bytes());
     }
 }

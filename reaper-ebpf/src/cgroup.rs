@@ -2,7 +2,7 @@
 
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
-use reaper_common::{Kind, MoveRecord};
+use reaper_common::{MoveRecord, RecordKind};
 
 use crate::maps::{EVENTS, dropped, filters, header, wake};
 use crate::member;
@@ -23,11 +23,11 @@ pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
     // What was known of it was known of where it was.
     member::moved(&process, &mut member);
     let Some(mut record) = EVENTS.reserve::<MoveRecord>(0) else {
-        dropped(Kind::Move);
+        dropped(RecordKind::Move);
         return 0;
     };
     record.write(MoveRecord {
-        header: header(Kind::Move, size_of::<MoveRecord>()),
+        header: header(RecordKind::Move, size_of::<MoveRecord>()),
         process,
         cgroup_id: id_of(task),
         member,

@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user_str};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::PerCpuArray;
-use reaper_common::{ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ENVIRONMENT_UNREAD, KEEP_MARK};
+use reaper_common::{ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ENVIRONMENT_UNREAD, KEEP_MARKER};
 
 use crate::task::{Task, load, offset};
 
@@ -55,7 +55,7 @@ impl Walk {
         if len <= 0 || len >= VARIABLE_MAX as i64 {
             return true;
         }
-        if len == KEEP_MARK.len() as i64 && is_keep_mark(variable) {
+        if len == KEEP_MARKER.len() as i64 && is_keep_mark(variable) {
             self.found = ENVIRONMENT_KEEP;
             return true;
         }
@@ -98,7 +98,7 @@ pub fn of(task: Task, all: bool) -> u32 {
 
 #[inline(always)]
 fn is_keep_mark(variable: *const Variable) -> bool {
-    const MARK: &[u8; 14] = KEEP_MARK;
+    const MARK: &[u8; 14] = KEEP_MARKER;
     const FIRST: u64 = u64::from_ne_bytes(*MARK.first_chunk().unwrap());
     const LAST: u64 = u64::from_ne_bytes(*MARK.last_chunk().unwrap());
     // The words overlap.

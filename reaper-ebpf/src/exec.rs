@@ -8,7 +8,7 @@ use aya_ebpf::macros::{btf_tracepoint, map};
 use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
-use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, Kind, MEMBER_CANDIDATE};
+use reaper_common::{ARGV_MAX, ExecRecord, FILENAME_MAX, MEMBER_CANDIDATE, RecordKind};
 
 use crate::kill::{self, SIGKILL};
 use crate::maps::{EVENTS, dropped, header, wake};
@@ -79,7 +79,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
         let (uid, euid) = task.uids();
         let signal = task.signal();
         fixed.write(ExecRecord {
-            header: header(Kind::Exec, 0),
+            header: header(RecordKind::Exec, 0),
             process: key,
             parent: task.real_parent().key(),
             pidfd_inode: task.pidfd_inode(),
@@ -112,7 +112,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
         // Until the service has looked at it, nothing can be done at its exit but to tell.
         let urgent = member.flags & MEMBER_CANDIDATE != 0;
         if bpf_ringbuf_output(ring, scratch.cast(), len as u64, wake(urgent)) != 0 {
-            dropped(Kind::Exec);
+            dropped(RecordKind::Exec);
         }
     }
     0

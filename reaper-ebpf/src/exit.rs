@@ -8,12 +8,12 @@ use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::{debug, warn};
 use reaper_common::{
-    CONTROL_REAPS, ExitRecord, Kind, MEMBER_CANDIDATE, MEMBER_NAMED, MEMBER_ROOT, MEMBER_TERM,
-    MEMBER_UNSURE, Member, RawKey, ReparentRecord, RootExit,
+    CONTROL_KERNEL_REAP, ExitRecord, MEMBER_CANDIDATE, MEMBER_NAME_MATCHED, MEMBER_ROOT,
+    MEMBER_SIGTERM_SENT, MEMBER_UNCERTAIN, Member, RawKey, RecordKind, ReparentRecord, RootExit,
 };
 
 use crate::kill::{self, SIGTERM};
-use crate::maps::{EVENTS, EXITS, constant, dropped, filters, header, is_set, wake};
+use crate::maps::{EVENTS, ROOT_EXITS, constant, dropped, filters, header, is_set, wake};
 use crate::task::{Task, key_of, load, offset, read, upid};
 use crate::{member, session};
 
@@ -153,10 +153,10 @@ impl Exit {
     #[inline(always)]
     fn tell(&self, ctx: &BtfTracePointContext) {
         let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
-            return dropped(Kind::Exit);
+            return dropped(RecordKind::Exit);
         };
         record.write(ExitRecord {
-            header: header(Kind::Exit, size_of::<ExitRecord>()),
+            header: header(RecordKind::Exit, size_of::<ExitRecord>()),
             process: self.process,
             parent: self.task.real_parent().key(),
             status: self.status,
@@ -197,14 +197,14 @@ fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
         _pad: 0,
     };
     // Without room for it the record alone has to tell.
-    let _ = EXITS.insert(&member.session, &exit, 0);
-    if !session.ends_in_kernel() || !is_set(CONTROL_REAPS) {
+    let _ = ROOT_EXITS.insert(&member.session, &exit, 0);
+    if !session.ends_in_kernel() || !is_set(CONTROL_KERNEL_REAP) {
         return false;
     }
     // One that leaves of its own accord may hand over to a child, and what it leaves may have time of its own:
     // members are cleared for the end by a signal.
     // And one that the service has not settled yet may have become a boundary.
-    let doubtful = MEMBER_NAMED | MEMBER_UNSURE | MEMBER_CANDIDATE;
+    let doubtful = MEMBER_NAME_MATCHED | MEMBER_UNCERTAIN | MEMBER_CANDIDATE;
     status & 0x7f != 0 && member.flags & doubtful == 0
 }
 
@@ -349,14 +349,14 @@ impl Walk {
         let record = EVENTS.reserve::<ReparentRecord>(0);
         let ended = ends && self.end(task, &child, &member);
         if ended {
-            member.flags |= MEMBER_TERM;
+            member.flags |= MEMBER_SIGTERM_SENT;
             member::change(&child, &member);
         }
         let Some(mut record) = record else {
-            return dropped(Kind::Reparent);
+            return dropped(RecordKind::Reparent);
         };
         record.write(ReparentRecord {
-            header: header(Kind::Reparent, size_of::<ReparentRecord>()),
+            header: header(RecordKind::Reparent, size_of::<ReparentRecord>()),
             child,
             old_parent: self.parent,
             adopter: self.adopter,
@@ -377,7 +377,7 @@ impl Walk {
             return false;
         };
         kill::is_plain(task, member, &session)
-            && member.flags & (MEMBER_ROOT | MEMBER_TERM) == 0
+            && member.flags & (MEMBER_ROOT | MEMBER_SIGTERM_SENT) == 0
             && kill::send_to(task, child.start_ns, SIGTERM)
     }
 }

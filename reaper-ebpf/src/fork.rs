@@ -4,7 +4,7 @@ use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
 use reaper_common::{
-    ForkRecord, Kind, PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO,
+    ForkRecord, PROCESS_CHILD_SIGNALLED, PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, RecordKind,
 };
 
 use crate::kill::{self, SIGKILL};
@@ -53,7 +53,7 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     let killed = kill::condemned(creator.as_ptr(), &creator_is);
     let too = killed && kills && kill::send_to_argument(child.as_ptr(), SIGKILL);
     let Some(mut record) = EVENTS.reserve::<ForkRecord>(0) else {
-        dropped(Kind::Fork);
+        dropped(RecordKind::Fork);
         return 0;
     };
     let (uid, euid) = child.uids();
@@ -62,13 +62,13 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
         flags |= PROCESS_NAMESPACE_INIT;
     }
     if too {
-        flags |= PROCESS_SIGNALLED_TOO;
+        flags |= PROCESS_CHILD_SIGNALLED;
     }
     if !together {
         flags |= PROCESS_OTHER_CGROUP;
     }
     record.write(ForkRecord {
-        header: header(Kind::Fork, size_of::<ForkRecord>()),
+        header: header(RecordKind::Fork, size_of::<ForkRecord>()),
         child: key,
         parent: child.real_parent().key(),
         creator: creator_key,

@@ -5,7 +5,8 @@
 
 use aya_ebpf::helpers::generated::bpf_send_signal;
 use reaper_common::{
-    CONTROL_CONDEMNED, MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_SPARED, MEMBER_UNSURE, Member, RawKey,
+    CONTROL_KILL_ON_FORK, MEMBER_CANDIDATE, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_UNCERTAIN,
+    Member, RawKey,
 };
 
 use crate::maps::is_set;
@@ -71,7 +72,7 @@ pub fn send_to(task: *const u8, start_ns: u64, signal: u32) -> bool {
 /// Kills the current process if it is a member of a condemned session; whether it did.
 #[inline(always)]
 pub fn condemned(task: *const u8, member: &Member) -> bool {
-    if !is_set(CONTROL_CONDEMNED) || !has_session(member) {
+    if !is_set(CONTROL_KILL_ON_FORK) || !has_session(member) {
         return false;
     }
     let Some(session) = session::of(&member.session) else {
@@ -87,8 +88,8 @@ pub fn condemned(task: *const u8, member: &Member) -> bool {
 /// Whether no rule can know more of a process than that it is a member of this session.
 #[inline(always)]
 pub fn is_plain(task: *const u8, member: &Member, session: &Session) -> bool {
-    let doubtful = MEMBER_UNSURE | MEMBER_SPARED | MEMBER_CANDIDATE;
-    if member.flags & (doubtful | MEMBER_CLEAR) != MEMBER_CLEAR {
+    let doubtful = MEMBER_UNCERTAIN | MEMBER_KEPT | MEMBER_CANDIDATE;
+    if member.flags & (doubtful | MEMBER_KERNEL_KILLABLE) != MEMBER_KERNEL_KILLABLE {
         return false;
     }
     let cred: *const u8 = read(task, offset!(task_cred));

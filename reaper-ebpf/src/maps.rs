@@ -8,9 +8,9 @@ use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use reaper_common::{
-    ABI_VERSION, CONTROL_IDLE, CONTROL_LADDERS, CONTROL_LEVEL, CONTROL_SEEDED, CONTROL_SLOTS,
-    CROWD_SLOTS, FIRST_SLOTS, Header, Kind, Member, NAME_LEN, Offsets, RawKey, RootExit,
-    SESSIONS_MAX, SessionState, Settings, crowd_slot,
+    ABI_VERSION, CONTROL_ESCALATIONS, CONTROL_IDLE, CONTROL_LEVEL, CONTROL_SEEDED, CONTROL_SLOTS,
+    Header, Member, NAME_INDEX_SLOTS, NAME_LEN, Offsets, PID_FILTER_SLOTS, RawKey, RecordKind,
+    RootExit, SESSIONS_MAX, SessionState, Settings, pid_filter_slot,
 };
 
 /// Where the members of the kernel's structures are. Written by the loader.
@@ -45,7 +45,7 @@ pub fn member<G, T: Copy>(global: &Global<G>, offset: usize) -> T {
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 /// Records dropped: in all, then by kind.
 #[map]
-static DROPS: Array<u64> = Array::with_max_entries(Kind::COUNTERS, 0);
+static DROPS: Array<u64> = Array::with_max_entries(RecordKind::COUNTERS, 0);
 /// What the reader says of itself: `CONTROL_*`.
 #[map]
 static CONTROL: Array<u64> = Array::with_max_entries(CONTROL_SLOTS, 0);
@@ -55,23 +55,23 @@ pub static MEMBERS: HashMap<RawKey, Member> = HashMap::with_max_entries(65536, 0
 /// How many are in [`MEMBERS`] of a few pids each: asked first, since that map is large and cold and this
 /// one is neither. Too many only cost time. Raised before a process is put in, lowered after it is out.
 #[map]
-static CROWD: Array<u64> = Array::with_max_entries(CROWD_SLOTS, 1 << 10);
+static PID_FILTER: Array<u64> = Array::with_max_entries(PID_FILTER_SLOTS, 1 << 10);
 /// The sessions that the service has opened.
 #[map]
 pub static SESSIONS: HashMap<RawKey, SessionState> = HashMap::with_max_entries(SESSIONS_MAX, 0);
 /// The exits of their roots.
 #[map]
-pub static EXITS: HashMap<RawKey, RootExit> = HashMap::with_max_entries(SESSIONS_MAX, 0);
+pub static ROOT_EXITS: HashMap<RawKey, RootExit> = HashMap::with_max_entries(SESSIONS_MAX, 0);
 /// Names, and beginnings of names, of the programs that rules know.
 #[map]
 pub static NAMES: HashMap<[u64; NAME_LEN / 8], u32> = HashMap::with_max_entries(8192, 0);
 /// What there is to look up for a name, by its first byte.
 #[map]
-pub static FIRST: Array<u32> = Array::with_max_entries(FIRST_SLOTS as u32, 0);
+pub static NAME_INDEX: Array<u32> = Array::with_max_entries(NAME_INDEX_SLOTS as u32, 0);
 
 /// A header for a record of `len` bytes that happens now.
 #[inline(always)]
-pub fn header(kind: Kind, len: usize) -> Header {
+pub fn header(kind: RecordKind, len: usize) -> Header {
     let lost = DROPS.get(0).map_or(0, |n| *n);
     // SAFETY: no argument, no precondition.
     let time_ns = unsafe { bpf_ktime_get_boot_ns() };
@@ -87,16 +87,16 @@ pub fn header(kind: Kind, len: usize) -> Header {
 /// Whether a process of this pid may be in [`MEMBERS`].
 #[inline(always)]
 pub fn may_be_followed(pid: u32) -> bool {
-    CROWD.get(crowd_slot(pid)).is_none_or(|n| *n != 0)
+    PID_FILTER.get(pid_filter_slot(pid)).is_none_or(|n| *n != 0)
 }
 
 /// Puts a process into [`MEMBERS`] that is not there; whether there was room.
 #[inline(always)]
 pub fn follow(key: &RawKey, member: &Member) -> bool {
-    add(&CROWD, crowd_slot(key.pid), 1);
+    add(&PID_FILTER, pid_filter_slot(key.pid), 1);
     let room = MEMBERS.insert(key, member, u64::from(BPF_NOEXIST)).is_ok();
     if !room {
-        add(&CROWD, crowd_slot(key.pid), u64::MAX);
+        add(&PID_FILTER, pid_filter_slot(key.pid), u64::MAX);
         // The service may have put it in meanwhile.
         return MEMBERS.insert(key, member, u64::from(BPF_EXIST)).is_ok();
     }
@@ -107,13 +107,13 @@ pub fn follow(key: &RawKey, member: &Member) -> bool {
 #[inline(always)]
 pub fn unfollow(key: &RawKey) {
     if MEMBERS.remove(key).is_ok() {
-        add(&CROWD, crowd_slot(key.pid), u64::MAX);
+        add(&PID_FILTER, pid_filter_slot(key.pid), u64::MAX);
     }
 }
 
 /// Counts a record that found no room.
 #[inline(always)]
-pub fn dropped(kind: Kind) {
+pub fn dropped(kind: RecordKind) {
     count(0);
     count(kind as u32);
 }
@@ -167,7 +167,7 @@ pub fn filters() -> bool {
 #[inline(always)]
 pub fn wake(urgent: bool) -> u64 {
     const FORCE: u64 = BPF_RB_FORCE_WAKEUP as u64;
-    if urgent || is_set(CONTROL_LADDERS) {
+    if urgent || is_set(CONTROL_ESCALATIONS) {
         return FORCE;
     }
     if let Some(idle) = CONTROL.get_ptr_mut(CONTROL_IDLE) {

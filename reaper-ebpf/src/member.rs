@@ -5,15 +5,16 @@
 
 use aya_ebpf::bindings::BPF_EXIST;
 use reaper_common::{
-    CONTROL_CLEARS, ENVIRONMENT_UNMARKED, ENVIRONMENT_UNREAD, FIRST_PREFIX, FIRST_WHOLE,
-    MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_EXEC, MEMBER_EXECS, MEMBER_FOLLOWED, MEMBER_INHERITED,
-    MEMBER_NAMED, MEMBER_ROOT, MEMBER_SCOPE, MEMBER_UNSURE, Member, NAME_AGENT, NAME_BOUNDARY,
-    NAME_KEEP, NAME_LEN, PREFIX_LEN, RawKey, UNFOLLOWED, second_bit,
+    CONTROL_ONLY_KEEP_MARKER, COUNTER_UNTRACKED, ENVIRONMENT_UNMARKED, ENVIRONMENT_UNREAD,
+    MEMBER_CANDIDATE, MEMBER_GENERATION_MASK, MEMBER_GENERATION_STEP, MEMBER_INHERITED,
+    MEMBER_KERNEL_KILLABLE, MEMBER_NAME_MATCHED, MEMBER_ROOT, MEMBER_SCOPE, MEMBER_TRACKED,
+    MEMBER_UNCERTAIN, Member, NAME_AGENT, NAME_BOUNDARY, NAME_INDEX_EXACT, NAME_INDEX_PREFIX,
+    NAME_KEEP, NAME_LEN, PREFIX_LEN, RawKey, second_bit,
 };
 
 use crate::environment;
 use crate::maps::{
-    FIRST, MEMBERS, NAMES, constant, count, filters, follow, is_set, may_be_followed, unfollow,
+    MEMBERS, NAME_INDEX, NAMES, constant, count, filters, follow, is_set, may_be_followed, unfollow,
 };
 use crate::task::{Task, offset, read};
 
@@ -58,7 +59,7 @@ pub fn of(key: &RawKey) -> Option<Member> {
     // Followed, and more cannot be said now.
     Some(Member {
         session: RawKey::NONE,
-        flags: MEMBER_FOLLOWED | MEMBER_UNSURE,
+        flags: MEMBER_TRACKED | MEMBER_UNCERTAIN,
         check: key.check(),
     })
 }
@@ -66,7 +67,7 @@ pub fn of(key: &RawKey) -> Option<Member> {
 /// Whether what the map says could not be read, and is not to be written over.
 #[inline(always)]
 fn is_doubtful(member: &Member) -> bool {
-    !has_session(member) && member.flags & MEMBER_UNSURE != 0
+    !has_session(member) && member.flags & MEMBER_UNCERTAIN != 0
 }
 
 /// Whether a session is what it is followed for.
@@ -89,10 +90,10 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     }
     let mut flags = creator.flags & MEMBER_INHERITED;
     if !together {
-        flags &= !MEMBER_CLEAR;
+        flags &= !MEMBER_KERNEL_KILLABLE;
     }
-    if creator.flags & MEMBER_NAMED != 0 && has_session(creator) {
-        flags |= MEMBER_UNSURE;
+    if creator.flags & MEMBER_NAME_MATCHED != 0 && has_session(creator) {
+        flags |= MEMBER_UNCERTAIN;
     }
     let member = Member {
         session: creator.session,
@@ -100,7 +101,7 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
         check: child.check(),
     };
     if !follow(child, &member) {
-        count(UNFOLLOWED);
+        count(COUNTER_UNTRACKED);
         return FOREIGN;
     }
     member
@@ -114,11 +115,11 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
     let Some(found) = of(key) else {
         let scoped: u32 = constant!(SETTINGS: Settings.scoped);
         if scoped == 0 && bits_of_current(task, name) & NAME_AGENT != 0 {
-            let member = candidate(key, MEMBER_FOLLOWED);
+            let member = candidate(key, MEMBER_TRACKED);
             if follow(key, &member) {
                 return Some((member, environment::of(task, all)));
             }
-            count(UNFOLLOWED);
+            count(COUNTER_UNTRACKED);
             return Some((FOREIGN, ENVIRONMENT_UNREAD));
         }
         return (!filters()).then_some((FOREIGN, ENVIRONMENT_UNREAD));
@@ -135,21 +136,21 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
     }
     let before = member.flags;
     if has_session(&member) {
-        if before & MEMBER_NAMED != 0 {
-            member.flags |= MEMBER_UNSURE;
+        if before & MEMBER_NAME_MATCHED != 0 {
+            member.flags |= MEMBER_UNCERTAIN;
         }
-        member.flags &= !(MEMBER_NAMED | MEMBER_CLEAR);
+        member.flags &= !(MEMBER_NAME_MATCHED | MEMBER_KERNEL_KILLABLE);
         if bits != 0 {
-            member.flags |= MEMBER_NAMED;
+            member.flags |= MEMBER_NAME_MATCHED;
         }
         // What runs for another is kept, and with it what it begets.
         let (uid, euid) = task.uids();
         if uid != euid {
-            member.flags |= MEMBER_UNSURE;
+            member.flags |= MEMBER_UNCERTAIN;
         }
         // All that could spare it beyond its name has not changed.
-        if bits == 0 && environment == ENVIRONMENT_UNMARKED && is_set(CONTROL_CLEARS) {
-            member.flags |= before & MEMBER_CLEAR;
+        if bits == 0 && environment == ENVIRONMENT_UNMARKED && is_set(CONTROL_ONLY_KEEP_MARKER) {
+            member.flags |= before & MEMBER_KERNEL_KILLABLE;
         }
     } else if bits & NAME_AGENT != 0 {
         environment = environment::of(task, all);
@@ -164,7 +165,7 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
 #[inline(always)]
 pub fn moved(key: &RawKey, member: &mut Member) {
     if has_session(member) {
-        member.flags = later(member.flags, member.flags & !MEMBER_CLEAR);
+        member.flags = later(member.flags, member.flags & !MEMBER_KERNEL_KILLABLE);
         change(key, member);
     }
 }
@@ -172,7 +173,8 @@ pub fn moved(key: &RawKey, member: &mut Member) {
 /// Flags as of now, of a process that had those before: what the service knew then says nothing of them.
 #[inline(always)]
 fn later(before: u32, flags: u32) -> u32 {
-    flags & !MEMBER_EXECS | before.wrapping_add(MEMBER_EXEC) & MEMBER_EXECS
+    flags & !MEMBER_GENERATION_MASK
+        | before.wrapping_add(MEMBER_GENERATION_STEP) & MEMBER_GENERATION_MASK
 }
 
 /// The root of a session of its own, unless the service says that it is not.
@@ -264,17 +266,17 @@ fn padded(name: Name) -> Name {
 /// Which rules may know a program of this name.
 #[inline(always)]
 fn bits(name: &Name) -> u32 {
-    let Some(first) = FIRST.get(name[0] as u32 & 0xff).copied() else {
+    let Some(first) = NAME_INDEX.get(name[0] as u32 & 0xff).copied() else {
         return NAME_BITS;
     };
     let mut bits = first & NAME_BITS;
     if first & second_bit((name[0] >> 8) as u8) == 0 {
         return bits;
     }
-    if first & FIRST_WHOLE != 0 {
+    if first & NAME_INDEX_EXACT != 0 {
         bits |= look_up(name);
     }
-    if first & FIRST_PREFIX != 0 {
+    if first & NAME_INDEX_PREFIX != 0 {
         let prefix = u64::MAX >> (64 - 8 * PREFIX_LEN);
         bits |= look_up(&[name[0] & prefix, 0]);
     }

@@ -1,6 +1,6 @@
 //! What the service has left of a session, as far as the probes act on it.
 
-use reaper_common::{RawKey, SESSION_CONDEMNED, SESSION_KERNEL_REAP};
+use reaper_common::{RawKey, SESSION_KERNEL_REAP, SESSION_KILL_ON_FORK};
 
 use crate::maps::SESSIONS;
 
@@ -15,7 +15,7 @@ pub struct Session {
 
 impl Session {
     pub fn is_condemned(&self) -> bool {
-        self.flags & SESSION_CONDEMNED != 0
+        self.flags & SESSION_KILL_ON_FORK != 0
     }
 
     pub fn ends_in_kernel(&self) -> bool {

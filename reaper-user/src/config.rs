@@ -22,9 +22,9 @@ pub use error::{ConfigError, Diagnostic};
 use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::scan;
 use reaper_host::sys::{owner, paths};
-use reaper_model::agent::{Action, Ruleset};
 use reaper_model::rules::reader::Reader;
 use reaper_model::rules::{self, Defaults, Rules, warn};
+use reaper_model::ruleset::{Action, Ruleset};
 
 /// Smallest ring, in bytes.
 pub const RING_MIN: u32 = 64 << 10;

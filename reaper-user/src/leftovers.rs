@@ -19,12 +19,12 @@ use reaper_host::facts::{listening, scan_processes};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys::{self, pidfd::Pidfd};
 use reaper_model::Scope;
-use reaper_model::agent::{Rule, Ruleset};
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::Fact;
 use reaper_model::leftover::{
     self, Leftover, LeftoverQuery, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession,
 };
+use reaper_model::ruleset::{Rule, Ruleset};
 pub use service::Scanner;
 
 /// How old a tool's shell has to be, unless something else is asked for.

@@ -8,7 +8,7 @@ const HEADER: Header = Header {
     lost: 3,
 };
 
-fn header(kind: Kind, len: usize) -> Header {
+fn header(kind: RecordKind, len: usize) -> Header {
     Header {
         len: len as u32,
         kind: kind as u16,
@@ -40,7 +40,7 @@ fn member() -> Member {
 
 fn fork() -> ForkRecord {
     ForkRecord {
-        header: header(Kind::Fork, size_of::<ForkRecord>()),
+        header: header(RecordKind::Fork, size_of::<ForkRecord>()),
         child: raw(10),
         parent: raw(9),
         creator: raw(8),
@@ -55,7 +55,7 @@ fn fork() -> ForkRecord {
 
 fn exit() -> ExitRecord {
     ExitRecord {
-        header: header(Kind::Exit, size_of::<ExitRecord>()),
+        header: header(RecordKind::Exit, size_of::<ExitRecord>()),
         process: raw(10),
         parent: raw(9),
         status: 0x8b,
@@ -67,7 +67,7 @@ fn exit() -> ExitRecord {
 
 fn reparent() -> ReparentRecord {
     ReparentRecord {
-        header: header(Kind::Reparent, size_of::<ReparentRecord>()),
+        header: header(RecordKind::Reparent, size_of::<ReparentRecord>()),
         child: raw(10),
         old_parent: raw(9),
         adopter: RawKey::default(),
@@ -79,7 +79,7 @@ fn reparent() -> ReparentRecord {
 
 fn moved() -> MoveRecord {
     MoveRecord {
-        header: header(Kind::Move, size_of::<MoveRecord>()),
+        header: header(RecordKind::Move, size_of::<MoveRecord>()),
         process: raw(10),
         cgroup_id: 1 << 33,
         member: member(),
@@ -89,7 +89,7 @@ fn moved() -> MoveRecord {
 fn exec(filename: &[u8], exe: &[u8], argv: &[u8]) -> (ExecRecord, Vec<u8>) {
     let len = size_of::<ExecRecord>() + filename.len() + exe.len() + argv.len();
     let fixed = ExecRecord {
-        header: header(Kind::Exec, len),
+        header: header(RecordKind::Exec, len),
         process: raw(10),
         parent: raw(9),
         pidfd_inode: 5,
@@ -166,7 +166,7 @@ fn a_record_cut_short_anywhere_is_none() {
     for sample in samples() {
         for len in 0..sample.len() {
             assert!(
-                matches!(decode(&sample[..len]), Err(Defect::Short { .. })),
+                matches!(decode(&sample[..len]), Err(DecodeError::Short { .. })),
                 "{len} of {} bytes",
                 sample.len()
             );
@@ -182,29 +182,32 @@ fn each_defect_is_named() {
         decode(&sample).map(drop).unwrap_err()
     };
     let [fork, exec, ..] = samples();
-    assert_eq!(with(6, &9_u16.to_ne_bytes(), &fork), Defect::Abi(9));
-    assert_eq!(with(4, &0_u16.to_ne_bytes(), &fork), Defect::Kind(0));
-    assert_eq!(with(4, &6_u16.to_ne_bytes(), &fork), Defect::Kind(6));
+    assert_eq!(with(6, &9_u16.to_ne_bytes(), &fork), DecodeError::Abi(9));
+    assert_eq!(with(4, &0_u16.to_ne_bytes(), &fork), DecodeError::Kind(0));
+    assert_eq!(with(4, &6_u16.to_ne_bytes(), &fork), DecodeError::Kind(6));
     for (at, value) in [(24, &[0; 4][..]), (32, &[0; 8])] {
         for sample in samples() {
-            assert_eq!(with(at, value, &sample), Defect::Nobody);
+            assert_eq!(with(at, value, &sample), DecodeError::Nobody);
         }
     }
     let argv_len = core::mem::offset_of!(ExecRecord, argv_len);
     let filename_len = core::mem::offset_of!(ExecRecord, filename_len);
     for n in [117, ARGV_MAX as u32 + 1, u32::MAX] {
-        assert_eq!(with(argv_len, &n.to_ne_bytes(), &exec), Defect::Length(n));
+        assert_eq!(
+            with(argv_len, &n.to_ne_bytes(), &exec),
+            DecodeError::Length(n)
+        );
     }
     let long = FILENAME_MAX as u16 + 1;
     assert_eq!(
         with(filename_len, &long.to_ne_bytes(), &exec),
-        Defect::Length(long.into())
+        DecodeError::Length(long.into())
     );
     for defect in [
-        Defect::Abi(9),
-        Defect::Kind(5),
-        Defect::Length(1),
-        Defect::Nobody,
+        DecodeError::Abi(9),
+        DecodeError::Kind(5),
+        DecodeError::Length(1),
+        DecodeError::Nobody,
     ] {
         assert!(!defect.to_string().is_empty());
     }

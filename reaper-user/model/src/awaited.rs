@@ -4,12 +4,12 @@
 //! A process whose script may show that it is an agent is *awaited*: it and its descendants are followed like members
 //! until the path is read, but nothing is decided about them.
 
-use reaper_common::{MEMBER_CANDIDATE, MEMBER_FOLLOWED};
+use reaper_common::{MEMBER_CANDIDATE, MEMBER_TRACKED};
 
-use super::agent::{self, Class};
 use super::event::{Membership, ProcessKey};
 use super::facts::{Fact, FactSet};
 use super::policy::MatchedRules;
+use super::ruleset::{self, Class};
 use super::session::ImageSource;
 use super::{Change, Model, Output};
 use crate::Node;
@@ -45,7 +45,7 @@ impl Model {
             && node.state.member.in_scope
             && !node.missing_facts(FactSet::SCRIPT).is_empty()
             && self.sessions.allows_uid(node.uids.real)
-            && agent::script_path(&node.image).is_some()
+            && ruleset::script_path(&node.image).is_some()
             && self.rules.classify(&node.image) == Class::Plain
     }
 
@@ -160,7 +160,7 @@ impl Model {
         let told = node.membership.filter(|mark| mark.session == Some(name));
         Some(told.unwrap_or(Membership {
             session: Some(name),
-            flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
+            flags: MEMBER_TRACKED | MEMBER_CANDIDATE,
         }))
     }
 

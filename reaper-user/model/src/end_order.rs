@@ -90,7 +90,7 @@ impl Model {
     pub fn is_born_late(&self, node: &Node, decision: &Decision) -> bool {
         match node.ordered_by() {
             Some(order) => node.key.start > order.at || self.has_signalled_ancestor(node),
-            None => decision.reason == Reason::BornWhileDue,
+            None => decision.reason == Reason::ForkedAfterRootExit,
         }
     }
 

@@ -6,10 +6,10 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use super::activity::Activity;
-use super::agent::ProgramMatch;
 use super::conversation::Conversations;
 use super::env_marker::EnvMarkers;
 pub use super::fact::{Fact, FactSet};
+use super::ruleset::ProgramMatch;
 
 /// Session id and controlling terminal as of now: an exec's record has them as they were then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use super::activity::{Activity, TreeMemory};
-use super::agent::SessionKind;
 use super::event::ProcessKey;
 use super::facts::{Fact, FactSet};
+use super::ruleset::SessionKind;
 use super::session::{Session, SessionId};
 use super::{Model, Node};
 

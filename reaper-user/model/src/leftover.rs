@@ -62,9 +62,9 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::Scope;
-use super::agent::Ruleset;
 use super::event::{ProcEntry, ProcessKey};
 use super::facts::Fact;
+use super::ruleset::Ruleset;
 pub use crate::env_marker::{ConversationDigest, EnvMarker, EnvMarkers, Multiplexer};
 pub(crate) use judge::{is_login, is_terminal};
 

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod activity;
-pub mod agent;
 mod awaited;
 mod cached_facts;
 mod clock;
@@ -24,6 +23,7 @@ mod map_entries;
 mod matched_rules;
 pub mod policy;
 pub mod rules;
+pub mod ruleset;
 pub mod session;
 mod state;
 pub mod tree;
@@ -36,9 +36,8 @@ mod tests;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use reaper_common::MEMBER_NAMED;
+use reaper_common::MEMBER_NAME_MATCHED;
 
-use agent::{Class, Ruleset};
 use awaited::Awaited;
 pub use awaited::Reclassified;
 use clock::Clock;
@@ -49,6 +48,7 @@ use facts::FactSet;
 use keeps::KeepRequest;
 use matched_rules::MatchedRules;
 use policy::{Decision, Evaluation};
+use ruleset::{Class, Ruleset};
 use session::{ImageSource, Origin, RootExit, SessionEvent, Sessions};
 pub use state::{Change, Exited, Node, ProcessState, Tree};
 
@@ -404,7 +404,7 @@ impl Model {
         };
         // The kernel would know that it has run an agent itself, being a member.
         let is_plain = |mark: Membership| {
-            !mark.has(MEMBER_NAMED) && mark.session.is_some_and(|name| !node.has_key(name))
+            !mark.has(MEMBER_NAME_MATCHED) && mark.session.is_some_and(|name| !node.has_key(name))
         };
         node.membership.is_some_and(is_plain) || self.runs_parents_program(node)
     }

@@ -2,8 +2,8 @@
 //! comes after this one finds it.
 
 use reaper_common::{
-    MEMBER_CLEAR, MEMBER_EXECS, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_ROOT, MEMBER_SCOPE,
-    MEMBER_SPARED, MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
+    MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_SCOPE,
+    MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN, MEMBER_WATCHED,
 };
 
 use super::event::{Membership, ProcessKey};
@@ -21,7 +21,7 @@ impl Evaluation<'_> {
             .member
             .session
             .and_then(|id| model.sessions.get(id));
-        let mut flags = MEMBER_FOLLOWED;
+        let mut flags = MEMBER_TRACKED;
         let scoped = model.scope.is_by_pid() && node.state.member.in_scope;
         if scoped {
             flags |= MEMBER_SCOPE;
@@ -32,13 +32,13 @@ impl Evaluation<'_> {
                 flags |= MEMBER_ROOT;
             }
             if policy::is_kept(self, node) {
-                flags |= MEMBER_SPARED;
+                flags |= MEMBER_KEPT;
             }
             if node.state.member.is_lineage_uncertain {
-                flags |= MEMBER_UNSURE;
+                flags |= MEMBER_UNCERTAIN;
             }
             if policy::is_kernel_killable(self, node) {
-                flags |= MEMBER_CLEAR;
+                flags |= MEMBER_KERNEL_KILLABLE;
             }
         } else {
             if node.state.member.watched || node.state.member.boundary.is_some() {
@@ -46,11 +46,11 @@ impl Evaluation<'_> {
             }
             if let Some(mark) = model.awaited_membership(node) {
                 return Some(Membership {
-                    flags: mark.flags & !MEMBER_EXECS | flags,
+                    flags: mark.flags & !MEMBER_GENERATION_MASK | flags,
                     ..mark
                 });
             }
-            if flags == MEMBER_FOLLOWED {
+            if flags == MEMBER_TRACKED {
                 return None;
             }
         }
@@ -101,7 +101,7 @@ impl Model {
     /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
     pub fn on_signal_sent(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
-            node.state.member.signals_sent |= flags & (MEMBER_TERM | MEMBER_KILL);
+            node.state.member.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::agent::{RuleId, Ruleset};
 use super::event::Image;
+use super::ruleset::{RuleId, Ruleset};
 
 /// Asked for when a process becomes a member and when it runs another program, so that nothing is left to
 /// ask when every microsecond counts.

@@ -7,9 +7,9 @@ mod matched;
 use std::sync::Arc;
 
 use super::Model;
-use super::agent::RuleId;
 use super::event::{ExitStatus, ProcessKey};
 use super::facts::{Fact, FactSet};
+use super::ruleset::RuleId;
 use super::session::{RootExit, Session, Succession};
 use crate::Node;
 pub(super) use crate::matched_rules::MatchedRules;
@@ -43,7 +43,7 @@ pub enum Reason {
     /// Its agent is gone.
     RootExited,
     /// It was born when its agent was gone already.
-    BornWhileDue,
+    ForkedAfterRootExit,
     /// The root of its session has ordered that.
     EndOrdered,
     /// Its parent is gone, its agent is not.
@@ -55,7 +55,7 @@ pub enum Reason {
     /// A user has asked to keep it.
     KeptByUser,
     /// A rule holds, and its delay is not over.
-    Waiting,
+    RuleDelay,
     /// Its agent exited with status 0, and another process may continue the agent's conversation.
     SuccessorAwaited,
     /// As [`Reason::SuccessorAwaited`], but what would show a successor could not be read.
@@ -71,9 +71,9 @@ pub enum Reason {
     /// It runs under another uid than its agent.
     OtherUid,
     /// A process above it is kept.
-    BelowKept,
+    AncestorKept,
     /// A process below it is kept, and may need it.
-    AboveKept,
+    DescendantKept,
     /// Its program, or the end of its command line, is not known, and might be one that is kept.
     Unreadable,
     /// It descends from its agent, but perhaps through a boundary: what was told of its makers was lost.
@@ -91,13 +91,13 @@ impl Reason {
     pub fn name(self) -> &'static str {
         match self {
             Reason::RootExited => "root_exited",
-            Reason::BornWhileDue => "born_while_due",
+            Reason::ForkedAfterRootExit => "born_while_due",
             Reason::EndOrdered => "end_ordered",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
             Reason::KeepMarker => "keep_marker",
             Reason::KeptByUser => "kept_by_user",
-            Reason::Waiting => "waiting",
+            Reason::RuleDelay => "waiting",
             Reason::SuccessorAwaited => "successor_awaited",
             Reason::SuccessorUnknown => "successor_unknown",
             Reason::ReportRule => "report_rule",
@@ -105,8 +105,8 @@ impl Reason {
             Reason::Unread => "unread",
             Reason::KeepRule => "keep_rule",
             Reason::OtherUid => "other_uid",
-            Reason::BelowKept => "below_kept",
-            Reason::AboveKept => "above_kept",
+            Reason::AncestorKept => "below_kept",
+            Reason::DescendantKept => "above_kept",
             Reason::Unreadable => "unreadable",
             Reason::LineageUncertain => "lineage_uncertain",
             Reason::Inferred => "inferred",
@@ -429,7 +429,7 @@ fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> 
     }
     // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
     Some(match round.kin.kept_below(model, node, due)? {
-        Above::Keeps(rule) => by(Reason::BelowKept, rule),
+        Above::Keeps(rule) => by(Reason::AncestorKept, rule),
         Above::Ask(rule, key) => Decision {
             verdict: Verdict::Wait,
             needs: FactSet::ARGUMENTS,

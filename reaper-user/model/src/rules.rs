@@ -12,7 +12,7 @@ mod when;
 
 use toml::de::DeTable;
 
-use crate::agent::Ruleset;
+use crate::ruleset::Ruleset;
 use read::RuleEntry;
 use reader::Reader;
 

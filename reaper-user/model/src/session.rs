@@ -25,9 +25,9 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::agent::{RuleId, Ruleset, SessionKind};
 use super::event::{ExitStatus, Image, ProcessKey, TICK_NS, Uids};
 use super::facts::{Fact, InheritedFacts};
+use super::ruleset::{RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
 pub use member::{Evidence, SessionId};
 pub(super) use membership::Origin;

@@ -13,13 +13,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 use super::event::{Event, EventKind, ExitStatus, Image, ProcessKey, Provenance, Uids};
 use exited::RecentMap;
 pub(super) use exited::tick;
 use node::{Birth, Links, RecentExit, Reported};
-pub use node::{Change, Exited, Node, NodeState, Orphaned};
+pub use node::{Exited, Node, NodeState, Orphaned, TreeChange};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
@@ -56,7 +56,7 @@ impl<S: NodeState> Default for Tree<S> {
 
 impl<S: NodeState> Tree<S> {
     /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
-    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change<S>>) {
+    pub fn apply(&mut self, event: &Event, changes: &mut Vec<TreeChange<S>>) {
         let Event {
             time,
             provenance,
@@ -100,7 +100,7 @@ impl<S: NodeState> Tree<S> {
                     Some(true) => {}
                     Some(false) => {
                         // Found in /proc before its fork was read; only now it is known who made it.
-                        changes.push(Change::Born {
+                        changes.push(TreeChange::Born {
                             key: node.key,
                             creator,
                             provenance,
@@ -136,7 +136,7 @@ impl<S: NodeState> Tree<S> {
                     (node.image, node.image_at) = (Arc::clone(image), time);
                     node.uids = uids;
                 }
-                changes.push(Change::Execed { key: node.key });
+                changes.push(TreeChange::Execed { key: node.key });
             }
             EventKind::Exit {
                 key,
@@ -175,17 +175,17 @@ impl<S: NodeState> Tree<S> {
                 if let Some(node) = self.get_mut(key) {
                     node.set_membership(mark, time, 1);
                     node.moved(cgroup_id, time);
-                    changes.push(Change::Moved { key: node.key });
+                    changes.push(TreeChange::Moved { key: node.key });
                 }
             }
             EventKind::SignalSent { key, signal } => {
                 if let Some(node) = self.get_mut(key) {
                     node.state.add_flags(match signal {
-                        15 => MEMBER_TERM,
-                        9 => MEMBER_KILL,
+                        15 => MEMBER_SIGTERM_SENT,
+                        9 => MEMBER_SIGKILL_SENT,
                         _ => 0,
                     });
-                    changes.push(Change::SignalSent {
+                    changes.push(TreeChange::SignalSent {
                         key: node.key,
                         signal,
                     });
@@ -206,11 +206,11 @@ impl<S: NodeState> Tree<S> {
         birth: Birth,
         provenance: Provenance,
         image: Arc<Image>,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) -> Option<&mut Node<S>> {
         if !self.is_known(key, time, changes)? {
             self.insert(key, birth, provenance, image);
-            changes.push(Change::Born {
+            changes.push(TreeChange::Born {
                 key,
                 creator: birth.creator,
                 provenance,
@@ -230,7 +230,7 @@ impl<S: NodeState> Tree<S> {
         &mut self,
         key: ProcessKey,
         time: u64,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) -> Option<bool> {
         match self.live.get(&key.pid) {
             Some(known) if known.has_key(key) => return Some(true),
@@ -338,7 +338,7 @@ impl<S: NodeState> Tree<S> {
         ended: ExitStatus,
         peak_rss: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         let parent = self.live.get(&pid).and_then(|node| node.parent);
         self.set_parent(pid, None);
@@ -360,7 +360,7 @@ impl<S: NodeState> Tree<S> {
             orphans.push(child.key);
         }
         self.remember_exited(&node, ended);
-        changes.push(Change::Exited {
+        changes.push(TreeChange::Exited {
             node: Box::new(node),
             exit_status: ended,
             peak_rss,
@@ -390,7 +390,7 @@ impl<S: NodeState> Tree<S> {
         old_parent: Option<ProcessKey>,
         adopter: Option<ProcessKey>,
         time: u64,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         let adopter_key = adopter.and_then(|key| self.get(key)).map(|node| node.key);
         let old_parent = old_parent.map(|key| self.own_key(key));
@@ -420,7 +420,7 @@ impl<S: NodeState> Tree<S> {
             (None, None) => {}
         }
         self.set_parent(key.pid, adopter_key);
-        changes.push(Change::Reparented {
+        changes.push(TreeChange::Reparented {
             key,
             old_parent,
             adopter: adopter_key.or(adopter),

@@ -8,7 +8,7 @@
 //! older than this program, the kernel's mark says more than the parent it has by now: a child of one that is spared
 //! has that in its mark from birth on. What then is still in doubt is kept.
 
-use reaper_common::MEMBER_SPARED;
+use reaper_common::MEMBER_KEPT;
 
 use super::event::{Membership, ProcessKey, TICK_NS};
 use super::keeps::KeepRequest;
@@ -289,7 +289,7 @@ impl Model {
     fn may_descend(&self, of: &Descendant, wish: &KeepRequest) -> bool {
         let older =
             |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
-        let spared = of.membership.map(|mark| mark.has(MEMBER_SPARED));
+        let spared = of.membership.map(|mark| mark.has(MEMBER_KEPT));
         let root = self.sessions.by_first_root(wish.session);
         if older(of.key, wish.process)
             || root.is_some_and(|session| session.root == of.key)
@@ -311,7 +311,7 @@ impl Model {
         // A member may be an adopter too: it is an ancestor of those whose children it adopts, so that it is kept by
         // the same wish itself, or an ancestor of who that was asked for.
         let node = self.tree.get(maker);
-        let is_marked = |node: &Node| node.membership.is_some_and(|mark| mark.has(MEMBER_SPARED));
+        let is_marked = |node: &Node| node.membership.is_some_and(|mark| mark.has(MEMBER_KEPT));
         let above = || self.tree.ancestors(wish.process);
         let apart =
             above().any(|above| above.key.pid == 1) && above().all(|above| above.key != maker);

@@ -13,9 +13,9 @@ use super::{Claimed, ErrorResponse, KeepDone, Status};
 use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
-use reaper_model::agent::{Action, Ruleset, SessionKind};
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
 use reaper_model::facts::{FactSet, Facts};
+use reaper_model::ruleset::{Action, Ruleset, SessionKind};
 
 /// A question on its way to the engine. Nobody may wait for the answer any more.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use super::leftovers::Leftovers;
 use super::messages::EngineRequest;
 use super::peer::Peer;
-use crate::export::Clock;
+use crate::export::EventClock;
 use lane::Lane;
 
 /// Questions that wait for the engine at most.
@@ -144,14 +144,14 @@ impl Socket {
     ///
     /// # Errors
     /// No thread, or no runtime for it, can be started.
-    pub fn serve(self, backend: Backend, clock: Clock) -> Result<Server, ServerError> {
+    pub fn serve(self, backend: Backend, clock: EventClock) -> Result<Server, ServerError> {
         self.serve_within(backend, clock, PATIENCE)
     }
 
     fn serve_within(
         mut self,
         backend: Backend,
-        clock: Clock,
+        clock: EventClock,
         patience: Timeouts,
     ) -> Result<Server, ServerError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -220,7 +220,7 @@ struct Shared {
     /// Scans that reap. [`Leftovers`] does one at a time and refuses others at once.
     reapings: Lane,
     histories: Lane,
-    clock: Arc<Clock>,
+    clock: Arc<EventClock>,
     patience: Timeouts,
     /// Connections by who has them.
     open: std::cell::RefCell<HashMap<Peer, usize>>,
@@ -266,7 +266,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-async fn accept(listener: UnixListener, backend: Backend, clock: Clock, patience: Timeouts) {
+async fn accept(listener: UnixListener, backend: Backend, clock: EventClock, patience: Timeouts) {
     let shared = Rc::new(Shared {
         backend,
         scans: Lane::new("scan", 1),

@@ -17,7 +17,7 @@ use super::{
     AgentInfo, Agents, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo, Keeps,
     NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
 };
-use crate::export::{Clock, SessionId, SessionRef, command_line, ended};
+use crate::export::{EventClock, SessionId, SessionRef, command_line, exit_status_text};
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
@@ -28,7 +28,7 @@ use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
-pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &Clock) -> Status {
+pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &EventClock) -> Status {
     // Without them the rest is still true.
     let zombies = Procfs::default().zombies().unwrap_or_default();
     let members: HashSet<&u32> = members.iter().collect();
@@ -131,7 +131,7 @@ fn forebear(ancestor: &Ancestor) -> AncestorInfo {
         start_ns: ancestor.key.start,
         command,
         alive: ancestor.alive,
-        ended: ancestor.ended.map(ended),
+        ended: ancestor.ended.map(exit_status_text),
         agent: ancestor.agent.as_deref().map(str::to_owned),
         boundary: ancestor.boundary.as_deref().map(str::to_owned),
         adopter: ancestor.adopter.as_ref().map(named),
@@ -338,7 +338,7 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
             .outer
             .as_ref()
             .map(|outer| SessionId(outer).to_string()),
-        root_exit: group.gone.map(|(_, how)| ended(how)),
+        root_exit: group.gone.map(|(_, how)| exit_status_text(how)),
         since_root_exit_s: group.gone.map(|(at, _)| seconds_since(at)),
     }
 }

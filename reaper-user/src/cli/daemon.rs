@@ -17,7 +17,7 @@ use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, KeepStore, Settings};
-use crate::export::{Clock, Format, Output, Sink, Writer};
+use crate::export::{EventClock, Format, Sink, StreamOutput, Writer};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -29,7 +29,7 @@ use reaper_host::source::{Source, SourceError};
 use reaper_host::sys;
 use reaper_host::sys::pidfd;
 use reaper_model::Scope;
-use reaper_model::agent::NameTable;
+use reaper_model::ruleset::NameTable;
 
 pub(super) const HELP: &str = "\
 Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not
@@ -168,7 +168,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         warn_of_missing(&host);
     }
     let (asks, asked) = mpsc::channel(server::QUEUE);
-    let clock = Clock::new(sys::host::Host::read().boot_id);
+    let clock = EventClock::new(sys::host::Host::read().boot_id);
     let unsure = match &journal {
         None if config.journal && newer.is_none() => Some("no journal could be opened"),
         Some(journal) if journal.was_replaced() => Some("the journal was begun anew"),
@@ -213,7 +213,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let result = with_writer(outputs, |mut sink| {
         if let Some(journal) = &journal {
-            sink.keep_in(journal.feed());
+            sink.set_consumer(journal.feed());
         }
         in_thread(move || watch(source, settings, sink, (asks, asked), log))
     });
@@ -273,8 +273,8 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
 }
 
 /// Returns where the journal is and what it may hold, if the config wants one.
-fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::Options> {
-    config.journal.then(|| journal::Options {
+fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::JournalOptions> {
+    config.journal.then(|| journal::JournalOptions {
         directory: config.journal_dir.clone(),
         scope: scope.map(str::to_owned),
         max_age: config.journal_max_age,
@@ -284,7 +284,7 @@ fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::Opti
 
 /// Opens the journal. Returns the reason instead if it has a newer schema. Only logs other errors, since the service also
 /// works without a journal.
-fn open_journal(options: journal::Options) -> (Option<Journal>, Option<NewerSchema>) {
+fn open_journal(options: journal::JournalOptions) -> (Option<Journal>, Option<NewerSchema>) {
     match Journal::open(options, sys::host::Host::read().boot_id) {
         Ok(journal) => (Some(journal), None),
         Err(JournalError::Newer(newer)) => (None, Some(newer)),
@@ -411,16 +411,20 @@ pub(super) fn kernel(settings: &Settings) -> Result<Kernel, Failure> {
     Ok(kernel.context("cannot wait for exits of processes")?)
 }
 
-fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Output>, Failure> {
+fn outputs(
+    events: Option<&Path>,
+    json: bool,
+    lifecycle: bool,
+) -> Result<Vec<StreamOutput>, Failure> {
     let to_stdout = events.is_some_and(|path| path.as_os_str() == "-");
     let format = if json || to_stdout {
         Format::Json
     } else {
         Format::Lines { lifecycle }
     };
-    let mut outputs = vec![Output::stdout(format)];
+    let mut outputs = vec![StreamOutput::stdout(format)];
     if let Some(path) = events.filter(|_| !to_stdout) {
-        let file = Output::file(path).map_err(|error| {
+        let file = StreamOutput::file(path).map_err(|error| {
             Failure::Usage(format!(
                 "cannot write events to {}: {error}",
                 path.display()
@@ -433,10 +437,10 @@ fn outputs(events: Option<&Path>, json: bool, lifecycle: bool) -> Result<Vec<Out
 
 /// Runs with a writer of the event stream, and waits until it has written all.
 pub(super) fn with_writer<T>(
-    outputs: Vec<Output>,
+    outputs: Vec<StreamOutput>,
     work: impl FnOnce(Sink) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let clock = Clock::new(sys::host::Host::read().boot_id);
+    let clock = EventClock::new(sys::host::Host::read().boot_id);
     let (sink, writer) =
         Writer::start(outputs, clock).context("cannot start the event stream's writer")?;
     let result = work(sink);

@@ -16,7 +16,7 @@ use super::daemon::{in_thread, kernel, open_source, runtime, settings, stop_sign
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::export::{Format, Output, Sink};
+use crate::export::{Format, Sink, StreamOutput};
 use crate::reap;
 use reaper_host::source::probes::ProbeOptions;
 use reaper_host::source::procfs::{ProcessReading, Procfs};
@@ -81,7 +81,7 @@ pub(super) fn run() -> Result<u8, Failure> {
         scope::parse(std::slice::from_ref(&scope_name))?,
         vec![scope_name],
     );
-    let outputs = vec![Output::stdout(Format::Lines { lifecycle: false })];
+    let outputs = vec![StreamOutput::stdout(Format::Lines { lifecycle: false })];
     let work = move |sink: Sink| {
         in_thread(move || {
             runtime()?.block_on(async {

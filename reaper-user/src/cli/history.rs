@@ -18,7 +18,7 @@ use super::{Failure, ServiceArgs};
 use crate::api::History;
 use crate::export::{self, duration, message, printable, reason_text, write_object};
 use crate::journal::history::{
-    HistoryError, HistoryExit, HistoryOutcome, HistoryProcess, HistorySession, Query, read,
+    HistoryError, HistoryExit, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
 };
 use crate::journal::{DIRECTORY, path};
 
@@ -90,7 +90,7 @@ fn look(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), HistoryEr
     // What is longer than time is counted is all of it.
     let since = args.since.map(|since| Timestamp::now().checked_sub(since));
     let own = geteuid();
-    let query = Query {
+    let query = HistoryQuery {
         since: since.and_then(Result::ok),
         agent: args.agent.clone(),
         session: args.session.clone(),

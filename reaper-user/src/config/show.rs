@@ -8,8 +8,8 @@ use bytesize::ByteSize;
 use serde_json::{Map, Value, json};
 
 use super::{Config, EventScope, KernelReap};
-use reaper_model::agent::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
 use reaper_model::rules::catalogue;
+use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
 
 /// The settings, and the rules in force in the order in which they are asked.
 pub fn toml(config: &Config) -> String {

@@ -4,8 +4,8 @@ mod wrong;
 use std::path::PathBuf;
 
 use super::*;
-use reaper_model::agent::{Action, Class};
 use reaper_model::event::Image;
+use reaper_model::ruleset::{Action, Class};
 
 /// A directory that is removed at the end.
 struct Dir(PathBuf);

@@ -1,7 +1,7 @@
 //! Deciding, and telling what came of it: by process, by session, in all.
 
 use nix::sys::signal::Signal;
-use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 use super::Engine;
 use super::ingest::{Counts, Queued, Tally};
@@ -215,7 +215,10 @@ impl Engine {
             rule,
             memory,
         };
-        self.emit(EventBody::Decision { who, names });
+        self.emit(EventBody::Decision {
+            process: who,
+            decision: names,
+        });
     }
 
     /// Counts and tells of those whom only others have signalled, and whose end was told of.
@@ -254,7 +257,7 @@ impl Engine {
                         // As it is now: it may run another program than when it was claimed.
                         let who = ProcessRef::new(&self.model, node);
                         self.claimed.insert(sent.key, who.clone());
-                        self.emit(EventBody::Signal { who, sent });
+                        self.emit(EventBody::Signal { process: who, sent });
                     }
                 }
                 ReapEvent::Outcome {
@@ -273,7 +276,7 @@ impl Engine {
                         (duration, memory),
                     );
                     // In observe a session goes on for as long as its members live.
-                    if outcome != ReapOutcome::NotSent(ReleaseReason::Observed) {
+                    if outcome != ReapOutcome::NotSent(ReleaseReason::ObserveMode) {
                         over.push(session);
                     }
                 }
@@ -342,7 +345,7 @@ impl Engine {
                 self.ingest.decided.remove(&key);
                 self.ingest.queued.push(Queued::Process(key))
             }
-            ReapOutcome::NotSent(ReleaseReason::Unreadable) => {
+            ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => {
                 self.ingest.decided.remove(&key);
                 let again = self.deferred.next_retry(key, self.kernel.clock.monotonic());
                 self.defer(key, session, again);
@@ -351,7 +354,7 @@ impl Engine {
         }
         // Of one that has to be looked at again nothing is said yet.
         let silent = [
-            ReleaseReason::Observed,
+            ReleaseReason::ObserveMode,
             ReleaseReason::NotDue(Reason::Unread),
         ]
         .map(ReapOutcome::NotSent);
@@ -359,7 +362,7 @@ impl Engine {
             && !silent.contains(&outcome)
         {
             self.emit(EventBody::Outcome {
-                who,
+                process: who,
                 outcome,
                 signal,
                 duration,
@@ -443,7 +446,7 @@ impl Engine {
             let again = tally.reported.replace(counts).is_some();
             self.emit(EventBody::SessionClose {
                 session,
-                again,
+                is_repeat: again,
                 reaped,
                 kept: counts.kept,
                 kept_reasons: names(kept),
@@ -487,7 +490,7 @@ fn names(reasons: Vec<Reason>) -> Vec<&'static str> {
 /// What the kernel's map has for a process that was sent a signal.
 fn mark_of(signal: Signal) -> u32 {
     match signal {
-        Signal::SIGKILL => MEMBER_KILL,
-        _ => MEMBER_TERM,
+        Signal::SIGKILL => MEMBER_SIGKILL_SENT,
+        _ => MEMBER_SIGTERM_SENT,
     }
 }

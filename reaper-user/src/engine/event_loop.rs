@@ -199,7 +199,7 @@ impl Engine {
         self.emit(EventBody::Summary {
             count,
             reason,
-            armed,
+            pin_dir: armed,
         });
         self.ingest.out.flush();
         Ok(count)

@@ -67,7 +67,10 @@ impl Engine {
             let count = unfollowed - self.untracked_members.min(unfollowed);
             self.untracked_members = unfollowed;
             let room = self.source.maps().map_or(0, |maps| maps.capacity());
-            self.emit(EventBody::MembersFull { count, room });
+            self.emit(EventBody::MemberMapFull {
+                count,
+                capacity: room,
+            });
             let total = Lost {
                 total: count,
                 ..Lost::default()
@@ -207,8 +210,8 @@ impl Engine {
         self.emit(EventBody::GapClose {
             reason: gap.reason,
             total: gap.total,
-            found,
-            gone,
+            processes_recovered: found,
+            exits_recovered: gone,
             duration: self.kernel.clock.boot_time().saturating_sub(gap.opened),
         });
         // What could not be read is asked for again before a signal.

@@ -3,7 +3,7 @@
 
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
-use reaper_common::MEMBER_KILL;
+use reaper_common::MEMBER_SIGKILL_SENT;
 
 use crate::config::EventScope;
 use crate::export::{
@@ -208,7 +208,10 @@ impl Ingest {
                     model,
                     node,
                     time,
-                    Lifecycle::Exit { ended, peak_rss },
+                    Lifecycle::Exit {
+                        exit_status: ended,
+                        peak_rss,
+                    },
                     provenance,
                 );
                 let claimed = self.reaper.is_claimed(node.key);
@@ -221,7 +224,7 @@ impl Ingest {
                     .session
                     .filter(|_| node.state.member.signals_sent != 0 && !claimed)
                 {
-                    let signal = match node.state.member.signals_sent & MEMBER_KILL {
+                    let signal = match node.state.member.signals_sent & MEMBER_SIGKILL_SENT {
                         0 => Signal::SIGTERM,
                         _ => Signal::SIGKILL,
                     };
@@ -264,7 +267,7 @@ impl Ingest {
                 };
                 let ending = node.orphaned.is_some_and(|from| from.namespace_ending);
                 let body = EventBody::Reparent {
-                    who: ProcessRef::new(model, node),
+                    process: ProcessRef::new(model, node),
                     old_parent,
                     old_parent_command: name(old_parent),
                     adopter,
@@ -356,7 +359,7 @@ impl Ingest {
             return false;
         };
         let body = EventBody::Orphan {
-            who: ProcessRef::new(model, node),
+            process: ProcessRef::new(model, node),
             old_parent: Some(parent),
             parent_command: command.to_vec(),
         };
@@ -394,7 +397,7 @@ impl Ingest {
                 // On what the service has left word of: at the root's exit, or when nothing else helped.
                 let reason = match signal {
                     Signal::SIGTERM => Reason::RootExited,
-                    _ => Reason::BornWhileDue,
+                    _ => Reason::ForkedAfterRootExit,
                 };
                 let names = DecisionNames {
                     verdict: "reap",
@@ -403,7 +406,13 @@ impl Ingest {
                     memory: None,
                 };
                 let who = ProcessRef::new(model, node);
-                self.emit(time, EventBody::Decision { who, names });
+                self.emit(
+                    time,
+                    EventBody::Decision {
+                        process: who,
+                        decision: names,
+                    },
+                );
             }
             let sent = SentSignal {
                 key,
@@ -412,7 +421,7 @@ impl Ingest {
                 by: SentBy::Kernel,
             };
             let who = ProcessRef::new(model, node);
-            self.emit(time, EventBody::Signal { who, sent });
+            self.emit(time, EventBody::Signal { process: who, sent });
         }
     }
 
@@ -439,7 +448,7 @@ impl Ingest {
                     session.map(SessionRef::from)
                 };
                 let body = EventBody::SessionOpen {
-                    who: ProcessRef::new(model, root),
+                    process: ProcessRef::new(model, root),
                     kind: session.kind,
                     rule: session.agent.clone(),
                     outer: name(session.outer),
@@ -456,7 +465,7 @@ impl Ingest {
                 self.emit(
                     time,
                     EventBody::Boundary {
-                        who: ProcessRef::new(model, node),
+                        process: ProcessRef::new(model, node),
                         session,
                         rule: rule.clone(),
                     },
@@ -485,7 +494,7 @@ impl Ingest {
                     time,
                     EventBody::SessionRelaunch {
                         session,
-                        who: ProcessRef::new(model, node),
+                        process: ProcessRef::new(model, node),
                         old_root: *old_root,
                     },
                 );
@@ -515,7 +524,7 @@ impl Ingest {
                         session,
                         kind,
                         root,
-                        ended,
+                        exit_status: ended,
                         members,
                     },
                 );
@@ -548,7 +557,7 @@ impl Ingest {
                 time,
                 EventBody::Lifecycle {
                     what,
-                    who: ProcessRef::new(model, node),
+                    process: ProcessRef::new(model, node),
                     provenance,
                 },
             );

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use crate::api::KeepDone;
 use crate::api::messages::EngineReply;
-use crate::journal::{JournalError, JournalKeep, Keeper, Until};
+use crate::journal::{JournalError, JournalKeep, KeepExpiry, KeepWriter};
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::ProcessKey;
 use reaper_model::user_keep::{StoredKeep, UserKeep};
@@ -28,13 +28,13 @@ pub trait KeepStore: Send + Sync {
     fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError>;
 }
 
-impl KeepStore for Keeper {
+impl KeepStore for KeepWriter {
     fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError> {
-        Keeper::keep(self, keeps)
+        KeepWriter::keep(self, keeps)
     }
 
     fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
-        Keeper::unkeep(self, by, made)
+        KeepWriter::unkeep(self, by, made)
     }
 }
 
@@ -80,7 +80,7 @@ impl Engine {
 
     /// Has it written down, with the answer, for whom a wish holds that was asked for this process.
     pub(super) fn save_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
-        let until = wish.until_monotonic_ns.map(|awake| Until {
+        let until = wish.until_monotonic_ns.map(|awake| KeepExpiry {
             awake,
             wall: wish
                 .made_at
@@ -92,10 +92,10 @@ impl Engine {
             Some(JournalKeep {
                 key: node.key,
                 session: session.first_root,
-                asked: node.key == asked,
+                is_explicit: node.key == asked,
                 tree: wish.with_descendants,
-                by: wish.by_uid,
-                made: wish.made_at,
+                by_uid: wish.by_uid,
+                made_at: wish.made_at,
                 until,
             })
         });
@@ -111,18 +111,18 @@ impl Engine {
             let open = self.model.sessions.by_first_root(keep.session).is_some();
             open || lives(keep.key) || lives(keep.session)
         };
-        let name = |keep: &JournalKeep| (keep.by, keep.made);
+        let name = |keep: &JournalKeep| (keep.by_uid, keep.made_at);
         let matter: HashSet<_> = keeps.iter().filter(matters).map(name).collect();
         let keeps = keeps.iter().filter(|keep| matter.contains(&name(keep)));
         let keeps = keeps.map(|keep| StoredKeep {
             key: keep.key,
             session: keep.session,
-            is_direct: keep.asked,
+            is_direct: keep.is_explicit,
             keep: UserKeep {
                 until_monotonic_ns: keep.until.map(|until| until.awake),
                 with_descendants: keep.tree,
-                by_uid: keep.by,
-                made_at: keep.made,
+                by_uid: keep.by_uid,
+                made_at: keep.made_at,
             },
         });
         self.model.restore_keeps(keeps.collect());

@@ -5,8 +5,8 @@ use std::mem;
 
 use hashbrown::HashSet;
 use reaper_common::{
-    ENDED_UNKNOWN, MEMBER_EXECS, RULE_MAX, SESSION_CONDEMNED, SESSION_KERNEL_REAP,
-    SESSION_SIGNALLED, SESSION_TOLD, SessionState,
+    EXIT_STATUS_UNKNOWN, MEMBER_GENERATION_MASK, RULE_MAX, SESSION_CLOSE_EMITTED,
+    SESSION_KERNEL_REAP, SESSION_KILL_ON_FORK, SESSION_ROOT_SIGNALLED, SessionState,
 };
 
 use super::{Engine, EngineError};
@@ -81,7 +81,7 @@ impl Engine {
             self.source.watch_exit(key, wanted.is_some());
             let known = node.membership.filter(|mark| mark.flags != 0);
             let as_told = known.map(|mark| Membership {
-                flags: mark.flags & !MEMBER_EXECS,
+                flags: mark.flags & !MEMBER_GENERATION_MASK,
                 ..mark
             });
             if wanted != as_told
@@ -91,7 +91,7 @@ impl Engine {
                     continue;
                 };
                 let room = maps.set_membership(exact, wanted, known)?;
-                let execs = known.map_or(0, |mark| mark.flags & MEMBER_EXECS);
+                let execs = known.map_or(0, |mark| mark.flags & MEMBER_GENERATION_MASK);
                 let written = wanted.filter(|_| room).map(|mark| Membership {
                     flags: mark.flags | execs,
                     ..mark
@@ -223,7 +223,7 @@ impl Engine {
         let parent = root.and_then(|root| root.birth_parent);
         let mut flags = 0;
         if self.map_sync.kill_on_fork.contains(&session.id) {
-            flags |= SESSION_CONDEMNED;
+            flags |= SESSION_KILL_ON_FORK;
         }
         if self.ends_in_kernel(session) {
             flags |= SESSION_KERNEL_REAP;
@@ -233,10 +233,10 @@ impl Engine {
             .get(&session.id)
             .is_some_and(|tally| tally.reported.is_some())
         {
-            flags |= SESSION_TOLD;
+            flags |= SESSION_CLOSE_EMITTED;
         }
         if session.root_exit.is_some_and(|gone| gone.was_signalled) {
-            flags |= SESSION_SIGNALLED;
+            flags |= SESSION_ROOT_SIGNALLED;
         }
         let mut rule = [0; RULE_MAX];
         let name = session.agent.as_bytes();
@@ -249,10 +249,10 @@ impl Engine {
             outer: outer.map_or(Default::default(), |outer| raw_key(outer.first_root)),
             parent: parent.map_or(Default::default(), key),
             opened_ns: session.opened_at,
-            gone_ns: session.root_exit.map_or(0, |gone| gone.at),
+            root_exit_ns: session.root_exit.map_or(0, |gone| gone.at),
             kill_at_ns,
             lost: tally.lost,
-            ended: session
+            exit_status: session
                 .root_exit
                 .map_or(0, |gone| wait_status(gone.exit_status)),
             uid: session.uids.real,
@@ -290,14 +290,14 @@ fn wait_status(ended: ExitStatus) -> u32 {
     match ended {
         ExitStatus::Exited(code) => u32::from(code) << 8,
         ExitStatus::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
-        ExitStatus::Unknown => ENDED_UNKNOWN,
+        ExitStatus::Unknown => EXIT_STATUS_UNKNOWN,
     }
 }
 
 /// From what `wait(2)` tells.
 pub(super) fn exit_status_from_wait(status: u32) -> ExitStatus {
     match status {
-        ENDED_UNKNOWN => ExitStatus::Unknown,
+        EXIT_STATUS_UNKNOWN => ExitStatus::Unknown,
         status => ExitStatus::from_wait_status(status),
     }
 }

@@ -12,7 +12,7 @@ use crate::api::messages::EngineReply;
 use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
-use reaper_model::agent::NameTable;
+use reaper_model::ruleset::NameTable;
 
 /// Settings, and the names for the probes that follow from them.
 pub struct Loaded {

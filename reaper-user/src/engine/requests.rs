@@ -144,7 +144,7 @@ impl Engine {
             rss: count.memory.rss,
             pss: count.memory.pss,
             swap: count.memory.swap,
-            unread: count.memory.unread,
+            unread: count.memory.unmeasured,
             zombies: 0,
             pin_dir: self.pinned(),
         }
@@ -271,7 +271,7 @@ impl Engine {
             return;
         };
         self.emit(EventBody::Keep {
-            who: ProcessRef::new(&self.model, node),
+            process: ProcessRef::new(&self.model, node),
             by: peer.uid,
             kept,
             processes,

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use reaper_common::{SESSION_SIGNALLED, SESSION_TOLD, SessionState};
+use reaper_common::{SESSION_CLOSE_EMITTED, SESSION_ROOT_SIGNALLED, SessionState};
 
 use super::ingest::{Counts, Queued, Tally};
 use super::map_sync::exit_status_from_wait;
@@ -94,11 +94,11 @@ impl Engine {
             mode: self.settings.mode.name(),
             mode_reason: self.settings.mode_reason.clone(),
             source: self.source.name(),
-            passed_over: self.settings.rejected_sources.clone(),
+            rejected_sources: self.settings.rejected_sources.clone(),
             processes: self.model.tree.len(),
             scope: self.settings.scope_names.clone(),
             resumed: restored.resumed,
-            pinned: restored.pinned.clone(),
+            pin_dir: restored.pinned.clone(),
             kernel_reap: self.settings.kernel_reap && can_signal,
             ring_size,
         });
@@ -182,10 +182,10 @@ impl Engine {
                 },
                 cgroup_id: state.cgroup_id,
                 opened_at: state.opened_ns,
-                exited: (state.gone_ns != 0)
-                    .then(|| (state.gone_ns, exit_status_from_wait(state.ended))),
-                was_signalled: state.flags & SESSION_SIGNALLED != 0,
-                is_evaluated: state.kill_at_ns != 0 || state.flags & SESSION_TOLD != 0,
+                exited: (state.root_exit_ns != 0)
+                    .then(|| (state.root_exit_ns, exit_status_from_wait(state.exit_status))),
+                was_signalled: state.flags & SESSION_ROOT_SIGNALLED != 0,
+                is_evaluated: state.kill_at_ns != 0 || state.flags & SESSION_CLOSE_EMITTED != 0,
             };
             self.apply(&Event {
                 time: state.opened_ns,
@@ -204,7 +204,7 @@ impl Engine {
                     reaped: state.reaped,
                     failed: state.failed,
                     lost: state.lost,
-                    reported: (state.flags & SESSION_TOLD != 0).then_some(told),
+                    reported: (state.flags & SESSION_CLOSE_EMITTED != 0).then_some(told),
                     ..Tally::default()
                 };
             }
@@ -224,9 +224,9 @@ impl Engine {
             let body = EventBody::SessionResume {
                 session: SessionRef::from(session),
                 root: session.root,
-                who: root.map(|root| ProcessRef::new(&self.model, root)),
+                process: root.map(|root| ProcessRef::new(&self.model, root)),
                 members: session.members().count(),
-                root_gone: due,
+                root_exited: due,
             };
             if !due && self.model.has_rules_for_root(session.root) {
                 let root = Queued::Process(session.root);

@@ -7,18 +7,18 @@ use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
 /// Converts event times (nanoseconds since boot) to wall-clock times, as of when it was created.
-pub struct Clock {
+pub struct EventClock {
     /// Boot time in nanoseconds since the Unix epoch.
     boot: i128,
     boot_id: String,
     zone: TimeZone,
 }
 
-impl Clock {
+impl EventClock {
     /// `boot_id` is the kernel's random id of this boot.
-    pub fn new(boot_id: String) -> Clock {
+    pub fn new(boot_id: String) -> EventClock {
         let boot = i128::from(sys::wall_time()) - i128::from(sys::boot_time());
-        Clock {
+        EventClock {
             boot,
             boot_id,
             zone: TimeZone::system(),
@@ -39,7 +39,7 @@ impl Clock {
     }
 
     /// Returns a process name that is never reused: boot id, start time, pid.
-    pub fn entity(&self, key: ProcessKey) -> impl std::fmt::Display + use<'_> {
+    pub fn entity_id(&self, key: ProcessKey) -> impl std::fmt::Display + use<'_> {
         std::fmt::from_fn(move |f| write!(f, "{}-{}-{}", self.boot_id, key.start, key.pid))
     }
 }

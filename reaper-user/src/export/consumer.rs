@@ -7,5 +7,5 @@ pub trait Consumer: Send {
     /// Takes what it needs from a batch. Runs on the engine's thread, so it must not block.
     ///
     /// Returns a record to add to the stream, if there is something to report.
-    fn take(&mut self, records: &[EventRecord]) -> Option<EventRecord>;
+    fn on_records(&mut self, records: &[EventRecord]) -> Option<EventRecord>;
 }

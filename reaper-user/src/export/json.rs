@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::ser::Formatter;
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::names::{
     SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
 };
@@ -34,7 +34,7 @@ pub fn write(
     out: &mut impl Write,
     record: &EventRecord,
     seq: u64,
-    clock: &Clock,
+    clock: &EventClock,
 ) -> io::Result<()> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, EscapingFormatter);
     let map = serializer.serialize_map(None)?;
@@ -112,7 +112,7 @@ impl From<&NestedSummary> for Nested {
 
 struct Line<'a, 'c, W: Write> {
     map: Map<'a, W>,
-    clock: &'c Clock,
+    clock: &'c EventClock,
 }
 
 impl<W: Write> Line<'_, '_, W> {
@@ -135,11 +135,11 @@ impl<W: Write> Line<'_, '_, W> {
                 mode,
                 mode_reason,
                 source,
-                passed_over,
+                rejected_sources: passed_over,
                 processes,
                 scope,
                 resumed,
-                pinned,
+                pin_dir: pinned,
                 kernel_reap,
                 ring_size,
             } => {
@@ -169,21 +169,24 @@ impl<W: Write> Line<'_, '_, W> {
             }
             EventBody::Lifecycle {
                 what,
-                who,
+                process: who,
                 provenance,
             } => {
                 self.who(who)?;
                 self.put("provenance", provenance.name())?;
                 match what {
                     Lifecycle::Fork | Lifecycle::Exec | Lifecycle::Move => Ok(()),
-                    Lifecycle::Exit { ended, peak_rss } => {
+                    Lifecycle::Exit {
+                        exit_status: ended,
+                        peak_rss,
+                    } => {
                         self.ended(*ended)?;
                         self.put("process.memory.peak_rss", peak_rss)
                     }
                 }
             }
             EventBody::Orphan {
-                who,
+                process: who,
                 old_parent,
                 parent_command,
             } => {
@@ -195,7 +198,7 @@ impl<W: Write> Line<'_, '_, W> {
                 )
             }
             EventBody::Reparent {
-                who,
+                process: who,
                 old_parent,
                 old_parent_command: _,
                 adopter,
@@ -207,7 +210,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("provenance", provenance.name())?;
                 self.old_parent(*old_parent)?;
                 if let Some(adopter) = adopter {
-                    self.text("adopter_id", self.clock.entity(*adopter))?;
+                    self.text("adopter_id", self.clock.entity_id(*adopter))?;
                     self.put("adopter_pid", adopter.pid)?;
                     self.put("adopter_command", String::from_utf8_lossy(adopter_command))?;
                 }
@@ -217,7 +220,7 @@ impl<W: Write> Line<'_, '_, W> {
                 }
             }
             EventBody::SessionOpen {
-                who,
+                process: who,
                 kind,
                 rule,
                 outer,
@@ -237,15 +240,15 @@ impl<W: Write> Line<'_, '_, W> {
             EventBody::SessionResume {
                 session,
                 root,
-                who,
+                process: who,
                 members,
-                root_gone,
+                root_exited: root_gone,
             } => {
                 match who {
                     Some(who) if who.session.is_some() => self.who(who)?,
                     _ => {
                         self.session(session)?;
-                        self.text("entity_id", self.clock.entity(*root))?;
+                        self.text("entity_id", self.clock.entity_id(*root))?;
                         self.put("process.pid", root.pid)?;
                     }
                 }
@@ -256,27 +259,27 @@ impl<W: Write> Line<'_, '_, W> {
                 session,
                 kind,
                 root,
-                ended,
+                exit_status: ended,
                 members,
             } => {
                 self.session(session)?;
                 self.put("session_kind", kind.name())?;
-                self.text("entity_id", self.clock.entity(*root))?;
+                self.text("entity_id", self.clock.entity_id(*root))?;
                 self.put("process.pid", root.pid)?;
                 self.put("members", members)?;
                 self.ended(*ended)
             }
             EventBody::SessionRelaunch {
                 session: _,
-                who,
+                process: who,
                 old_root,
             } => {
                 self.who(who)?;
-                self.text("old_root_id", self.clock.entity(*old_root))
+                self.text("old_root_id", self.clock.entity_id(*old_root))
             }
             EventBody::SessionClose {
                 session,
-                again: _,
+                is_repeat: _,
                 reaped,
                 kept,
                 kept_reasons,
@@ -299,7 +302,11 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("failed", failed)?;
                 self.given_back(memory)
             }
-            EventBody::Boundary { who, session, rule } => {
+            EventBody::Boundary {
+                process: who,
+                session,
+                rule,
+            } => {
                 self.who(who)?;
                 self.put("rule", rule)?;
                 match session {
@@ -307,7 +314,10 @@ impl<W: Write> Line<'_, '_, W> {
                     None => Ok(()),
                 }
             }
-            EventBody::Decision { who, names } => {
+            EventBody::Decision {
+                process: who,
+                decision: names,
+            } => {
                 self.who(who)?;
                 self.put("decision", names.verdict)?;
                 self.put("reason", names.reason)?;
@@ -321,7 +331,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("memory.swap", swap)
             }
             EventBody::Leftover {
-                who,
+                process: who,
                 leftover: stray,
             } => {
                 self.who(who)?;
@@ -338,11 +348,11 @@ impl<W: Write> Line<'_, '_, W> {
                 if let Some(owner) = stray.evidence.owner() {
                     self.put("owner_pid", owner)?;
                 }
-                self.text("subtree_root_id", self.clock.entity(stray.subtree_root))?;
+                self.text("subtree_root_id", self.clock.entity_id(stray.subtree_root))?;
                 self.put("subtree_root_pid", stray.subtree_root.pid)
             }
             EventBody::Keep {
-                who,
+                process: who,
                 by,
                 kept,
                 processes,
@@ -361,7 +371,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("result", if *done { "done" } else { "refused" })?;
                 self.text("message", message)
             }
-            EventBody::Signal { who, sent } => {
+            EventBody::Signal { process: who, sent } => {
                 self.who(who)?;
                 self.put("signal", sent.signal.as_str())?;
                 self.put("result", "sent")?;
@@ -372,7 +382,7 @@ impl<W: Write> Line<'_, '_, W> {
                 }
             }
             EventBody::Outcome {
-                who,
+                process: who,
                 outcome,
                 signal,
                 duration,
@@ -417,8 +427,8 @@ impl<W: Write> Line<'_, '_, W> {
             EventBody::GapClose {
                 reason,
                 total,
-                found,
-                gone,
+                processes_recovered: found,
+                exits_recovered: gone,
                 duration,
             } => {
                 self.put("reason", reason)?;
@@ -427,7 +437,10 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("exits_recovered", gone)?;
                 self.put("duration_ns", duration)
             }
-            EventBody::MembersFull { count, room } => {
+            EventBody::MemberMapFull {
+                count,
+                capacity: room,
+            } => {
                 self.put("count", count)?;
                 self.put("room", room)
             }
@@ -446,7 +459,7 @@ impl<W: Write> Line<'_, '_, W> {
             EventBody::Summary {
                 count,
                 reason,
-                armed,
+                pin_dir: armed,
             } => {
                 let Totals {
                     sessions,
@@ -476,14 +489,14 @@ impl<W: Write> Line<'_, '_, W> {
     }
 
     fn who(&mut self, who: &ProcessRef) -> Result {
-        self.text("entity_id", self.clock.entity(who.key))?;
+        self.text("entity_id", self.clock.entity_id(who.key))?;
         self.put("process.pid", who.key.pid)?;
         if let Some(parent) = who.parent {
             self.put("process.parent_pid", parent.pid)?;
-            self.text("parent_id", self.clock.entity(parent))?;
+            self.text("parent_id", self.clock.entity_id(parent))?;
         }
         if let Some(birth_parent) = who.birth_parent {
-            self.text("birth_parent_id", self.clock.entity(birth_parent))?;
+            self.text("birth_parent_id", self.clock.entity_id(birth_parent))?;
         }
         self.text("process.creation.time", self.clock.wall(who.key.start))?;
         self.put("reaper.start_ns", who.key.start)?;
@@ -532,7 +545,7 @@ impl<W: Write> Line<'_, '_, W> {
             rss,
             pss,
             swap,
-            unread,
+            unmeasured: unread,
         } = memory;
         self.put("memory.rss", rss)?;
         self.put("memory.pss", pss)?;
@@ -542,7 +555,7 @@ impl<W: Write> Line<'_, '_, W> {
 
     fn old_parent(&mut self, parent: Option<ProcessKey>) -> Result {
         let Some(parent) = parent else { return Ok(()) };
-        self.text("old_parent_id", self.clock.entity(parent))?;
+        self.text("old_parent_id", self.clock.entity_id(parent))?;
         self.put("old_parent_pid", parent.pid)
     }
 

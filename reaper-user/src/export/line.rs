@@ -6,18 +6,20 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::leftover::leftover_text;
 use super::names::FailureName;
 use super::record::{
     EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, SessionRef,
 };
-use super::text::{by, command, duration, ended, freed, held, more, printable, process, rest};
+use super::text::{
+    by, command, duration, exit_status_text, freed, held, more, printable, process, rest,
+};
 use super::words::{evidence_ref_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
-use reaper_model::agent::SessionKind;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::LeftoverVerdict;
+use reaper_model::ruleset::SessionKind;
 
 /// Characters of a directory that are shown.
 const PATH_MAX: usize = 128;
@@ -42,7 +44,7 @@ pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
 }
 
 /// Writes one record as one line; colours are the writer's to take out.
-pub fn write(out: &mut impl Write, record: &EventRecord, clock: &Clock) -> io::Result<()> {
+pub fn write(out: &mut impl Write, record: &EventRecord, clock: &EventClock) -> io::Result<()> {
     let time = clock.time_of_day(record.time);
     let (style, event, subject, detail) = words(&record.body);
     // Names of rules and agents, scopes and reasons: a line break in one would forge a line.
@@ -87,7 +89,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             processes,
             scope,
             resumed,
-            pinned,
+            pin_dir: pinned,
             ..
         } => {
             let scope = if scope.is_empty() {
@@ -119,7 +121,9 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             }
             (GOOD, "ready", Nobody, detail)
         }
-        EventBody::Lifecycle { what, who, .. } => match what {
+        EventBody::Lifecycle {
+            what, process: who, ..
+        } => match what {
             Lifecycle::Fork => match &who.evidence {
                 Some(grounds) => {
                     let by = format!("inferred by {}", evidence_ref_text(grounds));
@@ -132,11 +136,13 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 let unit = "in another cgroup".to_owned();
                 (DIM, "move", Process(who), unit)
             }
-            Lifecycle::Exit { ended: how, .. } => (DIM, "exit", Process(who), ended(*how)),
+            Lifecycle::Exit {
+                exit_status: how, ..
+            } => (DIM, "exit", Process(who), exit_status_text(*how)),
         },
-        EventBody::Orphan { who, .. } => (NOTE, "orphan", Process(who), String::new()),
+        EventBody::Orphan { process: who, .. } => (NOTE, "orphan", Process(who), String::new()),
         EventBody::Reparent {
-            who,
+            process: who,
             old_parent,
             old_parent_command,
             adopter,
@@ -153,7 +159,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             (NOTE, "orphan", Process(who), detail)
         }
         EventBody::SessionOpen {
-            who,
+            process: who,
             kind,
             outer,
             starter,
@@ -176,9 +182,9 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         EventBody::SessionResume {
             session,
             root,
-            who,
+            process: who,
             members,
-            root_gone,
+            root_exited: root_gone,
         } => {
             let subject = match who {
                 Some(who) => Process(who),
@@ -195,17 +201,21 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             session,
             kind,
             root,
-            ended: how,
+            exit_status: how,
             members,
         } => {
             let event = match kind {
                 SessionKind::Agent => "agent gone",
                 SessionKind::Server => "server gone",
             };
-            let detail = format!("{}, {members} left behind", ended(*how));
+            let detail = format!("{}, {members} left behind", exit_status_text(*how));
             (WARN, event, Root(&session.agent, *root), detail)
         }
-        EventBody::SessionRelaunch { who, old_root, .. } => (
+        EventBody::SessionRelaunch {
+            process: who,
+            old_root,
+            ..
+        } => (
             NOTE,
             "relaunched",
             Process(who),
@@ -246,13 +256,18 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 detail,
             )
         }
-        EventBody::Boundary { who, rule, .. } => (
+        EventBody::Boundary {
+            process: who, rule, ..
+        } => (
             NOTE,
             "boundary",
             Process(who),
             format!("{rule}: not ours from here on"),
         ),
-        EventBody::Decision { who, names } => {
+        EventBody::Decision {
+            process: who,
+            decision: names,
+        } => {
             let style = if names.verdict == "reap" { WARN } else { PLAIN };
             let rule = names
                 .rule
@@ -270,7 +285,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             )
         }
         EventBody::Leftover {
-            who,
+            process: who,
             leftover: stray,
         } => {
             let is_due = stray.verdict == LeftoverVerdict::Reap;
@@ -285,7 +300,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             )
         }
         EventBody::Keep {
-            who,
+            process: who,
             by,
             kept,
             processes,
@@ -301,14 +316,14 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             let detail = format!("{what}, by user {by}{}", more(*processes));
             (NOTE, event, Process(who), detail)
         }
-        EventBody::Signal { who, sent } => {
+        EventBody::Signal { process: who, sent } => {
             let from = (sent.by == SentBy::Kernel).then(|| "from the kernel".to_owned());
             let after = sent.latency.map(|ns| format!("after {}", duration(ns)));
             let detail: Vec<_> = from.into_iter().chain(after).collect();
             (WARN, sent.signal.as_str(), Process(who), detail.join(", "))
         }
         EventBody::Outcome {
-            who,
+            process: who,
             outcome,
             duration: took,
             memory,
@@ -320,7 +335,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             match outcome {
                 ReapOutcome::Exited(how) => {
                     let memory = memory.map(|memory| freed(&memory.into()));
-                    let detail = ended(*how) + &after + &memory.unwrap_or_default();
+                    let detail = exit_status_text(*how) + &after + &memory.unwrap_or_default();
                     (GOOD, "ended", Process(who), detail)
                 }
                 ReapOutcome::Failed(why) => (
@@ -329,22 +344,22 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                     Process(who),
                     format!("{}{after}", FailureName(why)),
                 ),
-                ReapOutcome::NotSent(ReleaseReason::Unreadable) => (
+                ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => (
                     NOTE,
                     "spared",
                     Process(who),
                     "what it is cannot be read".into(),
                 ),
-                ReapOutcome::NotSent(ReleaseReason::Observed) => {
+                ReapOutcome::NotSent(ReleaseReason::ObserveMode) => {
                     (DIM, "observed", Process(who), String::new())
                 }
-                ReapOutcome::NotSent(ReleaseReason::Gone) => {
+                ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => {
                     (DIM, "gone", Process(who), "before a signal was sent".into())
                 }
                 ReapOutcome::NotSent(ReleaseReason::NotDue(why)) => {
                     (NOTE, "spared", Process(who), why.name().into())
                 }
-                ReapOutcome::NotSent(ReleaseReason::Identity) => (
+                ReapOutcome::NotSent(ReleaseReason::PidReused) => (
                     NOTE,
                     "spared",
                     Process(who),
@@ -374,8 +389,8 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             (style, "gap", Nobody, detail)
         }
         EventBody::GapClose {
-            found,
-            gone,
+            processes_recovered: found,
+            exits_recovered: gone,
             duration: took,
             ..
         } => (
@@ -387,7 +402,10 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 duration(*took)
             ),
         ),
-        EventBody::MembersFull { count, room } => (
+        EventBody::MemberMapFull {
+            count,
+            capacity: room,
+        } => (
             BAD,
             "map full",
             Nobody,
@@ -428,7 +446,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         EventBody::Summary {
             count,
             reason,
-            armed,
+            pin_dir: armed,
         } => {
             let mut detail = format!(
                 "{reason}: {} sessions, {} reaped, {} kept, {} failed; {} signals sent, {} events read, {} lost",

@@ -12,14 +12,14 @@ mod line;
 pub(crate) mod names;
 mod record;
 pub(crate) mod redact;
-mod screen;
 mod sink;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod text;
 mod words;
 
-pub use clock::Clock;
+pub use clock::EventClock;
 pub use consumer::Consumer;
 pub use json::{to_json, write_object};
 pub use leftover::leftover_text;
@@ -28,8 +28,8 @@ pub use record::{
     DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration, Lifecycle,
     NestedSummary, ProcessRef, Resumed, SessionRef, Totals,
 };
-pub(crate) use screen::message;
-pub use screen::{Log, print, stderr, stdout, write_message};
-pub use sink::{Format, Output, Sink, Writer};
-pub use text::{command_line, duration, ended, printable};
+pub use sink::{Format, Sink, StreamOutput, Writer};
+pub(crate) use terminal::message;
+pub use terminal::{Log, print, stderr, stdout, write_message};
+pub use text::{command_line, duration, exit_status_text, printable};
 pub use words::{evidence_ref_text, evidence_text, reason_text};

@@ -46,7 +46,7 @@ pub fn event_name(body: &EventBody) -> &'static str {
         EventBody::Outcome { .. } => "outcome",
         EventBody::GapOpen { .. } => "gap.open",
         EventBody::GapClose { .. } => "gap.close",
-        EventBody::MembersFull { .. } => "members.full",
+        EventBody::MemberMapFull { .. } => "members.full",
         EventBody::Dropped { .. } => "dropped",
         EventBody::Malformed { .. } => "malformed",
         EventBody::Summary { .. } => "summary",
@@ -68,10 +68,10 @@ pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
         ReapOutcome::Exited(_) => return None,
         ReapOutcome::Failed(failure) => FailureName(failure).to_string().into(),
         ReapOutcome::NotSent(ReleaseReason::NotDue(reason)) => reason.name().into(),
-        ReapOutcome::NotSent(ReleaseReason::Unreadable) => "unreadable".into(),
-        ReapOutcome::NotSent(ReleaseReason::Observed) => "observe".into(),
-        ReapOutcome::NotSent(ReleaseReason::Gone) => "gone".into(),
-        ReapOutcome::NotSent(ReleaseReason::Identity) => "identity".into(),
+        ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => "unreadable".into(),
+        ReapOutcome::NotSent(ReleaseReason::ObserveMode) => "observe".into(),
+        ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => "gone".into(),
+        ReapOutcome::NotSent(ReleaseReason::PidReused) => "identity".into(),
     })
 }
 

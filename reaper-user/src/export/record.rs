@@ -8,9 +8,9 @@ use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::activity::TreeMemory;
-use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 use reaper_model::leftover::Leftover;
+use reaper_model::ruleset::SessionKind;
 use reaper_model::session::Session;
 
 /// Something to tell, and when it happened (ns since boot).
@@ -30,8 +30,14 @@ impl EventRecord {
     }
 
     /// Whether only the journal has it: the stream has each session closed once.
-    pub fn is_for_journal(&self) -> bool {
-        matches!(self.body, EventBody::SessionClose { again: true, .. })
+    pub fn is_journal_only(&self) -> bool {
+        matches!(
+            self.body,
+            EventBody::SessionClose {
+                is_repeat: true,
+                ..
+            }
+        )
     }
 }
 
@@ -82,7 +88,7 @@ impl ProcessRef {
             uids: node.uids,
             session,
             provenance: node.provenance,
-            evidence: EvidenceRef::of(model, node),
+            evidence: EvidenceRef::from_node(model, node),
         }
     }
 }
@@ -99,7 +105,7 @@ pub struct EvidenceRef {
 }
 
 impl EvidenceRef {
-    pub fn of(model: &Model, node: &Node) -> Option<EvidenceRef> {
+    pub fn from_node(model: &Model, node: &Node) -> Option<EvidenceRef> {
         let (evidence, directory) = model.sessions.evidence(node)?;
         Some(EvidenceRef {
             evidence: evidence.name(),
@@ -117,7 +123,7 @@ pub enum Lifecycle {
     /// It is in another cgroup.
     Move,
     Exit {
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         peak_rss: u64,
     },
 }
@@ -134,7 +140,7 @@ pub struct FreedMemory {
     pub swap: u64,
     /// Ended ones of which there was no reading: they were too quick, or it was not this service that
     /// signalled them.
-    pub unread: u64,
+    pub unmeasured: u64,
 }
 
 impl FreedMemory {
@@ -146,7 +152,7 @@ impl FreedMemory {
                 self.pss = self.pss.saturating_add(pss.unwrap_or(rss));
                 self.swap = self.swap.saturating_add(swap);
             }
-            None => self.unread += 1,
+            None => self.unmeasured += 1,
         }
     }
 }
@@ -222,13 +228,13 @@ pub enum EventBody {
         mode_reason: Option<String>,
         source: &'static str,
         /// The better sources that could not be used.
-        passed_over: Vec<RejectedSource>,
+        rejected_sources: Vec<RejectedSource>,
         processes: usize,
         scope: Vec<String>,
         /// What was taken up from the service before, if there was one.
         resumed: Option<Resumed>,
         /// Directory of the pins; without them tracking ends with this process.
-        pinned: Option<String>,
+        pin_dir: Option<String>,
         /// Whether the probes send the first signal where they can.
         kernel_reap: bool,
         /// In bytes; `None` where the source has none.
@@ -236,16 +242,16 @@ pub enum EventBody {
     },
     Lifecycle {
         what: Lifecycle,
-        who: ProcessRef,
+        process: ProcessRef,
         provenance: Provenance,
     },
     Orphan {
-        who: ProcessRef,
+        process: ProcessRef,
         old_parent: Option<ProcessKey>,
         parent_command: Vec<u8>,
     },
     Reparent {
-        who: ProcessRef,
+        process: ProcessRef,
         old_parent: Option<ProcessKey>,
         /// Empty if it is not known any more.
         old_parent_command: Vec<u8>,
@@ -256,7 +262,7 @@ pub enum EventBody {
         provenance: Provenance,
     },
     SessionOpen {
-        who: ProcessRef,
+        process: ProcessRef,
         kind: SessionKind,
         rule: Arc<str>,
         /// The session that it is nested in.
@@ -275,26 +281,26 @@ pub enum EventBody {
         session: SessionRef,
         root: ProcessKey,
         /// The root, if it lives.
-        who: Option<ProcessRef>,
+        process: Option<ProcessRef>,
         members: usize,
-        root_gone: bool,
+        root_exited: bool,
     },
     SessionRootExit {
         session: SessionRef,
         kind: SessionKind,
         root: ProcessKey,
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         members: usize,
     },
     SessionRelaunch {
         session: SessionRef,
-        who: ProcessRef,
+        process: ProcessRef,
         old_root: ProcessKey,
     },
     SessionClose {
         session: SessionRef,
         /// Whether it was reported closed before, with other counts.
-        again: bool,
+        is_repeat: bool,
         reaped: u32,
         /// Members that live and are kept.
         kept: u32,
@@ -308,17 +314,17 @@ pub enum EventBody {
         lost_before: u64,
     },
     Boundary {
-        who: ProcessRef,
+        process: ProcessRef,
         session: Option<SessionRef>,
         rule: Arc<str>,
     },
     Decision {
-        who: ProcessRef,
-        names: DecisionNames,
+        process: ProcessRef,
+        decision: DecisionNames,
     },
     /// A leftover of an agent that nobody watched, which is to be reaped or reported.
     Leftover {
-        who: ProcessRef,
+        process: ProcessRef,
         leftover: Leftover,
     },
     /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
@@ -328,7 +334,7 @@ pub enum EventBody {
     },
     /// A user has asked for a process to be kept, or has taken that back.
     Keep {
-        who: ProcessRef,
+        process: ProcessRef,
         /// Uid of who has asked.
         by: u32,
         /// `None`: no longer.
@@ -337,11 +343,11 @@ pub enum EventBody {
         processes: usize,
     },
     Signal {
-        who: ProcessRef,
+        process: ProcessRef,
         sent: SentSignal,
     },
     Outcome {
-        who: ProcessRef,
+        process: ProcessRef,
         outcome: ReapOutcome,
         signal: Option<&'static str>,
         duration: Option<u64>,
@@ -356,25 +362,25 @@ pub enum EventBody {
         source: &'static str,
         /// Records that are missing; of `members_full` processes.
         total: u64,
-        by_kind: [(&'static str, u64); reaper_common::Kind::ALL.len()],
+        by_kind: [(&'static str, u64); reaper_common::RecordKind::ALL.len()],
     },
     /// What was missing has been found by other means.
     GapClose {
         reason: &'static str,
         total: u64,
         /// Processes that nobody had told of.
-        found: u64,
+        processes_recovered: u64,
         /// Ends that nobody had told of.
-        gone: u64,
+        exits_recovered: u64,
         /// In ns, since it was opened.
         duration: u64,
     },
     /// Processes that found no room in the kernel's map of members: they are followed only while this
     /// service runs.
-    MembersFull {
+    MemberMapFull {
         count: u64,
         /// How many the map has room for.
-        room: u32,
+        capacity: u32,
     },
     /// Records that were left out, because they could not be written fast enough.
     Dropped {
@@ -390,6 +396,6 @@ pub enum EventBody {
         count: Totals,
         reason: &'static str,
         /// Directory of the pins that were left at work.
-        armed: Option<String>,
+        pin_dir: Option<String>,
     },
 }

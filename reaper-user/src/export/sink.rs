@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::consumer::Consumer;
 use super::{EventBody, EventRecord, json, line};
 use reaper_host::sys;
@@ -38,19 +38,19 @@ pub enum Format {
 }
 
 /// Where lines go.
-pub struct Output {
+pub struct StreamOutput {
     format: Format,
     writer: Box<dyn Write + Send>,
     /// The other end has gone.
     closed: bool,
 }
 
-impl Output {
+impl StreamOutput {
     /// Standard output; colours only if it is a terminal that wants them.
-    pub fn stdout(format: Format) -> Output {
-        Output {
+    pub fn stdout(format: Format) -> StreamOutput {
+        StreamOutput {
             format,
-            writer: Box::new(super::screen::stdout()),
+            writer: Box::new(super::terminal::stdout()),
             closed: false,
         }
     }
@@ -59,7 +59,7 @@ impl Output {
     ///
     /// # Errors
     /// As `open(2)`.
-    pub fn file(path: &Path) -> io::Result<Output> {
+    pub fn file(path: &Path) -> io::Result<StreamOutput> {
         use std::os::unix::fs::OpenOptionsExt;
         let file = File::options()
             .create(true)
@@ -70,7 +70,7 @@ impl Output {
             // Whoever wrote it was killed at that; what it was about is told again.
             (&file).write_all(b"\n")?;
         }
-        Ok(Output {
+        Ok(StreamOutput {
             format: Format::Json,
             writer: Box::new(BufWriter::new(file)),
             closed: false,
@@ -90,14 +90,14 @@ fn ends_torn(path: &Path) -> io::Result<bool> {
 }
 
 #[derive(Default)]
-struct Shared {
+struct SinkState {
     waiting: AtomicUsize,
     dropped: AtomicU64,
-    due: Mutex<Due>,
+    due: Mutex<WriteCallbacks>,
 }
 
-impl Shared {
-    fn due(&self) -> MutexGuard<'_, Due> {
+impl SinkState {
+    fn due(&self) -> MutexGuard<'_, WriteCallbacks> {
         // Nothing is half done in it where a thread has panicked.
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,13 +108,13 @@ impl Shared {
 /// However many are asked for, two are kept: the first, so that something is done although records keep
 /// coming, and the last, so that it is done in the end although none comes any more.
 #[derive(Default)]
-struct Due {
+struct WriteCallbacks {
     written: u64,
     first: Option<(u64, Box<dyn FnOnce() + Send>)>,
     last: Option<(u64, Box<dyn FnOnce() + Send>)>,
 }
 
-impl Due {
+impl WriteCallbacks {
     /// To be done after a number of records that is not less than that of any before.
     fn add(&mut self, after: u64, f: Box<dyn FnOnce() + Send>) {
         if after <= self.written {
@@ -141,15 +141,15 @@ pub struct Sink {
     sender: Sender<Vec<EventRecord>>,
     /// Records handed over since the start.
     sent: u64,
-    shared: Arc<Shared>,
+    shared: Arc<SinkState>,
     /// Records that may wait beside the bound, until it is not reached any more.
-    beside: usize,
+    backlog_allowance: usize,
     journal: Option<Box<dyn Consumer>>,
 }
 
 impl Sink {
     /// Passes each later batch to a journal too.
-    pub fn keep_in(&mut self, journal: impl Consumer + 'static) {
+    pub fn set_consumer(&mut self, journal: impl Consumer + 'static) {
         self.journal = Some(Box::new(journal));
     }
 
@@ -160,7 +160,7 @@ impl Sink {
 
     /// Hands over all that has gathered since the last run, which is not counted as waiting too long.
     pub fn flush_backlog(&mut self) {
-        self.beside += self.batch.len();
+        self.backlog_allowance += self.batch.len();
         self.flush();
     }
 
@@ -188,17 +188,17 @@ impl Sink {
         }
         // Before anything is left out: what the stream has no room for, the journal may have.
         if let Some(journal) = &mut self.journal {
-            self.batch.extend(journal.take(&self.batch));
+            self.batch.extend(journal.on_records(&self.batch));
         }
-        self.batch.retain(|record| !record.is_for_journal());
+        self.batch.retain(|record| !record.is_journal_only());
         let waiting = self.shared.waiting.load(Ordering::SeqCst);
         let n = self.batch.len();
-        let bound = WAITING_MAX + self.beside;
+        let bound = WAITING_MAX + self.backlog_allowance;
         if waiting > bound {
             self.batch
                 .retain(|record| waiting <= bound + WAITING_MAX && !record.is_lifecycle());
         } else if waiting <= WAITING_MAX && n <= WAITING_MAX {
-            self.beside = 0;
+            self.backlog_allowance = 0;
         }
         let left_out = n - self.batch.len();
         self.shared
@@ -227,20 +227,20 @@ impl Writer {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn start(outputs: Vec<Output>, clock: Clock) -> io::Result<(Sink, Writer)> {
+    pub fn start(outputs: Vec<StreamOutput>, clock: EventClock) -> io::Result<(Sink, Writer)> {
         let (sender, receiver) = channel();
         let (end, done) = channel();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SinkState::default());
         let sink = Sink {
             batch: Vec::with_capacity(BATCH),
             sender,
             sent: 0,
             shared: Arc::clone(&shared),
-            beside: 0,
+            backlog_allowance: 0,
             journal: None,
         };
         let work = move || {
-            let mut outputs = Outputs {
+            let mut outputs = StreamOutputs {
                 all: outputs,
                 clock,
                 seq: 0,
@@ -268,7 +268,7 @@ impl Writer {
 }
 
 /// Writes a batch, and says on the way how far it has come.
-fn write(outputs: &mut Outputs, batch: &[EventRecord], shared: &Shared) {
+fn write(outputs: &mut StreamOutputs, batch: &[EventRecord], shared: &SinkState) {
     for stretch in batch.chunks(STRETCH) {
         outputs.write(stretch);
         shared.waiting.fetch_sub(stretch.len(), Ordering::SeqCst);
@@ -277,7 +277,7 @@ fn write(outputs: &mut Outputs, batch: &[EventRecord], shared: &Shared) {
 }
 
 /// Says how many records have been left out since this was last said.
-fn emit_dropped(outputs: &mut Outputs, shared: &Shared) {
+fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {
         outputs.write(&[EventRecord {
@@ -292,13 +292,13 @@ fn emit_dropped(outputs: &mut Outputs, shared: &Shared) {
 }
 
 /// All that lines go to, numbered alike.
-struct Outputs {
-    all: Vec<Output>,
-    clock: Clock,
+struct StreamOutputs {
+    all: Vec<StreamOutput>,
+    clock: EventClock,
     seq: u64,
 }
 
-impl Outputs {
+impl StreamOutputs {
     /// Writes records and flushes.
     fn write(&mut self, records: &[EventRecord]) {
         for record in records {
@@ -307,12 +307,12 @@ impl Outputs {
                 output.write(record, self.seq, &self.clock);
             }
         }
-        self.all.iter_mut().for_each(Output::flush);
+        self.all.iter_mut().for_each(StreamOutput::flush);
     }
 }
 
-impl Output {
-    fn write(&mut self, record: &EventRecord, seq: u64, clock: &Clock) {
+impl StreamOutput {
+    fn write(&mut self, record: &EventRecord, seq: u64, clock: &EventClock) {
         if self.closed {
             return;
         }

@@ -43,7 +43,10 @@ fn sent(by: SentBy, latency: Option<u64>) -> EventBody {
         latency,
         by,
     };
-    EventBody::Signal { who: who(), sent }
+    EventBody::Signal {
+        process: who(),
+        sent,
+    }
 }
 
 fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> EventBody {
@@ -51,11 +54,11 @@ fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> EventBody {
         mode: "enforce",
         mode_reason: None,
         source: "ebpf",
-        passed_over: Vec::new(),
+        rejected_sources: Vec::new(),
         processes: 3,
         scope: Vec::new(),
         resumed,
-        pinned: pinned.map(Into::into),
+        pin_dir: pinned.map(Into::into),
         kernel_reap: true,
         ring_size: Some(65_536),
     }
@@ -63,7 +66,7 @@ fn ready(resumed: Option<Resumed>, pinned: Option<&str>) -> EventBody {
 
 fn outcome(memory: Option<ProcessMemory>) -> EventBody {
     EventBody::Outcome {
-        who: who(),
+        process: who(),
         outcome: ReapOutcome::Exited(ExitStatus::Signalled {
             signal: 15,
             core: false,
@@ -77,7 +80,7 @@ fn outcome(memory: Option<ProcessMemory>) -> EventBody {
 fn closed(memory: FreedMemory) -> EventBody {
     EventBody::SessionClose {
         session: session(),
-        again: false,
+        is_repeat: false,
         kept_reasons: vec![],
         nested: vec![],
         reaped: 5,
@@ -102,7 +105,7 @@ fn nested(pid: u32, kept: u32, waiting: u32) -> NestedSummary {
 
 fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> EventBody {
     EventBody::Reparent {
-        who: who(),
+        process: who(),
         old_parent: Some(ProcessKey { pid: 41, start: 5 }),
         old_parent_command: b"sh".into(),
         adopter,
@@ -129,7 +132,7 @@ fn gap(reason: &'static str, total: u64) -> EventBody {
 
 /// A record as a line for people without its time and colours, and as JSON.
 fn told(body: EventBody) -> (String, Value) {
-    let clock = Clock::new("boot".into());
+    let clock = EventClock::new("boot".into());
     let record = EventRecord { time: 0, body };
     let (mut text, mut object) = (Vec::new(), Vec::new());
     line::write(&mut anstream::StripStream::new(&mut text), &record, &clock).unwrap();
@@ -175,8 +178,8 @@ fn lines() {
             EventBody::GapClose {
                 reason: "records_lost",
                 total: 4,
-                found: 2,
-                gone: 1,
+                processes_recovered: 2,
+                exits_recovered: 1,
                 duration: 1_500_000,
             },
             "gap closed  after 1.5 ms: 2 processes and 1 ends found that nobody had told of",
@@ -192,9 +195,9 @@ fn lines() {
             json!({"event": "caught_up", "records": 7, "duration_ns": 1_500_000}),
         ),
         (
-            EventBody::MembersFull {
+            EventBody::MemberMapFull {
                 count: 9,
-                room: 1024,
+                capacity: 1024,
             },
             "map full  9 processes beyond the 1024 of max_members: followed only while this service runs",
             json!({"event": "members.full", "count": 9, "room": 1024}),
@@ -203,9 +206,9 @@ fn lines() {
             EventBody::SessionResume {
                 session: session(),
                 root: ROOT,
-                who: Some(who()),
+                process: Some(who()),
                 members: 3,
-                root_gone: false,
+                root_exited: false,
             },
             "claude         resumed         42  claude --token [redacted]  3 members",
             json!({"event": "session.resume", "session_id": "claude-42-7", "process.pid": 42, "members": 3,
@@ -215,9 +218,9 @@ fn lines() {
             EventBody::SessionResume {
                 session: session(),
                 root: ROOT,
-                who: None,
+                process: None,
                 members: 3,
-                root_gone: true,
+                root_exited: true,
             },
             "claude         resumed         42  3 members, the agent is gone",
             json!({"session_id": "claude-42-7", "entity_id": "boot-7-42", "process.pid": 42, "root_exited": true}),
@@ -251,7 +254,7 @@ fn lines() {
             EventBody::Summary {
                 count: Totals::default(),
                 reason: "SIGTERM",
-                armed: Some("/sys/fs/bpf/r".into()),
+                pin_dir: Some("/sys/fs/bpf/r".into()),
             },
             "stopped  SIGTERM: 0 sessions, 0 reaped, 0 kept, 0 failed; 0 signals sent, 0 events read, 0 lost; \
              left armed in /sys/fs/bpf/r",
@@ -283,7 +286,7 @@ fn lines() {
                 rss: 3 << 30,
                 pss: 1 << 30,
                 swap: 1 << 29,
-                unread: 2,
+                unmeasured: 2,
             }),
             "claude         closed          42  5 reaped, 1 kept, 0 failed, 1.5 GiB given back (512.0 MiB of \
              it swapped out), 2 too quick to weigh",
@@ -295,7 +298,7 @@ fn lines() {
                 session: session(),
                 reaped: 5,
                 kept: 3,
-                again: false,
+                is_repeat: false,
                 kept_reasons: vec!["keep_rule", "kept_by_user"],
                 nested: vec![],
                 failed: 0,
@@ -308,7 +311,7 @@ fn lines() {
         (
             EventBody::SessionClose {
                 session: session(),
-                again: false,
+                is_repeat: false,
                 reaped: 5,
                 kept: 0,
                 kept_reasons: vec![],
@@ -360,7 +363,7 @@ fn what_does_not_hold_has_no_key() {
     let (_, summary) = told(EventBody::Summary {
         count,
         reason: "SIGTERM",
-        armed: None,
+        pin_dir: None,
     });
     assert_eq!(summary.get("left_pinned"), None, "{summary}");
     let (text, unread) = told(outcome(None));

@@ -16,7 +16,10 @@ const COMMAND_MAX: usize = 48;
 /// `, 1.2 GiB given back`, and what is not in that; empty where nobody has ended.
 pub(super) fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
-        pss, swap, unread, ..
+        pss,
+        swap,
+        unmeasured: unread,
+        ..
     } = *memory;
     let mut text = String::new();
     let whole = pss.saturating_add(swap);
@@ -82,7 +85,7 @@ pub(super) fn by(parent: Option<ProcessKey>) -> String {
 }
 
 /// How a process ended.
-pub fn ended(ended: ExitStatus) -> String {
+pub fn exit_status_text(ended: ExitStatus) -> String {
     match ended {
         ExitStatus::Exited(code) => format!("exit {code}"),
         ExitStatus::Signalled {

@@ -41,7 +41,7 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
     }
     let meta = std::fs::metadata(&directory).map_err(file)?;
     if reaper_host::sys::owner::is_writable_by_others(&meta) {
-        return Err(JournalError::Exposed { directory });
+        return Err(JournalError::WritableByOthers { directory });
     }
     Ok(directory)
 }

@@ -16,7 +16,7 @@ use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
 #[derive(Clone, Debug, Default)]
-pub struct Query {
+pub struct HistoryQuery {
     /// Those of which something was heard since then.
     pub since: Option<Timestamp>,
     /// Those of this agent.
@@ -137,7 +137,7 @@ pub enum HistoryError {
     #[error("only root, or the service, may read the journal {}", .0.display())]
     Denied(PathBuf),
     #[error("{} is no journal of reaper's", .0.display())]
-    Foreign(PathBuf),
+    NotAJournal(PathBuf),
     #[error(transparent)]
     Newer(#[from] NewerSchema),
     #[error(
@@ -153,7 +153,7 @@ pub enum HistoryError {
     },
     /// What was to be done with a session failed.
     #[error(transparent)]
-    Told(#[from] io::Error),
+    Callback(#[from] io::Error),
 }
 
 /// Reads a journal, and gives each session that is asked for to `tell`, the newest last.
@@ -162,14 +162,14 @@ pub enum HistoryError {
 /// It is not there, not to be read, or not one; or `tell` fails.
 pub fn read(
     path: &Path,
-    query: &Query,
+    query: &HistoryQuery,
     tell: impl FnMut(HistorySession) -> io::Result<()>,
 ) -> Result<(), HistoryError> {
     let mut told = Ok(());
-    opened(path, |connection| {
+    with_journal(path, |connection| {
         match sessions(connection, query, tell) {
-            Err(Problem::Sql(error)) => return Err(error),
-            Err(Problem::Told(error)) => told = Err(error),
+            Err(ReadError::Sql(error)) => return Err(error),
+            Err(ReadError::Told(error)) => told = Err(error),
             Ok(()) => {}
         }
         Ok(())
@@ -181,7 +181,7 @@ pub fn read(
 ///
 /// # Errors
 /// It is not there, not to be read, or not one; or `work` fails.
-pub(super) fn opened<T>(
+pub(super) fn with_journal<T>(
     path: &Path,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> Result<T, HistoryError> {
@@ -195,14 +195,14 @@ pub(super) fn opened<T>(
             return Err(HistoryError::Denied(own()));
         }
         Err(error) => return Err(error.into()),
-        Ok(file) if !file.metadata()?.is_file() => return Err(HistoryError::Foreign(own())),
+        Ok(file) if !file.metadata()?.is_file() => return Err(HistoryError::NotAJournal(own())),
         Ok(_) => {}
     }
     NewerSchema::check(path)?;
     let unreadable = |error: rusqlite::Error| {
         let code = error.sqlite_error_code();
         if code == Some(rusqlite::ErrorCode::NotADatabase) {
-            return HistoryError::Foreign(own());
+            return HistoryError::NotAJournal(own());
         }
         let path = own();
         HistoryError::Unreadable { path, error }
@@ -211,7 +211,7 @@ pub(super) fn opened<T>(
     let number = |name: &str| number(&connection, name).map_err(unreadable);
     let (application, found) = (number("application_id")?, number("user_version")?);
     if application != APPLICATION_ID {
-        return Err(HistoryError::Foreign(own()));
+        return Err(HistoryError::NotAJournal(own()));
     }
     if found != SCHEMA {
         let path = own();
@@ -237,22 +237,22 @@ fn number(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
-enum Problem {
+enum ReadError {
     Sql(rusqlite::Error),
     Told(io::Error),
 }
 
-impl From<rusqlite::Error> for Problem {
-    fn from(error: rusqlite::Error) -> Problem {
-        Problem::Sql(error)
+impl From<rusqlite::Error> for ReadError {
+    fn from(error: rusqlite::Error) -> ReadError {
+        ReadError::Sql(error)
     }
 }
 
 fn sessions(
     connection: &Connection,
-    query: &Query,
+    query: &HistoryQuery,
     mut tell: impl FnMut(HistorySession) -> io::Result<()>,
-) -> Result<(), Problem> {
+) -> Result<(), ReadError> {
     let mut statement = connection.prepare(
         "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
              s.exit_code, s.exit_signal, s.closed, s.reaped, s.kept, s.failed, s.lost_before, s.rss, s.swap,
@@ -270,7 +270,7 @@ fn sessions(
             continue;
         }
         session.processes = processes(connection, id, query.uid)?;
-        tell(session).map_err(Problem::Told)?;
+        tell(session).map_err(ReadError::Told)?;
     }
     Ok(())
 }

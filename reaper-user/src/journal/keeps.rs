@@ -13,20 +13,20 @@ pub struct JournalKeep {
     /// First root of the session that it is a member of.
     pub session: ProcessKey,
     /// It was asked for, and is not kept for one that it descends from.
-    pub asked: bool,
+    pub is_explicit: bool,
     /// All that descends from it too.
     pub tree: bool,
     /// Uid of who has asked for it.
-    pub by: u32,
+    pub by_uid: u32,
     /// When it was asked for, in ns since the epoch.
-    pub made: u64,
+    pub made_at: u64,
     /// When it is over; `None` for as long as the process lives.
-    pub until: Option<Until>,
+    pub until: Option<KeepExpiry>,
 }
 
 /// An end on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Until {
+pub struct KeepExpiry {
     /// In ns on the clock that stands still in suspend (`CLOCK_MONOTONIC`), which goes on through
     /// services of one boot: what counts.
     pub awake: u64,
@@ -35,7 +35,7 @@ pub struct Until {
 }
 
 /// What is to become of keeps.
-pub(super) enum Change {
+pub(super) enum KeepUpdate {
     Keep(Vec<JournalKeep>),
     Unkeep { by: u32, made: u64 },
 }
@@ -65,11 +65,11 @@ impl Store {
                     pid: row.get(7)?,
                     start: number(8)?,
                 },
-                asked: row.get(9)?,
+                is_explicit: row.get(9)?,
                 tree: row.get(2)?,
-                by: row.get(3)?,
-                made: number(4)?,
-                until: awake.map(|awake| Until {
+                by_uid: row.get(3)?,
+                made_at: number(4)?,
+                until: awake.map(|awake| KeepExpiry {
                     awake: awake.cast_unsigned(),
                     wall: wall.unwrap_or(0).cast_unsigned(),
                 }),
@@ -79,12 +79,12 @@ impl Store {
     }
 
     /// Changes keeps, all or none.
-    pub(super) fn change(&mut self, change: &Change) -> rusqlite::Result<()> {
+    pub(super) fn change(&mut self, change: &KeepUpdate) -> rusqlite::Result<()> {
         let boot = self.boot;
         let transaction = self.transaction()?;
         match change {
-            Change::Keep(keeps) => put(&transaction, boot, keeps)?,
-            Change::Unkeep { by, made } => drop(transaction.execute(
+            KeepUpdate::Keep(keeps) => put(&transaction, boot, keeps)?,
+            KeepUpdate::Unkeep { by, made } => drop(transaction.execute(
                 "DELETE FROM keep WHERE (boot, by_uid, made) = (?1, ?2, ?3)",
                 params![boot, by, int(*made)],
             )?),
@@ -94,7 +94,7 @@ impl Store {
 }
 
 fn put(transaction: &Transaction, boot: i64, keeps: &[JournalKeep]) -> rusqlite::Result<()> {
-    for keep in keeps.iter().filter(|keep| keep.asked) {
+    for keep in keeps.iter().filter(|keep| keep.is_explicit) {
         transaction.execute(
             "DELETE FROM keep WHERE boot = ?1 AND (by_uid, made) IN
                  (SELECT by_uid, made FROM keep WHERE (boot, pid, start) = (?1, ?2, ?3) AND asked)",
@@ -111,13 +111,13 @@ fn put(transaction: &Transaction, boot: i64, keeps: &[JournalKeep]) -> rusqlite:
                 keep.key.pid,
                 int(keep.key.start),
                 keep.tree,
-                keep.by,
-                int(keep.made),
+                keep.by_uid,
+                int(keep.made_at),
                 keep.until.map(|until| int(until.awake)),
                 keep.until.map(|until| int(until.wall)),
                 keep.session.pid,
                 int(keep.session.start),
-                keep.asked
+                keep.is_explicit
             ],
         )?;
     }

@@ -4,23 +4,23 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
 
 use super::JournalError;
-use super::keeps::Change;
+use super::keeps::KeepUpdate;
 use crate::export::EventRecord;
 
 /// A message to the journal's thread.
 pub(super) enum Message {
     Records(Vec<EventRecord>),
     /// A change of the keeps is queued.
-    Asked,
+    KeepUpdateQueued,
     Stop,
 }
 
 /// A change of the keeps, and the channel for its result. Has a queue of its own, so that it does not wait for records.
-pub(super) type KeepChange = (Change, Sender<Result<(), JournalError>>);
+pub(super) type KeepChange = (KeepUpdate, Sender<Result<(), JournalError>>);
 
 /// Counters that the feed and the journal's thread share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct JournalCounters {
     /// Number of records that are queued and not yet written.
     pub(super) waiting: AtomicUsize,
     /// Number of dropped records that the database does not list yet.

@@ -28,8 +28,8 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use keeper::Keeper;
-pub use keeps::{JournalKeep, Until};
+pub use keeper::KeepWriter;
+pub use keeps::{JournalKeep, KeepExpiry};
 pub use writer::{Feed, Journal};
 
 /// Where the journal of the host's service is, unless the config says otherwise.
@@ -37,7 +37,7 @@ pub const DIRECTORY: &str = reaper_host::sys::paths::STATE;
 
 /// What a journal is opened with.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct JournalOptions {
     pub directory: PathBuf,
     /// Name of the service's scope, if it does not watch the whole host.
     pub scope: Option<String>,
@@ -48,9 +48,9 @@ pub struct Options {
     pub max_size: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for JournalOptions {
+    fn default() -> JournalOptions {
+        JournalOptions {
             directory: DIRECTORY.into(),
             scope: None,
             max_age: Duration::from_secs(30 * 24 * 3600),
@@ -59,7 +59,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl JournalOptions {
     /// The database.
     pub fn path(&self) -> PathBuf {
         path(&self.directory, self.scope.as_deref())
@@ -116,7 +116,7 @@ pub enum JournalError {
          another directory",
         directory.display()
     )]
-    Exposed { directory: PathBuf },
+    WritableByOthers { directory: PathBuf },
     #[error("{}: {source}", path.display())]
     Database {
         path: PathBuf,
@@ -127,7 +127,7 @@ pub enum JournalError {
     #[error("cannot start the journal's thread: {0}")]
     Thread(std::io::Error),
     #[error("{} does not answer in time", path.display())]
-    Silent { path: PathBuf },
+    TimedOut { path: PathBuf },
 }
 
 /// A newer version of this program wrote the journal.

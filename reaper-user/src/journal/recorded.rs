@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, params};
 
-use super::history::{HistoryError, opened};
+use super::history::{HistoryError, with_journal};
 use super::keeps::int;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
@@ -17,11 +17,11 @@ use reaper_model::leftover::RecordedSession;
 ///
 /// # Errors
 /// As [`history::read`](super::history::read).
-pub fn recorded(
+pub fn recorded_sessions(
     path: &Path,
     boot_id: &str,
 ) -> Result<(Vec<RecordedSession>, Vec<ProcessKey>), HistoryError> {
-    opened(path, |connection| {
+    with_journal(path, |connection| {
         let kept = keeps(connection, boot_id)?;
         let dropped: bool =
             connection.query_row("SELECT EXISTS (SELECT 1 FROM dropped)", [], |row| {
@@ -39,7 +39,7 @@ pub fn recorded(
 /// # Errors
 /// As [`history::read`](super::history::read).
 pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<ProcessKey>, HistoryError> {
-    opened(path, |connection| keeps(connection, boot_id))
+    with_journal(path, |connection| keeps(connection, boot_id))
 }
 
 fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<RecordedSession>> {

@@ -4,11 +4,13 @@ use rusqlite::{Transaction, params};
 
 use super::keeps::int;
 use crate::export::names::{SignalName, outcome_name, outcome_reason};
-use crate::export::{Clock, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef, redact};
+use crate::export::{
+    EventBody, EventClock, EventRecord, FreedMemory, ProcessRef, SessionRef, redact,
+};
 use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// Whether a record is kept: what sessions come to, what is decided, and what came of that.
-pub(super) fn is_kept(record: &EventRecord) -> bool {
+pub(super) fn is_journaled(record: &EventRecord) -> bool {
     matches!(
         record.body,
         EventBody::SessionOpen { .. }
@@ -22,20 +24,24 @@ pub(super) fn is_kept(record: &EventRecord) -> bool {
 }
 
 /// A batch on its way into the database.
-pub(super) struct Rows<'a> {
+pub(super) struct RowWriter<'a> {
     pub(super) transaction: &'a Transaction<'a>,
-    pub(super) clock: &'a Clock,
+    pub(super) clock: &'a EventClock,
     pub(super) boot: i64,
 }
 
 type Result<T> = rusqlite::Result<T>;
 
-impl Rows<'_> {
+impl RowWriter<'_> {
     /// Writes one record; what is known already is left as it is.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = self.wall(record.time);
         match &record.body {
-            EventBody::SessionOpen { who, outer, .. } => {
+            EventBody::SessionOpen {
+                process: who,
+                outer,
+                ..
+            } => {
                 let Some(session) = &who.session else {
                     return Ok(());
                 };
@@ -47,14 +53,24 @@ impl Rows<'_> {
                     params![id, root, outer.transpose()?, who.uids.real],
                 )
             }
-            EventBody::SessionResume { session, who, .. } => {
+            EventBody::SessionResume {
+                session,
+                process: who,
+                ..
+            } => {
                 let id = self.session(session, time)?;
                 who.as_ref().map_or(Ok(()), |who| self.root(id, who))
             }
-            EventBody::SessionRelaunch { session, who, .. } => {
-                self.root(self.session(session, time)?, who)
-            }
-            EventBody::SessionRootExit { session, ended, .. } => {
+            EventBody::SessionRelaunch {
+                session,
+                process: who,
+                ..
+            } => self.root(self.session(session, time)?, who),
+            EventBody::SessionRootExit {
+                session,
+                exit_status: ended,
+                ..
+            } => {
                 let (code, signal) = exit(*ended);
                 self.execute(
                     "UPDATE session SET gone = coalesce(gone, ?2), exit_code = ?3, exit_signal = ?4
@@ -72,7 +88,7 @@ impl Rows<'_> {
                         rss,
                         pss,
                         swap,
-                        unread,
+                        unmeasured: unread,
                     },
                 lost_before,
                 ..
@@ -99,12 +115,16 @@ impl Rows<'_> {
                 )
             }
             // That it is kept while its agent lives would tell the next service that it is a member, beyond doubt.
-            EventBody::Decision { who, names }
-                if who.evidence.is_some() && matches!(names.reason, "detached" | "root_alive") =>
-            {
+            EventBody::Decision {
+                process: who,
+                decision: names,
+            } if who.evidence.is_some() && matches!(names.reason, "detached" | "root_alive") => {
                 self.member(who, time).map(drop)
             }
-            EventBody::Decision { who, names } => {
+            EventBody::Decision {
+                process: who,
+                decision: names,
+            } => {
                 let process = self.member(who, time)?;
                 let rule = names.rule.as_deref();
                 // The last word on it was the same.
@@ -118,7 +138,7 @@ impl Rows<'_> {
                 )
             }
             EventBody::Outcome {
-                who,
+                process: who,
                 outcome,
                 signal,
                 duration,

@@ -72,14 +72,14 @@ impl Store {
         if let Some(why) = foreign {
             return Err(OpenFailure::Content(why.into()));
         }
-        let open = || -> Result<Store, Problem> {
+        let open = || -> Result<Store, SchemaError> {
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
             let mut connection =
                 Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
             connection.busy_timeout(BUSY)?;
             // Before an upgrade: one that replaces a table needs `foreign_keys = OFF`, which no transaction can set.
             connection.execute_batch(SETTINGS)?;
-            recognise(&mut connection)?;
+            check_and_migrate(&mut connection)?;
             let inode = std::fs::metadata(path).map_or(0, |meta| meta.ino());
             connection.execute(
                 "INSERT INTO boot (uuid) VALUES (?1) ON CONFLICT DO NOTHING",
@@ -98,15 +98,15 @@ impl Store {
             })
         };
         open().map_err(|problem| match problem {
-            Problem::Foreign(why) => OpenFailure::Content(why),
-            Problem::Newer(found) => {
+            SchemaError::Foreign(why) => OpenFailure::Content(why),
+            SchemaError::Newer(found) => {
                 let path = path.to_owned();
                 OpenFailure::Error(NewerSchema { path, found }.into())
             }
-            Problem::Sql(error) if is_damage(&error) => {
+            SchemaError::Sql(error) if is_corruption(&error) => {
                 OpenFailure::Content(format!("it is damaged ({error})"))
             }
-            Problem::Sql(source) => OpenFailure::Error(JournalError::Database {
+            SchemaError::Sql(source) => OpenFailure::Error(JournalError::Database {
                 path: path.to_owned(),
                 source,
             }),
@@ -166,20 +166,20 @@ const SETTINGS: &str = "\
     PRAGMA secure_delete = OFF;
 ";
 
-enum Problem {
+enum SchemaError {
     Foreign(String),
     Newer(i64),
     Sql(rusqlite::Error),
 }
 
-impl From<rusqlite::Error> for Problem {
-    fn from(error: rusqlite::Error) -> Problem {
-        Problem::Sql(error)
+impl From<rusqlite::Error> for SchemaError {
+    fn from(error: rusqlite::Error) -> SchemaError {
+        SchemaError::Sql(error)
     }
 }
 
 /// Checks that a database is empty or a journal of a known schema version, and upgrades it to the newest version.
-fn recognise(connection: &mut Connection) -> Result<(), Problem> {
+fn check_and_migrate(connection: &mut Connection) -> Result<(), SchemaError> {
     let number = |name: &str| -> rusqlite::Result<i64> {
         connection.pragma_query_value(None, name, |row| row.get(0))
     };
@@ -193,18 +193,18 @@ fn recognise(connection: &mut Connection) -> Result<(), Problem> {
             for table in ["boot", "process", "session", "decision", "outcome", "keep"] {
                 if !connection.table_exists(None, table)? {
                     let why = format!("it is damaged (it has no table `{table}`)");
-                    return Err(Problem::Foreign(why));
+                    return Err(SchemaError::Foreign(why));
                 }
             }
         }
-        (APPLICATION_ID, newer) if newer > SCHEMA => return Err(Problem::Newer(newer)),
+        (APPLICATION_ID, newer) if newer > SCHEMA => return Err(SchemaError::Newer(newer)),
         (APPLICATION_ID, other) => {
-            return Err(Problem::Foreign(format!(
+            return Err(SchemaError::Foreign(format!(
                 "this version of reaper cannot upgrade its schema version {other}"
             )));
         }
         _ => {
-            return Err(Problem::Foreign(
+            return Err(SchemaError::Foreign(
                 "it is a database of another program".into(),
             ));
         }
@@ -234,7 +234,7 @@ fn file_error(path: &Path, source: std::io::Error) -> OpenFailure {
 }
 
 /// Whether an error means that the file is not what it was.
-pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+pub(super) fn is_corruption(error: &rusqlite::Error) -> bool {
     let short = |error: &rusqlite::ffi::Error| error.extended_code == SHORT_READ;
     match error {
         rusqlite::Error::SqliteFailure(error, _) => {
@@ -248,7 +248,7 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
 }
 
 /// Whether an error may be over later: a full disk, a lock.
-pub(super) fn may_pass(error: &rusqlite::Error) -> bool {
+pub(super) fn is_transient(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::keeper::{Keeper, PATIENCE};
-use super::keeps::{Change, JournalKeep};
-use super::message::{KeepChange, Message, Shared};
+use super::keeper::{KeepWriter, PATIENCE};
+use super::keeps::{JournalKeep, KeepUpdate};
+use super::message::{JournalCounters, KeepChange, Message};
 use super::prune::{self, EVERY};
-use super::rows::{Rows, is_kept};
-use super::store::{Store, is_damage, may_pass};
-use super::{JournalError, Options};
-use crate::export::{Clock, Consumer, EventBody, EventRecord};
+use super::rows::{RowWriter, is_journaled};
+use super::store::{Store, is_corruption, is_transient};
+use super::{JournalError, JournalOptions};
+use crate::export::{Consumer, EventBody, EventClock, EventRecord};
 use reaper_host::sys;
 
 /// Records that may wait for the database; what comes beyond is dropped.
@@ -36,7 +36,7 @@ const ASIDE_MAX: u32 = 3;
 pub struct Journal {
     sender: Sender<Message>,
     asking: Sender<KeepChange>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<JournalCounters>,
     path: PathBuf,
     keeps: Vec<JournalKeep>,
     set_aside: bool,
@@ -49,20 +49,21 @@ impl Journal {
     /// # Errors
     /// The directory cannot be made or used, its file system does not answer, or the journal has a newer schema. A
     /// file that is damaged or no journal is no error: it is set aside, which is warned of.
-    pub fn open(options: Options, boot_id: String) -> Result<Journal, JournalError> {
+    pub fn open(options: JournalOptions, boot_id: String) -> Result<Journal, JournalError> {
         let path = options.path();
         let (sender, receiver) = channel();
         let (asking, asked) = channel();
         let (opened, ready) = channel();
         let (end, done) = channel();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(JournalCounters::default());
         let of_thread = Arc::clone(&shared);
         let work = move || {
             // Here, so that a file system that hangs does not hang the service.
             match open(&options, &boot_id) {
                 Ok((store, keeps)) => {
                     let set_aside = store.set_aside;
-                    let mut work = Work::new(store, keeps.clone(), options, boot_id, of_thread);
+                    let mut work =
+                        JournalThread::new(store, keeps.clone(), options, boot_id, of_thread);
                     if opened.send(Ok((keeps, set_aside))).is_ok() {
                         work.run(&receiver, &asked);
                     }
@@ -88,7 +89,7 @@ impl Journal {
                     done,
                 })
             }
-            Err(_) => Err(JournalError::Silent { path }),
+            Err(_) => Err(JournalError::TimedOut { path }),
         }
     }
 
@@ -103,8 +104,8 @@ impl Journal {
     }
 
     /// For writing keeps.
-    pub fn keeper(&self) -> Keeper {
-        Keeper {
+    pub fn keeper(&self) -> KeepWriter {
+        KeepWriter {
             sender: self.sender.clone(),
             asking: self.asking.clone(),
             path: self.path.clone(),
@@ -122,7 +123,7 @@ impl Journal {
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
             room: WAITING_MAX,
-            untold: 0,
+            unreported_drops: 0,
             full: false,
         }
     }
@@ -140,11 +141,11 @@ impl Journal {
 /// The engine's end: takes what crosses, and never blocks.
 pub struct Feed {
     sender: Sender<Message>,
-    shared: Arc<Shared>,
+    shared: Arc<JournalCounters>,
     /// Records that may wait.
     pub(super) room: usize,
     /// Dropped since that was last told in the stream.
-    untold: u64,
+    unreported_drops: u64,
     /// The last records found no room.
     full: bool,
 }
@@ -153,8 +154,8 @@ impl Consumer for Feed {
     /// Queues the records that a journal keeps.
     ///
     /// Returns the number of dropped records: at the first one, when there is room again, and at the end.
-    fn take(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
-        let kept = records.iter().filter(|record| is_kept(record));
+    fn on_records(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
+        let kept = records.iter().filter(|record| is_journaled(record));
         let mut kept: Vec<EventRecord> = kept.cloned().collect();
         let was_full = self.full;
         if !kept.is_empty() {
@@ -163,7 +164,7 @@ impl Consumer for Feed {
             let dropped = kept.len().saturating_sub(room) as u64;
             kept.truncate(room);
             self.full = dropped > 0;
-            self.untold += dropped;
+            self.unreported_drops += dropped;
             self.shared.dropped.fetch_add(dropped, Ordering::AcqRel);
             self.shared.waiting.fetch_add(kept.len(), Ordering::AcqRel);
             if !kept.is_empty() {
@@ -172,23 +173,26 @@ impl Consumer for Feed {
             }
         }
         let last = matches!(records.last(), Some(record) if matches!(record.body, EventBody::Summary { .. }));
-        let tell = self.untold > 0 && (!was_full || !self.full || last);
+        let tell = self.unreported_drops > 0 && (!was_full || !self.full || last);
         tell.then(|| EventRecord {
             time: sys::boot_time(),
             body: EventBody::Dropped {
                 by: "journal",
-                count: std::mem::take(&mut self.untold),
+                count: std::mem::take(&mut self.unreported_drops),
             },
         })
     }
 }
 
 /// Opens the database, and reads the keeps in it.
-fn open(options: &Options, boot_id: &str) -> Result<(Store, Vec<JournalKeep>), JournalError> {
+fn open(
+    options: &JournalOptions,
+    boot_id: &str,
+) -> Result<(Store, Vec<JournalKeep>), JournalError> {
     let mut store = Store::open(&options.path(), boot_id)?;
     match store.keeps() {
         Ok(keeps) => Ok((store, keeps)),
-        Err(error) if is_damage(&error) => {
+        Err(error) if is_corruption(&error) => {
             let why = format!("it is damaged ({error})");
             Ok((store.replace(&why, boot_id)?, Vec::new()))
         }
@@ -200,15 +204,15 @@ fn open(options: &Options, boot_id: &str) -> Result<(Store, Vec<JournalKeep>), J
 }
 
 /// What the thread works with.
-struct Work {
+struct JournalThread {
     /// `None` once it was given up.
     store: Option<Store>,
     /// As they are in the database, for a new one.
     keeps: Vec<JournalKeep>,
-    options: Options,
+    options: JournalOptions,
     boot_id: String,
-    clock: Clock,
-    shared: Arc<Shared>,
+    clock: EventClock,
+    shared: Arc<JournalCounters>,
     /// To be written next.
     batch: VecDeque<EventRecord>,
     /// When.
@@ -219,19 +223,19 @@ struct Work {
     aside: u32,
 }
 
-impl Work {
+impl JournalThread {
     fn new(
         store: Store,
         keeps: Vec<JournalKeep>,
-        options: Options,
+        options: JournalOptions,
         boot_id: String,
-        shared: Arc<Shared>,
-    ) -> Work {
-        Work {
+        shared: Arc<JournalCounters>,
+    ) -> JournalThread {
+        JournalThread {
             store: Some(store),
             keeps,
             options,
-            clock: Clock::new(boot_id.clone()),
+            clock: EventClock::new(boot_id.clone()),
             boot_id,
             shared,
             batch: VecDeque::new(),
@@ -258,7 +262,7 @@ impl Work {
             }
             match message {
                 Ok(Message::Records(records)) => self.take(records),
-                Ok(Message::Asked) => {}
+                Ok(Message::KeepUpdateQueued) => {}
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -293,7 +297,7 @@ impl Work {
 
     /// Writes what has gathered first; the rest is due at once.
     fn write(&mut self) {
-        self.renew_if_moved();
+        self.reopen_if_removed();
         let Some(store) = &mut self.store else {
             return self.forget(self.batch.len());
         };
@@ -313,7 +317,7 @@ impl Work {
                 }
                 self.forget(count);
             }
-            Err(error) if may_pass(&error) => self.retry_later(&error),
+            Err(error) if is_transient(&error) => self.retry_later(&error),
             Err(error) => self.failed(&error),
         }
     }
@@ -344,8 +348,8 @@ impl Work {
     /// Sees to an error that does not pass by itself: a damaged database is set aside, a batch that
     /// cannot be written is given up.
     fn failed(&mut self, error: &rusqlite::Error) {
-        if is_damage(error) {
-            return self.begin_anew(&format!("it is damaged ({error})"));
+        if is_corruption(error) {
+            return self.replace_store(&format!("it is damaged ({error})"));
         }
         let count = self.batch.len().min(BATCH);
         tracing::error!("{count} records cannot be written to the journal: {error}; this is a bug");
@@ -355,7 +359,7 @@ impl Work {
         self.forget(count);
     }
 
-    fn begin_anew(&mut self, why: &str) {
+    fn replace_store(&mut self, why: &str) {
         let Some(store) = self.store.take() else {
             return;
         };
@@ -370,7 +374,7 @@ impl Work {
     }
 
     /// Begins a new one where the old one was removed or replaced.
-    fn renew_if_moved(&mut self) {
+    fn reopen_if_removed(&mut self) {
         if self
             .store
             .as_ref()
@@ -390,7 +394,7 @@ impl Work {
     /// Goes on with a new database, in which there are no keeps yet.
     fn adopt(&mut self, begun: Result<Store, String>) {
         let begun = begun.and_then(|mut store| {
-            let kept = store.change(&Change::Keep(self.keeps.clone()));
+            let kept = store.change(&KeepUpdate::Keep(self.keeps.clone()));
             kept.map_err(|error| error.to_string()).map(|()| store)
         });
         match begun {
@@ -402,29 +406,29 @@ impl Work {
         }
     }
 
-    fn change(&mut self, change: Change) -> Result<(), JournalError> {
-        self.renew_if_moved();
+    fn change(&mut self, change: KeepUpdate) -> Result<(), JournalError> {
+        self.reopen_if_removed();
         let path = self.options.path();
         let Some(store) = &mut self.store else {
-            return Err(JournalError::Silent { path });
+            return Err(JournalError::TimedOut { path });
         };
         let written = store.change(&change);
         written.map_err(|source| JournalError::Database { path, source })?;
         match change {
-            Change::Keep(keeps) => {
-                let name = |keep: &JournalKeep| (keep.by, keep.made);
+            KeepUpdate::Keep(keeps) => {
+                let name = |keep: &JournalKeep| (keep.by_uid, keep.made_at);
                 let is_new = |old: &&JournalKeep| {
-                    let same = |new: &JournalKeep| new.asked && new.key == old.key;
-                    old.asked && keeps.iter().any(same)
+                    let same = |new: &JournalKeep| new.is_explicit && new.key == old.key;
+                    old.is_explicit && keeps.iter().any(same)
                 };
                 let replaced = self.keeps.iter().filter(is_new).map(name);
                 let replaced: HashSet<_> = replaced.collect();
                 self.keeps.retain(|old| !replaced.contains(&name(old)));
                 self.keeps.extend(keeps);
             }
-            Change::Unkeep { by, made } => {
-                self.keeps.retain(|keep| (keep.by, keep.made) != (by, made))
-            }
+            KeepUpdate::Unkeep { by, made } => self
+                .keeps
+                .retain(|keep| (keep.by_uid, keep.made_at) != (by, made)),
         }
         Ok(())
     }
@@ -435,15 +439,15 @@ impl Work {
 fn write<'a>(
     store: &mut Store,
     batch: impl Iterator<Item = &'a EventRecord>,
-    clock: &Clock,
-    shared: &Shared,
-    (options, pruned): (&Options, &mut Option<Instant>),
+    clock: &EventClock,
+    shared: &JournalCounters,
+    (options, pruned): (&JournalOptions, &mut Option<Instant>),
 ) -> rusqlite::Result<()> {
     let boot = store.boot;
     let dropped = shared.dropped.load(Ordering::Acquire);
     let old = pruned.is_none_or(|at| at.elapsed() >= EVERY);
     let transaction = store.transaction()?;
-    let rows = Rows {
+    let rows = RowWriter {
         transaction: &transaction,
         clock,
         boot,

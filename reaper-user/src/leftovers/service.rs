@@ -17,7 +17,7 @@ use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext}
 use crate::api::peer::Peer;
 use crate::api::{ErrorResponse, ScanReport};
 use crate::export::{EventBody, EventRecord, ProcessRef};
-use crate::journal::recorded::recorded;
+use crate::journal::recorded::recorded_sessions;
 use crate::reap::{ReapOutcome, ReapResult};
 use reaper_host::source::procfs::ProcfsError;
 use reaper_host::sys;
@@ -220,7 +220,7 @@ impl Scanner {
             return Ok(JournalRecords::default());
         };
         let boot_id = sys::host::Host::read().boot_id;
-        recorded(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
+        recorded_sessions(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
     }
 
     fn terms(
@@ -270,7 +270,7 @@ impl Scanner {
         let told = strays.iter().filter(is_told);
         let told = told.filter_map(|stray| Some((names.who(stray.key)?, stray.clone())));
         self.emit(told.map(|(who, stray)| EventBody::Leftover {
-            who,
+            process: who,
             leftover: stray,
         }))?;
         if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
@@ -298,7 +298,7 @@ impl Scanner {
     fn tell_done(&self, names: &Names<'_>, done: &LeftoverReapResult) -> Result<(), ScanError> {
         let late = done.late.iter();
         self.emit(late.map(|(row, stray)| EventBody::Leftover {
-            who: names.who_of(row),
+            process: names.who_of(row),
             leftover: stray.clone(),
         }))?;
         let outcome = |end: &ReapResult| {
@@ -308,7 +308,7 @@ impl Scanner {
                 None => names.who(end.key)?,
             };
             Some(EventBody::Outcome {
-                who,
+                process: who,
                 outcome: end.outcome,
                 signal: end.signal.map(|signal| signal.as_str()),
                 duration: end.duration,

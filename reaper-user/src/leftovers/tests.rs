@@ -146,7 +146,7 @@ fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
     let told = told.lock().unwrap();
     let of = |record: &EventRecord| match &record.body {
         EventBody::Leftover {
-            who,
+            process: who,
             leftover: stray,
         } if who.key.pid == key.pid => Some(stray.verdict.clone()),
         _ => None,

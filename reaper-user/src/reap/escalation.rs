@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 /// Births during the grace after which it ends at once.
 const BIRTHS_MAX: u32 = 256;
@@ -115,9 +115,9 @@ impl Escalation {
     /// `MEMBER_KILL`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
     pub fn step(&self, had: u32, init: bool) -> SignalStep {
         // Whether a SIGKILL that is told of was sent cannot be seen, and one more does no harm.
-        if !self.is_before_kill() || init || had & MEMBER_KILL != 0 {
+        if !self.is_before_kill() || init || had & MEMBER_SIGKILL_SENT != 0 {
             SignalStep::Kill
-        } else if had & MEMBER_TERM != 0 {
+        } else if had & MEMBER_SIGTERM_SENT != 0 {
             SignalStep::Continue
         } else {
             SignalStep::Terminate(self.first_signal)

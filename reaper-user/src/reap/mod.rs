@@ -93,14 +93,14 @@ pub enum ReapFailure {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    Gone,
+    AlreadyExited,
     NotDue(Reason),
     /// Under which uid it runs cannot be told any more.
-    Unreadable,
+    UidUnreadable,
     /// It would be signalled now, but nothing is in observe.
-    Observed,
+    ObserveMode,
     /// The pid belongs to another process by now.
-    Identity,
+    PidReused,
 }
 
 /// A report of the reaper, in the order in which things happened.

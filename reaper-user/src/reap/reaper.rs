@@ -255,7 +255,7 @@ impl Reaper {
             target.exit_status = Some(ended);
             target.signals_had |= node.state.member.signals_sent;
             if target.pidfd.is_none() {
-                self.finish(key, ReapOutcome::NotSent(ReleaseReason::Gone));
+                self.finish(key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited));
             }
         }
         // The clean-up's maker is gone: nobody waits for it any more.

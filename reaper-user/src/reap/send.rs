@@ -21,17 +21,17 @@ pub(super) fn verify_identity(
     key: ProcessKey,
     pidfd: &dyn ProcessHandle,
 ) -> Result<(), ReleaseReason> {
-    let node = model.tree.get(key).ok_or(ReleaseReason::Gone)?;
+    let node = model.tree.get(key).ok_or(ReleaseReason::AlreadyExited)?;
     let (uids, inode) = (node.uids, node.pidfd_inode);
     if inode != 0 && pidfd.inode() != Some(inode) {
-        return Err(ReleaseReason::Identity);
+        return Err(ReleaseReason::PidReused);
     }
     // A process may have changed its uid without anybody telling; a keep may follow from that.
     match pidfd.uids(key.pid) {
         Some(now) if now != uids => model.set_uids(key, now),
         Some(_) => {}
-        None if pidfd.has_exited() => return Err(ReleaseReason::Gone),
-        None => return Err(ReleaseReason::Unreadable),
+        None if pidfd.has_exited() => return Err(ReleaseReason::AlreadyExited),
+        None => return Err(ReleaseReason::UidUnreadable),
     }
     Ok(())
 }

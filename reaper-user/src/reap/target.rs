@@ -1,7 +1,7 @@
 //! One claimed process.
 
 use nix::sys::signal::Signal;
-use reaper_common::{MEMBER_KILL, MEMBER_TERM};
+use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 use super::weigh::Share;
 use super::{ReapFailure, ReapOutcome, ReleaseReason};
@@ -43,10 +43,10 @@ pub(super) struct Target {
 impl Target {
     /// The strongest signal it was sent, by whomever.
     pub(super) fn signal(&self) -> Option<Signal> {
-        if self.signals_had & MEMBER_KILL != 0 {
+        if self.signals_had & MEMBER_SIGKILL_SENT != 0 {
             Some(Signal::SIGKILL)
         } else {
-            let had = (self.signals_had & MEMBER_TERM != 0).then_some(Signal::SIGTERM);
+            let had = (self.signals_had & MEMBER_SIGTERM_SENT != 0).then_some(Signal::SIGTERM);
             self.last_signal.or(had)
         }
     }
@@ -60,7 +60,7 @@ impl Target {
     /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.
     pub(super) fn outcome(&self, outcome: ReapOutcome) -> ReapOutcome {
         match outcome {
-            ReapOutcome::NotSent(ReleaseReason::Gone) if self.signal().is_some() => {
+            ReapOutcome::NotSent(ReleaseReason::AlreadyExited) if self.signal().is_some() => {
                 ReapOutcome::Exited(self.exit_status.unwrap_or(ExitStatus::Unknown))
             }
             outcome => outcome,

@@ -35,9 +35,9 @@ use tokio::sync::Notify;
 use crate::sys;
 use pool::{Common, Done, Job, Pool, Size};
 use reading::CpuTime;
-use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
+use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
 /// How long a thread may take over one process that somebody waits for, in ns.

@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 
 use super::reading::{ReadResult, read_facts};
 use crate::sys;
-use reaper_model::agent::Ruleset;
 use reaper_model::event::{Image, ProcessKey};
 use reaper_model::facts::FactSet;
+use reaper_model::ruleset::Ruleset;
 
 /// Bytes of a thread's stack: nothing large lives there.
 const STACK: usize = 256 << 10;

@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub(super) use proc_dir::ProcDir;
 #[cfg(test)]
 pub(super) use proc_dir::{ARGUMENTS_MAX, ENVIRON_MAX};
-use reaper_model::agent::{Pattern, Ruleset};
 use reaper_model::event::{Image, ProcessKey};
 use reaper_model::facts::{Fact, FactSet, Facts};
+use reaper_model::ruleset::{Pattern, Ruleset};
 
 /// Processor time used up to a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,10 +9,10 @@ use hashbrown::{HashMap, HashSet};
 use super::reading::{ProcDir, read_facts};
 use crate::source::procfs::readers::Readers;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
-use reaper_model::agent::{Ruleset, script_path};
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
+use reaper_model::ruleset::{Ruleset, script_path};
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -15,9 +15,9 @@ use nix::sys::stat::Mode;
 use super::*;
 use crate::source::procfs::Procfs;
 use reaper_model::activity::Activity;
-use reaper_model::agent::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
 use reaper_model::facts::{self, InheritedFacts, KernelSession};
 use reaper_model::leftover::EnvMarkers;
+use reaper_model::ruleset::{Action, Class, Condition, Field, Matcher, Pattern, Rule};
 
 mod scripts;
 

@@ -28,7 +28,7 @@ use crate::source::kind::{RejectedSource, SourceKind};
 use crate::source::procfs::Procfs;
 use crate::source::scan::interval::ScanOptions;
 use crate::source::{Source, SourceError, selection};
-use reaper_model::agent::Ruleset;
+use reaper_model::ruleset::Ruleset;
 
 /// Starts a reader of the facts that these rules need.
 ///

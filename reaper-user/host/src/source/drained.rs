@@ -1,12 +1,12 @@
 //! What draining a source brought, and what was lost on the way.
 
-use reaper_common::{Defect, Kind};
+use reaper_common::{DecodeError, RecordKind};
 
 /// How many events were lost, by kind where that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     pub total: u64,
-    pub by_kind: [u64; Kind::ALL.len()],
+    pub by_kind: [u64; RecordKind::ALL.len()],
 }
 
 /// What a look at a source brought.
@@ -25,7 +25,7 @@ pub struct Drained {
 pub enum Malformation {
     /// A record of the kernel's is none.
     #[error("{0}")]
-    Record(Defect),
+    Record(DecodeError),
     /// In so many bytes of the ring there is no telling where a record begins.
     #[cfg(target_os = "linux")]
     #[error("the ring holds no record where one should begin, and {0} bytes of it are skipped")]
@@ -60,8 +60,8 @@ impl Lost {
     }
 
     /// The counts with the names of their kinds.
-    pub fn named(&self) -> [(&'static str, u64); Kind::ALL.len()] {
-        let mut named = Kind::ALL.map(|kind| (kind.name(), 0));
+    pub fn named(&self) -> [(&'static str, u64); RecordKind::ALL.len()] {
+        let mut named = RecordKind::ALL.map(|kind| (kind.name(), 0));
         for ((_, n), count) in named.iter_mut().zip(self.by_kind) {
             *n = count;
         }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use reaper_common::{RawKey, RootExit, SessionState};
 
 use super::error::SourceError;
-use reaper_model::agent::NameTable;
 use reaper_model::event::{Membership, ProcessKey};
+use reaper_model::ruleset::NameTable;
 
 /// Kernel probes at work.
 pub trait Probes {

@@ -13,7 +13,7 @@ use super::proc_connector::{self, ProcConnector};
 #[cfg(target_os = "linux")]
 use super::scan::Scan;
 use super::scan::interval;
-use reaper_model::agent::NameTable;
+use reaper_model::ruleset::NameTable;
 
 /// What each source is told to be.
 pub struct SourceOptions<'a> {

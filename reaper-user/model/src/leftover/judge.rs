@@ -15,8 +15,8 @@ use super::{
     Leftover, LeftoverQuery, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession,
     Uncertainty,
 };
-use crate::agent::Class;
 use crate::event::{ProcessKey, TICK_NS, Uids};
+use crate::ruleset::Class;
 use evidence::{Claim, resembles_agent};
 use host::Hosts;
 use living::Agents;

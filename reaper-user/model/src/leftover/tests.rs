@@ -8,8 +8,8 @@ mod waiting;
 mod work;
 
 use super::*;
-use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, SessionIs, UidIs};
 use crate::event::{Image, Uids};
+use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, SessionIs, UidIs};
 
 const S: u64 = 1_000_000_000;
 const SHELL: &str =

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use super::{MatchedRules, Reason, Verdict};
 use crate::Model;
 use crate::Node;
-use crate::agent::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::facts::{Fact, FactSet, Facts};
+use crate::ruleset::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::session::{RootExit, Session};
 
 /// A member, and what a judgement rests on.
@@ -106,7 +106,7 @@ impl<'a> Case<'a> {
                     said = RuleDecision::new(Verdict::Keep, Reason::Unreadable)
                 }
                 RuleResult::Wait(over) => {
-                    said = RuleDecision::new(Verdict::Wait, Reason::Waiting);
+                    said = RuleDecision::new(Verdict::Wait, Reason::RuleDelay);
                     until = Some(until.map_or(over, |until| over.min(until)));
                 }
                 // It lives by right of its agent first of all.
@@ -143,7 +143,7 @@ impl<'a> Case<'a> {
     fn reap(&self) -> RuleDecision {
         let reason = match self.due {
             None => Reason::ReapRule,
-            Some(due) if self.model.born_after(self.node, due) => Reason::BornWhileDue,
+            Some(due) if self.model.born_after(self.node, due) => Reason::ForkedAfterRootExit,
             Some(_) => Reason::RootExited,
         };
         RuleDecision::new(Verdict::Reap, reason)

@@ -16,9 +16,9 @@ use super::case::{Case, Hold};
 use super::{Decision, MatchedRules, Reason, Verdict, facts_and_owner, keeps_below, session_of};
 use crate::Model;
 use crate::Node;
-use crate::agent::RuleId;
 use crate::event::ProcessKey;
 use crate::facts::FactSet;
+use crate::ruleset::RuleId;
 use crate::session::RootExit;
 
 /// What has been found out in a round about kin, for each end of a root that was asked about.
@@ -93,9 +93,9 @@ impl Known {
         if let Some(Holder { rule, keeps, until }) = longest {
             let from_above = above.longest.map(Holder::length) == longest.map(Holder::length);
             return Some(match (keeps, from_above) {
-                (false, _) => decided(Verdict::Wait, Reason::Waiting, rule, until),
-                (true, true) => decided(Verdict::Keep, Reason::BelowKept, rule, until),
-                (true, false) => decided(Verdict::Keep, Reason::AboveKept, rule, until),
+                (false, _) => decided(Verdict::Wait, Reason::RuleDelay, rule, until),
+                (true, true) => decided(Verdict::Keep, Reason::AncestorKept, rule, until),
+                (true, false) => decided(Verdict::Keep, Reason::DescendantKept, rule, until),
             });
         }
         let (rule, needs, relative) = ask?;

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::agent::RuleId;
 use crate::facts::{Fact, FactSet};
 use crate::matched_rules::MatchedRules;
+use crate::ruleset::RuleId;
 use crate::{Model, Node};
 
 impl MatchedRules {

@@ -7,7 +7,7 @@ use toml::de::DeTable;
 use super::Defaults;
 use super::read::{self, RuleEntry};
 use super::reader::Reader;
-use crate::agent::{Action, Rule};
+use crate::ruleset::{Action, Rule};
 
 #[cfg(test)]
 mod tests;

@@ -69,7 +69,7 @@ use toml::de::DeTable;
 
 use super::reader::{Reader, Value};
 use super::{conversation, when};
-use crate::agent::{
+use crate::ruleset::{
     Action, Condition, Field, Matcher, Pattern, PatternError, Rule, SessionIs, Syntax,
 };
 

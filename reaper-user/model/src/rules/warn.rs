@@ -2,7 +2,7 @@
 
 use super::catalogue;
 use super::read::RuleEntry;
-use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, When};
+use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 
 /// Offsets into the file, each with what is to be said. `all` are the rules in force, in the order in which
 /// they are asked.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
 use super::reader::Reader;
-use crate::agent::{Action, MARKERS_MAX, Pattern, PatternError, Rule, SessionIs, UidIs, When};
+use crate::ruleset::{Action, MARKERS_MAX, Pattern, PatternError, Rule, SessionIs, UidIs, When};
 
 /// Longest delay and age that a rule may name.
 const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use reaper_common::{MEMBER_KILL, MEMBER_SCOPE, MEMBER_TERM, MEMBER_WATCHED};
+use reaper_common::{MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_WATCHED};
 
 use crate::event::ProcessKey;
 
@@ -95,7 +95,7 @@ impl Member {
 
     /// Adds what the flags of the kernel's map say. None of it is ever lost again.
     pub(crate) fn add_flags(&mut self, flags: u32) {
-        self.signals_sent |= flags & (MEMBER_TERM | MEMBER_KILL);
+        self.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
         self.watched |= flags & MEMBER_WATCHED != 0;
         self.in_scope |= flags & MEMBER_SCOPE != 0;
     }

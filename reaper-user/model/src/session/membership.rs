@@ -1,7 +1,7 @@
 //! Who belongs to whom: by what is known of a process's maker here, and where nothing is, by what the
 //! kernel's map has.
 
-use reaper_common::MEMBER_UNSURE;
+use reaper_common::MEMBER_UNCERTAIN;
 
 use super::{Evidence, Session, SessionId, Sessions};
 use crate::event::{Membership, ProcessKey, Provenance};
@@ -156,7 +156,7 @@ impl Sessions {
 
     /// What the kernel's map says; `None` where that proves nothing.
     fn kernel_lineage(&self, node: &Node, mark: Membership) -> Option<LineageClaim> {
-        if mark.has(MEMBER_UNSURE) {
+        if mark.has(MEMBER_UNCERTAIN) {
             return None;
         }
         let session = mark.session.and_then(|name| self.id_by_name(name));
@@ -181,7 +181,7 @@ impl Sessions {
 
     /// Whether the kernel's map has for a process that it is a member of a session that is open.
     pub(crate) fn has_open(&self, mark: Membership) -> bool {
-        let name = mark.session.filter(|_| !mark.has(MEMBER_UNSURE));
+        let name = mark.session.filter(|_| !mark.has(MEMBER_UNCERTAIN));
         name.is_some_and(|name| self.by_first_root(name).is_some())
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::{ImageSource, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
-use crate::agent::{Class, Rule, RuleId, Ruleset, SessionKind};
 use crate::event::ProcessKey;
 use crate::facts::Fact;
+use crate::ruleset::{Class, Rule, RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {

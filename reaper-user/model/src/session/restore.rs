@@ -5,9 +5,9 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::{RootExit, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
-use crate::agent::{Ruleset, SessionKind};
 use crate::event::{ExitStatus, ProcessKey, RestoredSession};
 use crate::facts::Fact;
+use crate::ruleset::{Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {

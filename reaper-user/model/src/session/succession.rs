@@ -13,10 +13,10 @@
 use super::{Session, SessionEvent, SessionId, Sessions};
 use crate::Model;
 use crate::Node;
-use crate::agent::{RuleId, Ruleset};
 use crate::conversation::{Conversations, Ids};
 use crate::event::{ExitStatus, ProcessKey};
 use crate::facts::{Fact, FactSet};
+use crate::ruleset::{RuleId, Ruleset};
 
 /// Time after the exit of a root with status 0 in which its successor may appear, in ns.
 const WINDOW_NS: u64 = 2_000_000_000;

@@ -2,9 +2,9 @@
 
 use super::rules::{ruled, tell, world};
 use super::world::{self, INIT, World, named};
-use crate::agent::ProgramMatch;
 use crate::event::{Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
+use crate::ruleset::ProgramMatch;
 
 /// Bytes of a command line that an exec tells.
 const TOLD: usize = 8192;

@@ -64,7 +64,8 @@ fn unused_server_is_reaped_after_its_time_and_its_tree_with_it() {
     assert_eq!(w.why(server), "reap reap_rule unused");
     assert_eq!(w.why(tool), "keep root_alive");
     // It was told to end: status 0 does not say that its work was done.
-    w.model.on_signal_sent(server, reaper_common::MEMBER_TERM);
+    w.model
+        .on_signal_sent(server, reaper_common::MEMBER_SIGTERM_SENT);
     w.exit(server);
     assert_eq!(w.why(tool), "reap root_exited");
 }

@@ -1,6 +1,6 @@
 //! What users want kept with all that descends from it, however that comes to be known.
 
-use reaper_common::{MEMBER_FOLLOWED, MEMBER_SPARED};
+use reaper_common::{MEMBER_KEPT, MEMBER_TRACKED};
 
 use super::rules::{MINUTE, marked, pass, read, world};
 use super::world::{INIT, World};
@@ -50,7 +50,7 @@ fn noted(key: ProcessKey, root: ProcessKey, asked: bool, keep: UserKeep) -> Stor
 fn mark(root: ProcessKey, flags: u32) -> Option<Membership> {
     Some(Membership {
         session: Some(root),
-        flags: MEMBER_FOLLOWED | flags,
+        flags: MEMBER_TRACKED | flags,
     })
 }
 
@@ -71,13 +71,13 @@ fn who_is_found_after_a_gap_is_kept_where_it_may_descend_from_a_kept_one() {
     let cases: [(usize, Option<u32>, bool); 9] = [
         (2, Some(0), true),
         (2, None, true),
-        (4, Some(MEMBER_SPARED), true),
+        (4, Some(MEMBER_KEPT), true),
         (4, Some(0), false),
         (3, Some(0), false),
         // The other shell would not adopt from one that it is no ancestor of.
         (3, None, false),
         // Adopted by the agent, for all that is known.
-        (0, Some(MEMBER_SPARED), true),
+        (0, Some(MEMBER_KEPT), true),
         (0, None, true),
         (0, Some(0), false),
     ];
@@ -129,7 +129,7 @@ fn children_of_one_that_died_unseen_are_kept_and_those_of_an_adopter_are_not() {
     };
     let child = w.new_key();
     w.row_with(child, 1, "worker", |seen| {
-        seen.membership = mark(agent, MEMBER_SPARED)
+        seen.membership = mark(agent, MEMBER_KEPT)
     });
     w.fork_as(child, unheard, unheard);
     let plain = w.fork(other);
@@ -160,7 +160,7 @@ fn a_root_is_kept_with_all_its_members_and_their_children() {
     let with = |w: &World, key| w.model.kept_with(key);
     assert_eq!((with(&w, shell), with(&w, agent)), (Some(agent), None));
     let all = [shell, server, other, nested].map(|parent| w.fork(parent));
-    let lost = found(&mut w, agent, INIT, MEMBER_SPARED);
+    let lost = found(&mut w, agent, INIT, MEMBER_KEPT);
     w.exit(shell);
     w.dies_by_signal(agent);
     let late = w.fork(all[1]);
@@ -225,11 +225,11 @@ fn a_service_that_comes_after_keeps_who_was_born_since_though_all_that_was_asked
     let other = after.row_with(other, agent.pid, "bash", |seen| {
         seen.membership = mark(agent, 0)
     });
-    let spared = found(&mut after, agent, INIT, MEMBER_SPARED);
+    let spared = found(&mut after, agent, INIT, MEMBER_KEPT);
     let plain = found(&mut after, agent, INIT, 0);
-    let below = found(&mut after, agent, spared, MEMBER_SPARED);
+    let below = found(&mut after, agent, spared, MEMBER_KEPT);
     after.model.restore_keeps(said.to_vec());
-    let late = found(&mut after, agent, INIT, MEMBER_SPARED);
+    let late = found(&mut after, agent, INIT, MEMBER_KEPT);
     after.dies_by_signal(agent);
     assert_eq!(
         whys(&after, &[spared, below, late, plain, other]),

@@ -314,7 +314,7 @@ fn a_deep_chain_is_walked_once_for_all_that_is_decided_about_it() {
     }
     let round = w.model.evaluation();
     for key in &chain {
-        assert_eq!(round.decide(*key).reason, Reason::Waiting, "{key}");
+        assert_eq!(round.decide(*key).reason, Reason::RuleDelay, "{key}");
     }
     assert!(round.asked() <= 2 * chain.len(), "{}", round.asked());
 }

@@ -1,6 +1,6 @@
 //! What a look at /proc finds to have changed, and what it does not undo.
 
-use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED, MEMBER_UNSURE};
+use reaper_common::{MEMBER_NAME_MATCHED, MEMBER_TRACKED, MEMBER_UNCERTAIN};
 
 use super::merging::key;
 use super::world::{INIT, USER, World, image};
@@ -52,11 +52,12 @@ fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "bash");
     let (looked, root) = (w.now, Uids::default());
-    let flags = MEMBER_FOLLOWED;
-    let [old, new] = [flags | MEMBER_UNSURE, flags | MEMBER_NAMED].map(|flags| Membership {
-        session: Some(agent),
-        flags,
-    });
+    let flags = MEMBER_TRACKED;
+    let [old, new] =
+        [flags | MEMBER_UNCERTAIN, flags | MEMBER_NAME_MATCHED].map(|flags| Membership {
+            session: Some(agent),
+            flags,
+        });
     w.uids = root;
     w.kernel(EventKind::Exec {
         key: tool,

@@ -1,8 +1,9 @@
 //! What the kernel's map should have for whom, and who is foreign where only the followed are told of.
 
 use reaper_common::{
-    MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_NAMED, MEMBER_ROOT,
-    MEMBER_SCOPE, MEMBER_SPARED, MEMBER_TERM, MEMBER_UNSURE, MEMBER_WATCHED,
+    MEMBER_CANDIDATE, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_NAME_MATCHED, MEMBER_ROOT,
+    MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN,
+    MEMBER_WATCHED,
 };
 
 use super::world::{INIT, OWN_PID, World, assert_consistent};
@@ -13,10 +14,16 @@ use crate::event::{EventKind, Membership, ProcessKey, Uids};
 /// whom nothing more is to be known: here, where no rule asks for more, all but those who are kept.
 fn wanted(w: &World, key: ProcessKey) -> Option<(Option<ProcessKey>, u32)> {
     let mark = w.model.wanted_membership(key)?;
-    assert!(mark.has(MEMBER_FOLLOWED));
-    let kept = mark.flags & (MEMBER_SPARED | MEMBER_UNSURE) != 0;
-    assert_eq!(mark.has(MEMBER_CLEAR), mark.session.is_some() && !kept);
-    Some((mark.session, mark.flags & !(MEMBER_FOLLOWED | MEMBER_CLEAR)))
+    assert!(mark.has(MEMBER_TRACKED));
+    let kept = mark.flags & (MEMBER_KEPT | MEMBER_UNCERTAIN) != 0;
+    assert_eq!(
+        mark.has(MEMBER_KERNEL_KILLABLE),
+        mark.session.is_some() && !kept
+    );
+    Some((
+        mark.session,
+        mark.flags & !(MEMBER_TRACKED | MEMBER_KERNEL_KILLABLE),
+    ))
 }
 
 fn scoped(roots: Vec<ProcessKey>, cgroups: Vec<u64>) -> World {
@@ -48,8 +55,8 @@ fn a_mark_says_whose_a_process_is_and_what_the_probes_may_do() {
         (deep, Some((Some(inner), 0))),
         (tmux, Some((None, MEMBER_WATCHED))),
         (pane, None),
-        (apt, Some((Some(agent), MEMBER_SPARED))),
-        (script, Some((Some(agent), MEMBER_SPARED))),
+        (apt, Some((Some(agent), MEMBER_KEPT))),
+        (script, Some((Some(agent), MEMBER_KEPT))),
         (stranger, None),
     ];
     for (key, mark) in table {
@@ -72,9 +79,9 @@ fn what_is_never_signalled_is_spared() {
     w.uids = Uids::default();
     let sudo = w.spawn(agent, "sudo");
     for key in [own, shell, sudo] {
-        assert_eq!(wanted(&w, key), Some((Some(agent), MEMBER_SPARED)));
+        assert_eq!(wanted(&w, key), Some((Some(agent), MEMBER_KEPT)));
     }
-    let flags = MEMBER_ROOT | MEMBER_SPARED;
+    let flags = MEMBER_ROOT | MEMBER_KEPT;
     w.exec(own, "claude");
     assert_eq!(wanted(&w, own), Some((Some(own), flags)));
 }
@@ -88,9 +95,9 @@ fn what_has_been_sent_stands_in_the_mark() {
         key: tool,
         signal: 15,
     });
-    assert_eq!(wanted(&w, tool), Some((Some(agent), MEMBER_TERM)));
-    w.model.on_signal_sent(tool, MEMBER_KILL);
-    let both = MEMBER_TERM | MEMBER_KILL;
+    assert_eq!(wanted(&w, tool), Some((Some(agent), MEMBER_SIGTERM_SENT)));
+    w.model.on_signal_sent(tool, MEMBER_SIGKILL_SENT);
+    let both = MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT;
     assert_eq!(wanted(&w, tool), Some((Some(agent), both)));
 }
 
@@ -134,14 +141,18 @@ fn a_node_knows_what_the_map_has_for_it() {
     let agent = w.spawn(INIT, "claude");
     let known = |w: &World| w.model.tree.get(agent).unwrap().membership;
     assert_eq!(known(&w), None);
-    let flags = MEMBER_FOLLOWED | MEMBER_CANDIDATE | MEMBER_NAMED | MEMBER_UNSURE | MEMBER_TERM;
+    let flags = MEMBER_TRACKED
+        | MEMBER_CANDIDATE
+        | MEMBER_NAME_MATCHED
+        | MEMBER_UNCERTAIN
+        | MEMBER_SIGTERM_SENT;
     let mark = Membership {
         session: Some(agent),
         flags,
     };
     w.row_with(agent, 1, "claude", |row| row.membership = Some(mark));
     assert_eq!(known(&w), Some(mark));
-    let settled = Some((Some(agent), MEMBER_ROOT | MEMBER_TERM));
+    let settled = Some((Some(agent), MEMBER_ROOT | MEMBER_SIGTERM_SENT));
     assert_eq!(wanted(&w, agent), settled, "a signal was sent all the same");
     w.model
         .set_membership(agent, w.model.wanted_membership(agent));

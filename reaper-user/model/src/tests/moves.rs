@@ -6,7 +6,7 @@ use super::world::{INIT, USER, World, image};
 use crate::event::{EventKind, Image, Membership, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
 
-use reaper_common::{MEMBER_EXEC, MEMBER_FOLLOWED};
+use reaper_common::{MEMBER_GENERATION_STEP, MEMBER_TRACKED};
 
 fn moves(w: &mut World, key: ProcessKey, cgroup_id: u64) {
     w.kernel(EventKind::Move {
@@ -126,7 +126,7 @@ fn unmarked(w: &mut World, key: ProcessKey, execs: u32) {
 fn mark(execs: u32) -> Membership {
     Membership {
         session: None,
-        flags: MEMBER_FOLLOWED | (execs * MEMBER_EXEC),
+        flags: MEMBER_TRACKED | (execs * MEMBER_GENERATION_STEP),
     }
 }
 

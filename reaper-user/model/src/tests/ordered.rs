@@ -1,6 +1,6 @@
 //! What the root of a session has ended of what it has started.
 
-use reaper_common::MEMBER_TERM;
+use reaper_common::MEMBER_SIGTERM_SENT;
 
 use super::rules::{marked, pass, read, world};
 use super::world::{INIT, USER, World};
@@ -187,7 +187,7 @@ fn whoever_is_born_to_one_that_was_asked_before_the_order_is_born_late() {
     let agent = w.spawn(run, "codex");
     let [asked, kept] = ["server", "apt"].map(|name| w.spawn(agent, name));
     w.end(agent, KILLED, Some(run));
-    w.model.on_signal_sent(asked, MEMBER_TERM);
+    w.model.on_signal_sent(asked, MEMBER_SIGTERM_SENT);
     let [clean_up, script] = [asked, kept].map(|maker| w.spawn(maker, "sh"));
     let [its, scripts] = [clean_up, script].map(|maker| w.spawn(maker, "rm"));
     order(&mut w, run, USER.real);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use reaper_common::{
-    MEMBER_CANDIDATE, MEMBER_FOLLOWED, MEMBER_INHERITED, MEMBER_NAMED, MEMBER_ROOT, MEMBER_UNSURE,
-    MEMBER_WATCHED,
+    MEMBER_CANDIDATE, MEMBER_INHERITED, MEMBER_NAME_MATCHED, MEMBER_ROOT, MEMBER_TRACKED,
+    MEMBER_UNCERTAIN, MEMBER_WATCHED,
 };
 
 use super::truth::{Truth, acts, below_agents};
@@ -42,10 +42,10 @@ impl Map {
                 ..
             } => {
                 let creator = creator.map(|key| self.get(key)).unwrap_or_default();
-                if creator.has(MEMBER_FOLLOWED) && !creator.has(MEMBER_WATCHED) {
-                    let unsure = creator.has(MEMBER_NAMED | MEMBER_UNSURE);
-                    let flags =
-                        creator.flags & MEMBER_INHERITED | if unsure { MEMBER_UNSURE } else { 0 };
+                if creator.has(MEMBER_TRACKED) && !creator.has(MEMBER_WATCHED) {
+                    let unsure = creator.has(MEMBER_NAME_MATCHED | MEMBER_UNCERTAIN);
+                    let flags = creator.flags & MEMBER_INHERITED
+                        | if unsure { MEMBER_UNCERTAIN } else { 0 };
                     self.0.insert(*child, Membership { flags, ..creator });
                 }
                 *mark = Some(self.get(*child));
@@ -59,16 +59,20 @@ impl Map {
                 let named = |names: &[&[u8]]| names.contains(&&image.comm[..]);
                 let old = self.get(*key);
                 if old.session.is_some() {
-                    let unsure = if old.has(MEMBER_NAMED) {
-                        MEMBER_UNSURE
+                    let unsure = if old.has(MEMBER_NAME_MATCHED) {
+                        MEMBER_UNCERTAIN
                     } else {
                         0
                     };
-                    let is_named = if named(&NAMED) { MEMBER_NAMED } else { 0 };
-                    let flags = old.flags & !MEMBER_NAMED | unsure | is_named;
+                    let is_named = if named(&NAMED) {
+                        MEMBER_NAME_MATCHED
+                    } else {
+                        0
+                    };
+                    let flags = old.flags & !MEMBER_NAME_MATCHED | unsure | is_named;
                     self.0.insert(*key, Membership { flags, ..old });
                 } else if named(&AGENTS) {
-                    let flags = MEMBER_FOLLOWED | MEMBER_ROOT | MEMBER_CANDIDATE;
+                    let flags = MEMBER_TRACKED | MEMBER_ROOT | MEMBER_CANDIDATE;
                     self.0.insert(
                         *key,
                         Membership {
@@ -99,7 +103,7 @@ impl Map {
 
     fn is_unsure(&self, pid: u32) -> bool {
         let mut all = self.0.iter();
-        all.any(|(key, mark)| key.pid == pid && mark.has(MEMBER_UNSURE))
+        all.any(|(key, mark)| key.pid == pid && mark.has(MEMBER_UNCERTAIN))
     }
 
     /// Does what the service does after an event.

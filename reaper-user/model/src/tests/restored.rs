@@ -1,6 +1,6 @@
 //! Sessions that another service left, as the next one finds them.
 
-use reaper_common::{MEMBER_NAMED, MEMBER_ROOT, MEMBER_WATCHED};
+use reaper_common::{MEMBER_NAME_MATCHED, MEMBER_ROOT, MEMBER_WATCHED};
 
 use super::survival::{NOBODY, exact, exec, exit, key, mark};
 use super::world::{INIT, USER, World, named};
@@ -204,7 +204,7 @@ fn a_session_is_handed_over_also_where_the_heir_is_found_before_the_root_has_lef
                     ..left(root)
                 },
             );
-            let named = mark(Some(root), MEMBER_NAMED);
+            let named = mark(Some(root), MEMBER_NAME_MATCHED);
             w.tty = tty;
             exact(&mut w, heir, 1, program, named);
             exact(&mut w, tool, 1, "npm", mark(Some(root), 0));

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use toml::de::DeTable;
 
 use super::world::{INIT, World};
-use crate::agent::Ruleset;
 use crate::event::{ExitStatus, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::{Reason, Verdict};
 use crate::rules::Rules;
 use crate::rules::reader::Reader;
+use crate::ruleset::Ruleset;
 use crate::user_keep::UserKeep;
 
 pub(super) const MINUTE: u64 = 60_000_000_000;

@@ -1,6 +1,6 @@
 //! Interpreters whose script shows what they are only when its path is resolved.
 
-use reaper_common::{MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_ROOT};
+use reaper_common::{MEMBER_CANDIDATE, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_TRACKED};
 
 use super::rules::{ruled, tell, world};
 use super::world::{self, INIT, World, named};
@@ -183,19 +183,16 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
     let root = key;
     let candidate = Membership {
         session: Some(root),
-        flags: MEMBER_FOLLOWED | MEMBER_CANDIDATE,
+        flags: MEMBER_TRACKED | MEMBER_CANDIDATE,
     };
     for key in [key, child] {
         assert_eq!(w.model.wanted_membership(key), Some(candidate));
         assert!(!w.model.is_untracked(key));
     }
     learn(&mut w, key, Some("/lib/gemini.js"));
-    for (key, flags) in [
-        (key, MEMBER_FOLLOWED | MEMBER_ROOT),
-        (child, MEMBER_FOLLOWED),
-    ] {
+    for (key, flags) in [(key, MEMBER_TRACKED | MEMBER_ROOT), (child, MEMBER_TRACKED)] {
         let wanted = w.model.wanted_membership(key).unwrap();
-        assert_eq!(wanted.flags & !MEMBER_CLEAR, flags);
+        assert_eq!(wanted.flags & !MEMBER_KERNEL_KILLABLE, flags);
         assert_eq!(wanted.session, Some(root));
     }
 

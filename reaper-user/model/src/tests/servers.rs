@@ -1,11 +1,11 @@
 //! Agents' servers: roots of sessions that are nested in no other and have none nested in them.
 
-use reaper_common::{MEMBER_FOLLOWED, MEMBER_NAMED};
+use reaper_common::{MEMBER_NAME_MATCHED, MEMBER_TRACKED};
 
 use super::world::{INIT, World};
 use crate::Scope;
-use crate::agent::SessionKind;
 use crate::event::Membership;
+use crate::ruleset::SessionKind;
 
 #[test]
 fn server_survives_its_starter_and_owns_what_runs_below_it() {
@@ -126,7 +126,7 @@ fn server_found_before_its_starter_is_not_nested_in_it() {
     let server = w.new_key();
     let mark = |key| Membership {
         session: Some(key),
-        flags: MEMBER_FOLLOWED | MEMBER_NAMED,
+        flags: MEMBER_TRACKED | MEMBER_NAME_MATCHED,
     };
     let named = mark(agent);
     let server = w.row_with(server, agent.pid, "app-server", |row| {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::world::{INIT, USER, World};
-use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use crate::conversation::{ConversationSource, Conversations};
 use crate::event::{ExitStatus, ProcessKey, TICK_NS, Uids};
 use crate::facts::{Fact, FactSet, Facts};
+use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use crate::session::{SessionId, Succession, SuccessorSearch};
 
 const OLD: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";

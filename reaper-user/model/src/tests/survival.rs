@@ -1,8 +1,8 @@
 //! What the marks of the kernel's map and exact starts say of processes that nothing else is known of.
 
 use reaper_common::{
-    MEMBER_CANDIDATE, MEMBER_CLEAR, MEMBER_FOLLOWED, MEMBER_KILL, MEMBER_NAMED, MEMBER_ROOT,
-    MEMBER_SCOPE, MEMBER_SPARED, MEMBER_TERM, MEMBER_UNSURE,
+    MEMBER_CANDIDATE, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_NAME_MATCHED, MEMBER_ROOT,
+    MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN,
 };
 
 use super::world::{INIT, USER, World, image};
@@ -21,7 +21,7 @@ pub(super) fn key(pid: u32) -> ProcessKey {
 }
 
 pub(super) fn mark(session: Option<ProcessKey>, flags: u32) -> Option<Membership> {
-    let flags = flags | MEMBER_FOLLOWED;
+    let flags = flags | MEMBER_TRACKED;
     Some(Membership { session, flags })
 }
 
@@ -133,9 +133,9 @@ fn a_fork_by_nobody_known_is_what_the_map_says() {
     for (by, flags, member) in [
         (None, 0, true),
         (stranger, 0, true),
-        (stranger, MEMBER_NAMED, true),
+        (stranger, MEMBER_NAME_MATCHED, true),
         // Perhaps: it is kept.
-        (stranger, MEMBER_UNSURE, true),
+        (stranger, MEMBER_UNCERTAIN, true),
     ] {
         let mut w = World::new();
         let agent = w.spawn(INIT, "claude");
@@ -150,7 +150,7 @@ fn a_fork_by_nobody_known_is_what_the_map_says() {
             .state
             .member
             .is_lineage_uncertain;
-        assert_eq!(unsure, flags == MEMBER_UNSURE);
+        assert_eq!(unsure, flags == MEMBER_UNCERTAIN);
     }
     let mut w = World::new();
     let child = w.new_key();
@@ -192,17 +192,17 @@ fn a_row_of_nobody_known_is_what_the_map_says_if_it_is_sure() {
     let of = |flags| mark(Some(agent), flags);
     let rows = [
         (INIT, of(0), Some(agent)),
-        (INIT, of(MEMBER_NAMED), Some(agent)),
+        (INIT, of(MEMBER_NAME_MATCHED), Some(agent)),
         (inner, of(0), Some(agent)),
         (agent, NOBODY, None),
         (agent, None, Some(agent)),
         (INIT, None, None),
         // Not sure: what its parent is, if that can be.
-        (agent, of(MEMBER_UNSURE), Some(agent)),
-        (inner, of(MEMBER_UNSURE), Some(inner)),
+        (agent, of(MEMBER_UNCERTAIN), Some(agent)),
+        (inner, of(MEMBER_UNCERTAIN), Some(inner)),
         // And if it cannot, perhaps of what it names.
-        (INIT, of(MEMBER_UNSURE), Some(agent)),
-        (agent, mark(Some(inner), MEMBER_UNSURE), Some(inner)),
+        (INIT, of(MEMBER_UNCERTAIN), Some(agent)),
+        (agent, mark(Some(inner), MEMBER_UNCERTAIN), Some(inner)),
     ];
     for (n, (parent, mark, root)) in rows.into_iter().enumerate() {
         let key = key(50 + n as u32);
@@ -227,7 +227,7 @@ fn what_runs_or_is_orphaned_and_is_not_known_is_what_the_map_says() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let of = mark(Some(agent), 0);
-    let named = mark(Some(agent), MEMBER_NAMED);
+    let named = mark(Some(agent), MEMBER_NAME_MATCHED);
     let keys = [60, 61, 62, 63, 64].map(key);
     exec(&mut w, keys[0], Some(INIT), "npm", of);
     exec(&mut w, keys[1], Some(agent), "npm", NOBODY);
@@ -264,7 +264,7 @@ fn the_end_of_a_member_that_nothing_else_was_told_of_is_told() {
     assert_eq!(exit(&mut w, known, of), [""; 0], "told twice");
     assert_eq!(exit(&mut w, lost, of), ["born", "member exited"]);
     assert_eq!(exit(&mut w, lost, of), [""; 0], "told twice");
-    let unsure = mark(Some(agent), MEMBER_UNSURE);
+    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
     for mark in [None, NOBODY, unsure, mark(Some(key(90)), 0)] {
         let stranger = w.new_key();
         assert_eq!(exit(&mut w, stranger, mark), [""; 0], "{mark:?}");
@@ -289,7 +289,7 @@ fn the_scope_is_handed_on_by_the_map() {
 fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    let unsure = mark(Some(agent), MEMBER_UNSURE);
+    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
     let [orphan, child, tmux, pane, editor, inner] = [61, 62, 63, 64, 65, 66].map(key);
     exact(&mut w, orphan, 1, "sleep", unsure);
     exact(&mut w, child, orphan.pid, "sleep", unsure);
@@ -304,13 +304,13 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
         inner,
         1,
         "codex",
-        mark(Some(agent), MEMBER_UNSURE | MEMBER_NAMED),
+        mark(Some(agent), MEMBER_UNCERTAIN | MEMBER_NAME_MATCHED),
     );
     let tool = w.fork(inner);
     w.dies_by_signal(agent);
     for key in [orphan, child, later] {
         assert_eq!(w.why(key), "keep lineage_uncertain", "{}", key.pid);
-        let flags = MEMBER_FOLLOWED | MEMBER_UNSURE | MEMBER_SPARED;
+        let flags = MEMBER_TRACKED | MEMBER_UNCERTAIN | MEMBER_KEPT;
         let kept = Membership {
             session: Some(agent),
             flags,
@@ -334,7 +334,7 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
     fork(&mut w, orphan, Some(agent), Some(agent), unsure);
     assert_eq!(w.why(orphan), "reap root_exited");
     let wanted = w.model.wanted_membership(orphan).unwrap();
-    assert_eq!(wanted.flags, MEMBER_FOLLOWED | MEMBER_CLEAR);
+    assert_eq!(wanted.flags, MEMBER_TRACKED | MEMBER_KERNEL_KILLABLE);
 }
 
 /// What the service knows to be nobody's, the kernel may have handed on before it heard of that.
@@ -344,7 +344,7 @@ fn what_was_handed_on_below_a_boundary_is_not_suspected() {
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
     let shell = w.new_key();
-    let unsure = mark(Some(agent), MEMBER_UNSURE);
+    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
     let forget = |w: &mut World, key| {
         assert!(!w.is_member(key));
         w.model.set_membership(key, None);
@@ -394,7 +394,7 @@ fn a_fork_that_is_read_after_the_row_says_better_whose_it_is_unless_the_map_was_
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
-    let unsure = mark(Some(agent), MEMBER_UNSURE);
+    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
     exact(&mut w, key(61), agent.pid, "npm", unsure);
     exact(&mut w, key(62), agent.pid, "npm", mark(Some(agent), 0));
     assert!(w.is_member(key(61)));
@@ -409,7 +409,13 @@ fn an_orphan_that_still_is_a_copy_of_an_agent_is_no_agent() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     exact(&mut w, key(61), 1, "codex", mark(Some(agent), 0));
-    exact(&mut w, key(62), 1, "codex", mark(Some(agent), MEMBER_NAMED));
+    exact(
+        &mut w,
+        key(62),
+        1,
+        "codex",
+        mark(Some(agent), MEMBER_NAME_MATCHED),
+    );
     assert_eq!(
         [61, 62].map(|pid| w.root_of(key(pid))),
         [Some(agent), Some(key(62))]
@@ -481,9 +487,10 @@ fn signals_of_the_probes_are_told_of_the_living() {
     let signalled = |signal| EventKind::SignalSent { key: tool, signal };
     let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signals_sent;
     assert_eq!(told(&mut w, signalled(15)), ["signalled"]);
-    assert_eq!(has(&w), MEMBER_TERM);
-    w.model.on_signal_sent(tool, MEMBER_KILL | MEMBER_ROOT);
-    assert_eq!(has(&w), MEMBER_TERM | MEMBER_KILL);
+    assert_eq!(has(&w), MEMBER_SIGTERM_SENT);
+    w.model
+        .on_signal_sent(tool, MEMBER_SIGKILL_SENT | MEMBER_ROOT);
+    assert_eq!(has(&w), MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
     w.dies_by_signal(tool);
     assert_eq!(told(&mut w, signalled(9)), [""; 0]);
 }

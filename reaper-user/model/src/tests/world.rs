@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidIs};
 use crate::event::{
     Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
 use crate::policy::Decision;
+use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidIs};
 use crate::session::SessionEvent;
 use crate::{Model, Output, Scope};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Tree;
-use super::node::{Birth, Change, Node, NodeState, Orphaned};
+use super::node::{Birth, Node, NodeState, Orphaned, TreeChange};
 use crate::event::{
     ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, RestoredSession,
 };
@@ -44,7 +44,7 @@ impl<S: NodeState> Tree<S> {
         mark: Option<Membership>,
         time: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         let birth = self.birth_of_discovered(parent);
         let image = Arc::default();
@@ -59,7 +59,7 @@ impl<S: NodeState> Tree<S> {
         &mut self,
         restored: &RestoredSession,
         time: u64,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         let key = restored.root;
         if self.is_known(key, time, changes) != Some(false) {
@@ -90,7 +90,7 @@ impl<S: NodeState> Tree<S> {
         seen: &ProcEntry,
         time: u64,
         provenance: Provenance,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         let parent = self.live.get(&seen.parent).map(|node| node.key);
         let gone = self.gone(seen.key).is_some();
@@ -114,13 +114,13 @@ impl<S: NodeState> Tree<S> {
                     known.state.on_unseen_exec();
                     known.image = Arc::clone(&seen.image);
                     known.reported.execed = true;
-                    changes.push(Change::Execed { key });
+                    changes.push(TreeChange::Execed { key });
                 }
                 if known.parent.is_none() && parent.is_some() {
                     let orphaned = known.orphaned;
                     self.set_parent(key.pid, parent);
                     if let Some(Orphaned { old_parent, .. }) = orphaned {
-                        changes.push(Change::Reparented {
+                        changes.push(TreeChange::Reparented {
                             key,
                             old_parent: Some(old_parent),
                             adopter: parent,
@@ -155,7 +155,7 @@ impl<S: NodeState> Tree<S> {
         birth: Birth,
         seen: &ProcEntry,
         provenance: Provenance,
-        changes: &mut Vec<Change<S>>,
+        changes: &mut Vec<TreeChange<S>>,
     ) {
         if let Some(node) = self.live.get_mut(&key.pid) {
             node.take(seen);
@@ -166,7 +166,7 @@ impl<S: NodeState> Tree<S> {
             node.reported.placeholder = false;
             node.provenance = provenance;
         }
-        changes.push(Change::Born {
+        changes.push(TreeChange::Born {
             key,
             creator: birth.creator,
             provenance,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use reaper_common::{MEMBER_EXEC, MEMBER_EXECS};
+use reaper_common::{MEMBER_GENERATION_MASK, MEMBER_GENERATION_STEP};
 
 use crate::event::{ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, Uids};
 
@@ -159,9 +159,9 @@ impl<S: NodeState> Node<S> {
     pub(super) fn set_membership(&mut self, mark: Option<Membership>, time: u64, changes: u32) {
         let Some(mark) = mark else { return };
         if self.is_current_at(time) {
-            let execs = |flags: u32| flags & MEMBER_EXECS;
+            let execs = |flags: u32| flags & MEMBER_GENERATION_MASK;
             let known = self.membership.map(|known| known.flags);
-            let expected = known.map(|known| known.wrapping_add(changes * MEMBER_EXEC));
+            let expected = known.map(|known| known.wrapping_add(changes * MEMBER_GENERATION_STEP));
             if expected.is_some_and(|flags| execs(flags) != execs(mark.flags)) {
                 self.state.on_unseen_exec();
             }
@@ -212,7 +212,7 @@ pub struct Exited<R> {
 
 /// What an event has changed.
 #[derive(Clone, Debug)]
-pub enum Change<S> {
+pub enum TreeChange<S> {
     /// A process is new to the tree.
     Born {
         key: ProcessKey,

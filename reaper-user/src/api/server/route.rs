@@ -211,7 +211,7 @@ fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorRes
 }
 
 /// Puts an answer into words, away from the thread that takes connections: it looks at /proc.
-async fn put(answer: EngineReply, clock: Arc<crate::export::Clock>) -> ApiResult<Vec<u8>> {
+async fn put(answer: EngineReply, clock: Arc<crate::export::EventClock>) -> ApiResult<Vec<u8>> {
     let words = move || match answer {
         EngineReply::Status {
             status,

@@ -64,8 +64,11 @@ impl World {
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
         let (asks, mut questions) = mpsc::channel::<EngineRequest>(QUEUE);
-        let server =
-            socket.serve_within(backend(asks, journal), Clock::new("boot".into()), patience);
+        let server = socket.serve_within(
+            backend(asks, journal),
+            EventClock::new("boot".into()),
+            patience,
+        );
         let (tell, asked) = std_mpsc::channel();
         std::thread::spawn(move || {
             // Who gets no answer goes on waiting for one.
@@ -421,7 +424,7 @@ fn an_engine_that_is_gone_is_named() {
     let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
     let (asks, _) = mpsc::channel(1);
     let _server = socket
-        .serve_within(backend(asks, None), Clock::new("boot".into()), LONG)
+        .serve_within(backend(asks, None), EventClock::new("boot".into()), LONG)
         .unwrap();
     let error = Client::new(dir.path().join("s.sock"))
         .get("/v1/status")

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{seconds_since, seconds_until};
 use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
-use crate::export::{ended, evidence_ref_text};
-use reaper_model::agent::Action;
+use crate::export::{evidence_ref_text, exit_status_text};
 use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
+use reaper_model::ruleset::Action;
 
 /// The decision about a process, and its reason.
 pub(super) fn why(story: &ExplainSnapshot) -> String {
@@ -279,7 +279,9 @@ fn due(story: &ExplainSnapshot) -> Option<String> {
     let since = span(seconds_since(*at));
     let how = match how {
         ExitStatus::Exited(code) => format!("ended {since} ago with status {code}"),
-        ExitStatus::Signalled { .. } => format!("was ended by {} {since} ago", ended(*how)),
+        ExitStatus::Signalled { .. } => {
+            format!("was ended by {} {since} ago", exit_status_text(*how))
+        }
         ExitStatus::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
     };
     Some(format!("its {} {} {how}", group.kind.name(), root(group)))

@@ -7,11 +7,11 @@ use nix::sys::signal::Signal;
 use super::*;
 use crate::api::messages::{self, UntrackedReason};
 use crate::export::SessionRef;
-use reaper_model::agent::Action;
-use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
 use reaper_model::facts::{FactSet, KernelSession};
 use reaper_model::leftover::EnvMarkers;
+use reaper_model::ruleset::Action;
+use reaper_model::ruleset::SessionKind;
 
 /// Pids that no process has.
 const BASE: u32 = 1 << 30;

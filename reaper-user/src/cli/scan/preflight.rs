@@ -59,16 +59,16 @@ fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Journal, JournalKeep, Options};
+    use crate::journal::{Journal, JournalKeep, JournalOptions};
 
     fn keep(pid: u32) -> JournalKeep {
         JournalKeep {
             key: ProcessKey { pid, start: 7 },
             session: ProcessKey { pid: 1, start: 1 },
-            asked: true,
+            is_explicit: true,
             tree: false,
-            by: 0,
-            made: 1,
+            by_uid: 0,
+            made_at: 1,
             until: None,
         }
     }
@@ -84,10 +84,10 @@ mod tests {
             (Some("7-7"), 102, boot_id),
             (Some("8-8"), 103, "another".into()),
         ] {
-            let options = Options {
+            let options = JournalOptions {
                 directory: directory.clone(),
                 scope: scope.map(str::to_owned),
-                ..Options::default()
+                ..JournalOptions::default()
             };
             let journal = Journal::open(options, boot_id).unwrap();
             journal.keeper().keep(&[keep(pid)]).unwrap();

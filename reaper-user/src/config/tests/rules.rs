@@ -1,7 +1,7 @@
 use super::*;
-use reaper_model::agent::{SessionIs, UidIs};
+use reaper_model::ruleset::{SessionIs, UidIs};
 
-fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::agent::Rule {
+fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::ruleset::Rule {
     let mut rules = config.rules.rules().iter();
     rules.find(|rule| &*rule.name == name).unwrap()
 }

@@ -10,8 +10,8 @@ use crate::api::peer::Peer;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
 use reaper_model::Node;
-use reaper_model::agent::{Rule, SessionKind};
 use reaper_model::policy::{Decision, Evaluation, Verdict};
+use reaper_model::ruleset::{Rule, SessionKind};
 use reaper_model::session::{Session, SessionId};
 
 /// See the module.
@@ -186,7 +186,7 @@ impl<'a> View<'a> {
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.state.member.boundary.clone(),
             judged,
-            evidence: EvidenceRef::of(self.model, node),
+            evidence: EvidenceRef::from_node(self.model, node),
         }
     }
 

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::export::{Clock, Consumer, Writer};
+use crate::export::{Consumer, EventClock, Writer};
 use reaper_model::event::ExitStatus;
 use sim::SimKernel;
 
@@ -32,7 +32,7 @@ struct StopAt {
 }
 
 impl Consumer for StopAt {
-    fn take(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
+    fn on_records(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
         if records.iter().any(|record| (self.is_last)(&record.body)) {
             drop(self.stop.take());
         }
@@ -73,10 +73,10 @@ fn run(
         leave_pinned: false,
         rejected_sources: Vec::new(),
     };
-    let (mut sink, writer) = Writer::start(Vec::new(), Clock::new(String::new())).unwrap();
+    let (mut sink, writer) = Writer::start(Vec::new(), EventClock::new(String::new())).unwrap();
     let (stop, stopped) = oneshot::channel();
     let stop = Some(stop);
-    sink.keep_in(StopAt { is_last, stop });
+    sink.set_consumer(StopAt { is_last, stop });
     let (kernel, source) = sim.interfaces();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -120,7 +120,7 @@ fn observe_decides_and_sends_nothing() {
     let (totals, sent) = run(
         Mode::Observe,
         kill_agent,
-        |body| matches!(body, EventBody::Decision { names, .. } if names.verdict == "reap"),
+        |body| matches!(body, EventBody::Decision { decision, .. } if decision.verdict == "reap"),
     );
     assert_eq!((totals.reaped, totals.signals), (0, 0));
     assert_eq!(sent, []);

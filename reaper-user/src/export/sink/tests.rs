@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::*;
 use crate::export::{FreedMemory, SessionRef};
 use crate::journal::{self, Journal};
-use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, ProcessKey};
+use reaper_model::ruleset::SessionKind;
 
 /// What came out, and a gate that the writer waits at.
 #[derive(Clone, Default)]
@@ -18,12 +18,12 @@ struct Slow {
 
 impl Slow {
     fn start(&self) -> (Sink, Writer) {
-        let output = Output {
+        let output = StreamOutput {
             format: Format::Json,
             writer: Box::new(BufWriter::new(self.clone())),
             closed: false,
         };
-        Writer::start(vec![output], Clock::new("boot".into())).unwrap()
+        Writer::start(vec![output], EventClock::new("boot".into())).unwrap()
     }
 
     /// While this is held nothing is written.
@@ -60,7 +60,10 @@ impl Write for Slow {
 }
 
 fn decided() -> EventRecord {
-    let body = EventBody::MembersFull { count: 1, room: 1 };
+    let body = EventBody::MemberMapFull {
+        count: 1,
+        capacity: 1,
+    };
     EventRecord { time: 0, body }
 }
 
@@ -180,12 +183,12 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
     drop(sink);
     writer.join();
 
-    let closed = Output {
+    let closed = StreamOutput {
         format: Format::Json,
         writer: Box::new(io::sink()),
         closed: true,
     };
-    let (mut sink, _writer) = Writer::start(vec![closed], Clock::new("boot".into())).unwrap();
+    let (mut sink, _writer) = Writer::start(vec![closed], EventClock::new("boot".into())).unwrap();
     let (ran, told) = channel();
     sink.push(decided());
     sink.on_written(move || ran.send(()).unwrap());
@@ -195,13 +198,13 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
 #[test]
 fn nothing_is_handed_over_where_all_is_left_out_and_no_more_memory_than_is_needed() {
     let (sender, receiver) = channel();
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SinkState::default());
     let mut sink = Sink {
         batch: Vec::new(),
         sender,
         sent: 0,
         shared: Arc::clone(&shared),
-        beside: 0,
+        backlog_allowance: 0,
         journal: None,
     };
     for _ in 0..2 * BATCH {
@@ -222,15 +225,15 @@ fn nothing_is_handed_over_where_all_is_left_out_and_no_more_memory_than_is_neede
 #[test]
 fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     let dir = tempfile::tempdir().unwrap();
-    let options = journal::Options {
+    let options = journal::JournalOptions {
         directory: dir.path().join("journal"),
-        ..journal::Options::default()
+        ..journal::JournalOptions::default()
     };
     let file = options.path();
     let journal = Journal::open(options, "boot".into()).unwrap();
     let out = Slow::default();
     let (mut sink, writer) = out.start();
-    sink.keep_in(journal.feed());
+    sink.set_consumer(journal.feed());
     let stopped = out.stop();
     flood(&mut sink, 4 * WAITING_MAX);
     let first_root = ProcessKey { pid: 42, start: 7 };
@@ -242,7 +245,7 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
         session,
         kind: SessionKind::Agent,
         root: first_root,
-        ended: ExitStatus::Exited(0),
+        exit_status: ExitStatus::Exited(0),
         members: 0,
     };
     sink.push(EventRecord {
@@ -277,7 +280,7 @@ fn close_that_was_reported_before_is_not_in_the_stream() {
         };
         let body = EventBody::SessionClose {
             session,
-            again,
+            is_repeat: again,
             reaped: 1,
             kept: u32::from(!again),
             kept_reasons: vec![],

@@ -94,10 +94,10 @@ fn one_that_is_damaged_is_set_aside_and_the_keeps_in_it_that_could_be_read_are_t
     let keep = JournalKeep {
         key: key(7),
         session: key(100),
-        asked: true,
+        is_explicit: true,
         tree: true,
-        by: 3,
-        made: 1,
+        by_uid: 3,
+        made_at: 1,
         until: None,
     };
     journal.keeper().keep(&[keep]).unwrap();
@@ -140,15 +140,15 @@ fn one_that_is_removed_while_it_is_written_is_begun_anew() {
     let keep = JournalKeep {
         key: key(7),
         session: key(100),
-        asked: true,
+        is_explicit: true,
         tree: false,
-        by: 3,
-        made: 1,
+        by_uid: 3,
+        made_at: 1,
         until: None,
     };
     journal.keeper().keep(&[keep]).unwrap();
     std::fs::remove_dir_all(&world.options.directory).unwrap();
-    journal.feed().take(&whole(1, 100, 0));
+    journal.feed().on_records(&whole(1, 100, 0));
     journal.close();
     assert_eq!(world.all().len(), 1);
     assert_eq!(world.open().keeps(), [keep]);

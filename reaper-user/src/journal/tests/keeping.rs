@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::history::HistoryError;
 use super::*;
-use crate::journal::recorded::recorded;
+use crate::journal::recorded::recorded_sessions;
 use reaper_model::leftover::RecordedSession;
 
 #[test]
@@ -57,7 +57,9 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
     let close = |time, again, (reaped, kept)| {
         let mut record = closed(time, 100, reaped);
         if let EventBody::SessionClose {
-            again: a, kept: k, ..
+            is_repeat: a,
+            kept: k,
+            ..
         } = &mut record.body
         {
             (*a, *k) = (again, kept);
@@ -79,10 +81,13 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
 #[test]
 fn what_does_not_cross_is_not_kept() {
     let world = World::new();
-    let body = EventBody::MembersFull { count: 1, room: 1 };
+    let body = EventBody::MemberMapFull {
+        count: 1,
+        capacity: 1,
+    };
     let fork = EventBody::Lifecycle {
         what: crate::export::Lifecycle::Fork,
-        who: who(5, 5, 0),
+        process: who(5, 5, 0),
         provenance: Provenance::Kernel,
     };
     world.tell(&[record(1, body), record(1, fork)]);
@@ -115,43 +120,47 @@ fn sessions_are_chosen_by_time_agent_name_and_user() {
     // Of another user, in the first one's session.
     records.push(decided(now, who(103, 100, 0), "keep"));
     world.tell(&records);
-    let names = |query: Query| -> Vec<u32> {
+    let names = |query: HistoryQuery| -> Vec<u32> {
         world
             .history(&query)
             .iter()
             .map(|session| session.pid)
             .collect()
     };
-    assert_eq!(names(Query::default()), [100, 200], "the newest last");
+    assert_eq!(
+        names(HistoryQuery::default()),
+        [100, 200],
+        "the newest last"
+    );
     let since = |seconds: i64| {
         let opened = world.all()[0].opened;
         let since = opened + jiff::SignedDuration::from_secs(seconds);
-        Query {
+        HistoryQuery {
             since: Some(since),
-            ..Query::default()
+            ..HistoryQuery::default()
         }
     };
     assert_eq!(
         (names(since(0)), names(since(4))),
         (vec![100, 200], vec![200])
     );
-    let agent = |agent: &str| Query {
+    let agent = |agent: &str| HistoryQuery {
         agent: Some(agent.into()),
-        ..Query::default()
+        ..HistoryQuery::default()
     };
     assert_eq!(
         (names(agent("claude")).len(), names(agent("codex")).len()),
         (2, 0)
     );
-    let named = |name: &str| Query {
+    let named = |name: &str| HistoryQuery {
         session: Some(name.into()),
-        ..Query::default()
+        ..HistoryQuery::default()
     };
     assert_eq!(names(named("claude-200")), [200]);
     assert!(names(named("no-such")).is_empty());
-    let own = Query {
+    let own = HistoryQuery {
         uid: Some(1000),
-        ..Query::default()
+        ..HistoryQuery::default()
     };
     let own = world.history(&own);
     assert_eq!((own.len(), own[0].pid, own[0].processes.len()), (1, 100, 1));
@@ -173,7 +182,7 @@ fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
     let who = root;
     let relaunched = EventBody::SessionRelaunch {
         session,
-        who,
+        process: who,
         old_root,
     };
     world.tell(&[opened(1, 100, 0), inner, record(3, relaunched)]);
@@ -193,14 +202,14 @@ fn only_its_owner_may_read_it_whatever_it_was_before() {
     let beside = |end: &str| files::beside(&world.path(), end);
     let all = || [beside(""), beside("-wal"), beside("-shm")].map(|path| mode(&path));
     let journal = world.open();
-    journal.feed().take(&whole(1, 100, 0));
+    journal.feed().on_records(&whole(1, 100, 0));
     eventually("it is written", || world.all().len() == 1);
     assert_eq!(all(), [0o600; 3]);
     assert_eq!(mode(&world.options.directory), 0o700);
     drop(journal);
     std::fs::set_permissions(world.path(), Permissions::from_mode(0o644)).unwrap();
     let journal = world.open();
-    journal.feed().take(&whole(1, 200, 0));
+    journal.feed().on_records(&whole(1, 200, 0));
     eventually("it is written", || world.all().len() == 2);
     assert_eq!(all(), [0o600; 3]);
 }
@@ -212,11 +221,11 @@ fn keeps_are_there_for_the_next_service_until_they_are_over() {
     let keep = |pid, awake: Option<u64>| JournalKeep {
         key: key(pid),
         session: key(100),
-        asked: true,
+        is_explicit: true,
         tree: pid == 1,
-        by: 1000,
-        made: u64::from(pid),
-        until: awake.map(|awake| Until { awake, wall: 9 }),
+        by_uid: 1000,
+        made_at: u64::from(pid),
+        until: awake.map(|awake| KeepExpiry { awake, wall: 9 }),
     };
     let kept = [keep(1, None), keep(2, Some(now + 3_600_000_000_000))];
     let journal = world.open();
@@ -228,7 +237,10 @@ fn keeps_are_there_for_the_next_service_until_they_are_over() {
     keeper.unkeep(1001, 2).unwrap();
     keeper.unkeep(1000, 99).unwrap();
     // Asked for anew.
-    let replaced = JournalKeep { by: 0, ..kept[0] };
+    let replaced = JournalKeep {
+        by_uid: 0,
+        ..kept[0]
+    };
     keeper.keep(&[replaced]).unwrap();
     journal.close();
     assert!(keeper.keep(&kept).is_err(), "nobody is there to write it");
@@ -252,15 +264,15 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     let keep = JournalKeep {
         key: key(102),
         session: key(100),
-        asked: true,
+        is_explicit: true,
         tree: false,
-        by: 0,
-        made: 0,
+        by_uid: 0,
+        made_at: 0,
         until: None,
     };
     journal.keeper().keep(&[keep]).unwrap();
     journal.close();
-    let (sessions, kept) = recorded(&world.path(), BOOT).unwrap();
+    let (sessions, kept) = recorded_sessions(&world.path(), BOOT).unwrap();
     let expected = RecordedSession {
         agent: "claude".into(),
         root: key(100),
@@ -275,7 +287,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
         (true, None, 0),
         (false, None, 1),
     ] {
-        let until = until.map(|awake| Until { awake, wall: 0 });
+        let until = until.map(|awake| KeepExpiry { awake, wall: 0 });
         let journal = world.open();
         let keep = JournalKeep {
             tree,
@@ -284,16 +296,16 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
         };
         journal.keeper().keep(&[keep]).unwrap();
         journal.close();
-        let (sessions, _) = recorded(&world.path(), BOOT).unwrap();
+        let (sessions, _) = recorded_sessions(&world.path(), BOOT).unwrap();
         assert_eq!(sessions.len(), count, "{keep:?}");
     }
-    let other = recorded(&world.path(), "another boot").unwrap();
+    let other = recorded_sessions(&world.path(), "another boot").unwrap();
     assert_eq!(other, (Vec::new(), Vec::new()));
     // What is missing may be that its root has handed over.
     let connection = Connection::open(world.path()).unwrap();
     let sql = "INSERT INTO dropped (time, count) VALUES (1, 1)";
     connection.execute(sql, []).unwrap();
-    let (sessions, kept) = recorded(&world.path(), BOOT).unwrap();
+    let (sessions, kept) = recorded_sessions(&world.path(), BOOT).unwrap();
     assert_eq!((sessions, kept), (Vec::new(), vec![key(102)]));
 }
 
@@ -304,22 +316,22 @@ const JOURNAL: &str = "REAPER_TEST_JOURNAL";
 
 /// Writes without end, and says when a keep is written.
 fn write_without_end(directory: PathBuf) {
-    let options = Options {
+    let options = JournalOptions {
         directory,
-        ..Options::default()
+        ..JournalOptions::default()
     };
     let journal = Journal::open(options, BOOT.into()).unwrap();
     let mut feed = journal.feed();
     for root in (1..).map(|n| n * 10) {
-        feed.take(&whole(1, root, 0));
+        feed.on_records(&whole(1, root, 0));
         if root % 1000 == 0 {
             let keep = JournalKeep {
                 key: key(root),
                 session: key(100),
-                asked: true,
+                is_explicit: true,
                 tree: false,
-                by: 0,
-                made: 1,
+                by_uid: 0,
+                made_at: 1,
                 until: None,
             };
             // A busy machine answers later than it is waited for.
@@ -378,7 +390,8 @@ fn one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept() {
 #[test]
 fn a_reader_is_told_in_a_sentence_why_there_is_nothing() {
     let world = World::new();
-    let error = |path: &Path| history::read(path, &Query::default(), |_| Ok(())).unwrap_err();
+    let error =
+        |path: &Path| history::read(path, &HistoryQuery::default(), |_| Ok(())).unwrap_err();
     let missing = error(&world.path());
     assert!(matches!(missing, HistoryError::Missing(_)), "{missing}");
     assert!(missing.to_string().contains("no service has kept one here"));
@@ -388,7 +401,7 @@ fn a_reader_is_told_in_a_sentence_why_there_is_nothing() {
         "not a database, but long enough to be looked at ".repeat(20),
     )
     .unwrap();
-    assert!(matches!(error(&file), HistoryError::Foreign(_)));
+    assert!(matches!(error(&file), HistoryError::NotAJournal(_)));
     world.tell(&whole(1, 100, 0));
     Connection::open(world.path())
         .unwrap()

@@ -21,7 +21,7 @@ fn what_is_too_old_goes_and_what_goes_on_stays() {
     // The two roots, and the child of the last session.
     assert_eq!(world.number("SELECT count(*) FROM process"), 3);
     let next = Journal::open(world.options.clone(), "another boot".into()).unwrap();
-    next.feed().take(&whole(now + 1_000_000_000, 400, 0));
+    next.feed().on_records(&whole(now + 1_000_000_000, 400, 0));
     next.close();
     let pids: Vec<_> = world.all().iter().map(|session| session.pid).collect();
     assert_eq!(
@@ -82,20 +82,30 @@ fn what_finds_no_room_is_counted_and_told_in_the_stream_and_in_the_journal() {
         }) => count,
         other => panic!("{other:?}"),
     };
-    assert!(feed.take(&batch).is_none(), "there is room");
-    assert!(feed.take(&[decided(1)]).is_none(), "still");
+    assert!(feed.on_records(&batch).is_none(), "there is room");
+    assert!(feed.on_records(&[decided(1)]).is_none(), "still");
     // One more fits.
-    let first = count(feed.take(&[decided(1_000_000), decided(1_000_001), decided(1_000_002)]));
+    let first =
+        count(feed.on_records(&[decided(1_000_000), decided(1_000_001), decided(1_000_002)]));
     assert_eq!(first, 2);
-    assert!(feed.take(&[decided(1_000_003)]).is_none(), "told already");
-    let body = EventBody::MembersFull { count: 1, room: 1 };
-    assert!(feed.take(&[record(1, body)]).is_none(), "does not cross");
+    assert!(
+        feed.on_records(&[decided(1_000_003)]).is_none(),
+        "told already"
+    );
+    let body = EventBody::MemberMapFull {
+        count: 1,
+        capacity: 1,
+    };
+    assert!(
+        feed.on_records(&[record(1, body)]).is_none(),
+        "does not cross"
+    );
     other.execute_batch("ROLLBACK").unwrap();
     let written = || world.number("SELECT count(*) FROM decision");
     eventually("it is written after all", || written() == ROOM as i64);
     let mut told = None;
     eventually("there is room again", || {
-        told = feed.take(&[decided(1_000_004)]);
+        told = feed.on_records(&[decided(1_000_004)]);
         told.is_some()
     });
     assert_eq!(count(told), 1, "the rest");
@@ -113,14 +123,14 @@ fn what_was_dropped_last_is_told_with_the_summary() {
     let batch: Vec<_> = (1..=ROOM as u32 + 1)
         .map(|n| decided(1, who(n, 1, 0), "reap"))
         .collect();
-    assert!(feed.take(&batch).is_some());
-    assert!(feed.take(&batch[..5]).is_none());
+    assert!(feed.on_records(&batch).is_some());
+    assert!(feed.on_records(&batch[..5]).is_none());
     let summary = EventBody::Summary {
         count: crate::export::Totals::default(),
         reason: "SIGTERM",
-        armed: None,
+        pin_dir: None,
     };
-    let told = feed.take(&[record(1, summary)]);
+    let told = feed.on_records(&[record(1, summary)]);
     assert!(matches!(
         told.unwrap().body,
         EventBody::Dropped { count: 5, .. }
@@ -135,7 +145,7 @@ fn what_cannot_be_written_at_once_is_written_later() {
     let other = hold(&world);
     let mut feed = journal.feed();
     for n in 1..=5 {
-        feed.take(&whole(1, n * 100, 0));
+        feed.on_records(&whole(1, n * 100, 0));
     }
     assert!(journal.keeper().keep(&[]).is_err(), "nor can a keep");
     drop(other);

@@ -13,30 +13,30 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-use super::history::{self, HistorySession, Query};
+use super::history::{self, HistoryQuery, HistorySession};
 use super::*;
 use crate::export::{
     Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef,
 };
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
-use reaper_model::agent::SessionKind;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
+use reaper_model::ruleset::SessionKind;
 
 const BOOT: &str = "5c5ab1f5-0000-4000-8000-000000000001";
 
 /// A directory, and what is told of in it.
 struct World {
     dir: TempDir,
-    options: Options,
+    options: JournalOptions,
 }
 
 impl World {
     fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
+        let options = JournalOptions {
             directory: dir.path().join("state"),
-            ..Options::default()
+            ..JournalOptions::default()
         };
         World { dir, options }
     }
@@ -48,7 +48,7 @@ impl World {
     /// Opens the journal, hands over records, and closes it.
     fn tell(&self, records: &[EventRecord]) {
         let journal = self.open();
-        assert!(journal.feed().take(records).is_none(), "dropped some");
+        assert!(journal.feed().on_records(records).is_none(), "dropped some");
         eventually("all is written", || {
             journal.shared.waiting.load(Ordering::Acquire) == 0
         });
@@ -59,7 +59,7 @@ impl World {
         self.options.path()
     }
 
-    fn history(&self, query: &Query) -> Vec<HistorySession> {
+    fn history(&self, query: &HistoryQuery) -> Vec<HistorySession> {
         let mut sessions = Vec::new();
         history::read(&self.path(), query, |session| {
             sessions.push(session);
@@ -71,7 +71,7 @@ impl World {
 
     /// All that was kept.
     fn all(&self) -> Vec<HistorySession> {
-        self.history(&Query::default())
+        self.history(&HistoryQuery::default())
     }
 
     /// One number out of the database.
@@ -135,7 +135,7 @@ fn record(time: u64, body: EventBody) -> EventRecord {
 fn opened(time: u64, root: u32, uid: u32) -> EventRecord {
     let (who, rule) = (who(root, root, uid), "claude".into());
     let body = EventBody::SessionOpen {
-        who,
+        process: who,
         kind: SessionKind::Agent,
         rule,
         outer: None,
@@ -149,7 +149,7 @@ fn gone(time: u64, root: u32) -> EventRecord {
         session: session(root),
         kind: SessionKind::Agent,
         root: key(root),
-        ended: ExitStatus::Signalled {
+        exit_status: ExitStatus::Signalled {
             signal: 9,
             core: false,
         },
@@ -161,7 +161,7 @@ fn gone(time: u64, root: u32) -> EventRecord {
 fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
     let body = EventBody::SessionClose {
         session: session(root),
-        again: false,
+        is_repeat: false,
         kept_reasons: vec![],
         nested: vec![],
         reaped,
@@ -171,7 +171,7 @@ fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
             rss: 4096,
             pss: 2048,
             swap: 0,
-            unread: 1,
+            unmeasured: 1,
         },
         lost_before: 0,
     };
@@ -185,12 +185,18 @@ fn decided(time: u64, who: ProcessRef, verdict: &'static str) -> EventRecord {
         rule: (verdict == "keep").then(|| "my-servers".into()),
         memory: None,
     };
-    record(time, EventBody::Decision { who, names })
+    record(
+        time,
+        EventBody::Decision {
+            process: who,
+            decision: names,
+        },
+    )
 }
 
 fn ended(time: u64, who: ProcessRef) -> EventRecord {
     let body = EventBody::Outcome {
-        who,
+        process: who,
         outcome: crate::reap::ReapOutcome::Exited(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::history::HistoryError;
 use super::*;
-use crate::journal::recorded::recorded;
+use crate::journal::recorded::recorded_sessions;
 use crate::journal::schema::{MIGRATIONS, OLDEST, SCHEMA, migrate};
 
 /// A journal of schema version 3. The code of commit 98e3e72 wrote it through `Journal` in a unit test: three sessions,
@@ -45,7 +45,7 @@ fn journal_of_version_3_keeps_history_and_keeps_when_upgraded() {
     assert!(!journal.was_replaced());
     let keeps = journal.keeps().iter().map(|keep| {
         let ends = keep.until.map(|until| (until.awake, until.wall));
-        (keep.key.pid, keep.asked, keep.tree, keep.by, ends)
+        (keep.key.pid, keep.is_explicit, keep.tree, keep.by_uid, ends)
     });
     let far = u64::MAX >> 2;
     let expected = [
@@ -106,7 +106,7 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
         let [keep] = journal.keeps() else {
             panic!("version {version}: {:?}", journal.keeps())
         };
-        assert_eq!((keep.key.pid, keep.by, keep.until), (100, 1000, None));
+        assert_eq!((keep.key.pid, keep.by_uid, keep.until), (100, 1000, None));
         journal.close();
         assert_eq!(world.number("PRAGMA user_version"), SCHEMA);
         let [session] = &world.all()[..] else {
@@ -152,10 +152,10 @@ fn is_refused(world: &World) {
         said.contains("schema version 9") && said.contains("install"),
         "{said}"
     );
-    let read = history::read(&world.path(), &Query::default(), |_| Ok(()));
+    let read = history::read(&world.path(), &HistoryQuery::default(), |_| Ok(()));
     assert!(matches!(read, Err(HistoryError::Newer(_))), "{read:?}");
     assert!(matches!(
-        recorded(&world.path(), BOOT),
+        recorded_sessions(&world.path(), BOOT),
         Err(HistoryError::Newer(_))
     ));
     assert_eq!(world.files(), before);

@@ -85,7 +85,7 @@ impl Target {
     pub(super) fn told(self, key: ProcessKey, procfs: &Procfs) -> ReapResult {
         let (outcome, at) = self.done.unwrap_or_else(|| {
             let failure = match self.refused {
-                _ if self.spared => return (ReapOutcome::NotSent(ReleaseReason::Unreadable), 0),
+                _ if self.spared => return (ReapOutcome::NotSent(ReleaseReason::UidUnreadable), 0),
                 Some(nix::Error::EPERM) => ReapFailure::Eperm,
                 Some(errno) => ReapFailure::Errno(errno as i32),
                 None => ReapFailure::KillTimeout(procfs.state(key.pid).unwrap_or('?')),
@@ -94,7 +94,7 @@ impl Target {
         });
         let outcome = match outcome {
             ReapOutcome::Exited(_) if self.strongest.is_none() => {
-                ReapOutcome::NotSent(ReleaseReason::Gone)
+                ReapOutcome::NotSent(ReleaseReason::AlreadyExited)
             }
             outcome => outcome,
         };

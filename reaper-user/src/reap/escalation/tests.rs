@@ -50,20 +50,20 @@ fn one_that_is_taken_over_goes_on_where_it_was() {
 
 #[test]
 fn what_a_process_is_sent() {
-    const BOTH: u32 = MEMBER_TERM | MEMBER_KILL;
+    const BOTH: u32 = MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT;
     let mut ladder = ladder(1);
     for (had, init, gentle) in [
         (0, false, SignalStep::Terminate(Signal::SIGTERM)),
-        (MEMBER_TERM, false, SignalStep::Continue),
-        (MEMBER_KILL, false, SignalStep::Kill),
+        (MEMBER_SIGTERM_SENT, false, SignalStep::Continue),
+        (MEMBER_SIGKILL_SENT, false, SignalStep::Kill),
         (BOTH, false, SignalStep::Kill),
         (0, true, SignalStep::Kill),
-        (MEMBER_TERM, true, SignalStep::Kill),
+        (MEMBER_SIGTERM_SENT, true, SignalStep::Kill),
     ] {
         assert_eq!(ladder.step(had, init), gentle, "{had} {init}");
     }
     ladder.kill(15 * S);
-    for had in [0, MEMBER_TERM, MEMBER_KILL, BOTH] {
+    for had in [0, MEMBER_SIGTERM_SENT, MEMBER_SIGKILL_SENT, BOTH] {
         assert_eq!(ladder.step(had, false), SignalStep::Kill, "{had}");
     }
 }

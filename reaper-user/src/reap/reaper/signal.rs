@@ -45,7 +45,7 @@ impl Reaper {
                 // Its exit record, which is in the ring by now, tells how it ended.
                 Err(nix::Error::ESRCH) if target.signals_had != 0 => {}
                 Err(nix::Error::ESRCH) => {
-                    self.finish(key, ReapOutcome::NotSent(ReleaseReason::Gone))
+                    self.finish(key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited))
                 }
                 // Nothing is sent: what cannot be opened is decided about all the same.
                 Err(errno) if self.observe => {
@@ -102,7 +102,7 @@ impl Reaper {
     /// Lets go of one of which it cannot be told what it is by now.
     pub fn release_unreadable(&mut self, key: ProcessKey) {
         self.queue.retain(|queued| *queued != key);
-        self.finish(key, ReapOutcome::NotSent(ReleaseReason::Unreadable));
+        self.finish(key, ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
     }
 
     /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
@@ -193,7 +193,7 @@ impl Reaper {
         let Some(pidfd) = &target.pidfd else {
             let decision = send::check_due(round, key)?;
             self.reports.push(ReapEvent::Decided { key, decision });
-            return Err(ReleaseReason::Observed);
+            return Err(ReleaseReason::ObserveMode);
         };
         // One that has had a signal and is gone now has its end confirmed by its pidfd.
         let waited_for = target.last_signal.is_some();
@@ -201,16 +201,16 @@ impl Reaper {
             return if waited_for {
                 Ok(None)
             } else {
-                Err(ReleaseReason::Gone)
+                Err(ReleaseReason::AlreadyExited)
             };
         }
         let node = round.node(key);
         let init = node.is_some_and(|node| node.namespace_init);
         target.signals_had |= node.map_or(0, |node| node.state.member.signals_sent);
         let decision = match identified.and_then(|()| send::check_due(round, key)) {
-            Err(ReleaseReason::Gone) if waited_for => return Ok(None),
+            Err(ReleaseReason::AlreadyExited) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
-            Err(ReleaseReason::Gone) if target.signals_had != 0 => {
+            Err(ReleaseReason::AlreadyExited) if target.signals_had != 0 => {
                 watch_exit(&**pidfd, key, target.token);
                 return Ok(None);
             }
@@ -220,7 +220,7 @@ impl Reaper {
             self.reports.push(ReapEvent::Decided { key, decision });
         }
         let Some(ladder) = self.escalations.get(&target.escalation) else {
-            return Err(ReleaseReason::Observed);
+            return Err(ReleaseReason::ObserveMode);
         };
         let step = ladder.step(target.signals_had, init);
         let first = target.last_signal.is_none() && target.signals_had == 0;

@@ -14,8 +14,8 @@ use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Scope;
-use reaper_model::agent::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use reaper_model::event::{Event, EventKind, Image, Provenance, Uids};
+use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 
 /// The agent: no process that there is.
 const ROOT: ProcessKey = ProcessKey {
@@ -381,7 +381,7 @@ fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     orphan.reaper.open_pidfds -= 1;
     orphan.reaper.signal_queued(&mut orphan.model, true);
     let reports = orphan.reaper.take_reports();
-    let observed = ReapOutcome::NotSent(ReleaseReason::Observed);
+    let observed = ReapOutcome::NotSent(ReleaseReason::ObserveMode);
     assert_eq!(told(&reports), (vec![], Some((observed, None))));
     assert!(
         matches!(reports[0], ReapEvent::Decided { .. }),

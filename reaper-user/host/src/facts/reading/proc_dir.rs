@@ -20,11 +20,11 @@ use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number
 use crate::source::procfs::{Dir, living_thread};
 use crate::sys::{self, pidfd::Pidfd};
 use reaper_model::activity::Activity;
-use reaper_model::agent::{Pattern, script_path};
 use reaper_model::conversation::{ConversationSource, Conversations};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
 use reaper_model::leftover::EnvMarkers;
+use reaper_model::ruleset::{Pattern, script_path};
 
 /// Most bytes of an environment that are read.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;

@@ -25,7 +25,15 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
 
 /// Maps that are pinned and taken up by the service that comes next.
 pub(super) const MAPS: [&str; 9] = [
-    "EVENTS", "MEMBERS", "CROWD", "SESSIONS", "EXITS", "NAMES", "FIRST", "CONTROL", "DROPS",
+    "EVENTS",
+    "MEMBERS",
+    "PID_FILTER",
+    "SESSIONS",
+    "ROOT_EXITS",
+    "NAMES",
+    "NAME_INDEX",
+    "CONTROL",
+    "DROPS",
 ];
 
 /// An object ready to be loaded: what of it differs from kernel to kernel is settled.

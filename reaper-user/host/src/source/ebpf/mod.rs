@@ -34,8 +34,8 @@ use super::probes::{
 };
 use load::{Loaded, PreparedObject};
 use pins::PinDir;
-use reaper_model::agent::NameTable;
 use reaper_model::event::{Event, Membership, ProcessKey};
+use reaper_model::ruleset::NameTable;
 use ring::Ring;
 use state::{KernelMaps, MemberMap};
 

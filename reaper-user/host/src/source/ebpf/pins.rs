@@ -3,7 +3,7 @@
 //! ```text
 //! /sys/fs/bpf/reaper/     the pin directory
 //!   host/                 one for each scope; locked by the service whose it is
-//!     maps-2/             of an ABI version: EVENTS MEMBERS SESSIONS NAMES FIRST CONTROL DROPS
+//!     maps-4/             of an ABI version: EVENTS MEMBERS SESSIONS NAMES NAME_INDEX CONTROL DROPS
 //!     probes-1f6b7aa9…/   of an object and its settings: a program and a link for each hook
 //! ```
 //!

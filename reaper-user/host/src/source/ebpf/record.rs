@@ -3,8 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use reaper_common::{
-    Defect, ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ExecRecord, ForkRecord, Header, Member,
-    PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, PROCESS_SIGNALLED_TOO, RawKey, Record, decode,
+    DecodeError, ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ExecRecord, ForkRecord, Header, Member,
+    PROCESS_CHILD_SIGNALLED, PROCESS_NAMESPACE_INIT, PROCESS_OTHER_CGROUP, RawKey, Record, decode,
 };
 
 use crate::source::probes::model_key;
@@ -17,7 +17,7 @@ use reaper_model::facts::Fact;
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 
 /// Decodes bytes of the ring and hands on what they tell of; gives the number of records lost before them.
-pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect> {
+pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeError> {
     let mut tell = |header: &Header, kind| {
         sink(Event {
             time: header.time_ns,
@@ -34,7 +34,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, Defect>
             }
             if r.signal != 0 {
                 tell(&r.header, signalled(r.creator, r.signal));
-                if r.flags & PROCESS_SIGNALLED_TOO != 0 {
+                if r.flags & PROCESS_CHILD_SIGNALLED != 0 {
                     tell(&r.header, signalled(r.child, r.signal));
                 }
             }

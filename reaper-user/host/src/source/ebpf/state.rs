@@ -4,9 +4,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType};
 use reaper_common::{
-    CONTROL_CLEARS, CONTROL_CONDEMNED, CONTROL_IDLE, CONTROL_LADDERS, CONTROL_LOST_TOLD,
-    CONTROL_NAMESPACE, CONTROL_REAPS, CONTROL_SEEDED, CROWD_SLOTS, Kind, MEMBER_EXECS, Member,
-    RawKey, RootExit, SESSION_LEN, SessionState, Stored, UNFOLLOWED, crowd_slot,
+    CONTROL_ESCALATIONS, CONTROL_IDLE, CONTROL_KERNEL_REAP, CONTROL_KILL_ON_FORK,
+    CONTROL_LOST_REPORTED, CONTROL_NAMESPACE, CONTROL_ONLY_KEEP_MARKER, CONTROL_SEEDED,
+    COUNTER_UNTRACKED, MEMBER_GENERATION_MASK, MapValue, Member, PID_FILTER_SLOTS, RawKey,
+    RecordKind, RootExit, SESSION_LEN, SessionState, pid_filter_slot,
 };
 
 use super::error::EbpfError;
@@ -15,8 +16,8 @@ use crate::source::drained::Lost;
 use crate::source::error::SourceError;
 use crate::source::probes::{ProbeMaps, raw_key as raw};
 use crate::sys::{self, Counters};
-use reaper_model::agent::NameTable;
 use reaper_model::event::{Membership, ProcessKey};
+use reaper_model::ruleset::NameTable;
 
 /// Whether a pinned map has the kind and the sizes that one of this name has here.
 pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
@@ -25,10 +26,10 @@ pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
         "EVENTS" => (MapType::RingBuf, 0, 0),
         "MEMBERS" => (MapType::Hash, 16, 24),
         "SESSIONS" => (MapType::Hash, 16, SESSION_LEN as u32),
-        "EXITS" => (MapType::Hash, 16, 16),
+        "ROOT_EXITS" => (MapType::Hash, 16, 16),
         "NAMES" => (MapType::Hash, 16, 4),
-        "FIRST" => (MapType::Array, 4, 4),
-        "CROWD" => (MapType::Array, 4, 8),
+        "NAME_INDEX" => (MapType::Array, 4, 4),
+        "PID_FILTER" => (MapType::Array, 4, 8),
         _ => (MapType::Array, 4, 8),
     };
     kind == Some(expected.0) && (key, value) == (expected.1, expected.2)
@@ -73,7 +74,7 @@ pub struct KernelMaps {
     /// How many are followed of a few pids each, for the probes to ask first.
     pid_filter: Counters,
     /// Programs that are still to be loaded name it by its file descriptor.
-    _crowd_map: MapData,
+    _pid_filter: MapData,
     sessions: HashMap<MapData, [u8; 16], [u8; SESSION_LEN]>,
     exits: HashMap<MapData, [u8; 16], [u8; 16]>,
     names: HashMap<MapData, [u8; 16], u32>,
@@ -92,18 +93,18 @@ impl KernelMaps {
         let members = take("MEMBERS")?;
         let members_fd = members.fd().as_fd().try_clone_to_owned();
         let room = members.info().map_err(EbpfError::map)?.max_entries();
-        let crowd_map = take("CROWD")?;
-        let crowd = Counters::map(crowd_map.fd().as_fd(), CROWD_SLOTS);
+        let pid_filter = take("PID_FILTER")?;
+        let counters = Counters::map(pid_filter.fd().as_fd(), PID_FILTER_SLOTS);
         let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map);
         Ok(KernelMaps {
             members_fd: members_fd.map_err(|e| EbpfError::Map(e.into()))?,
             room,
-            pid_filter: crowd.map_err(|e| EbpfError::Map(e.into()))?,
-            _crowd_map: crowd_map,
+            pid_filter: counters.map_err(|e| EbpfError::Map(e.into()))?,
+            _pid_filter: pid_filter,
             sessions: typed("SESSIONS")?.try_into().map_err(EbpfError::map)?,
-            exits: typed("EXITS")?.try_into().map_err(EbpfError::map)?,
+            exits: typed("ROOT_EXITS")?.try_into().map_err(EbpfError::map)?,
             names: typed("NAMES")?.try_into().map_err(EbpfError::map)?,
-            name_index: typed("FIRST")?.try_into().map_err(EbpfError::map)?,
+            name_index: typed("NAME_INDEX")?.try_into().map_err(EbpfError::map)?,
             control: typed("CONTROL")?.try_into().map_err(EbpfError::map)?,
             counters: typed("DROPS")?.try_into().map_err(EbpfError::map)?,
             shut: None,
@@ -133,7 +134,7 @@ impl KernelMaps {
     /// # Errors
     /// The maps cannot be written, or the rules know more names than there is room for.
     pub(super) fn write_names(&mut self, table: &NameTable) -> Result<(), EbpfError> {
-        self.set_control(CONTROL_CLEARS, 0)?;
+        self.set_control(CONTROL_ONLY_KEEP_MARKER, 0)?;
         // New ones before old ones go: a name that is in both is known all the time.
         for (name, bits) in &table.names {
             self.names.insert(name, bits, 0).map_err(EbpfError::map)?;
@@ -147,7 +148,10 @@ impl KernelMaps {
         for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
             self.names.remove(name).map_err(EbpfError::map)?;
         }
-        self.set_control(CONTROL_CLEARS, table.needs_only_keep_marker.into())
+        self.set_control(
+            CONTROL_ONLY_KEEP_MARKER,
+            table.needs_only_keep_marker.into(),
+        )
     }
 
     /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,
@@ -161,14 +165,18 @@ impl KernelMaps {
 
     /// Says whether a ladder is open; while there is one, every record wakes the reader.
     pub fn announce_escalations(&mut self, open: bool) -> Result<(), EbpfError> {
-        self.set_control(CONTROL_LADDERS, open.into())
+        self.set_control(CONTROL_ESCALATIONS, open.into())
     }
 
     /// Withdraws what an earlier service wanted of the probes: this one need not want the same.
     pub(super) fn withdraw(&mut self) -> Result<(), EbpfError> {
-        [CONTROL_CONDEMNED, CONTROL_REAPS, CONTROL_LADDERS]
-            .into_iter()
-            .try_for_each(|slot| self.set_control(slot, 0))
+        [
+            CONTROL_KILL_ON_FORK,
+            CONTROL_KERNEL_REAP,
+            CONTROL_ESCALATIONS,
+        ]
+        .into_iter()
+        .try_for_each(|slot| self.set_control(slot, 0))
     }
 
     /// Says by which pid namespace processes are numbered (inode, 0 for the first one); false if the maps
@@ -208,7 +216,7 @@ impl KernelMaps {
     pub fn lost(&self) -> Lost {
         Lost {
             total: self.count(0),
-            by_kind: Kind::ALL.map(|kind| self.count(kind as u32)),
+            by_kind: RecordKind::ALL.map(|kind| self.count(kind as u32)),
         }
     }
 
@@ -219,7 +227,7 @@ impl KernelMaps {
 
     /// Processes for which there was no room in the map so far.
     pub fn untracked_members(&self) -> u64 {
-        self.count(UNFOLLOWED)
+        self.count(COUNTER_UNTRACKED)
     }
 
     fn count(&self, slot: u32) -> u64 {
@@ -242,15 +250,15 @@ impl ProbeMaps for KernelMaps {
         wanted: Option<Membership>,
         known: Option<Membership>,
     ) -> Result<bool, SourceError> {
-        let (key, slot) = (raw(of), crowd_slot(of.pid));
+        let (key, slot) = (raw(of), pid_filter_slot(of.pid));
         let at = key.to_bytes();
         let mut execs = 0;
         if let Some(known) = known {
             let Ok(bytes) = self.members.get(&at, 0) else {
                 return Ok(true);
             };
-            execs = Member::from_bytes(&bytes).flags & MEMBER_EXECS;
-            let told = known.flags & MEMBER_EXECS;
+            execs = Member::from_bytes(&bytes).flags & MEMBER_GENERATION_MASK;
+            let told = known.flags & MEMBER_GENERATION_MASK;
             // It runs another program by now, which will be told. The other way round an exec came in between when
             // this was written last: then what is known here is newer.
             if (execs.wrapping_sub(told)).cast_signed() > 0 {
@@ -269,7 +277,7 @@ impl ProbeMaps for KernelMaps {
         };
         let member = Member {
             session: mark.session.map_or(RawKey::NONE, raw),
-            flags: mark.flags & !MEMBER_EXECS | execs,
+            flags: mark.flags & !MEMBER_GENERATION_MASK | execs,
             check: key.check(),
         };
         let bytes = member.to_bytes();
@@ -295,7 +303,7 @@ impl ProbeMaps for KernelMaps {
 
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
         match self.members.remove(&raw(of).to_bytes()) {
-            Ok(()) => self.pid_filter.add(crowd_slot(of.pid), -1),
+            Ok(()) => self.pid_filter.add(pid_filter_slot(of.pid), -1),
             Err(error) => drop(self.absent_or(error)?),
         }
         Ok(())
@@ -338,11 +346,11 @@ impl ProbeMaps for KernelMaps {
     }
 
     fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError> {
-        Ok(self.set_control(CONTROL_CONDEMNED, sessions)?)
+        Ok(self.set_control(CONTROL_KILL_ON_FORK, sessions)?)
     }
 
     fn set_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError> {
-        Ok(self.set_control(CONTROL_REAPS, reaps.into())?)
+        Ok(self.set_control(CONTROL_KERNEL_REAP, reaps.into())?)
     }
 
     fn await_probes(&self) {
@@ -354,11 +362,11 @@ impl ProbeMaps for KernelMaps {
     }
 
     fn lost_reported(&self) -> u64 {
-        self.control.get(&CONTROL_LOST_TOLD, 0).unwrap_or(0)
+        self.control.get(&CONTROL_LOST_REPORTED, 0).unwrap_or(0)
     }
 
     fn set_lost_reported(&mut self, records: u64) -> Result<(), SourceError> {
-        Ok(self.set_control(CONTROL_LOST_TOLD, records)?)
+        Ok(self.set_control(CONTROL_LOST_REPORTED, records)?)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Netlink messages, each with one of the connector in it, and in that a `struct proc_event` of
 //! include/uapi/linux/cn_proc.h; all in the byte order of this machine.
 
-use reaper_common::Defect;
+use reaper_common::DecodeError;
 
 use reaper_model::event::Uids;
 
@@ -70,9 +70,9 @@ pub fn messages(datagram: &[u8]) -> Messages<'_> {
 pub struct Messages<'a>(&'a [u8]);
 
 impl Iterator for Messages<'_> {
-    type Item = Result<Message, Defect>;
+    type Item = Result<Message, DecodeError>;
 
-    fn next(&mut self) -> Option<Result<Message, Defect>> {
+    fn next(&mut self) -> Option<Result<Message, DecodeError>> {
         while !self.0.is_empty() {
             match self.message() {
                 Ok(None) => {}
@@ -90,14 +90,14 @@ impl Iterator for Messages<'_> {
 
 impl Messages<'_> {
     /// Takes one from the front; `None` if it is another's than the process connector's.
-    fn message(&mut self) -> Result<Option<Message>, Defect> {
+    fn message(&mut self) -> Result<Option<Message>, DecodeError> {
         let mut header = self.0;
         let len = number(&mut header)? as usize;
         let kind = u16::from_ne_bytes(bytes(&mut header)?);
         if len < NETLINK_HEADER {
-            return Err(Defect::Length(len as u32));
+            return Err(DecodeError::Length(len as u32));
         }
-        let message = self.0.get(..len).ok_or(Defect::Short {
+        let message = self.0.get(..len).ok_or(DecodeError::Short {
             have: self.0.len(),
             need: len,
         })?;
@@ -116,7 +116,7 @@ impl Messages<'_> {
         if user != PROCESSES {
             return Ok(None);
         }
-        let event = rest.get(..usize::from(len)).ok_or(Defect::Short {
+        let event = rest.get(..usize::from(len)).ok_or(DecodeError::Short {
             have,
             need: CONNECTOR_HEADER + usize::from(len),
         })?;
@@ -124,7 +124,7 @@ impl Messages<'_> {
     }
 }
 
-fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message, Defect> {
+fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message, DecodeError> {
     let rest = &mut bytes_of_it;
     let (kind, cpu) = (number(rest)?, number(rest)?);
     let time = u64::from_ne_bytes(bytes(rest)?);
@@ -179,15 +179,15 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
     })
 }
 
-fn somebody(pid: u32) -> Result<(), Defect> {
+fn somebody(pid: u32) -> Result<(), DecodeError> {
     if pid == 0 {
-        return Err(Defect::Nobody);
+        return Err(DecodeError::Nobody);
     }
     Ok(())
 }
 
 /// The next numbers.
-fn pids<const N: usize>(rest: &mut &[u8]) -> Result<[u32; N], Defect> {
+fn pids<const N: usize>(rest: &mut &[u8]) -> Result<[u32; N], DecodeError> {
     let mut pids = [0; N];
     for pid in &mut pids {
         *pid = number(rest)?;
@@ -195,12 +195,12 @@ fn pids<const N: usize>(rest: &mut &[u8]) -> Result<[u32; N], Defect> {
     Ok(pids)
 }
 
-fn number(rest: &mut &[u8]) -> Result<u32, Defect> {
+fn number(rest: &mut &[u8]) -> Result<u32, DecodeError> {
     bytes(rest).map(u32::from_ne_bytes)
 }
 
-fn bytes<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Defect> {
-    let short = Defect::Short {
+fn bytes<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], DecodeError> {
+    let short = DecodeError::Short {
         have: rest.len(),
         need: N,
     };

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{Judge, file_name, tick};
-use crate::agent::{Action, Rule, UidIs};
 use crate::event::Image;
 use crate::facts::Fact;
 use crate::leftover::{KeepReason, LeftoverRow};
+use crate::ruleset::{Action, Rule, UidIs};
 
 /// Terminals, by the file name of their program or the kernel's name of it.
 const TERMINALS: &[&[u8]] = &[

@@ -1,9 +1,9 @@
 //! Rules about living roots that nothing uses: how long that has to hold, and when to look again.
 
 use super::{Case, ConditionResult};
-use crate::agent::{Action, Rule, When};
 use crate::facts::{Fact, FactSet, Stdio};
 use crate::idle::IdleSince;
+use crate::ruleset::{Action, Rule, When};
 
 /// Number of times that an idle session is looked at before its time is over.
 const LOOKS: u64 = 6;

@@ -7,9 +7,9 @@ use reaper_common::{NAME_AGENT, NAME_BOUNDARY, NAME_KEEP};
 mod prompts;
 mod recorded;
 
-use crate::agent::{Action, Class, Field, Ruleset, UidIs};
 use crate::event::Image;
 use crate::rules::{self, catalogue};
+use crate::ruleset::{Action, Class, Field, Ruleset, UidIs};
 
 /// Arguments separated by `|`, so that one may hold spaces.
 fn image(comm: &str, exe: &str, argv: &str) -> Image {

@@ -16,7 +16,7 @@ use crate::journal::history::{self, HistoryError};
 const HISTORY_MAX: usize = 8 << 20;
 
 /// Of whom sessions are asked for; others than root are told of their own.
-pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Query> {
+pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::HistoryQuery> {
     let mut query = Query::read(query)?;
     let since = query.seconds("since_s")?.map(|since| {
         let since = Timestamp::now().checked_sub(since);
@@ -24,7 +24,7 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Query
             ErrorResponse::new("bad_request", "since_s is longer than time is counted")
         })
     });
-    let asked = history::Query {
+    let asked = history::HistoryQuery {
         since: since.transpose()?,
         agent: query.take("agent"),
         session: query.take("session"),
@@ -37,7 +37,7 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Query
 /// What the journal says.
 pub(super) fn read_history(
     journal: Option<&Path>,
-    query: history::Query,
+    query: history::HistoryQuery,
 ) -> impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static {
     let journal = journal.map(Path::to_owned);
     move || {

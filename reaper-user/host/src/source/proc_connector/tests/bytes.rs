@@ -1,7 +1,7 @@
 //! Messages of the kernel as bytes.
 
 use proptest::prelude::*;
-use reaper_common::Defect;
+use reaper_common::DecodeError;
 
 use crate::damage::mutated;
 use crate::source::proc_connector::parse::{ConnectorEvent, Message, messages, subscription};
@@ -97,7 +97,7 @@ proptest! {
     #[test]
     fn what_was_written_is_read(all in prop::collection::vec(any_message(), 0..5)) {
         let bytes: Vec<u8> = all.iter().flat_map(written).collect();
-        let read: Result<Vec<Message>, Defect> = messages(&bytes).collect();
+        let read: Result<Vec<Message>, DecodeError> = messages(&bytes).collect();
         prop_assert_eq!(read, Ok(all));
     }
 
@@ -139,7 +139,7 @@ proptest! {
             0 => prop_assert_eq!(cut, None),
             76 => prop_assert_eq!(cut, Some(Ok(message))),
             _ => {
-                let short = matches!(cut, Some(Err(Defect::Short { .. })));
+                let short = matches!(cut, Some(Err(DecodeError::Short { .. })));
                 prop_assert!(short, "{:?}", cut);
             }
         }
@@ -187,7 +187,7 @@ fn older_kernels_tell_no_parent_of_an_exit() {
 #[test]
 fn nobody_and_others_users() {
     let exec = event(&MESSAGE, libc::PROC_EVENT_EXEC, &[0, 0], 40);
-    assert_eq!(messages(&exec).next(), Some(Err(Defect::Nobody)));
+    assert_eq!(messages(&exec).next(), Some(Err(DecodeError::Nobody)));
     let mut other = written(&MESSAGE);
     other[16] = 9;
     assert_eq!(messages(&other).next(), None, "another user's");
@@ -196,7 +196,7 @@ fn nobody_and_others_users() {
     assert_eq!(messages(&other).next(), None, "another type");
     let mut endless = written(&MESSAGE);
     endless[..4].fill(0);
-    assert_eq!(messages(&endless).next(), Some(Err(Defect::Length(0))));
+    assert_eq!(messages(&endless).next(), Some(Err(DecodeError::Length(0))));
 }
 
 #[test]
@@ -208,6 +208,6 @@ fn a_listeners_wish() {
     // It has too little in it to be one of the kernel's.
     assert!(matches!(
         messages(&wish).next(),
-        Some(Err(Defect::Short { .. }))
+        Some(Err(DecodeError::Short { .. }))
     ));
 }

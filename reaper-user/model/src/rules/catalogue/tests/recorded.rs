@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::agent::{Class, Ruleset};
 use crate::event::Image;
 use crate::rules;
+use crate::ruleset::{Class, Ruleset};
 
 const RECORDED: &str = include_str!("../../../../../../tests/agents/recorded.json");
 

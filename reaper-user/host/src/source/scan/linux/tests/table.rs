@@ -6,10 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, parents_first};
-use reaper_model::agent::Ruleset;
 use reaper_model::event::{
     Event, EventKind, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
+use reaper_model::ruleset::Ruleset;
 use reaper_model::{Model, Scope};
 
 /// A process as the kernel has it: start in ticks, parent, what it runs.

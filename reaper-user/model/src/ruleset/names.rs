@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use reaper_common::{
-    FIRST_PREFIX, FIRST_SLOTS, FIRST_WHOLE, NAME_AGENT, NAME_BOUNDARY, NAME_KEEP, NAME_LEN,
-    PREFIX_LEN, second_bit,
+    NAME_AGENT, NAME_BOUNDARY, NAME_INDEX_EXACT, NAME_INDEX_PREFIX, NAME_INDEX_SLOTS, NAME_KEEP,
+    NAME_LEN, PREFIX_LEN, second_bit,
 };
 
 use super::{Action, Condition, Field, Matcher, Pattern, Ruleset, script};
@@ -27,7 +27,7 @@ pub struct NameTable {
     /// Whole names, cut to `NAME_LEN - 1` bytes, and beginnings of [`PREFIX_LEN`], both NUL-padded.
     pub names: BTreeMap<[u8; NAME_LEN], u32>,
     /// By the first byte of a name, 0 for an empty one. The bits are `NAME_*` and `FIRST_*`.
-    pub first: [u32; FIRST_SLOTS],
+    pub first: [u32; NAME_INDEX_SLOTS],
     /// `REAPER_KEEP=1` is all that rules ask of an environment.
     pub needs_only_keep_marker: bool,
 }
@@ -49,7 +49,7 @@ impl Ruleset {
     pub fn names(&self) -> NameTable {
         let mut table = NameTable {
             names: BTreeMap::new(),
-            first: [0; FIRST_SLOTS],
+            first: [0; NAME_INDEX_SLOTS],
             needs_only_keep_marker: self.needs_only_keep_marker(),
         };
         for rule in &self.rules {
@@ -82,8 +82,8 @@ impl NameTable {
 
     fn add(&mut self, start: Start, bit: u32) {
         let (name, how) = match start {
-            Start::Whole(name) => (name, FIRST_WHOLE),
-            Start::Prefix(name) => (name, FIRST_PREFIX),
+            Start::Whole(name) => (name, NAME_INDEX_EXACT),
+            Start::Prefix(name) => (name, NAME_INDEX_PREFIX),
             Start::First(byte) => {
                 self.first[usize::from(byte)] |= bit;
                 return;

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::agent::Rule;
 use crate::event::Image;
+use crate::ruleset::Rule;
 
 impl NameTable {
     /// What a probe makes of it for a comm or a file name.
@@ -16,10 +16,10 @@ impl NameTable {
         if first & second_bit(key[1]) == 0 {
             return bits;
         }
-        if first & FIRST_WHOLE != 0 {
+        if first & NAME_INDEX_EXACT != 0 {
             bits |= find(key);
         }
-        if first & FIRST_PREFIX != 0 {
+        if first & NAME_INDEX_PREFIX != 0 {
             key[PREFIX_LEN..].fill(0);
             bits |= find(key);
         }

@@ -13,16 +13,16 @@ use super::text::{is_unprintable, printable};
 
 /// A writer for text that may contain colours (SGR sequences), line breaks and tabs. Escapes everything else that could command
 /// a terminal.
-pub struct Screen<W: Write>(W);
+pub struct TerminalWriter<W: Write>(W);
 
 /// Standard output, buffered. Drops colours if it is no terminal, or with `NO_COLOR`.
-pub fn stdout() -> Screen<BufWriter<AutoStream<Stdout>>> {
-    Screen(BufWriter::new(anstream::stdout()))
+pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
+    TerminalWriter(BufWriter::new(anstream::stdout()))
 }
 
 /// Standard error, not buffered, for text with colours.
-pub fn stderr() -> Screen<AutoStream<Stderr>> {
-    Screen(anstream::stderr())
+pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
+    TerminalWriter(anstream::stderr())
 }
 
 /// Writes to standard output, and flushes it.
@@ -53,7 +53,7 @@ pub fn write_message(message: Arguments<'_>) {
 /// Standard error for the log: one call of `write` is one line, as `tracing_subscriber::fmt` calls it.
 pub struct Log;
 
-impl<W: Write> Write for Screen<W> {
+impl<W: Write> Write for TerminalWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write_all(escaped(bytes, true).as_bytes())?;
         Ok(bytes.len())
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn only_colours_and_line_breaks_pass_unescaped() {
         let mut shown = Vec::new();
-        let mut screen = Screen(&mut shown);
+        let mut screen = TerminalWriter(&mut shown);
         let name = "\x1b]0;x\x07\u{9b}2J\u{202e}\u{2066}\u{2028}\u{feff}\u{7f}\r\x08\0";
         writeln!(screen, "\x1b[1;31m{name}\x1b[0m\t\x1b[2J\x1b[1").unwrap();
         screen.write_all(b"\x9b2J \x1b[38;5;9mx\xff").unwrap();
