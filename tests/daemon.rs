@@ -56,7 +56,7 @@ pub struct Event {
     pub failed: Option<u64>,
     pub lost: Option<u64>,
     pub resumed: Option<bool>,
-    pub left_pinned: Option<String>,
+    pub pin_dir: Option<String>,
     /// How many records were read, in the summary.
     pub events: Option<u64>,
 }

@@ -40,7 +40,7 @@ impl RecordKind {
             RecordKind::Exec => "exec",
             RecordKind::Exit => "exit",
             RecordKind::Reparent => "reparent",
-            RecordKind::Move => "move",
+            RecordKind::Move => "cgroup_migrate",
         }
     }
 }

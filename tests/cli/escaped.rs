@@ -217,7 +217,10 @@ impl Scenario {
             for event in told {
                 assert_eq!(event["evidence"], evidence, "{event}");
                 assert_eq!(event["agent"], "claude-code", "{event}");
-                let (variable, directory) = (&event["variable"], event["directory"].as_str());
+                let (variable, directory) = (
+                    &event["evidence_variable"],
+                    event["evidence_directory"].as_str(),
+                );
                 assert_eq!(variable == "CLAUDE_PID", name == "marked", "{event}");
                 let works_there = directory.is_some_and(|path| path.ends_with("/app"));
                 assert_eq!(works_there, name == "placed", "{event}");

@@ -135,7 +135,9 @@ fn history_of_its_owner() {
     let closed = |uid: u32, count: usize| {
         eventually("they are in the journal", || {
             let told = history(uid);
-            let closed = told.iter().filter(|session| session["closed"].is_string());
+            let closed = told
+                .iter()
+                .filter(|session| session["closed_at"].is_string());
             (closed.count() == count).then_some(told)
         })
     };

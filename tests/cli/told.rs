@@ -466,7 +466,10 @@ fn namespace_that_ends() {
         .iter()
         .find(|e| e["event"] == "reparent" && e["process.pid"] == inside.pid);
     let orphan = orphan.expect("an orphan");
-    assert_eq!(orphan["adopter_reason"], "namespace_ending", "{orphan}");
+    assert_eq!(
+        orphan["no_adopter_reason"], "pid_namespace_exiting",
+        "{orphan}"
+    );
     assert_eq!(orphan["adopter_pid"], Value::Null, "{orphan}");
     let text = fs::read_to_string(world.dir().join("stdout")).expect("read the text");
     assert_says(

@@ -32,7 +32,7 @@ fn leave_pinned() {
         &["leaf", "apart"],
     );
     let said = life.world.stop();
-    let left = said.last().and_then(|e| e.left_pinned.clone());
+    let left = said.last().and_then(|e| e.pin_dir.clone());
     let left = PathBuf::from(left.expect("where it was left armed"));
     assert_eq!(listed(&left), life.pins.pinned(), "what is pinned");
     life.world.kill("agent");

@@ -90,13 +90,13 @@ fn members_full() {
     );
     life.world.await_processes("brood", 1500);
     life.world
-        .await_event("a full map", |e| e.event == "members.full");
+        .await_event("a full map", |e| e.event == "member_map.full");
     life.world.kill("agent");
     life.await_left(&[]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
     life.world.stop();
-    assert_gap(&life, "members_full");
+    assert_gap(&life, "member_map_full");
 }
 
 /// `server & exec claude`, of which all is read when the agent runs: what the shell has started is not the agent's.

@@ -31,7 +31,7 @@ fn closed_before_a_restart() {
         eventually("the history has what is kept", || {
             let said = ask(&life.world, &["history", "--json"]).out;
             let session: Value = serde_json::from_str(&said).ok()?;
-            (!session["closed"].is_null() && session["kept"] == n).then_some(())
+            (!session["closed_at"].is_null() && session["kept"] == n).then_some(())
         });
     };
     await_kept(&life, 1);

@@ -246,7 +246,7 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     let stream = life.end(spared);
     // Besides, the kernel may have lost some for want of room.
     let mut opened = stream.iter().filter(|e| e.event == "gap.open");
-    let told = opened.any(|e| e.reason.as_deref() == Some("source_lost"));
+    let told = opened.any(|e| e.reason.as_deref() == Some("source_failed"));
     assert!(told, "it is not told that a source was lost");
 }
 

@@ -297,7 +297,7 @@ pub fn sound(world: &World, events: &[Event]) {
             "schema and number of the event after {seq}"
         );
         seq = e.seq;
-        let amiss = ["malformed", "gap.open", "members.full"];
+        let amiss = ["malformed", "gap.open", "member_map.full"];
         assert!(
             !amiss.contains(&e.event.as_str()),
             "something is missing: {e:?}"

@@ -223,7 +223,7 @@ pub fn rows() -> Vec<Scenario> {
             "keep-rule",
             &[
                 kept("keeper", "as:test-keeper parent under sleep", "keep_rule"),
-                kept("under", "", "below_kept"),
+                kept("under", "", "ancestor_kept"),
             ],
         )
         .config(OWN_RULES),

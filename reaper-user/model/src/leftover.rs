@@ -277,11 +277,11 @@ impl Uncertainty {
     pub fn name(self) -> &'static str {
         match self {
             Uncertainty::OwnerAlive(_) => "owner_alive",
-            Uncertainty::OwnerUncertain(_) => "owner_unsure",
+            Uncertainty::OwnerUncertain(_) => "owner_uncertain",
             Uncertainty::NoOwner => "no_owner",
             Uncertainty::OwnerUnknown(_) => "owner_unknown",
             Uncertainty::AgentAlive(_) => "agent_alive",
-            Uncertainty::AgentUncertain(_) => "agent_unsure",
+            Uncertainty::AgentUncertain(_) => "agent_uncertain",
             Uncertainty::SharedMarker(_) => "shared_marker",
             Uncertainty::AgentUnknown => "agent_unknown",
             Uncertainty::ChangedUid => "changed_uid",
@@ -321,7 +321,7 @@ impl Leftover {
         match &self.verdict {
             LeftoverVerdict::Reap => self.evidence.name(),
             LeftoverVerdict::Report(doubt) => doubt.name(),
-            LeftoverVerdict::Wait { .. } => "waiting",
+            LeftoverVerdict::Wait { .. } => "rule_delay",
             LeftoverVerdict::Keep { spare, .. } => spare.name(),
         }
     }

@@ -153,7 +153,7 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
         |time: Timestamp, format: &str| time.to_zoned(zone.clone()).strftime(format).to_string();
     let at = |time: Timestamp| {
         let day = |time| clock(time, "%Y-%m-%d");
-        let same = day(time) == day(session.opened);
+        let same = day(time) == day(session.opened_at);
         clock(
             time,
             if same {
@@ -169,7 +169,7 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
     writeln!(
         out,
         "{DIM}{}{DIM:#}  {BOLD}{}{BOLD:#}  {}{}{}",
-        clock(session.opened, "%Y-%m-%d %H:%M:%S"),
+        clock(session.opened_at, "%Y-%m-%d %H:%M:%S"),
         printable(&session.agent, 32),
         printable(&session.name, COMMAND_MAX),
         user.unwrap_or_default(),
@@ -178,26 +178,26 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
     if !session.args.is_empty() {
         writeln!(out, "    {}", command(&session.args, ""))?;
     }
-    match session.gone {
+    match session.root_exited_at {
         Some(gone) => {
-            let lasted = gone.duration_since(session.opened);
+            let lasted = gone.duration_since(session.opened_at);
             let lasted = lasted.try_into().map_or_else(|_| String::new(), span);
             let how = how(&session.exit);
             write!(out, "    gone at {} after {lasted}: {how}", at(gone))?;
         }
         None => write!(out, "    its agent lives, or nobody saw it end")?,
     }
-    match session.closed {
+    match session.closed_at {
         Some(closed) => writeln!(out, "; closed at {}", at(closed))?,
-        None if session.gone.is_some() => writeln!(out, "; not closed")?,
+        None if session.root_exited_at.is_some() => writeln!(out, "; not closed")?,
         None => writeln!(out)?,
     }
     let style = match (session.failed, session.lost_before) {
-        (0, 0) if session.closed.is_some() => GOOD,
+        (0, 0) if session.closed_at.is_some() => GOOD,
         (0, 0) => PLAIN,
         _ => BAD,
     };
-    if session.closed.is_some() {
+    if session.closed_at.is_some() {
         writeln!(out, "    {style}{}{style:#}", sum(session))?;
     }
     session
@@ -376,13 +376,13 @@ mod tests {
             uid: Some(1000),
             args: vec!["claude".into(), "a\nb".into()],
             outer_session_id: None,
-            opened: at(0),
-            gone: Some(at(900_000)),
+            opened_at: at(0),
+            root_exited_at: Some(at(900_000)),
             exit: HistoryExit {
                 code: None,
                 signal: Some("SIGKILL".into()),
             },
-            closed: Some(at(901_000)),
+            closed_at: Some(at(901_000)),
             reaped: 1,
             kept: 1,
             failed: 0,

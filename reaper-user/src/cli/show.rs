@@ -116,7 +116,7 @@ fn decided(judged: &DecisionInfo) -> Option<String> {
     let time = judged.remaining_s.map(span);
     Some(match (judged.decision.as_str(), judged.reason.as_str()) {
         ("keep", "root_alive" | "detached")
-        | ("reap", "root_exited" | "born_while_due" | "end_ordered") => {
+        | ("reap", "root_exited" | "forked_after_root_exit" | "end_ordered") => {
             return None;
         }
         ("wait", "unread") => "undecided".into(),
@@ -178,7 +178,7 @@ mod tests {
             (short("keep", "root_alive", None, None), None),
             (short("reap", "root_exited", None, None), None),
             (
-                short("wait", "waiting", Some("asked-for-servers"), Some(600)),
+                short("wait", "rule_delay", Some("asked-for-servers"), Some(600)),
                 Some("waits 10m: asked-for-servers"),
             ),
             (short("wait", "unread", Some("x"), None), Some("undecided")),
@@ -191,8 +191,8 @@ mod tests {
                 Some("kept by a user for 2h"),
             ),
             (
-                short("keep", "below_kept", Some("pm2"), None),
-                Some("kept: below_kept, pm2"),
+                short("keep", "ancestor_kept", Some("pm2"), None),
+                Some("kept: ancestor_kept, pm2"),
             ),
             (
                 short("reap", "reap_rule", Some("busy-loops"), None),

@@ -107,7 +107,7 @@ impl Engine {
             }
         }
         // How much has not been told nobody knows.
-        self.open_gap("source_lost", Lost::default());
+        self.open_gap("source_failed", Lost::default());
         true
     }
 }

@@ -75,7 +75,7 @@ impl Engine {
                 total: count,
                 ..Lost::default()
             };
-            self.open_gap("members_full", total);
+            self.open_gap("member_map_full", total);
         }
     }
 
@@ -88,7 +88,7 @@ impl Engine {
                 ..Lost::default()
             };
             self.skipped_probes = skipped;
-            self.open_gap("probes_skipped", total);
+            self.open_gap("probes_missed", total);
         }
     }
 

@@ -269,9 +269,9 @@ impl Ingest {
                 let body = EventBody::Reparent {
                     process: ProcessRef::new(model, node),
                     old_parent,
-                    old_parent_command: name(old_parent),
+                    old_parent_comm: name(old_parent),
                     adopter,
-                    adopter_command: name(adopter),
+                    adopter_comm: name(adopter),
                     namespace_ending: adopter.is_none() && ending,
                     provenance: told_by,
                 };

@@ -157,7 +157,7 @@ impl<W: Write> Line<'_, '_, W> {
                 }
                 self.put("kernel_reap", kernel_reap)?;
                 if let Some(directory) = pinned {
-                    self.put("pinned", directory)?;
+                    self.put("pin_dir", directory)?;
                 }
                 let Some(resumed) = resumed else {
                     return self.put("resumed", false);
@@ -169,10 +169,10 @@ impl<W: Write> Line<'_, '_, W> {
             }
             EventBody::Lifecycle {
                 what,
-                process: who,
+                process,
                 provenance,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("provenance", provenance.name())?;
                 match what {
                     Lifecycle::Fork | Lifecycle::Exec | Lifecycle::Move => Ok(()),
@@ -186,47 +186,44 @@ impl<W: Write> Line<'_, '_, W> {
                 }
             }
             EventBody::Orphan {
-                process: who,
+                process,
                 old_parent,
                 parent_command,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.old_parent(*old_parent)?;
-                self.put(
-                    "old_parent_command",
-                    String::from_utf8_lossy(parent_command),
-                )
+                self.put("old_parent_comm", String::from_utf8_lossy(parent_command))
             }
             EventBody::Reparent {
-                process: who,
+                process,
                 old_parent,
-                old_parent_command: _,
+                old_parent_comm: _,
                 adopter,
-                adopter_command,
+                adopter_comm,
                 namespace_ending,
                 provenance,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("provenance", provenance.name())?;
                 self.old_parent(*old_parent)?;
                 if let Some(adopter) = adopter {
                     self.text("adopter_id", self.clock.entity_id(*adopter))?;
                     self.put("adopter_pid", adopter.pid)?;
-                    self.put("adopter_command", String::from_utf8_lossy(adopter_command))?;
+                    self.put("adopter_comm", String::from_utf8_lossy(adopter_comm))?;
                 }
                 match namespace_ending {
-                    true => self.put("adopter_reason", "namespace_ending"),
+                    true => self.put("no_adopter_reason", "pid_namespace_exiting"),
                     false => Ok(()),
                 }
             }
             EventBody::SessionOpen {
-                process: who,
+                process,
                 kind,
                 rule,
                 outer,
                 starter,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("session_kind", kind.name())?;
                 self.put("rule", rule)?;
                 if let Some(outer) = outer {
@@ -240,12 +237,12 @@ impl<W: Write> Line<'_, '_, W> {
             EventBody::SessionResume {
                 session,
                 root,
-                process: who,
+                process,
                 members,
                 root_exited: root_gone,
             } => {
-                match who {
-                    Some(who) if who.session.is_some() => self.who(who)?,
+                match process {
+                    Some(process) if process.session.is_some() => self.process(process)?,
                     _ => {
                         self.session(session)?;
                         self.text("entity_id", self.clock.entity_id(*root))?;
@@ -271,10 +268,10 @@ impl<W: Write> Line<'_, '_, W> {
             }
             EventBody::SessionRelaunch {
                 session: _,
-                process: who,
+                process,
                 old_root,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.text("old_root_id", self.clock.entity_id(*old_root))
             }
             EventBody::SessionClose {
@@ -303,11 +300,11 @@ impl<W: Write> Line<'_, '_, W> {
                 self.given_back(memory)
             }
             EventBody::Boundary {
-                process: who,
+                process,
                 session,
                 rule,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("rule", rule)?;
                 match session {
                     Some(session) => self.text("left_session_id", SessionId(session)),
@@ -315,10 +312,10 @@ impl<W: Write> Line<'_, '_, W> {
                 }
             }
             EventBody::Decision {
-                process: who,
+                process,
                 decision: names,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("decision", names.verdict)?;
                 self.put("reason", names.reason)?;
                 if let Some(rule) = &names.rule {
@@ -331,10 +328,10 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("memory.swap", swap)
             }
             EventBody::Leftover {
-                process: who,
+                process,
                 leftover: stray,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("agent", &stray.agent)?;
                 self.put("decision", stray.verdict.name())?;
                 self.put("reason", stray.reason())?;
@@ -343,21 +340,21 @@ impl<W: Write> Line<'_, '_, W> {
                 }
                 self.put("evidence", stray.evidence.name())?;
                 if let Some(variable) = stray.evidence.variable() {
-                    self.put("variable", variable)?;
+                    self.put("evidence_variable", variable)?;
                 }
                 if let Some(owner) = stray.evidence.owner() {
-                    self.put("owner_pid", owner)?;
+                    self.put("agent_pid", owner)?;
                 }
                 self.text("subtree_root_id", self.clock.entity_id(stray.subtree_root))?;
                 self.put("subtree_root_pid", stray.subtree_root.pid)
             }
             EventBody::Keep {
-                process: who,
+                process,
                 by,
                 kept,
                 processes,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("by_uid", by)?;
                 if let Some(KeepDuration { until, tree }) = kept {
                     if let Some(until) = until {
@@ -368,11 +365,11 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("processes", processes)
             }
             EventBody::ConfigReload { done, message } => {
-                self.put("result", if *done { "done" } else { "refused" })?;
+                self.put("result", if *done { "applied" } else { "rejected" })?;
                 self.text("message", message)
             }
-            EventBody::Signal { process: who, sent } => {
-                self.who(who)?;
+            EventBody::Signal { process, sent } => {
+                self.process(process)?;
                 self.put("signal", sent.signal.as_str())?;
                 self.put("result", "sent")?;
                 self.put("sent_by", signaller_name(sent.by))?;
@@ -382,13 +379,13 @@ impl<W: Write> Line<'_, '_, W> {
                 }
             }
             EventBody::Outcome {
-                process: who,
+                process,
                 outcome,
                 signal,
                 duration,
                 memory,
             } => {
-                self.who(who)?;
+                self.process(process)?;
                 self.put("outcome", outcome_name(outcome))?;
                 if let ReapOutcome::Exited(ended) = outcome {
                     self.ended(*ended)?;
@@ -442,7 +439,7 @@ impl<W: Write> Line<'_, '_, W> {
                 capacity: room,
             } => {
                 self.put("count", count)?;
-                self.put("room", room)
+                self.put("capacity", room)
             }
             EventBody::CaughtUp { records, duration } => {
                 self.put("records", records)?;
@@ -481,56 +478,56 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("lost", lost)?;
                 self.given_back(memory)?;
                 match armed {
-                    Some(directory) => self.put("left_pinned", directory),
+                    Some(directory) => self.put("pin_dir", directory),
                     None => Ok(()),
                 }
             }
         }
     }
 
-    fn who(&mut self, who: &ProcessRef) -> Result {
-        self.text("entity_id", self.clock.entity_id(who.key))?;
-        self.put("process.pid", who.key.pid)?;
-        if let Some(parent) = who.parent {
+    fn process(&mut self, process: &ProcessRef) -> Result {
+        self.text("entity_id", self.clock.entity_id(process.key))?;
+        self.put("process.pid", process.key.pid)?;
+        if let Some(parent) = process.parent {
             self.put("process.parent_pid", parent.pid)?;
             self.text("parent_id", self.clock.entity_id(parent))?;
         }
-        if let Some(birth_parent) = who.birth_parent {
+        if let Some(birth_parent) = process.birth_parent {
             self.text("birth_parent_id", self.clock.entity_id(birth_parent))?;
         }
-        self.text("process.creation.time", self.clock.wall(who.key.start))?;
-        self.put("reaper.start_ns", who.key.start)?;
-        self.put("process.command", String::from_utf8_lossy(&who.image.comm))?;
-        if !who.image.exe.is_empty() {
+        self.text("process.creation.time", self.clock.wall(process.key.start))?;
+        self.put("process.start_ns", process.key.start)?;
+        self.put("process.comm", String::from_utf8_lossy(&process.image.comm))?;
+        if !process.image.exe.is_empty() {
             self.put(
                 "process.executable.path",
-                String::from_utf8_lossy(&who.image.exe),
+                String::from_utf8_lossy(&process.image.exe),
             )?;
         }
-        let args = redact::arguments(who.image.args());
+        let args = redact::arguments(process.image.args());
         let args: Vec<_> = args
             .map(|arg| String::from_utf8_lossy(&arg).into_owned())
             .collect();
         self.put("process.args_count", args.len())?;
         self.put("process.command_args", args)?;
-        self.put("truncated", who.image.truncated)?;
-        if who.image.cgroup_id != 0 {
-            self.put("process.linux.cgroup_id", who.image.cgroup_id)?;
+        self.put("truncated", process.image.truncated)?;
+        if process.image.cgroup_id != 0 {
+            self.put("process.linux.cgroup_id", process.image.cgroup_id)?;
         }
-        self.put("process.user.id", who.uids.effective)?;
-        self.put("process.real_user.id", who.uids.real)?;
-        if let Some(session) = &who.session {
+        self.put("process.user.id", process.uids.effective)?;
+        self.put("process.real_user.id", process.uids.real)?;
+        if let Some(session) = &process.session {
             self.session(session)?;
         }
-        let Some(by) = &who.evidence else {
+        let Some(by) = &process.evidence else {
             return Ok(());
         };
         self.put("evidence", by.evidence)?;
         if let Some(variable) = by.variable {
-            self.put("variable", variable)?;
+            self.put("evidence_variable", variable)?;
         }
         match &by.directory {
-            Some(directory) => self.put("directory", directory),
+            Some(directory) => self.put("evidence_directory", directory),
             None => Ok(()),
         }
     }

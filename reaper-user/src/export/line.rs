@@ -13,7 +13,7 @@ use super::record::{
     EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, SessionRef,
 };
 use super::text::{
-    by, command, duration, exit_status_text, freed, held, more, printable, process, rest,
+    by, command, duration, exit_status_text, freed, held, more, printable, process_label, rest,
 };
 use super::words::{evidence_ref_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
@@ -54,10 +54,10 @@ pub fn write(out: &mut impl Write, record: &EventRecord, clock: &EventClock) -> 
             return writeln!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  {detail}");
         }
         LineSubject::Root(agent, root) => (agent, root.pid, String::new()),
-        LineSubject::Process(who) => (
-            who.session.as_ref().map_or("-", |s| &s.agent),
-            who.key.pid,
-            command(who),
+        LineSubject::Process(process) => (
+            process.session.as_ref().map_or("-", |s| &s.agent),
+            process.key.pid,
+            command(process),
         ),
     };
     let agent = printable(agent, 16);
@@ -121,45 +121,43 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             }
             (GOOD, "ready", Nobody, detail)
         }
-        EventBody::Lifecycle {
-            what, process: who, ..
-        } => match what {
-            Lifecycle::Fork => match &who.evidence {
+        EventBody::Lifecycle { what, process, .. } => match what {
+            Lifecycle::Fork => match &process.evidence {
                 Some(grounds) => {
                     let by = format!("inferred by {}", evidence_ref_text(grounds));
-                    (DIM, "fork", Process(who), by)
+                    (DIM, "fork", Process(process), by)
                 }
-                None => (DIM, "fork", Process(who), by(who.parent)),
+                None => (DIM, "fork", Process(process), by(process.parent)),
             },
-            Lifecycle::Exec => (DIM, "exec", Process(who), String::new()),
+            Lifecycle::Exec => (DIM, "exec", Process(process), String::new()),
             Lifecycle::Move => {
                 let unit = "in another cgroup".to_owned();
-                (DIM, "move", Process(who), unit)
+                (DIM, "migrate", Process(process), unit)
             }
             Lifecycle::Exit {
                 exit_status: how, ..
-            } => (DIM, "exit", Process(who), exit_status_text(*how)),
+            } => (DIM, "exit", Process(process), exit_status_text(*how)),
         },
-        EventBody::Orphan { process: who, .. } => (NOTE, "orphan", Process(who), String::new()),
+        EventBody::Orphan { process, .. } => (NOTE, "orphan", Process(process), String::new()),
         EventBody::Reparent {
-            process: who,
+            process,
             old_parent,
-            old_parent_command,
+            old_parent_comm,
             adopter,
-            adopter_command,
+            adopter_comm,
             namespace_ending,
             ..
         } => {
-            let parent = process(*old_parent, old_parent_command);
+            let parent = process_label(*old_parent, old_parent_comm);
             let next = match namespace_ending {
                 true => "its namespace is ending".to_owned(),
-                false => format!("{} adopted it", process(*adopter, adopter_command)),
+                false => format!("{} adopted it", process_label(*adopter, adopter_comm)),
             };
             let detail = format!("{parent} exited, {next}");
-            (NOTE, "orphan", Process(who), detail)
+            (NOTE, "orphan", Process(process), detail)
         }
         EventBody::SessionOpen {
-            process: who,
+            process,
             kind,
             outer,
             starter,
@@ -177,17 +175,17 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 }
                 (None, None, _) => String::new(),
             };
-            (GOOD, kind.name(), Process(who), detail)
+            (GOOD, kind.name(), Process(process), detail)
         }
         EventBody::SessionResume {
             session,
             root,
-            process: who,
+            process,
             members,
             root_exited: root_gone,
         } => {
-            let subject = match who {
-                Some(who) => Process(who),
+            let subject = match process {
+                Some(process) => Process(process),
                 None => Root(&session.agent, *root),
             };
             let gone = if *root_gone {
@@ -205,20 +203,18 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             members,
         } => {
             let event = match kind {
-                SessionKind::Agent => "agent gone",
-                SessionKind::Server => "server gone",
+                SessionKind::Agent => "agent exit",
+                SessionKind::Server => "server exit",
             };
             let detail = format!("{}, {members} left behind", exit_status_text(*how));
             (WARN, event, Root(&session.agent, *root), detail)
         }
         EventBody::SessionRelaunch {
-            process: who,
-            old_root,
-            ..
+            process, old_root, ..
         } => (
             NOTE,
             "relaunched",
-            Process(who),
+            Process(process),
             format!("{} handed over to it", old_root.pid),
         ),
         EventBody::SessionClose {
@@ -256,16 +252,14 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 detail,
             )
         }
-        EventBody::Boundary {
-            process: who, rule, ..
-        } => (
+        EventBody::Boundary { process, rule, .. } => (
             NOTE,
             "boundary",
-            Process(who),
+            Process(process),
             format!("{rule}: not ours from here on"),
         ),
         EventBody::Decision {
-            process: who,
+            process,
             decision: names,
         } => {
             let style = if names.verdict == "reap" { WARN } else { PLAIN };
@@ -274,18 +268,18 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 .as_ref()
                 .map(|rule| format!(" ({rule})"))
                 .unwrap_or_default();
-            let by = who.evidence.as_ref().map(evidence_ref_text);
+            let by = process.evidence.as_ref().map(evidence_ref_text);
             let by = by.map(|by| format!(", by {by}")).unwrap_or_default();
             let held = names.memory.map(held).unwrap_or_default();
             (
                 style,
                 names.verdict,
-                Process(who),
+                Process(process),
                 format!("{}{rule}{by}{held}", reason_text(names.reason)),
             )
         }
         EventBody::Leftover {
-            process: who,
+            process,
             leftover: stray,
         } => {
             let is_due = stray.verdict == LeftoverVerdict::Reap;
@@ -295,12 +289,12 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             (
                 style,
                 stray.verdict.name(),
-                Process(who),
+                Process(process),
                 format!("left behind by {agent}: {why}"),
             )
         }
         EventBody::Keep {
-            process: who,
+            process,
             by,
             kept,
             processes,
@@ -314,16 +308,21 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 }
             };
             let detail = format!("{what}, by user {by}{}", more(*processes));
-            (NOTE, event, Process(who), detail)
+            (NOTE, event, Process(process), detail)
         }
-        EventBody::Signal { process: who, sent } => {
+        EventBody::Signal { process, sent } => {
             let from = (sent.by == SentBy::Kernel).then(|| "from the kernel".to_owned());
             let after = sent.latency.map(|ns| format!("after {}", duration(ns)));
             let detail: Vec<_> = from.into_iter().chain(after).collect();
-            (WARN, sent.signal.as_str(), Process(who), detail.join(", "))
+            (
+                WARN,
+                sent.signal.as_str(),
+                Process(process),
+                detail.join(", "),
+            )
         }
         EventBody::Outcome {
-            process: who,
+            process,
             outcome,
             duration: took,
             memory,
@@ -336,33 +335,36 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 ReapOutcome::Exited(how) => {
                     let memory = memory.map(|memory| freed(&memory.into()));
                     let detail = exit_status_text(*how) + &after + &memory.unwrap_or_default();
-                    (GOOD, "ended", Process(who), detail)
+                    (GOOD, "ended", Process(process), detail)
                 }
                 ReapOutcome::Failed(why) => (
                     BAD,
                     "FAILED",
-                    Process(who),
+                    Process(process),
                     format!("{}{after}", FailureName(why)),
                 ),
                 ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => (
                     NOTE,
-                    "spared",
-                    Process(who),
+                    "not sent",
+                    Process(process),
                     "what it is cannot be read".into(),
                 ),
                 ReapOutcome::NotSent(ReleaseReason::ObserveMode) => {
-                    (DIM, "observed", Process(who), String::new())
+                    (DIM, "observed", Process(process), String::new())
                 }
-                ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => {
-                    (DIM, "gone", Process(who), "before a signal was sent".into())
-                }
+                ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => (
+                    DIM,
+                    "gone",
+                    Process(process),
+                    "before a signal was sent".into(),
+                ),
                 ReapOutcome::NotSent(ReleaseReason::NotDue(why)) => {
-                    (NOTE, "spared", Process(who), why.name().into())
+                    (NOTE, "not sent", Process(process), why.name().into())
                 }
                 ReapOutcome::NotSent(ReleaseReason::PidReused) => (
                     NOTE,
-                    "spared",
-                    Process(who),
+                    "not sent",
+                    Process(process),
                     "its pid belongs to another process now".into(),
                 ),
             }
@@ -375,13 +377,13 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         } => {
             let what = match *reason {
                 "restart" => format!("nobody read meanwhile, {total} events lost"),
-                "members_full" => format!("{total} processes without room in the kernel's map"),
+                "member_map_full" => format!("{total} processes without room in the kernel's map"),
                 "record_malformed" => format!("{total} events unreadable"),
-                "source_lost" => format!("events come through {source} from now on"),
+                "source_failed" => format!("events come through {source} from now on"),
                 _ => format!("{total} events lost"),
             };
             let style = match *reason {
-                "source_lost" => BAD,
+                "source_failed" => BAD,
                 _ if *total > 0 => BAD,
                 _ => NOTE,
             };
@@ -433,7 +435,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             let (style, what) = if *done {
                 (GOOD, "config")
             } else {
-                (BAD, "config refused")
+                (BAD, "config rejected")
             };
             (style, what, Nobody, message.replace('\n', "; "))
         }

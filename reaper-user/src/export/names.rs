@@ -23,7 +23,7 @@ pub fn event_name(body: &EventBody) -> &'static str {
         EventBody::Lifecycle {
             what: Lifecycle::Move,
             ..
-        } => "move",
+        } => "cgroup.migrate",
         EventBody::Lifecycle {
             what: Lifecycle::Exit { .. },
             ..
@@ -46,7 +46,7 @@ pub fn event_name(body: &EventBody) -> &'static str {
         EventBody::Outcome { .. } => "outcome",
         EventBody::GapOpen { .. } => "gap.open",
         EventBody::GapClose { .. } => "gap.close",
-        EventBody::MemberMapFull { .. } => "members.full",
+        EventBody::MemberMapFull { .. } => "member_map.full",
         EventBody::Dropped { .. } => "dropped",
         EventBody::Malformed { .. } => "malformed",
         EventBody::Summary { .. } => "summary",
@@ -68,10 +68,10 @@ pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
         ReapOutcome::Exited(_) => return None,
         ReapOutcome::Failed(failure) => FailureName(failure).to_string().into(),
         ReapOutcome::NotSent(ReleaseReason::NotDue(reason)) => reason.name().into(),
-        ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => "unreadable".into(),
-        ReapOutcome::NotSent(ReleaseReason::ObserveMode) => "observe".into(),
-        ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => "gone".into(),
-        ReapOutcome::NotSent(ReleaseReason::PidReused) => "identity".into(),
+        ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => "uid_unreadable".into(),
+        ReapOutcome::NotSent(ReleaseReason::ObserveMode) => "observe_mode".into(),
+        ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => "already_exited".into(),
+        ReapOutcome::NotSent(ReleaseReason::PidReused) => "pid_reused".into(),
     })
 }
 
@@ -111,11 +111,11 @@ pub struct FailureName<'a>(pub &'a ReapFailure);
 impl Display for FailureName<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            ReapFailure::Stopped => f.write_str("stopped"),
-            ReapFailure::Eperm => f.write_str("eperm"),
+            ReapFailure::Stopped => f.write_str("reaper_stopped"),
+            ReapFailure::Eperm => f.write_str("EPERM"),
             ReapFailure::Errno(errno) => write!(f, "{:?}", nix::Error::from_raw(*errno)),
-            ReapFailure::KillTimeout('D') => f.write_str("uninterruptible"),
-            ReapFailure::KillTimeout(state) => write!(f, "stuck in state {state}"),
+            ReapFailure::KillTimeout('D') => f.write_str("uninterruptible_sleep"),
+            ReapFailure::KillTimeout(state) => write!(f, "not_exiting_state_{state}"),
         }
     }
 }

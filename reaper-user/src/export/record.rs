@@ -254,9 +254,9 @@ pub enum EventBody {
         process: ProcessRef,
         old_parent: Option<ProcessKey>,
         /// Empty if it is not known any more.
-        old_parent_command: Vec<u8>,
+        old_parent_comm: Vec<u8>,
         adopter: Option<ProcessKey>,
-        adopter_command: Vec<u8>,
+        adopter_comm: Vec<u8>,
         /// Whether it has no adopter because the init of its PID namespace has exited.
         namespace_ending: bool,
         provenance: Provenance,
@@ -356,11 +356,11 @@ pub enum EventBody {
     },
     /// From here on events may be missing: nothing new is decided in what they may touch.
     GapOpen {
-        /// `records_lost`, `record_malformed`, `members_full`, `probes_skipped`, `source_lost` or `restart`.
+        /// `records_lost`, `record_malformed`, `member_map_full`, `probes_missed`, `source_failed` or `restart`.
         reason: &'static str,
         /// Where events come from now.
         source: &'static str,
-        /// Records that are missing; of `members_full` processes.
+        /// Records that are missing; of `member_map_full` processes.
         total: u64,
         by_kind: [(&'static str, u64); reaper_common::RecordKind::ALL.len()],
     },

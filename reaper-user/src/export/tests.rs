@@ -107,9 +107,9 @@ fn reparented(adopter: Option<ProcessKey>, namespace_ending: bool) -> EventBody 
     EventBody::Reparent {
         process: who(),
         old_parent: Some(ProcessKey { pid: 41, start: 5 }),
-        old_parent_command: b"sh".into(),
+        old_parent_comm: b"sh".into(),
         adopter,
-        adopter_command: adopter.map_or_else(Vec::new, |_| b"systemd".into()),
+        adopter_comm: adopter.map_or_else(Vec::new, |_| b"systemd".into()),
         namespace_ending,
         provenance: Provenance::Kernel,
     }
@@ -125,7 +125,7 @@ fn gap(reason: &'static str, total: u64) -> EventBody {
             ("exec", 0),
             ("exit", 0),
             ("reparent", 0),
-            ("move", 0),
+            ("cgroup.migrate", 0),
         ],
     }
 }
@@ -162,7 +162,7 @@ fn lines() {
             "ready  watching the whole host through ebpf, 3 processes found, mode enforce; \
              pinned in /sys/fs/bpf/r\\n; taken up: 2 sessions, 2.0 KiB of events, 5 lost",
             json!({"resumed": true, "resumed_sessions": 2, "backlog_bytes": 2048, "lost_before": 5,
-                "pinned": "/sys/fs/bpf/r\n"}),
+                "pin_dir": "/sys/fs/bpf/r\n"}),
         ),
         (
             gap("records_lost", 4),
@@ -200,7 +200,7 @@ fn lines() {
                 capacity: 1024,
             },
             "map full  9 processes beyond the 1024 of max_members: followed only while this service runs",
-            json!({"event": "members.full", "count": 9, "room": 1024}),
+            json!({"event": "member_map.full", "count": 9, "capacity": 1024}),
         ),
         (
             EventBody::SessionResume {
@@ -238,17 +238,17 @@ fn lines() {
         (
             reparented(Some(ProcessKey { pid: 1, start: 0 }), false),
             "claude         orphan          42  claude --token [redacted]  sh (41) exited, systemd (1) adopted it",
-            json!({"event": "reparent", "adopter_pid": 1, "adopter_command": "systemd", "adopter_reason": null}),
+            json!({"event": "reparent", "adopter_pid": 1, "adopter_comm": "systemd", "no_adopter_reason": null}),
         ),
         (
             reparented(None, true),
             "claude         orphan          42  claude --token [redacted]  sh (41) exited, its namespace is ending",
-            json!({"adopter_pid": null, "adopter_reason": "namespace_ending"}),
+            json!({"adopter_pid": null, "no_adopter_reason": "pid_namespace_exiting"}),
         ),
         (
             reparented(None, false),
             "claude         orphan          42  claude --token [redacted]  sh (41) exited, an unknown process adopted it",
-            json!({"adopter_pid": null, "adopter_reason": null}),
+            json!({"adopter_pid": null, "no_adopter_reason": null}),
         ),
         (
             EventBody::Summary {
@@ -258,7 +258,7 @@ fn lines() {
             },
             "stopped  SIGTERM: 0 sessions, 0 reaped, 0 kept, 0 failed; 0 signals sent, 0 events read, 0 lost; \
              left armed in /sys/fs/bpf/r",
-            json!({"event": "summary", "left_pinned": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unmeasured": 0}),
+            json!({"event": "summary", "pin_dir": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unmeasured": 0}),
         ),
         (
             outcome(Some(ProcessMemory {
@@ -356,7 +356,7 @@ fn lines() {
 #[test]
 fn what_does_not_hold_has_no_key() {
     let (_, ready) = told(ready(None, None));
-    for key in ["pinned", "resumed_sessions", "lost_before"] {
+    for key in ["pin_dir", "resumed_sessions", "lost_before"] {
         assert_eq!(ready.get(key), None, "{key} in {ready}");
     }
     let count = Totals::default();
@@ -365,7 +365,7 @@ fn what_does_not_hold_has_no_key() {
         reason: "SIGTERM",
         pin_dir: None,
     });
-    assert_eq!(summary.get("left_pinned"), None, "{summary}");
+    assert_eq!(summary.get("pin_dir"), None, "{summary}");
     let (text, unread) = told(outcome(None));
     assert!(!text.contains("given back"), "{text}");
     assert_eq!(unread.get("memory.rss"), None, "{unread}");

@@ -69,7 +69,7 @@ pub(super) fn rest(nested: &[NestedSummary]) -> String {
 }
 
 /// A process where there is little room.
-pub(super) fn process(key: Option<ProcessKey>, command: &[u8]) -> String {
+pub(super) fn process_label(key: Option<ProcessKey>, command: &[u8]) -> String {
     let command = printable(&String::from_utf8_lossy(command), 16);
     match key {
         Some(key) if command.is_empty() => key.pid.to_string(),

@@ -43,14 +43,14 @@ pub struct HistorySession {
     pub args: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_session_id: Option<String>,
-    pub opened: Timestamp,
+    pub opened_at: Timestamp,
     /// When its root was gone, and how that ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gone: Option<Timestamp>,
+    pub root_exited_at: Option<Timestamp>,
     #[serde(flatten)]
     pub exit: HistoryExit,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub closed: Option<Timestamp>,
+    pub closed_at: Option<Timestamp>,
     pub reaped: u32,
     pub kept: u32,
     pub failed: u32,
@@ -86,7 +86,7 @@ pub struct HistoryProcess {
     pub pid: u32,
     #[serde(rename = "process.user.id")]
     pub uid: u32,
-    #[serde(rename = "process.command")]
+    #[serde(rename = "process.comm")]
     pub comm: String,
     #[serde(rename = "process.executable.path")]
     pub exe: String,
@@ -297,13 +297,13 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         args: args(row.get(5)?),
         // Of the same three columns.
         outer_session_id: name(6)?,
-        opened: time(row.get(9)?),
-        gone: row.get::<_, Option<i64>>(10)?.map(time),
+        opened_at: time(row.get(9)?),
+        root_exited_at: row.get::<_, Option<i64>>(10)?.map(time),
         exit: HistoryExit {
             code: row.get(11)?,
             signal: row.get(12)?,
         },
-        closed: row.get::<_, Option<i64>>(13)?.map(time),
+        closed_at: row.get::<_, Option<i64>>(13)?.map(time),
         reaped: row.get(14)?,
         kept: row.get(15)?,
         failed: row.get(16)?,

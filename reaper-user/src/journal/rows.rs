@@ -37,35 +37,29 @@ impl RowWriter<'_> {
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = self.wall(record.time);
         match &record.body {
-            EventBody::SessionOpen {
-                process: who,
-                outer,
-                ..
-            } => {
-                let Some(session) = &who.session else {
+            EventBody::SessionOpen { process, outer, .. } => {
+                let Some(session) = &process.session else {
                     return Ok(());
                 };
                 let outer = outer.as_ref().map(|outer| self.session(outer, time));
                 let id = self.session(session, time)?;
-                let root = self.process(who, Some(id))?;
+                let root = self.process(process, Some(id))?;
                 self.execute(
                     "UPDATE session SET root = ?2, outer = ?3, uid = ?4 WHERE id = ?1",
-                    params![id, root, outer.transpose()?, who.uids.real],
+                    params![id, root, outer.transpose()?, process.uids.real],
                 )
             }
             EventBody::SessionResume {
-                session,
-                process: who,
-                ..
+                session, process, ..
             } => {
                 let id = self.session(session, time)?;
-                who.as_ref().map_or(Ok(()), |who| self.root(id, who))
+                process
+                    .as_ref()
+                    .map_or(Ok(()), |process| self.root(id, process))
             }
             EventBody::SessionRelaunch {
-                session,
-                process: who,
-                ..
-            } => self.root(self.session(session, time)?, who),
+                session, process, ..
+            } => self.root(self.session(session, time)?, process),
             EventBody::SessionRootExit {
                 session,
                 exit_status: ended,
@@ -116,16 +110,18 @@ impl RowWriter<'_> {
             }
             // That it is kept while its agent lives would tell the next service that it is a member, beyond doubt.
             EventBody::Decision {
-                process: who,
+                process,
                 decision: names,
-            } if who.evidence.is_some() && matches!(names.reason, "detached" | "root_alive") => {
-                self.member(who, time).map(drop)
+            } if process.evidence.is_some()
+                && matches!(names.reason, "detached" | "root_alive") =>
+            {
+                self.member(process, time).map(drop)
             }
             EventBody::Decision {
-                process: who,
+                process,
                 decision: names,
             } => {
-                let process = self.member(who, time)?;
+                let process = self.member(process, time)?;
                 let rule = names.rule.as_deref();
                 // The last word on it was the same.
                 self.execute(
@@ -138,7 +134,7 @@ impl RowWriter<'_> {
                 )
             }
             EventBody::Outcome {
-                process: who,
+                process,
                 outcome,
                 signal,
                 duration,
@@ -157,7 +153,7 @@ impl RowWriter<'_> {
                          WHERE id = (SELECT max(id) FROM outcome WHERE process = ?1)
                              AND outcome = ?3 AND reason IS ?4)",
                     params![
-                        self.member(who, time)?,
+                        self.member(process, time)?,
                         time,
                         outcome_name(outcome),
                         outcome_reason(outcome),
@@ -196,15 +192,15 @@ impl RowWriter<'_> {
     }
 
     /// The row of a process, in its session.
-    fn member(&self, who: &ProcessRef, time: i64) -> Result<i64> {
-        let session = who.session.as_ref();
+    fn member(&self, process: &ProcessRef, time: i64) -> Result<i64> {
+        let session = process.session.as_ref();
         let session = session.map(|session| self.session(session, time));
-        self.process(who, session.transpose()?)
+        self.process(process, session.transpose()?)
     }
 
     /// The row of a process, as it is now.
-    fn process(&self, who: &ProcessRef, session: Option<i64>) -> Result<i64> {
-        let args: Vec<_> = redact::arguments(who.image.args())
+    fn process(&self, process: &ProcessRef, session: Option<i64>) -> Result<i64> {
+        let args: Vec<_> = redact::arguments(process.image.args())
             .map(|arg| String::from_utf8_lossy(&arg).into_owned())
             .collect();
         self.id(
@@ -215,22 +211,22 @@ impl RowWriter<'_> {
              RETURNING id",
             params![
                 self.boot,
-                who.key.pid,
-                int(who.key.start),
+                process.key.pid,
+                int(process.key.start),
                 session,
-                who.uids.real,
-                String::from_utf8_lossy(&who.image.comm),
-                String::from_utf8_lossy(&who.image.exe),
+                process.uids.real,
+                String::from_utf8_lossy(&process.image.comm),
+                String::from_utf8_lossy(&process.image.exe),
                 serde_json::Value::from(args).to_string()
             ],
         )
     }
 
-    fn root(&self, session: i64, who: &ProcessRef) -> Result<()> {
-        let root = self.process(who, Some(session))?;
+    fn root(&self, session: i64, process: &ProcessRef) -> Result<()> {
+        let root = self.process(process, Some(session))?;
         self.execute(
             "UPDATE session SET root = ?2, uid = coalesce(uid, ?3) WHERE id = ?1",
-            params![session, root, who.uids.real],
+            params![session, root, process.uids.real],
         )
     }
 

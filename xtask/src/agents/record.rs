@@ -298,7 +298,7 @@ fn running(run: &Run) -> Result<Vec<Value>> {
         let (comm, arguments) = (text("comm"), text("cmdline"));
         processes.push(json!({
             "process.pid": pid,
-            "process.command": comm.trim_end(),
+            "process.comm": comm.trim_end(),
             "process.executable.path": exe.display().to_string(),
             "process.command_args": arguments.split_terminator('\0').collect::<Vec<_>>(),
         }));
@@ -398,7 +398,7 @@ impl Reader<'_> {
                 .collect()
         });
         Some(Process {
-            comm: text("process.command").to_owned(),
+            comm: text("process.comm").to_owned(),
             exe: self.stable(text("process.executable.path")),
             script: script.map(|script| self.stable(&script)),
             resolved: resolved.map(|resolved| self.stable(&resolved)),

@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn what_happens_to_every_process_is_left_out() {
         let stream = "{\"seq\":1,\"event\":\"ready\"}\n{\"seq\":2,\"event\":\"fork\"}\n\
-                      {\"seq\":3,\"event\":\"exit\",\"process.command\":\"\u{e4}\"}\n{\"seq\":4,\"event\":\"summary\"}\n";
+                      {\"seq\":3,\"event\":\"exit\",\"process.comm\":\"\u{e4}\"}\n{\"seq\":4,\"event\":\"summary\"}\n";
         let mut kept = Vec::new();
         assert_eq!(sieve(stream.as_bytes(), &mut kept).unwrap(), 2);
         let kept = String::from_utf8(kept).unwrap();

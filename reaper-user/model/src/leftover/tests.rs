@@ -257,11 +257,11 @@ fn an_owner_that_is_gone() {
 fn unknown_is_never_dead() {
     let mut unread = table(&[p(200, 1, 100, NODE, DEAD)]);
     unread.unread.insert(4100, Some(0));
-    assert_eq!(said(&ask(&unread, |_| {}), 200), "owner_unsure");
+    assert_eq!(said(&ask(&unread, |_| {}), 200), "owner_uncertain");
     // Its agent's pid is one of another namespace.
     let mut inside = p(200, 1, 100, NODE, DEAD);
     inside.nested = true;
-    check("owner_unsure", &[inside]);
+    check("owner_uncertain", &[inside]);
     let mut secret = p(201, 200, 101, NODE, "");
     secret.env = None;
     check("unreadable", &[p(200, 1, 100, NODE, DEAD), secret]);

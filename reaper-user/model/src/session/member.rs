@@ -29,8 +29,8 @@ impl Evidence {
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Evidence::Group => "group",
-            Evidence::Session => "session",
+            Evidence::Group => "process_group",
+            Evidence::Session => "kernel_session",
             Evidence::Cgroup => "cgroup",
             Evidence::Marker(_) => "marker",
             Evidence::Directory => "cwd",

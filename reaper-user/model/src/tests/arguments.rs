@@ -110,7 +110,7 @@ fn command_line_that_cannot_be_read_keeps_until_it_can() {
     w.dies_by_signal(agent);
     learn(&mut w, java, Fact::Unreadable);
     assert_eq!(w.why(java), "keep unreadable editor");
-    assert_eq!(w.why(child), "keep below_kept editor");
+    assert_eq!(w.why(child), "keep ancestor_kept editor");
     assert!(w.model.is_unread(java));
     w.model.forget_unreadable(java);
     assert_eq!(w.why(java), "wait unread");
@@ -122,7 +122,7 @@ fn command_line_that_cannot_be_read_keeps_until_it_can() {
 fn process_below_a_cut_command_line_waits_for_that() {
     for (last, expected) in [
         ("Main", "reap root_exited"),
-        ("Daemon", "keep below_kept daemon"),
+        ("Daemon", "keep ancestor_kept daemon"),
     ] {
         let (mut w, agent) = start();
         let (java, argv) = spawn(&mut w, agent, "java -cp", last);
@@ -157,7 +157,7 @@ fn what_is_kept_for_sure_keeps_whatever_is_unread_below_it() {
     let child = w.spawn(java, "sleep");
     w.dies_by_signal(agent);
     let whys = [java, child].map(|key| w.why(key));
-    assert_eq!(whys, ["wait unread", "keep below_kept daemon"]);
+    assert_eq!(whys, ["wait unread", "keep ancestor_kept daemon"]);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn wait_for_an_unread_child_holds_its_kin() {
     assert_eq!(w.decide(npm).relative, Some(java));
     reads(&mut w, java, &argv);
     let whys = [npm, java].map(|key| w.why(key));
-    assert_eq!(whys, ["wait waiting servers"; 2]);
+    assert_eq!(whys, ["wait rule_delay servers"; 2]);
 }
 
 #[test]

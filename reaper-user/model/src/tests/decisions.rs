@@ -99,7 +99,7 @@ fn another_uid_is_kept_and_so_is_what_is_below_it() {
         [
             "keep other_uid other-uid",
             "keep other_uid other-uid",
-            "keep below_kept other-uid"
+            "keep ancestor_kept other-uid"
         ]
     );
     assert!(w.decide(user).due.is_some(), "it is due all the same");
@@ -137,8 +137,8 @@ fn what_a_kept_process_runs_is_kept_until_that_is_gone() {
         [apt, script, deep].map(|key| w.why(key)),
         [
             "keep keep_rule apt",
-            "keep below_kept apt",
-            "keep below_kept apt"
+            "keep ancestor_kept apt",
+            "keep ancestor_kept apt"
         ]
     );
     w.exit(apt);
@@ -169,7 +169,7 @@ fn what_is_born_after_the_end_is_told_apart() {
     let cleanup = w.spawn(trap, "rm");
     assert_eq!(
         [trap, cleanup].map(|key| w.why(key)),
-        ["reap root_exited", "reap born_while_due"]
+        ["reap root_exited", "reap forked_after_root_exit"]
     );
 }
 

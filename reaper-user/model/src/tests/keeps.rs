@@ -171,7 +171,7 @@ fn a_root_is_kept_with_all_its_members_and_their_children() {
     assert_eq!(w.model.unkeep(nested), 9, "all that lives of it");
     let born = w.fork(server);
     assert_eq!(whys(&w, &kept[..4]), [REAPED; 4]);
-    assert_eq!(whys(&w, &[late, born]), ["reap born_while_due"; 2]);
+    assert_eq!(whys(&w, &[late, born]), ["reap forked_after_root_exit"; 2]);
     assert_eq!(w.model.unkeep(server), 0);
 }
 
@@ -514,7 +514,7 @@ fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
     let child = w.fork(shell);
     assert_eq!(
         [shell, child].map(|key| w.why(key)),
-        ["keep kept_by_user", "reap born_while_due"]
+        ["keep kept_by_user", "reap forked_after_root_exit"]
     );
     assert_eq!((w.model.unkeep(shell), w.model.unkeep(shell)), (1, 0));
     assert_eq!(w.why(shell), "reap root_exited");

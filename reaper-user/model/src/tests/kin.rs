@@ -46,7 +46,7 @@ fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
     }
     assert_eq!(whys(&w, &all[4..]), ["reap root_exited"; 2]);
     listens(&mut w, all[2], true);
-    assert_eq!(whys(&w, &all[..4]), ["wait waiting servers"; 4]);
+    assert_eq!(whys(&w, &all[..4]), ["wait rule_delay servers"; 4]);
     let until = w.decide(all[2]).until;
     assert!(until.is_some());
     assert_eq!(
@@ -69,7 +69,10 @@ fn kin_of_a_server_waits_for_as_long_as_it_and_others_do_not() {
 
 #[test]
 fn what_does_not_listen_holds_nobody_and_what_cannot_be_read_does() {
-    for (unreadable, said) in [(false, "reap root_exited"), (true, "wait waiting servers")] {
+    for (unreadable, said) in [
+        (false, "reap root_exited"),
+        (true, "wait rule_delay servers"),
+    ] {
         let (mut w, all) = ended(SERVERS, ExitStatus::Exited(0));
         if unreadable {
             tell(&mut w, all[2], FactSet::LISTENING, Facts::unreadable());
@@ -96,7 +99,7 @@ fn nobody_is_held_when_the_agent_crashed() {
         (signal, "reap root_exited"),
         (ExitStatus::Exited(1), "reap root_exited"),
         // Perhaps it was quit in peace: nobody knows.
-        (ExitStatus::Unknown, "wait waiting servers"),
+        (ExitStatus::Unknown, "wait rule_delay servers"),
     ] {
         let (mut w, all) = ended(SERVERS, end);
         listens(&mut w, all[2], true);
@@ -123,7 +126,7 @@ fn who_is_held_holds_nobody() {
     listens(&mut w, worker, false);
     assert_eq!(
         whys(&w, &[sister, worker]),
-        ["reap born_while_due", "wait waiting servers"]
+        ["reap forked_after_root_exit", "wait rule_delay servers"]
     );
 }
 
@@ -139,12 +142,12 @@ fn what_is_begun_again_and_again_holds_nobody_for_good() {
     // Nobody waits to hear of what is born while all is due, but it counts once it is known.
     assert_eq!(w.why(all[0]), "reap root_exited");
     listens(&mut w, later, true);
-    assert_eq!(w.why(all[0]), "wait waiting servers");
+    assert_eq!(w.why(all[0]), "wait rule_delay servers");
     assert_eq!(w.decide(all[0]).until, until);
     pass(&mut w, 5 * MINUTE);
     assert_eq!(
         whys(&w, &[all[0], later]),
-        ["reap root_exited", "wait waiting servers"]
+        ["reap root_exited", "wait rule_delay servers"]
     );
 }
 
@@ -169,33 +172,33 @@ fn the_order_of_rules_counts_for_kin_too() {
         (
             kept,
             [
-                "wait waiting servers",
+                "wait rule_delay servers",
                 "keep keep_rule for-good",
-                "keep below_kept for-good",
+                "keep ancestor_kept for-good",
             ],
         ),
         (
             held,
             [
-                "wait waiting servers",
-                "wait waiting servers",
-                "wait waiting servers",
+                "wait rule_delay servers",
+                "wait rule_delay servers",
+                "wait rule_delay servers",
             ],
         ),
         (
             longer,
             [
-                "wait waiting builds",
-                "wait waiting servers",
-                "wait waiting builds",
+                "wait rule_delay builds",
+                "wait rule_delay servers",
+                "wait rule_delay builds",
             ],
         ),
         (
             listening,
             [
-                "keep above_kept mine",
+                "keep descendant_kept mine",
                 "keep keep_rule mine",
-                "keep below_kept mine",
+                "keep ancestor_kept mine",
             ],
         ),
     ];
@@ -224,13 +227,13 @@ fn those_of_another_session_that_is_not_due_are_no_kin() {
     let all = [agent, npm, vite, other, below];
     let said = [
         "keep root_alive",
-        "wait waiting servers",
-        "wait waiting servers",
+        "wait rule_delay servers",
+        "wait rule_delay servers",
     ];
     assert_eq!(whys(&w, &all[..3]), said);
     assert_eq!(
         whys(&w, &all[3..]),
-        ["wait waiting servers"; 2],
+        ["wait rule_delay servers"; 2],
         "due with the inner one"
     );
 }

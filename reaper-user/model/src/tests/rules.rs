@@ -107,14 +107,14 @@ fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
     listens(&mut w, test, false);
     assert_eq!(w.why(test), "reap root_exited");
     let waits = w.decide(server);
-    assert_eq!(w.why(server), "wait waiting asked-for");
+    assert_eq!(w.why(server), "wait rule_delay asked-for");
     let due = waits.due.unwrap().at;
     assert_eq!(
         (waits.until, waits.needs),
         (Some(due + 10 * MINUTE), FactSet::NONE)
     );
     pass(&mut w, 9 * MINUTE);
-    assert_eq!(w.why(server), "wait waiting asked-for");
+    assert_eq!(w.why(server), "wait rule_delay asked-for");
     pass(&mut w, MINUTE);
     w.model.forget_volatile(server);
     assert_eq!(w.decide(server).needs, FactSet::LISTENING, "asked anew");
@@ -147,7 +147,7 @@ fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
         assert_eq!(verdict == Verdict::Reap, needs.is_empty(), "{ended:?}");
         if !needs.is_empty() {
             listens(&mut w, server, true);
-            assert_eq!(w.why(server), "wait waiting asked-for");
+            assert_eq!(w.why(server), "wait rule_delay asked-for");
             pass(&mut w, 11 * MINUTE);
             assert_eq!(w.why(server), "reap root_exited");
             tell(&mut w, server, FactSet::LISTENING, Facts::unreadable());
@@ -168,7 +168,7 @@ fn what_was_slept_through_is_not_waited_for() {
     let until = w.decide(server).until.unwrap();
     pass(&mut w, 60 * MINUTE);
     w.model.set_suspended(59 * MINUTE);
-    assert_eq!(w.why(server), "wait waiting asked-for");
+    assert_eq!(w.why(server), "wait rule_delay asked-for");
     assert_eq!(w.decide(server).until, Some(until), "monotonic time");
     pass(&mut w, 9 * MINUTE);
     assert_eq!(w.why(server), "reap root_exited asked-for");

@@ -272,7 +272,7 @@ fn what_becomes_an_agent_while_it_is_due_stays_due() {
     let tool = w.fork(child);
     assert_eq!(
         [child, tool].map(|key| w.why(key)),
-        ["reap root_exited", "reap born_while_due"]
+        ["reap root_exited", "reap forked_after_root_exit"]
     );
 }
 

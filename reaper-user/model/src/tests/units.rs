@@ -204,7 +204,7 @@ fn kin_of_one_that_waits_for_the_unit_of_its_root_waits_with_it() {
     unreadable(&mut w, agent);
     assert_eq!(all.map(|key| wanted_for(&w, key)), [Some(npm), Some(npm)]);
     unit(&mut w, npm, "session-3.scope");
-    let said = ["keep above_kept servers", "keep keep_rule servers"];
+    let said = ["keep descendant_kept servers", "keep keep_rule servers"];
     assert_eq!(all.map(|key| w.why(key)), said);
 }
 

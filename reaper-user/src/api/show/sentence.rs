@@ -59,7 +59,7 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let due = || due(story).unwrap_or_else(|| "its agent is gone".into());
     match judged.reason {
         "root_exited" => by(&due()),
-        "born_while_due" => by(&format!("{}, and it was born after that", due())),
+        "forked_after_root_exit" => by(&format!("{}, and it was born after that", due())),
         "end_ordered" => format!("{} ends all that it has started", agent(story)),
         "detached" => format!(
             "its parent has exited, but its {} {} lives",
@@ -76,8 +76,8 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
         "root_alive" => format!("its {} {} lives", kind(story), agent(story)),
         "keep_rule" => format!("{} says so", the_rule()),
         "other_uid" => by("it runs as another user than its agent"),
-        "below_kept" => by("a process above it is kept"),
-        "above_kept" => by("a process below it is kept"),
+        "ancestor_kept" => by("a process above it is kept"),
+        "descendant_kept" => by("a process below it is kept"),
         "unreadable" => by("what it is cannot be read, and what is not known speaks for it"),
         "lineage_uncertain" => {
             "it may come from a boundary: what was told of its makers was lost".into()
@@ -91,7 +91,7 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
         }
         "keep_marker" => "REAPER_KEEP=1 is in its environment".into(),
         "kept_by_user" => "a user has asked for that with `reaper keep`".into(),
-        "waiting" => format!("{} gives it time", the_rule()),
+        "rule_delay" => format!("{} gives it time", the_rule()),
         "successor_awaited" => format!(
             "its agent {} exited with status 0, and another process may continue its conversation",
             agent(story)

@@ -120,7 +120,7 @@ fn a_scan_tells_apart_what_is_found() {
         ..row(n, None)
     };
     let report = scan(vec![
-        judged(3, "wait", "waiting"),
+        judged(3, "wait", "rule_delay"),
         judged(2, "reap", "root_exited"),
         judged(1, "keep", "root_alive"),
         judged(4, "keep", "detached"),
@@ -228,9 +228,9 @@ fn waiting(story: &mut ExplainSnapshot) {
 
 #[test]
 fn decisions_are_told_in_a_sentence() {
-    let mut given_time = due("wait", "waiting", Some("asked-for-servers"));
+    let mut given_time = due("wait", "rule_delay", Some("asked-for-servers"));
     waiting(&mut given_time);
-    let mut spinning = story("wait", "waiting");
+    let mut spinning = story("wait", "rule_delay");
     spinning.row.judged.as_mut().unwrap().rule = Some("busy-loops".into());
     waiting(&mut spinning);
     let stranger = |stranger| ExplainSnapshot {
@@ -245,7 +245,7 @@ fn decisions_are_told_in_a_sentence() {
     let server = messages::DecisionSnapshot {
         until: Some(sys::monotonic() + 600_000_000_000),
         action: Some(Action::Reap),
-        ..judged("wait", "waiting", Some("asked-for-servers"))
+        ..judged("wait", "rule_delay", Some("asked-for-servers"))
     };
     let unread = messages::DecisionSnapshot {
         needs: FactSet::LISTENING,

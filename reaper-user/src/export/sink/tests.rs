@@ -96,7 +96,7 @@ fn what_has_gathered_since_the_last_run_is_told_whole() {
     sink.flush();
     drop(sink);
     writer.join();
-    let told = (out.count("members.full"), out.count("dropped"));
+    let told = (out.count("member_map.full"), out.count("dropped"));
     assert_eq!(told, (5 * WAITING_MAX + 1, 0));
 }
 
@@ -112,7 +112,7 @@ fn a_slow_reader_holds_nobody_up_and_is_told_what_was_left_out() {
     eventually(|| sink.is_idle());
     drop(sink);
     writer.join();
-    assert!(out.count("members.full") < 4 * WAITING_MAX);
+    assert!(out.count("member_map.full") < 4 * WAITING_MAX);
     assert_eq!(out.count("dropped"), 1);
 }
 

@@ -27,9 +27,12 @@ fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
     );
     assert_eq!((session.reaped, session.unread), (1, 1));
     assert_eq!((session.rss, session.pss), (4096, 2048));
-    let lasted = session.gone.unwrap().duration_since(session.opened);
+    let lasted = session
+        .root_exited_at
+        .unwrap()
+        .duration_since(session.opened_at);
     assert_eq!(lasted.as_secs(), 1);
-    assert!(session.closed > session.gone);
+    assert!(session.closed_at > session.root_exited_at);
     let [kept, reaped] = &session.processes[..] else {
         panic!("{session:?}")
     };
@@ -75,7 +78,10 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
     assert_eq!((first.reaped, first.kept), (1, 2));
     world.tell(&[close(now + 1_000_000_000, true, (2, 1))]);
     let last = &world.all()[0];
-    assert_eq!((last.reaped, last.kept, last.closed), (2, 1, first.closed));
+    assert_eq!(
+        (last.reaped, last.kept, last.closed_at),
+        (2, 1, first.closed_at)
+    );
 }
 
 #[test]
@@ -133,7 +139,7 @@ fn sessions_are_chosen_by_time_agent_name_and_user() {
         "the newest last"
     );
     let since = |seconds: i64| {
-        let opened = world.all()[0].opened;
+        let opened = world.all()[0].opened_at;
         let since = opened + jiff::SignedDuration::from_secs(seconds);
         HistoryQuery {
             since: Some(since),

@@ -124,7 +124,7 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
         .row()
     };
     for (above, expected) in [
-        (blind("/bin/zsh", 40), "agent_unsure"),
+        (blind("/bin/zsh", 40), "agent_uncertain"),
         // It began after the leftover.
         (blind("/bin/zsh", 120), "reap"),
         // It builds a new environment for a login.
@@ -134,7 +134,7 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
     }
     let mut unread = agent(70, 150, "/x/claude").row();
     unread.env_markers = Fact::Unreadable;
-    assert_eq!(beside(vec![unread], DEAD), "agent_unsure");
+    assert_eq!(beside(vec![unread], DEAD), "agent_uncertain");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn continued_conversation_is_no_evidence_of_a_gone_agent() {
     // The rest of its arguments may name it.
     let mut cut = runs("-p");
     Arc::make_mut(&mut cut.entry.image).truncated = true;
-    assert_eq!(beside(vec![cut.clone()], &left), "agent_unsure");
+    assert_eq!(beside(vec![cut.clone()], &left), "agent_uncertain");
     assert_eq!(beside(vec![cut], DEAD), "reap");
     // A tool shell names no pid.
     let shell = with_env(p(200, 1, 100, SHELL, ""), &left[DEAD.len()..]);

@@ -232,8 +232,8 @@ fn agent_in_a_namespace_is_named_by_its_pid_there() {
         ..p(90, 60, 150, "/x/claude", "")
     };
     for (agent, expected) in [
-        (agent(1000, Some(4100)), "owner_unsure"),
-        (agent(1000, None), "owner_unsure"),
+        (agent(1000, Some(4100)), "owner_uncertain"),
+        (agent(1000, None), "owner_uncertain"),
         (agent(1000, Some(7)), "reap"),
         (agent(1001, Some(4100)), "reap"),
     ] {

@@ -32,14 +32,18 @@ fn whoever_cannot_be_read_may_be_its_agent_or_has_handed_the_mark_on() {
     let marked = || p(200, 1, 100, NODE, DEAD);
     let shell = || p(200, 1, 100, SHELL, BARE);
     for (unread, of_marked, of_shell) in [
-        (&[(900, Some(1000))][..], "agent_unsure", "agent_unsure"),
-        (&[(900, None)], "agent_unsure", "agent_unsure"),
+        (
+            &[(900, Some(1000))][..],
+            "agent_uncertain",
+            "agent_uncertain",
+        ),
+        (&[(900, None)], "agent_uncertain", "agent_uncertain"),
         // Another user's.
         (&[(900, Some(1001))], "reap", "reap"),
         (
             &[(900, Some(0)), (901, Some(1000))],
-            "agent_unsure",
-            "agent_unsure",
+            "agent_uncertain",
+            "agent_uncertain",
         ),
     ] {
         check_unread(of_marked, &[marked()], unread);
@@ -77,7 +81,7 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
         // No such places.
         (host("/usr/bin/cat", 1000), "reap"),
         (host("/usr/bin/ssh-agent", 1000), "reap"),
-        (host("/x/claude", 1000), "agent_unsure"),
+        (host("/x/claude", 1000), "agent_uncertain"),
     ] {
         check(expected, &[host, p(312, 1, 70, NODE, DEAD)]);
     }
@@ -274,7 +278,7 @@ fn an_agent_may_be_known_by_another_pid_than_here() {
         ..p(90, 60, 50, name, "")
     };
     let left = || p(200, 1, 100, NODE, DEAD);
-    check("owner_unsure", &[agent(true, "/x/claude"), left()]);
+    check("owner_uncertain", &[agent(true, "/x/claude"), left()]);
     check("reap", &[agent(false, "/x/claude"), left()]);
     check("reap", &[agent(true, "/bin/cat"), left()]);
     // An agent that began later has reused the pid.

@@ -66,7 +66,7 @@ fn those_above_and_below_a_server_wait_with_it() {
     let mut all = table(&all);
     let strays = ask(&all, |_| {});
     let said_of = |strays: &[Leftover]| [200, 201, 202, 203, 204, 210].map(|pid| said(strays, pid));
-    let wait = "waiting";
+    let wait = "rule_delay";
     assert_eq!(said_of(&strays), [wait, wait, wait, wait, "reap", "reap"]);
     let kin = strays.iter().find(|stray| stray.key.pid == 200).unwrap();
     assert!(
