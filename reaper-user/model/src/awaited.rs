@@ -11,7 +11,7 @@ use super::facts::{Fact, FactSet};
 use super::policy::MatchedRules;
 use super::ruleset::{self, Class};
 use super::session::ImageSource;
-use super::{Change, Model, Output};
+use super::{Model, Output, TreeChange};
 use crate::Node;
 
 /// What is known of an awaited process.
@@ -65,14 +65,14 @@ impl Model {
     }
 
     /// Keeps up which processes are awaited.
-    pub(super) fn follow_awaited(&mut self, change: &Change) {
+    pub(super) fn follow_awaited(&mut self, change: &TreeChange) {
         match *change {
-            Change::Born { key, .. } => {
+            TreeChange::Born { key, .. } => {
                 self.inherit_awaited(key);
                 self.await_script(key);
             }
-            Change::Execed { key } => self.await_script(key),
-            Change::Exited { ref node, .. } => drop(self.stop_awaiting(node.key)),
+            TreeChange::Execed { key } => self.await_script(key),
+            TreeChange::Exited { ref node, .. } => drop(self.stop_awaiting(node.key)),
             _ => {}
         }
     }

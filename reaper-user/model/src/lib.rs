@@ -50,7 +50,7 @@ use matched_rules::MatchedRules;
 use policy::{Decision, Evaluation};
 use ruleset::{Class, Ruleset};
 use session::{ImageSource, Origin, RootExit, SessionEvent, Sessions};
-pub use state::{Change, Exited, Node, ProcessState, Tree};
+pub use state::{Exited, Node, ProcessState, Tree, TreeChange};
 
 /// What the program is told to consider; everything where nothing is named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Scope {
 /// An output holds what its reader needs of a process or a session that is gone: it is read when the model has moved on.
 #[derive(Clone, Debug)]
 pub enum Output {
-    Tree(Change),
+    Tree(TreeChange),
     Session(SessionEvent),
 }
 
@@ -105,7 +105,7 @@ pub struct Model {
     /// This program and its ancestors.
     own_ancestry: Vec<ProcessKey>,
     keep_requests: Vec<KeepRequest>,
-    changes: Vec<Change>,
+    changes: Vec<TreeChange>,
     session_events: Vec<SessionEvent>,
     /// Untracked processes whose script is to be read.
     awaited: HashMap<ProcessKey, Awaited>,
@@ -238,7 +238,7 @@ impl Model {
         &mut self,
         event: &Event,
         out: &mut Vec<Output>,
-        report: impl FnOnce(&mut Tree, &mut Vec<Change>),
+        report: impl FnOnce(&mut Tree, &mut Vec<TreeChange>),
     ) {
         let mut changes = std::mem::take(&mut self.changes);
         let mut session_events = std::mem::take(&mut self.session_events);
@@ -270,13 +270,13 @@ impl Model {
     /// What a change in the tree means for scope and sessions.
     fn on_change(
         &mut self,
-        change: &Change,
+        change: &TreeChange,
         event: &Event,
         session_events: &mut Vec<SessionEvent>,
     ) {
         let now = event.time;
         match *change {
-            Change::Born { key, creator, .. } => {
+            TreeChange::Born { key, creator, .. } => {
                 let Some(image) = self.image_of(key) else {
                     return;
                 };
@@ -306,7 +306,7 @@ impl Model {
                 }
                 self.match_rules(key);
             }
-            Change::Execed { key } => {
+            TreeChange::Execed { key } => {
                 let Some(image) = self.image_of(key) else {
                     return;
                 };
@@ -328,7 +328,7 @@ impl Model {
                 }
                 self.match_rules(key);
             }
-            Change::Exited {
+            TreeChange::Exited {
                 ref node,
                 exit_status: ended,
                 ref orphans,
@@ -342,19 +342,19 @@ impl Model {
                     self.forget_cgroups(session_events, now);
                 }
             }
-            Change::Reparented { key, .. } => {
+            TreeChange::Reparented { key, .. } => {
                 let mark = event.kind.membership();
                 if self.sessions.settle(&mut self.tree, key, mark) {
                     self.inherit_keep(key, None);
                     self.match_rules(key);
                 }
             }
-            Change::Moved { key } => {
+            TreeChange::Moved { key } => {
                 if let Some(image) = self.image_of(key) {
                     self.extend_scope(key, &image);
                 }
             }
-            Change::SignalSent { .. } => {}
+            TreeChange::SignalSent { .. } => {}
         }
     }
 
@@ -534,13 +534,17 @@ impl Model {
     }
 
     /// Keeps the list of this program's ancestors, which hardly ever changes.
-    fn update_own_ancestry(&mut self, change: &Change, event: &Event) {
+    fn update_own_ancestry(&mut self, change: &TreeChange, event: &Event) {
         let touched = match change {
             // Of one that is known it tells whose child it was.
-            Change::Born { key, .. } => key.pid == self.own_pid || self.own_ancestry.contains(key),
-            Change::Execed { .. } | Change::Moved { .. } | Change::SignalSent { .. } => false,
-            Change::Exited { node, .. } => self.own_ancestry.contains(&node.key),
-            Change::Reparented { key, .. } => self.own_ancestry.contains(key),
+            TreeChange::Born { key, .. } => {
+                key.pid == self.own_pid || self.own_ancestry.contains(key)
+            }
+            TreeChange::Execed { .. }
+            | TreeChange::Moved { .. }
+            | TreeChange::SignalSent { .. } => false,
+            TreeChange::Exited { node, .. } => self.own_ancestry.contains(&node.key),
+            TreeChange::Reparented { key, .. } => self.own_ancestry.contains(key),
         };
         if touched || matches!(event.kind, EventKind::Discovered(_)) {
             self.own_ancestry.clear();

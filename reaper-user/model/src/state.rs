@@ -34,7 +34,7 @@ pub type Node = tree::Node<ProcessState>;
 /// A process that has exited, with what is left of its state.
 pub type Exited = tree::Exited<Remains>;
 /// A change in the tree.
-pub type Change = tree::TreeChange<ProcessState>;
+pub type TreeChange = tree::TreeChange<ProcessState>;
 /// The process tree.
 pub type Tree = tree::Tree<ProcessState>;
 

@@ -13,7 +13,7 @@ use crate::reap::{Reaper, SentBy, SentSignal};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
-use reaper_model::{Change, Model, Node, Output};
+use reaper_model::{Model, Node, Output, TreeChange};
 
 /// What has to be decided about once the ring is drained.
 pub enum Queued {
@@ -125,14 +125,14 @@ impl Ingest {
         }
     }
 
-    fn on_change(&mut self, model: &Model, event: &Event, change: &Change) {
+    fn on_change(&mut self, model: &Model, event: &Event, change: &TreeChange) {
         let Event {
             time,
             provenance: told_by,
             ..
         } = *event;
         match *change {
-            Change::Born {
+            TreeChange::Born {
                 key, provenance, ..
             } => {
                 let Some(node) = model.tree.get(key) else {
@@ -161,7 +161,7 @@ impl Ingest {
                     self.emit_lifecycle(model, node, time, Lifecycle::Fork, how);
                 }
             }
-            Change::Execed { key } => {
+            TreeChange::Execed { key } => {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
@@ -184,7 +184,7 @@ impl Ingest {
                 self.note_map_change(node);
                 self.emit_lifecycle(model, node, time, Lifecycle::Exec, told_by);
             }
-            Change::Moved { key } => {
+            TreeChange::Moved { key } => {
                 let Some(node) = model.tree.get(key) else {
                     return;
                 };
@@ -197,7 +197,7 @@ impl Ingest {
                 self.note_map_change(node);
                 self.emit_lifecycle(model, node, time, Lifecycle::Move, told_by);
             }
-            Change::Exited {
+            TreeChange::Exited {
                 ref node,
                 exit_status: ended,
                 peak_rss,
@@ -245,8 +245,10 @@ impl Ingest {
                     .iter()
                     .for_each(|orphan| self.on_orphan(model, node, *orphan, time));
             }
-            Change::SignalSent { key, signal } => self.on_kernel_signal(model, key, signal, time),
-            Change::Reparented {
+            TreeChange::SignalSent { key, signal } => {
+                self.on_kernel_signal(model, key, signal, time)
+            }
+            TreeChange::Reparented {
                 key,
                 old_parent,
                 adopter,

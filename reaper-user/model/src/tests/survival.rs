@@ -6,7 +6,7 @@ use reaper_common::{
 };
 
 use super::world::{INIT, USER, World, image};
-use crate::Change;
+use crate::TreeChange;
 use crate::event::{
     Event, EventKind, ExitStatus, Membership, ProcEntry, ProcessKey, Provenance, TICK_NS,
 };
@@ -111,16 +111,16 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
     for output in &out {
         if let Output::Tree(change) = output {
             told.push(match change {
-                Change::Born { .. } => "born",
-                Change::Execed { .. } => "execed",
-                Change::Moved { .. } => "moved",
-                Change::Exited { node, .. } if node.state.member.session.is_some() => {
+                TreeChange::Born { .. } => "born",
+                TreeChange::Execed { .. } => "execed",
+                TreeChange::Moved { .. } => "moved",
+                TreeChange::Exited { node, .. } if node.state.member.session.is_some() => {
                     "member exited"
                 }
-                Change::Exited { .. } => "exited",
-                Change::Reparented { orphaned: true, .. } => "orphaned",
-                Change::Reparented { .. } => "reparented",
-                Change::SignalSent { .. } => "signalled",
+                TreeChange::Exited { .. } => "exited",
+                TreeChange::Reparented { orphaned: true, .. } => "orphaned",
+                TreeChange::Reparented { .. } => "reparented",
+                TreeChange::SignalSent { .. } => "signalled",
             });
         }
     }
