@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 
 /// Whether one can be made here. If not, that is said once: whatever is told in one is to be left out.
 pub fn can_be_made() -> bool {
@@ -53,7 +53,7 @@ impl Cgroup {
         &self.0
     }
 
-    pub fn take(&self, who: Identity) {
+    pub fn take(&self, who: ProcessKey) {
         fs::write(self.0.join("cgroup.procs"), who.pid.to_string())
             .expect("move a process to the cgroup");
     }

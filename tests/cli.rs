@@ -2,13 +2,13 @@
 
 mod config;
 mod escaped;
-mod face;
+mod explain;
 pub mod hostile;
 mod keeper;
 mod scan;
+mod service_requests;
 mod socket;
 mod sources;
-mod told;
 mod unpin;
 
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use libtest_mimic::Trial;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-pub use face::{ask, find, told};
+pub use service_requests::{ask, ask_json, find};
 
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
@@ -37,11 +37,11 @@ pub const OBJECT: &str = concat!(
 pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
     trials.extend(unpin::trials());
-    trials.extend(face::trials());
+    trials.extend(service_requests::trials());
     trials.extend(hostile::trials());
     trials.extend(scan::trials());
     trials.extend(socket::trials());
-    trials.extend(told::trials());
+    trials.extend(explain::trials());
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
     trials.push(trial("cli", "leave-nothing", leave_nothing));
@@ -62,11 +62,11 @@ pub fn privileged() -> Vec<Trial> {
     ];
     trials.extend(unpin::privileged());
     trials.extend(escaped::privileged());
-    trials.extend(face::privileged());
+    trials.extend(service_requests::privileged());
     trials.extend(hostile::privileged());
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());
-    trials.extend(told::privileged());
+    trials.extend(explain::privileged());
     trials
 }
 
@@ -76,14 +76,14 @@ pub fn without_probes() -> Vec<Trial> {
 }
 
 /// What a run of the program came to.
-pub struct Said {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
 /// Runs a command to its end, with its output in files of `dir`.
-pub fn run(dir: &Path, command: &mut Command) -> Said {
+pub fn run(dir: &Path, command: &mut Command) -> CommandOutput {
     let file = |name| File::create(dir.join(name)).expect("create a file for output");
     let mut child = command
         .stdin(Stdio::null())
@@ -107,7 +107,7 @@ pub fn run(dir: &Path, command: &mut Command) -> Said {
     };
     let (out, err) = (read("out"), read("err"));
     let status = ended.unwrap_or_else(|_| panic!("{command:?} does not end\n{out}\n{err}"));
-    Said {
+    CommandOutput {
         code: status.code(),
         out,
         err,
@@ -115,7 +115,7 @@ pub fn run(dir: &Path, command: &mut Command) -> Said {
 }
 
 /// Runs `reaper` to its end.
-pub fn reaper(dir: &Path, args: &[&str]) -> Said {
+pub fn reaper(dir: &Path, args: &[&str]) -> CommandOutput {
     run(dir, Command::new(REAPER).args(args).current_dir(dir))
 }
 
@@ -237,7 +237,7 @@ fn no_privilege() {
 }
 
 /// In one sentence, which has this word in it.
-fn assert_refused(said: &Said, word: &str) {
+fn assert_refused(said: &CommandOutput, word: &str) {
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
     let sentences = said.err.trim_end().lines().count();
     assert!(sentences == 1 && said.err.contains(word), "{}", said.err);
@@ -295,8 +295,8 @@ fn section(elf: &[u8], name: &[u8]) -> Option<usize> {
 /// The lock's holder is named.
 fn second_daemon() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
-    let scope = world.one("launcher").pid.to_string();
+    world.start_daemon(CONFIG, &[]);
+    let scope = world.process("launcher").pid.to_string();
     let said = reaper(
         world.dir(),
         &[
@@ -316,15 +316,15 @@ fn second_daemon() {
         said.err
     );
     world.stop();
-    world.watch(CONFIG, &[]);
+    world.start_daemon(CONFIG, &[]);
     world.stop();
 }
 
 /// SIGTERM is as good as Ctrl-C, and the agents live on.
 fn terminated() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
-    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.start_daemon(CONFIG, &[]);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
     world.await_processes("agent", 1);
     let events = world.stop_by(Signal::SIGTERM);
     assert_eq!(
@@ -339,8 +339,8 @@ fn terminated() {
 /// Whatever is in a name or an argument, a line of output is a line.
 fn forged_argv(more: &[&str]) {
     let mut world = World::new(true);
-    world.watch("grace = \"500ms\"\nevents = \"all\"\n", more);
-    world.order("claude", "agent", "agent", &["forger=forger".into()]);
+    world.start_daemon("grace = \"500ms\"\nevents = \"all\"\n", more);
+    world.launch("claude", "agent", "agent", &["forger=forger".into()]);
     world.await_processes("agent", 1);
     let forged = world.await_processes("forged", 1)[0];
     world.kill("agent");
@@ -396,7 +396,7 @@ fn demo() {
     let world = World::new(true);
     let mut witness = Command::new(world.dir().join("bin/worker"));
     witness
-        .args(["role", "witness", "witness"])
+        .args(["test-process", "check-survivors", "witness"])
         .arg(world.dir())
         .args([REAPER, "demo"]);
     let said = run(world.dir(), &mut witness);
@@ -404,5 +404,5 @@ fn demo() {
     for word in ["SIGTERM", "SIGKILL", "orphan"] {
         assert!(said.out.contains(word), "no '{word}' in:\n{}", said.out);
     }
-    world.assert_alive(&["launcher", "canary", "stray"]);
+    world.assert_alive(&["launcher", "canary", "canary-orphan"]);
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::eventually;
 
 /// The program under test.
@@ -69,18 +69,18 @@ impl Event {
     }
 
     /// The process that it is about.
-    pub fn process(&self) -> Option<Identity> {
+    pub fn process(&self) -> Option<ProcessKey> {
         let (pid, ticks) = (self.pid?, self.start_ns()? / TICK_NS);
-        Some(Identity { pid, ticks })
+        Some(ProcessKey { pid, ticks })
     }
 
     /// Whether it is about this process.
-    pub fn is_about(&self, who: Identity) -> bool {
+    pub fn is_about(&self, who: ProcessKey) -> bool {
         self.pid == Some(who.pid) && self.process() == Some(who)
     }
 
     /// Whether it is of this name and about this process.
-    pub fn is(&self, name: &str, who: Identity) -> bool {
+    pub fn is(&self, name: &str, who: ProcessKey) -> bool {
         self.event == name && self.is_about(who)
     }
 }
@@ -92,15 +92,15 @@ struct Log {
 }
 
 /// What runs as a daemon.
-enum Process {
+enum DaemonProcess {
     Own(Child),
     /// Somebody else's child, who writes what `wait` has told of it to `DIR/status`.
-    Others(Identity),
+    Others(ProcessKey),
 }
 
 /// A daemon, killed when this is dropped.
 pub struct Daemon {
-    process: Process,
+    process: DaemonProcess,
     dir: PathBuf,
     log: RefCell<Log>,
 }
@@ -161,15 +161,15 @@ impl Daemon {
             read: said,
             ..Log::default()
         };
-        Daemon::ready(Process::Own(spawn(dir, arguments)), log, dir)
+        Daemon::ready(DaemonProcess::Own(spawn(dir, arguments)), log, dir)
     }
 
     /// One that somebody else has started with [`arguments`], once it is ready.
-    pub fn others(dir: &Path, who: Identity) -> Daemon {
-        Daemon::ready(Process::Others(who), Log::default(), dir)
+    pub fn attach(dir: &Path, who: ProcessKey) -> Daemon {
+        Daemon::ready(DaemonProcess::Others(who), Log::default(), dir)
     }
 
-    fn ready(process: Process, log: Log, dir: &Path) -> Daemon {
+    fn ready(process: DaemonProcess, log: Log, dir: &Path) -> Daemon {
         let mut daemon = Daemon {
             process,
             dir: dir.to_owned(),
@@ -193,16 +193,16 @@ impl Daemon {
 
     pub fn pid(&self) -> i32 {
         match &self.process {
-            Process::Own(child) => child.id().cast_signed(),
-            Process::Others(who) => who.pid,
+            DaemonProcess::Own(child) => child.id().cast_signed(),
+            DaemonProcess::Others(who) => who.pid,
         }
     }
 
     /// How it has ended, if it has.
     fn status(&mut self) -> Option<ExitStatus> {
         match &mut self.process {
-            Process::Own(child) => child.try_wait().expect("look whether the daemon runs"),
-            Process::Others(_) => {
+            DaemonProcess::Own(child) => child.try_wait().expect("look whether the daemon runs"),
+            DaemonProcess::Others(_) => {
                 let text = std::fs::read_to_string(self.dir.join("status")).ok()?;
                 Some(ExitStatus::from_raw(
                     text.strip_suffix('\n')?.parse().expect("a status"),
@@ -254,19 +254,19 @@ pub fn whole_stream(dir: &Path) -> Vec<Event> {
 
 /// The signals that the daemon of a directory has told of, if it has said anything.
 pub fn signals(dir: &Path) -> Vec<Event> {
-    let mut events = told(dir);
+    let mut events = read_events(dir);
     events.retain(|e| e.event == "signal");
     events
 }
 
 /// Whether the daemon of a directory has told that records were lost.
-pub fn lost(dir: &Path) -> bool {
+pub fn has_lost_records(dir: &Path) -> bool {
     let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
-    told(dir).iter().any(lost)
+    read_events(dir).iter().any(lost)
 }
 
 /// Returns what was decided about a process, in order: the decision or boundary, its reason and its rule.
-pub fn decisions(events: &[Event], who: Identity) -> Vec<String> {
+pub fn decisions(events: &[Event], who: ProcessKey) -> Vec<String> {
     let of_it = events.iter().filter(|e| e.is_about(who));
     let decided = of_it.filter_map(|e| {
         match e.event.as_str() {
@@ -283,7 +283,7 @@ pub fn decisions(events: &[Event], who: Identity) -> Vec<String> {
 }
 
 /// Returns all events that the daemon of a directory has written so far; none if there is no such file.
-pub fn told(dir: &Path) -> Vec<Event> {
+pub fn read_events(dir: &Path) -> Vec<Event> {
     let text = std::fs::read(dir.join("events.jsonl")).unwrap_or_default();
     let lines = text.split(|b| *b == b'\n');
     lines
@@ -322,11 +322,11 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         // All of this fails only where it has ended already.
         match &mut self.process {
-            Process::Own(child) => {
+            DaemonProcess::Own(child) => {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            Process::Others(who) => drop(who.signal(Signal::SIGKILL)),
+            DaemonProcess::Others(who) => drop(who.signal(Signal::SIGKILL)),
         }
     }
 }

@@ -29,7 +29,7 @@ use std::process::{Command, ExitCode};
 use libtest_mimic::{Arguments, Trial};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
-use trees::Source;
+use trees::SourceKind;
 
 /// Trees at a time. They wait more than they work.
 const THREADS: usize = 6;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
     // Before it stand the words of a command line that somebody is to recognise.
     let mut words = first.into_iter().chain(args);
-    if words.any(|word| word == "role") {
+    if words.any(|word| word == "test-process") {
         process::main(words);
     }
     usual_surroundings();
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     let mut trials = cli::trials();
     trials.extend(run::trials());
     trials.push(corpus::completeness());
-    for source in Source::ALL {
+    for source in SourceKind::ALL {
         let missing = usable(&doctor, source).err();
         if let Some(why) = &missing {
             eprintln!(
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
             exit = conclusion.exit_code();
         }
     }
-    if let Some(matrix) = trees::promise::matrix() {
+    if let Some(matrix) = trees::source_support::matrix() {
         println!("{matrix}");
     }
     if let Some(summary) = corpus::summary() {
@@ -163,9 +163,9 @@ fn usual_surroundings() {
 }
 
 /// All that nobody can try without this source.
-fn of_source(source: Source) -> Vec<Trial> {
+fn of_source(source: SourceKind) -> Vec<Trial> {
     let all: Vec<Vec<Trial>> = match source {
-        Source::Ebpf => vec![
+        SourceKind::Ebpf => vec![
             trees::trials(),
             trees::observed(),
             corpus::trials(),
@@ -175,8 +175,8 @@ fn of_source(source: Source) -> Vec<Trial> {
             trees::soaks(),
             survival::soaks(),
         ],
-        Source::ProcConnector => vec![trees::through(source), survival::through_connector()],
-        Source::Procfs => vec![trees::through(source), cli::without_probes()],
+        SourceKind::ProcConnector => vec![trees::through(source), survival::through_connector()],
+        SourceKind::Procfs => vec![trees::through(source), cli::without_probes()],
     };
     all.into_iter().flatten().collect()
 }
@@ -191,7 +191,7 @@ fn doctor() -> Result<serde_json::Value, String> {
 }
 
 /// Whether a source can be used here by that; else why not.
-fn usable(doctor: &Result<serde_json::Value, String>, source: Source) -> Result<(), String> {
+fn usable(doctor: &Result<serde_json::Value, String>, source: SourceKind) -> Result<(), String> {
     let report = doctor.as_ref().map_err(String::clone)?;
     if !nix::unistd::geteuid().is_root() {
         return Err("the trees need root".to_owned());

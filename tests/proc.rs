@@ -6,7 +6,7 @@ use nix::libc;
 
 /// A process by pid and start: the pid alone may be somebody else's by the time it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Identity {
+pub struct ProcessKey {
     pub pid: i32,
     /// Start in clock ticks since boot, as /proc has it.
     pub ticks: u64,
@@ -15,7 +15,7 @@ pub struct Identity {
 /// What /proc/PID/stat says of a process, as far as the tests need it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stat {
-    pub id: Identity,
+    pub id: ProcessKey,
     pub parent: i32,
     pub state: u8,
     threads: u32,
@@ -23,7 +23,7 @@ pub struct Stat {
 
 impl Stat {
     /// Zombies are dead. A leader that exited before its threads looks like one and is not.
-    pub fn lives(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         !matches!(self.state, b'Z' | b'X') || self.threads > 1
     }
 }
@@ -39,7 +39,7 @@ pub fn stat(who: impl std::fmt::Display) -> Option<Stat> {
         .split(' ')
         .collect();
     Some(Stat {
-        id: Identity {
+        id: ProcessKey {
             pid: pid.parse().ok()?,
             ticks: rest.get(19)?.parse().ok()?,
         },
@@ -61,7 +61,7 @@ pub fn all() -> Vec<Stat> {
 }
 
 /// Every process below `root`, dead ones that nobody has waited for included.
-pub fn descendants(root: Identity) -> Vec<Stat> {
+pub fn descendants(root: ProcessKey) -> Vec<Stat> {
     let mut rest = all();
     let mut found: Vec<Stat> = Vec::new();
     let mut parents: std::collections::HashSet<i32> = [root.pid].into();
@@ -77,10 +77,10 @@ pub fn descendants(root: Identity) -> Vec<Stat> {
     }
 }
 
-impl Identity {
+impl ProcessKey {
     /// Whether this very process is still running.
-    pub fn lives(self) -> bool {
-        stat(self.pid).is_some_and(|s| s.id == self && s.lives())
+    pub fn is_alive(self) -> bool {
+        stat(self.pid).is_some_and(|s| s.id == self && s.is_alive())
     }
 
     /// Sends a signal, through a pidfd that was opened before the identity was read again.

@@ -28,16 +28,16 @@ use libtest_mimic::Trial;
 use nix::libc;
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::cli::{self, Said};
+use crate::cli::{self, CommandOutput};
 use crate::daemon::REAPER;
-use crate::proc::{self, Identity};
+use crate::proc::{self, ProcessKey};
 use crate::trees::trial;
 use crate::world::{self, TempDir, eventually, link};
 
 /// A user of whom nothing else runs.
 const NOBODY: u32 = 61_010;
 /// In the environment of all that a test starts, with the directory of the test.
-const MARK: &str = "REAPER_TEST_RUN";
+const ENV_MARKER: &str = "REAPER_TEST_RUN";
 
 /// Of what has come of a run.
 const REPORT: &str = "report.json";
@@ -60,25 +60,34 @@ pub fn trials() -> Vec<Trial> {
         places::STORIES,
     ];
     let by_user = [lost::STORIES, planted::STORIES];
-    let roots = [trees::ROOTS, lost::ROOTS, planted::ROOTS, hostile::ROOTS];
+    let roots = [
+        trees::ROOT_SCENARIOS,
+        lost::ROOT_SCENARIOS,
+        planted::ROOT_SCENARIOS,
+        hostile::ROOT_SCENARIOS,
+    ];
     let mut trials = as_nobody(&[everybodys.concat(), by_user.concat()].concat());
     trials.extend(as_root(&[by_user.concat(), roots.concat()].concat()));
     let left_out = !crate::cgroup::can_be_made();
     let in_a_cgroup = as_nobody(cgroup::STORIES).into_iter();
-    let in_a_cgroup = in_a_cgroup.chain(as_root(&[cgroup::STORIES, cgroup::ROOTS].concat()));
+    let in_a_cgroup =
+        in_a_cgroup.chain(as_root(&[cgroup::STORIES, cgroup::ROOT_SCENARIOS].concat()));
     trials.extend(in_a_cgroup.map(|trial| trial.with_ignored_flag(left_out)));
     trials
 }
 
 /// Tests of a user without privilege.
 fn as_nobody(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
-    let play = |(name, scenario): &(&str, ScenarioFn)| play("as-nobody", name, NOBODY, *scenario);
+    let play = |(name, scenario): &(&str, ScenarioFn)| {
+        scenario_trial("as-nobody", name, NOBODY, *scenario)
+    };
     scenarios.iter().map(play).collect()
 }
 
 /// Tests of root; none where this is not root.
 fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
-    let play = |(name, scenario): &(&str, ScenarioFn)| play("as-root", name, 0, *scenario);
+    let play =
+        |(name, scenario): &(&str, ScenarioFn)| scenario_trial("as-root", name, 0, *scenario);
     let scenarios = scenarios.iter().map(play);
     scenarios
         .filter(|_| nix::unistd::geteuid().is_root())
@@ -93,7 +102,7 @@ pub fn beside_a_service() -> Vec<Trial> {
     trials
 }
 
-fn play(who: &str, name: &str, uid: u32, scenario: ScenarioFn) -> Trial {
+fn scenario_trial(who: &str, name: &str, uid: u32, scenario: ScenarioFn) -> Trial {
     trial("run", &format!("{who}::{name}"), move || {
         let mut place = RunWorld::new(uid);
         scenario(&place);
@@ -133,15 +142,15 @@ impl RunWorld {
     }
 
     /// Waits until a file says something like that.
-    fn await_said(&self, name: &str, like: impl Fn(&str) -> bool) -> String {
+    fn await_content(&self, name: &str, like: impl Fn(&str) -> bool) -> String {
         eventually(&format!("{name} says what it should"), || {
             Some(self.read(name)).filter(|said| like(said))
         })
     }
 
     /// Waits until a file of a pid is there, and gives who has it.
-    fn await_pid(&self, name: &str) -> Identity {
-        let said = self.await_said(name, |said| said.ends_with('\n'));
+    fn await_pid(&self, name: &str) -> ProcessKey {
+        let said = self.await_content(name, |said| said.ends_with('\n'));
         let pid: i32 = said.trim().parse().expect("a pid");
         proc::stat(pid).expect("who has just said its pid").id
     }
@@ -151,7 +160,7 @@ impl RunWorld {
         let mut command = Command::new(program);
         command
             .current_dir(self.dir.path())
-            .env(MARK, self.dir.path())
+            .env(ENV_MARKER, self.dir.path())
             .env("HOME", self.dir.path())
             .env("XDG_STATE_HOME", self.path("state"))
             // Not all that root has there may be looked into by others.
@@ -183,9 +192,9 @@ impl RunWorld {
     }
 
     /// Runs it to its end, of which nothing is to be left.
-    fn run(&self, words: &[&str]) -> Said {
+    fn run(&self, words: &[&str]) -> CommandOutput {
         let said = cli::run(self.dir.path(), &mut self.reaper(words));
-        let left = self.left_now();
+        let left = self.survivors();
         assert!(
             left.is_empty(),
             "{words:?}: left behind: {left:?}: {}",
@@ -195,7 +204,7 @@ impl RunWorld {
     }
 
     /// `reaper` with these words, to its end.
-    fn ask(&self, words: &[&str]) -> Said {
+    fn ask(&self, words: &[&str]) -> CommandOutput {
         // Beside what a run that goes on writes to its own files.
         let dir = self.path("asked");
         let _ = fs::create_dir(&dir);
@@ -225,12 +234,12 @@ impl RunWorld {
     }
 
     /// Runs a script of the place's user to its end, with arguments.
-    fn bash(&self, script: &str, arguments: &[&str]) -> Said {
+    fn bash(&self, script: &str, arguments: &[&str]) -> CommandOutput {
         self.script("bash", script, arguments)
     }
 
     /// The same by another shell.
-    fn script(&self, shell: &str, script: &str, arguments: &[&str]) -> Said {
+    fn script(&self, shell: &str, script: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = self.command(shell);
         command.args(["-c", script, shell]).args(arguments);
         cli::run(self.dir.path(), &mut command)
@@ -251,8 +260,8 @@ impl RunWorld {
         Started(child.expect("start it"))
     }
 
-    /// This program as a process: `./worker role PLAY ROLE DIR`, and the report for it.
-    fn engage(&self) {
+    /// This program as a process: `./worker test-process BEHAVIOUR ROLE DIR`, and the report for it.
+    fn install_worker(&self) {
         let this = std::env::current_exe().expect("this program's path");
         if !self.path("bin/worker").exists() {
             link(&this, &self.path("bin/worker"));
@@ -263,9 +272,9 @@ impl RunWorld {
     }
 
     /// The words by which a process plays `play` as `role`.
-    fn actor(&self, play: &str, role: &str) -> Vec<String> {
+    fn worker_command(&self, play: &str, role: &str) -> Vec<String> {
         let dir = self.dir.path().display().to_string();
-        let mut words = vec!["bin/worker", "role"];
+        let mut words = vec!["bin/worker", "test-process"];
         let mut parts = play.split(' ');
         words.extend([parts.next().unwrap_or_default(), role, &dir]);
         words.extend(parts);
@@ -273,7 +282,7 @@ impl RunWorld {
     }
 
     /// Waits until so many of a role are up.
-    fn await_processes(&self, role: &str, n: usize) -> Vec<Identity> {
+    fn await_processes(&self, role: &str, n: usize) -> Vec<ProcessKey> {
         eventually(&format!("{n} × '{role}' up"), || {
             let all = world::reported(self.dir.path()).into_iter();
             let processes: Vec<_> = all
@@ -285,8 +294,8 @@ impl RunWorld {
     }
 
     /// All that lives of what was started here, as far as it has kept its environment.
-    fn living(&self) -> Vec<Identity> {
-        let mark = format!("{MARK}={}\0", self.dir.path().display());
+    fn living(&self) -> Vec<ProcessKey> {
+        let mark = format!("{ENV_MARKER}={}\0", self.dir.path().display());
         let marked = |pid: i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             let mark = mark.as_bytes();
@@ -294,17 +303,17 @@ impl RunWorld {
         };
         let all = proc::all()
             .into_iter()
-            .filter(|one| one.lives() && marked(one.id.pid));
+            .filter(|one| one.is_alive() && marked(one.id.pid));
         all.map(|one| one.id).collect()
     }
 
     fn assert_alone(&self) {
-        let left = self.left_now();
+        let left = self.survivors();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 
     /// What lives of it, described at once, since it may be about to go.
-    fn left_now(&self) -> Vec<(i32, String)> {
+    fn survivors(&self) -> Vec<(i32, String)> {
         let left = self.living().into_iter();
         left.map(|one| (one.pid, describe(one.pid))).collect()
     }

@@ -56,17 +56,17 @@ fn lane(name: &str) -> Option<&'static Mutex<()>> {
 }
 
 /// A test's turn: measures until it is dropped, and holds the lane of a heavy test meanwhile.
-pub struct Turn {
+pub struct TestSlot {
     name: String,
     began: Instant,
     _heavy: Option<MutexGuard<'static, ()>>,
 }
 
-impl Turn {
+impl TestSlot {
     /// Waits until the test of this name may begin.
-    pub fn of(name: &str) -> Turn {
+    pub fn of(name: &str) -> TestSlot {
         let heavy = lane(name).map(lock);
-        Turn {
+        TestSlot {
             name: name.to_owned(),
             began: Instant::now(),
             _heavy: heavy,
@@ -74,7 +74,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for TestSlot {
     fn drop(&mut self) {
         let took = (self.began.elapsed(), std::mem::take(&mut self.name));
         lock(&TOOK).push(took);

@@ -16,7 +16,7 @@ use nix::libc;
 use nix::sys::signal::Signal;
 
 use crate::daemon::{self, Daemon, Event};
-use crate::proc::{self, Identity, Stat};
+use crate::proc::{self, ProcessKey, Stat};
 use crate::report;
 
 /// How long anything may take before a test gives up on it: 2 minutes, times `REAPER_TEST_SLOWDOWN`.
@@ -29,7 +29,7 @@ static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
 });
 
 /// Files of a test's directory that its report shows.
-const SAID: [&str; 6] = [
+const OUTPUT_FILES: [&str; 6] = [
     "stdout",
     "stderr",
     "told",
@@ -99,7 +99,7 @@ impl TempDir {
 
     /// Reports the ends of the files in which daemons, processes and scripts leave what they say.
     fn report(&self) {
-        for name in SAID {
+        for name in OUTPUT_FILES {
             let Ok(text) = fs::read(self.0.join(name)) else {
                 continue;
             };
@@ -128,14 +128,14 @@ impl Drop for TempDir {
 
 pub struct World {
     launcher: Child,
-    orders: Option<ChildStdin>,
+    launcher_stdin: Option<ChildStdin>,
     daemon: Option<Daemon>,
     /// With which it was started.
     arguments: Vec<String>,
     /// How many reports there were when the first act ended, if it has.
-    first_step: Cell<Option<usize>>,
+    first_tree_len: Cell<Option<usize>>,
     /// Who is not of this test.
-    guests: Vec<Identity>,
+    existing: Vec<ProcessKey>,
     /// The scenario, and by role the decisions that it demands.
     expected: Option<(String, BTreeMap<&'static str, String>)>,
     /// The last field: it goes when all that used it has gone.
@@ -162,7 +162,7 @@ impl World {
 
         let mut command = Command::new(dir.join("bin/worker"));
         command
-            .args(["role", "launcher", "launcher"])
+            .args(["test-process", "launcher", "launcher"])
             .arg(dir)
             .args((!subreaper).then_some("no-subreaper"));
         let errors = fs::File::create(dir.join("errors")).expect("create a file for errors");
@@ -186,15 +186,15 @@ impl World {
         let orders = launcher.stdin.take();
         let world = World {
             launcher,
-            orders,
+            launcher_stdin: orders,
             daemon: None,
             arguments: Vec::new(),
-            first_step: Cell::new(None),
-            guests: Vec::new(),
+            first_tree_len: Cell::new(None),
+            existing: Vec::new(),
             expected: None,
             dir: temp,
         };
-        for role in ["launcher", "canary", "stray"] {
+        for role in ["launcher", "canary", "canary-orphan"] {
             world.await_processes(role, 1);
         }
         world
@@ -211,21 +211,21 @@ impl World {
     }
 
     /// Has the launcher start a process.
-    pub fn order(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
+    pub fn launch(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
         let words: Vec<&str> = [image, play, role]
             .into_iter()
             .chain(args.iter().map(String::as_str))
             .collect();
-        let orders = self.orders.as_mut().expect("the launcher's input");
+        let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
         writeln!(orders, "{}", words.join("\t")).expect("tell the launcher");
     }
 
     /// Takes a process that is there already for one of this role. It is not ended with the others.
-    pub fn introduce(&mut self, role: &str, pid: i32) {
+    pub fn register_existing(&mut self, role: &str, pid: i32) {
         let who = proc::stat(pid)
             .unwrap_or_else(|| panic!("there is no process {pid}"))
             .id;
-        self.guests.push(who);
+        self.existing.push(who);
         let mut report = OpenOptions::new()
             .append(true)
             .open(self.dir().join("report"))
@@ -235,8 +235,8 @@ impl World {
     }
 
     /// Has the launcher start `role` as [`Stage::spawn`](crate::process) does it.
-    pub fn start(&mut self, role: &str, how: &str) {
-        let orders = self.orders.as_mut().expect("the launcher's input");
+    pub fn spawn(&mut self, role: &str, how: &str) {
+        let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
         writeln!(orders, "spawn\t{role}\t{how}").expect("tell the launcher");
     }
 
@@ -275,24 +275,24 @@ impl World {
     }
 
     /// Starts the daemon on the launcher and what is below it.
-    pub fn watch(&mut self, config: &str, more: &[&str]) {
-        self.watch_scope(&self.one("launcher").pid.to_string(), config, more);
+    pub fn start_daemon(&mut self, config: &str, more: &[&str]) {
+        self.watch_scope(&self.process("launcher").pid.to_string(), config, more);
     }
 
     /// Starts the daemon on a pid or a cgroup.
     pub fn watch_scope(&mut self, scope: &str, config: &str, more: &[&str]) {
         self.arguments = daemon::arguments(self.dir(), Some(scope), config, more);
-        self.again(&[]);
+        self.restart_daemon(&[]);
     }
 
     /// Has the daemon watch the whole host, and touch nobody.
     pub fn observe_all(&mut self, config: &str) {
         self.arguments = daemon::arguments(self.dir(), None, config, &["--observe"]);
-        self.again(&[]);
+        self.restart_daemon(&[]);
     }
 
     /// Starts the daemon again, with the arguments of the one before and some more.
-    pub fn again(&mut self, more: &[&str]) {
+    pub fn restart_daemon(&mut self, more: &[&str]) {
         let arguments = self.arguments.iter().cloned();
         let arguments: Vec<_> = arguments
             .chain(more.iter().map(|word| word.to_string()))
@@ -301,7 +301,7 @@ impl World {
     }
 
     /// Kills the daemon with SIGKILL.
-    pub fn crash(&mut self) {
+    pub fn kill_daemon(&mut self) {
         drop(self.daemon.take().expect("a daemon"));
     }
 
@@ -311,14 +311,14 @@ impl World {
     }
 
     /// The same, but the daemon is started by the `host` of the trees, as one of them.
-    pub fn watch_from_within(&mut self, config: &str, more: &[&str]) {
-        let scope = self.one("launcher").pid.to_string();
+    pub fn start_daemon_inside_tree(&mut self, config: &str, more: &[&str]) {
+        let scope = self.process("launcher").pid.to_string();
         let mut command = vec![daemon::REAPER.to_owned()];
         command.extend(daemon::arguments(self.dir(), Some(&scope), config, more));
         fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
-        self.open("host");
+        self.open_gate("host");
         let who = self.await_processes("daemon", 1)[0];
-        self.daemon = Some(Daemon::others(self.dir(), who));
+        self.daemon = Some(Daemon::attach(self.dir(), who));
     }
 
     pub fn daemon(&self) -> &Daemon {
@@ -326,22 +326,22 @@ impl World {
     }
 
     /// All who have reported themselves, in order.
-    pub fn all_processes(&self) -> Vec<(String, Identity)> {
+    pub fn all_processes(&self) -> Vec<(String, ProcessKey)> {
         reported(self.dir())
     }
 
     /// Those of this role in the first act.
-    pub fn processes(&self, role: &str) -> Vec<Identity> {
+    pub fn processes(&self, role: &str) -> Vec<ProcessKey> {
         self.all_processes()
             .into_iter()
-            .take(self.first_step.get().unwrap_or(usize::MAX))
+            .take(self.first_tree_len.get().unwrap_or(usize::MAX))
             .filter(|(r, _)| r == role)
             .map(|(_, id)| id)
             .collect()
     }
 
     /// The one process of this role.
-    pub fn one(&self, role: &str) -> Identity {
+    pub fn process(&self, role: &str) -> ProcessKey {
         match self.processes(role).as_slice() {
             [id] => *id,
             other => panic!("{} processes are '{role}'", other.len()),
@@ -349,19 +349,19 @@ impl World {
     }
 
     /// Whoever comes up from now on belongs to the second act, as another process of the same role.
-    pub fn begin_second_step(&self) {
-        self.first_step.set(Some(self.all_processes().len()));
+    pub fn begin_second_tree(&self) {
+        self.first_tree_len.set(Some(self.all_processes().len()));
     }
 
     /// All who have come up in the second act.
-    pub fn processes_of_second_step(&self) -> Vec<Identity> {
-        let first = self.first_step.get().unwrap_or(usize::MAX);
+    pub fn processes_of_second_tree(&self) -> Vec<ProcessKey> {
+        let first = self.first_tree_len.get().unwrap_or(usize::MAX);
         let second = self.all_processes().into_iter().skip(first);
         second.map(|(_, id)| id).collect()
     }
 
     /// Waits until `n` processes of this role are up.
-    pub fn await_processes(&self, role: &str, n: usize) -> Vec<Identity> {
+    pub fn await_processes(&self, role: &str, n: usize) -> Vec<ProcessKey> {
         eventually(&format!("{n} × '{role}' up"), || {
             Some(self.processes(role)).filter(|processes| processes.len() >= n)
         })
@@ -370,13 +370,13 @@ impl World {
     /// Kills the one process of this role.
     pub fn kill(&self, role: &str) {
         assert!(
-            self.one(role).signal(Signal::SIGKILL),
+            self.process(role).signal(Signal::SIGKILL),
             "'{role}' could not be killed"
         );
     }
 
     /// Lets those pass who wait at this gate.
-    pub fn open(&self, gate: &str) {
+    pub fn open_gate(&self, gate: &str) {
         let mut options = OpenOptions::new();
         options.write(true).custom_flags(libc::O_NONBLOCK);
         // Fails until somebody waits there.
@@ -387,16 +387,16 @@ impl World {
 
     /// Who lives below the launcher.
     pub fn living(&self) -> Vec<Stat> {
-        proc::descendants(self.one("launcher"))
+        proc::descendants(self.process("launcher"))
             .into_iter()
-            .filter(Stat::lives)
+            .filter(Stat::is_alive)
             .collect()
     }
 
     /// Waits until nobody lives below the launcher but the canaries. A single look may miss a process that is never
     /// the same, so it takes many.
-    pub fn await_alone(&self) {
-        let spared = ["canary", "stray"].map(|role| self.one(role));
+    pub fn await_only_canaries(&self) {
+        let spared = ["canary", "canary-orphan"].map(|role| self.process(role));
         let alone = || self.living().iter().all(|s| spared.contains(&s.id));
         eventually("nobody left below the launcher", || {
             (0..50).all(|_| alone()).then_some(())
@@ -416,7 +416,7 @@ impl World {
             let everybody = self.all_processes();
             let left = everybody
                 .iter()
-                .any(|(role, id)| roles.contains(&role.as_str()) && id.lives());
+                .any(|(role, id)| roles.contains(&role.as_str()) && id.is_alive());
             (!left).then_some(())
         });
     }
@@ -426,7 +426,7 @@ impl World {
         for role in roles {
             let processes = self.processes(role);
             assert!(
-                !processes.is_empty() && processes.iter().all(|id| id.lives()),
+                !processes.is_empty() && processes.iter().all(|id| id.is_alive()),
                 "'{role}' is dead"
             );
         }
@@ -454,13 +454,13 @@ impl World {
             Some((scenario, expected)) => (scenario.as_str(), Some(expected)),
             None => ("told by its source", None),
         };
-        let events = daemon::told(self.dir());
+        let events = daemon::read_events(self.dir());
         let mut report = format!("--- scenario: {scenario}\n--- role, pid, state: decisions");
         let mut everybody = self.all_processes();
-        everybody.sort_by_key(|(_, id)| !id.lives());
+        everybody.sort_by_key(|(_, id)| !id.is_alive());
         let shown = everybody.len().min(REPORTED_LINES);
         for (role, id) in &everybody[..shown] {
-            let state = if id.lives() { "alive" } else { "gone" };
+            let state = if id.is_alive() { "alive" } else { "gone" };
             let decided = daemon::decisions(&events, *id).join(", ");
             report += &format!("\n{role} {} {state}: {}", id.pid, or_none(&decided));
             if let Some(expected) = expected.and_then(|all| all.get(role.as_str())) {
@@ -483,18 +483,18 @@ fn or_none(decisions: &str) -> &str {
 }
 
 /// All processes who have reported themselves in a directory, in order.
-pub fn reported(dir: &Path) -> Vec<(String, Identity)> {
+pub fn reported(dir: &Path) -> Vec<(String, ProcessKey)> {
     let text = fs::read_to_string(dir.join("report")).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
     whole.filter_map(parse).collect()
 }
 
-fn parse(line: &str) -> Option<(String, Identity)> {
+fn parse(line: &str) -> Option<(String, ProcessKey)> {
     let mut words = line.trim_end().split(' ');
     let role = words.next()?.to_owned();
     Some((
         role,
-        Identity {
+        ProcessKey {
             pid: words.next()?.parse().ok()?,
             ticks: words.next()?.parse().ok()?,
         },
@@ -510,17 +510,17 @@ impl Drop for World {
         let end = Instant::now() + *DEADLINE;
         let launcher = proc::stat(self.launcher.id()).map(|s| s.id);
         loop {
-            let mut left: Vec<Identity> = launcher
+            let mut left: Vec<ProcessKey> = launcher
                 .map(proc::descendants)
                 .unwrap_or_default()
                 .into_iter()
-                .filter(Stat::lives)
+                .filter(Stat::is_alive)
                 .map(|s| s.id)
                 .collect();
             // Who was adopted by somebody else is no longer below the launcher, but has reported itself.
             let reported = self.all_processes().into_iter().map(|(_, id)| id);
-            let ours = |id: &Identity| Some(*id) != launcher && !self.guests.contains(id);
-            left.extend(reported.filter(|id| ours(id) && id.lives()));
+            let ours = |id: &ProcessKey| Some(*id) != launcher && !self.existing.contains(id);
+            left.extend(reported.filter(|id| ours(id) && id.is_alive()));
             if left.is_empty() || Instant::now() > end {
                 break;
             }

@@ -18,21 +18,21 @@ use crate::world::{TempDir, link};
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "escaped-reported", || {
-            let scenario = Scenario::play("", AGENT_LAST);
+            let scenario = EscapeScenario::play("", AGENT_LAST);
             for name in ["marked", "placed"] {
                 scenario.decided(name, "report", "inferred");
                 assert!(scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-reaped", || {
-            let scenario = Scenario::play(REAP, AGENT_LAST);
+            let scenario = EscapeScenario::play(REAP, AGENT_LAST);
             for name in ["marked", "placed"] {
                 scenario.decided(name, "reap", "root_exited");
                 assert!(!scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-from-an-agent-that-is-gone", || {
-            let scenario = Scenario::play(REAP, AGENT_FIRST);
+            let scenario = EscapeScenario::play(REAP, AGENT_FIRST);
             for name in ["marked", "placed"] {
                 let decided = scenario.decided(name, "reap", "root_exited");
                 assert!(!scenario.lives(name), "{name}");
@@ -147,15 +147,15 @@ cat told
 "#;
 
 /// What came of it.
-struct Scenario {
+struct EscapeScenario {
     said: String,
     pids: BTreeMap<String, u64>,
     events: Vec<Value>,
 }
 
-impl Scenario {
+impl EscapeScenario {
     /// Plays it by these rules; `end` is how the agent ends.
-    fn play(rules: &str, end: &str) -> Scenario {
+    fn play(rules: &str, end: &str) -> EscapeScenario {
         let dir = TempDir::new();
         let place = dir.path();
         link(Path::new(REAPER), &place.join("reaper"));
@@ -188,7 +188,7 @@ impl Scenario {
             .lines()
             .map(|line| serde_json::from_str(line).expect("JSON"));
         let (pids, events) = (pids.collect(), events.collect());
-        let scenario = Scenario { said, pids, events };
+        let scenario = EscapeScenario { said, pids, events };
         scenario.check();
         scenario
     }

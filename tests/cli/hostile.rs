@@ -13,8 +13,8 @@ use libtest_mimic::Trial;
 use nix::pty::openpty;
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
-use super::face::socket;
 use super::keeper::Keeper;
+use super::service_requests::socket;
 use crate::daemon::{JOURNAL, REAPER};
 use crate::trees::trial;
 use crate::world::{TempDir, World, eventually};
@@ -109,8 +109,8 @@ fn reaper(args: &[&str]) -> Command {
 /// What a service knows of such a process, in lines, in JSON, in its stream and in its journal.
 fn asked() {
     let mut world = World::new(true);
-    world.watch("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);
-    world.order("claude", "agent", "agent", &["forger=forger".into()]);
+    world.start_daemon("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);
+    world.launch("claude", "agent", "agent", &["forger=forger".into()]);
     let agent = world.await_processes("agent", 1)[0].pid.to_string();
     let forged = world.await_processes("forged", 1)[0].pid.to_string();
     let socket = socket(&world);

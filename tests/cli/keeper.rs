@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{Said, reaper, run};
+use super::{CommandOutput, reaper, run};
 use crate::daemon::{self, Daemon, Event, JOURNAL, REAPER};
-use crate::proc::{self, Identity};
+use crate::proc::{self, ProcessKey};
 use crate::world::{TempDir, eventually, link};
 
 /// Orphans of all kinds, each told by how long it sleeps, in terminal sessions that are over. `$0` is a pid that is
@@ -94,7 +94,7 @@ impl Keeper {
 
     pub fn await_asleep(&self, n: usize) {
         eventually(&format!("{n} processes sleep"), || {
-            let comm = |id: Identity| std::fs::read(format!("/proc/{}/comm", id.pid)).ok();
+            let comm = |id: ProcessKey| std::fs::read(format!("/proc/{}/comm", id.pid)).ok();
             let asleep = self
                 .living()
                 .filter(|id| comm(*id).as_deref() == Some(b"sleep\n"));
@@ -116,7 +116,8 @@ impl Keeper {
 
     /// For how long each sleeps that lives.
     pub fn sleepers(&self) -> Vec<String> {
-        let argv = |id: Identity| std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).ok();
+        let argv =
+            |id: ProcessKey| std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).ok();
         let argv = self.living().filter_map(argv);
         let mut sleepers: Vec<_> = argv
             .filter_map(|argv| {
@@ -131,13 +132,13 @@ impl Keeper {
         sleepers
     }
 
-    pub fn id(&self) -> Identity {
+    pub fn id(&self) -> ProcessKey {
         proc::stat(self.0.id()).expect("the keeper lives").id
     }
 
-    pub fn living(&self) -> impl Iterator<Item = Identity> {
+    pub fn living(&self) -> impl Iterator<Item = ProcessKey> {
         let below = proc::descendants(self.id()).into_iter();
-        below.filter(proc::Stat::lives).map(|stat| stat.id)
+        below.filter(proc::Stat::is_alive).map(|stat| stat.id)
     }
 }
 
@@ -194,7 +195,7 @@ impl Service {
         socket(self.dir.path())
     }
 
-    pub fn ask(&self, args: &[&str]) -> Said {
+    pub fn ask(&self, args: &[&str]) -> CommandOutput {
         let socket = self.socket();
         reaper(
             self.dir.path(),
@@ -202,20 +203,20 @@ impl Service {
         )
     }
 
-    pub fn told(&self, args: &[&str]) -> Value {
+    pub fn ask_json(&self, args: &[&str]) -> Value {
         let said = self.ask(args);
         let told = serde_json::from_str(&said.out);
         told.unwrap_or_else(|e| panic!("{args:?}: {e}: {}{}", said.out, said.err))
     }
 
-    pub fn ask_as(&self, uid: u32, args: &[&str]) -> Said {
+    pub fn ask_as(&self, uid: u32, args: &[&str]) -> CommandOutput {
         ask_as(self.dir.path(), uid, args)
     }
 
     /// Waits until this many strays are told of for this reason.
-    pub fn await_strays(&self, n: usize, reason: &str) -> Vec<Event> {
+    pub fn await_leftovers(&self, n: usize, reason: &str) -> Vec<Event> {
         eventually(&format!("{n} strays are told of: {reason}"), || {
-            let events = self.strays();
+            let events = self.leftovers();
             let of_it = events
                 .iter()
                 .filter(|e| e.reason.as_deref() == Some(reason));
@@ -223,7 +224,7 @@ impl Service {
         })
     }
 
-    pub fn strays(&self) -> Vec<Event> {
+    pub fn leftovers(&self) -> Vec<Event> {
         let events = self.daemon.events();
         events
             .iter()
@@ -248,7 +249,7 @@ pub fn socket(dir: &Path) -> String {
 }
 
 /// Asks it as somebody else.
-pub fn ask_as(dir: &Path, uid: u32, args: &[&str]) -> Said {
+pub fn ask_as(dir: &Path, uid: u32, args: &[&str]) -> CommandOutput {
     let program = dir.join("reaper");
     if !program.exists() {
         // They may not look into the build directory.

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use serde_json::Value;
 
 use super::keeper::{Keeper, Service, ask_as, socket, user};
-use super::{Said, reaper};
+use super::{CommandOutput, reaper};
 use crate::daemon::{Event, JOURNAL};
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually};
@@ -150,7 +150,7 @@ fn beside_a_living_agent() {
     let mut keeper = Keeper::of(AGENTS, 6, &dir);
     let named = |keeper: &Keeper, name: &[u8]| {
         let comm = |pid| std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let is_named = |id: &crate::proc::Identity| comm(id.pid).trim_ascii() == name;
+        let is_named = |id: &crate::proc::ProcessKey| comm(id.pid).trim_ascii() == name;
         keeper.living().filter(is_named).count()
     };
     assert_eq!(named(&keeper, b"claude"), 3);
@@ -261,14 +261,14 @@ const ALL: [&str; 8] = [
 /// without.
 fn observed() {
     let service = Service::start("", &["--observe"]);
-    service.await_strays(2, "owner_unknown");
+    service.await_leftovers(2, "owner_unknown");
     for reason in ["owner_alive", "no_owner", "not_orphan", "changed_uid"] {
-        service.await_strays(1, reason);
+        service.await_leftovers(1, reason);
     }
-    let strays = service.strays();
+    let strays = service.leftovers();
     let reasons: Vec<_> = strays.iter().filter_map(|e| e.reason.as_deref()).collect();
     assert!(!reasons.contains(&"keep_marker"), "{reasons:?}");
-    let report = service.told(&["scan"]);
+    let report = service.ask_json(&["scan"]);
     assert_eq!(report["scanned_by"], "service");
     let scope = service.keeper.0.id().to_string();
     let args = ["scan", "--config", "c.toml", "--scope", &scope, "--json"];
@@ -286,7 +286,7 @@ fn observed() {
     let refused = service.ask(&["scan", "--reap"]);
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(refused.err.contains("observes"), "{}", refused.err);
-    assert_eq!(service.told(&["status"])["would_have_reaped"], 0);
+    assert_eq!(service.ask_json(&["status"])["would_have_reaped"], 0);
 
     // None of it is theirs, and no journal but through the service.
     let seen = service.ask_as(4242, &["scan"]);
@@ -306,7 +306,7 @@ fn observed() {
 }
 
 /// Orders a service to end what it finds, once its own look is over: until then it refuses, be it that all is told of.
-fn order_reap(service: &Service) -> Said {
+fn order_reap(service: &Service) -> CommandOutput {
     eventually("its own look is over", || {
         let said = service.ask(&["scan", "--reap"]);
         (!said.err.contains("being reaped already")).then_some(said)
@@ -318,7 +318,7 @@ fn order_reap(service: &Service) -> Said {
 fn at_the_start() {
     let mut service = Service::start("", &[]);
     let reap = |e: &&Event| e.decision.as_deref() == Some("reap");
-    let strays = service.await_strays(2, "owner_unknown");
+    let strays = service.await_leftovers(2, "owner_unknown");
     assert_eq!(strays.iter().filter(reap).count(), 0);
     assert_eq!(service.keeper.sleepers(), ALL);
     order_reap(&service);
@@ -326,14 +326,14 @@ fn at_the_start() {
         (service.outcomes("ended") >= 4).then_some(())
     });
     assert_eq!(service.keeper.sleepers(), &ALL[2..]);
-    let strays = service.strays();
+    let strays = service.leftovers();
     assert!(
         strays
             .iter()
             .filter(reap)
             .all(|e| e.reason.as_deref() == Some("dead_agent"))
     );
-    let status = service.told(&["status"]);
+    let status = service.ask_json(&["status"]);
     assert!(status["reaped"].as_u64() >= Some(4), "{status}");
 
     // The service has seen where this one comes from.
@@ -349,17 +349,17 @@ fn at_the_start() {
 /// Where that is switched off, it takes an order.
 fn ordered() {
     let service = Service::start("reap_leftovers = false\n", &[]);
-    let report = service.told(&["scan"]);
+    let report = service.ask_json(&["scan"]);
     assert_eq!(said(&report, "reapable").len(), 4, "{report}");
     assert_eq!(service.keeper.asleep(), 8, "they are told of, and no more");
-    let report = service.told(&["scan", "--reap"]);
+    let report = service.ask_json(&["scan", "--reap"]);
     let found = said(&report, "reapable");
     assert!(
         found.len() >= 4 && found.values().all(|came| came.contains("ended")),
         "{report}"
     );
     assert_eq!(service.keeper.sleepers(), &ALL[2..]);
-    service.await_strays(4, "dead_agent");
+    service.await_leftovers(4, "dead_agent");
     eventually("the ends are told", || {
         (service.outcomes("ended") >= 4).then_some(())
     });
@@ -371,8 +371,8 @@ fn without_keeps() {
     let dir = TempDir::new();
     std::fs::write(dir.path().join("journal"), "").expect("write a file");
     let service = Service::start_in(dir, "", &[]);
-    service.await_strays(2, "owner_unknown");
-    assert_eq!(said(&service.told(&["scan"]), "reapable").len(), 4);
+    service.await_leftovers(2, "owner_unknown");
+    assert_eq!(said(&service.ask_json(&["scan"]), "reapable").len(), 4);
     let refused = order_reap(&service);
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(
@@ -405,13 +405,14 @@ fn recorded() {
     let program = "recorded-agent";
     world.provide(program, &[format!("bin/{program}")]);
     let rules = format!("[[agent]]\nname = '{name}'\ncomm = '{program}'\n{SERVERS}");
-    world.watch(&format!("{CONFIG}{rules}"), &JOURNAL);
+    world.start_daemon(&format!("{CONFIG}{rules}"), &JOURNAL);
     world.open_to_all();
     let uid = user();
     let user = format!("setpriv --reuid {uid} --clear-groups");
     let words = "leaf=double+setsid other=double+setsid server=double+listen";
-    let agent = format!("exec {user} {{dir}}/bin/{program} role agent agent {{dir}} {words}");
-    world.start("user", &agent);
+    let agent =
+        format!("exec {user} {{dir}}/bin/{program} test-process agent agent {{dir}} {words}");
+    world.spawn("user", &agent);
     let agent = world.await_processes("agent", 1)[0].pid;
     let [leaf, other, server] =
         ["leaf", "other", "server"].map(|role| world.await_processes(role, 1)[0]);
@@ -425,14 +426,14 @@ fn recorded() {
     world.assert_alive(&["agent", "leaf", "other", "server"]);
     // Nobody watches, and its terminal session ends with who has started it.
     let marks = format!("env:OPENCODE=1 env:OPENCODE_PID={agent}");
-    let between = "{dir}/bin/worker role parent between {dir} late sleep";
-    world.start("user", &format!("{marks} exec setsid {user} {between}"));
+    let between = "{dir}/bin/worker test-process parent between {dir} late sleep";
+    world.spawn("user", &format!("{marks} exec setsid {user} {between}"));
     let late = world.await_processes("late", 1)[0];
     world.await_processes("between", 1);
     world.kill("between");
     world.kill("agent");
     world.await_gone(&["agent", "between"]);
-    world.again(&[]);
+    world.restart_daemon(&[]);
     for who in [leaf, other] {
         let stray = world.await_event("a leftover", |e| e.is("leftover", who));
         assert_eq!(stray.reason.as_deref(), Some("recorded_session"));
@@ -447,7 +448,7 @@ fn recorded() {
     assert_eq!(stray.rule.as_deref(), Some("asked-for-servers"));
     world.assert_alive(&["server"]);
     world.await_gone(&["server"]);
-    world.assert_alive(&["launcher", "canary", "stray"]);
+    world.assert_alive(&["launcher", "canary", "canary-orphan"]);
     // It is in the history, which the service tells to everybody of what is theirs.
     let socket = socket(world.dir());
     eventually("the end is written", || {

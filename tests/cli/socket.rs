@@ -11,8 +11,8 @@ use libtest_mimic::Trial;
 use nix::libc;
 use serde_json::Value;
 
-use super::face::{ask, ask_as, socket, told};
 use super::keeper::user;
+use super::service_requests::{ask, ask_as, ask_json, socket};
 use super::{reaper, run};
 use crate::daemon::{self, JOURNAL, REAPER};
 use crate::trees::{CONFIG, trial};
@@ -95,7 +95,7 @@ fn answered(mut stream: UnixStream) -> String {
 /// Users who hold connections are in each other's way, but not in root's.
 fn crowded() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &["--observe"]);
+    world.start_daemon(CONFIG, &["--observe"]);
     let path = socket(&world);
     let few: Vec<_> = (7000..7004).map(|uid| connect_as(&path, uid, 20)).collect();
     let mut one = connect_as(&path, 7004, 1);
@@ -114,12 +114,12 @@ fn crowded() {
 /// The service tells a user of the sessions that are theirs, and of no other.
 fn history_of_its_owner() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &JOURNAL);
+    world.start_daemon(CONFIG, &JOURNAL);
     world.open_to_all();
-    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
     let user = "exec setpriv --reuid 4242 --clear-groups";
-    let claude = "{dir}/node_modules/.bin/claude role agent mine {dir} own=sleep";
-    world.start("user", &format!("{user} {claude}"));
+    let claude = "{dir}/node_modules/.bin/claude test-process agent mine {dir} own=sleep";
+    world.spawn("user", &format!("{user} {claude}"));
     let agents = ["agent", "mine"].map(|role| world.await_processes(role, 1)[0]);
     world.await_processes("leaf", 1);
     let own = world.await_processes("own", 1)[0];
@@ -162,7 +162,7 @@ fn history_of_its_owner() {
 /// A scan that asks no service ends nothing where one is at work, and leaves alone who is kept.
 fn scan_heeds() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &JOURNAL);
+    world.start_daemon(CONFIG, &JOURNAL);
     let mut gone = std::process::Command::new("true")
         .spawn()
         .expect("run true");
@@ -171,25 +171,25 @@ fn scan_heeds() {
         let gone = gone.id();
         format!("{role}=env:CLAUDECODE=1+env:CLAUDE_PID={gone}+sleep")
     };
-    let claude = "{dir}/node_modules/.bin/claude role agent agent {dir}";
+    let claude = "{dir}/node_modules/.bin/claude test-process agent agent {dir}";
     let (leaf, other) = (left("leaf"), left("kept"));
     // Its terminal session ends with it.
     let uid = user();
     world.open_to_all();
     let user = format!("exec setsid setpriv --reuid {uid} --clear-groups");
-    world.start("agent", &format!("{user} {claude} {leaf} {other}"));
+    world.spawn("agent", &format!("{user} {claude} {leaf} {other}"));
     world.await_processes("agent", 1);
     world.await_processes("leaf", 1);
     let kept = world.await_processes("kept", 1)[0];
     let pid = kept.pid.to_string();
     assert_eq!(ask(&world, &["keep", &pid]).code, Some(0));
-    let service = told(&world, &["status"])["pid"].to_string();
+    let service = ask_json(&world, &["status"])["pid"].to_string();
 
     let path = |name| world.dir().join(name).display().to_string();
     let (runtime, journal, config) = (path("run"), path("journal"), path("scan.toml"));
     let text = format!("grace = \"300ms\"\nruntime_dir = {runtime:?}\njournal_dir = {journal:?}\n");
     fs::write(&config, text).expect("write a config");
-    let scope = world.one("launcher").pid.to_string();
+    let scope = world.process("launcher").pid.to_string();
     let scan = [
         "scan", "--reap", "--json", "--config", &config, "--scope", &scope,
     ];
@@ -213,7 +213,7 @@ fn scan_heeds() {
         refused.err
     );
 
-    world.crash();
+    world.kill_daemon();
     world.kill("agent");
     world.await_gone(&["agent"]);
     let looked = || reaper(world.dir(), &scan);

@@ -8,7 +8,7 @@ use std::process::Command;
 use libtest_mimic::Trial;
 use nix::errno::Errno;
 
-use super::{Said, run};
+use super::{CommandOutput, run};
 use crate::daemon::REAPER;
 use crate::trees::trial;
 use crate::world::{TempDir, link};
@@ -130,7 +130,7 @@ cat told
 "#;
 
 /// Runs a script between [`BEGIN`] and [`END`] as a user of whom nothing else runs, in what the words before begin.
-fn as_nobody(uid: u32, before: &[String], source: &str, script: &str) -> Said {
+fn as_nobody(uid: u32, before: &[String], source: &str, script: &str) -> CommandOutput {
     let dir = TempDir::new();
     let place = dir.path();
     link(Path::new(REAPER), &place.join("reaper"));
@@ -161,7 +161,7 @@ fn as_nobody(uid: u32, before: &[String], source: &str, script: &str) -> Said {
 }
 
 /// Has a user watch their own agents, and kills one.
-fn nobodys_service(uid: u32, before: &[&str], source: &str) -> Said {
+fn nobodys_service(uid: u32, before: &[&str], source: &str) -> CommandOutput {
     let before: Vec<String> = before.iter().map(|word| word.to_string()).collect();
     let said = as_nobody(uid, &before, source, r#"kill -KILL "$(cat agent)""#);
     assert_eq!(said.told("SIGTERM  "), 2, "signals: {}", said.out);
@@ -178,7 +178,14 @@ fn without_pidfds() {
     let this = this.display().to_string();
     for (uid, errno) in [(61_004, Errno::EPERM), (61_005, Errno::ENOSYS)] {
         let number = (errno as i32).to_string();
-        let actor = ["role", "without-pidfds", "filter", "/", &number, "setpriv"];
+        let actor = [
+            "test-process",
+            "without-pidfds",
+            "filter",
+            "/",
+            &number,
+            "setpriv",
+        ];
         let before = std::iter::once(&*this).chain(actor).map(String::from);
         let script = r#"
 kill -KILL "$(cat agent)"
@@ -225,7 +232,7 @@ kill $two
     assert_eq!(said.told("gap"), 0, "{}", said.out);
 }
 
-impl Said {
+impl CommandOutput {
     /// How often it was said.
     fn told(&self, what: &str) -> usize {
         self.out.matches(what).count()

@@ -7,7 +7,7 @@ use std::process::Command;
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
-use super::{Said, reaper, run};
+use super::{CommandOutput, reaper, run};
 use crate::daemon::REAPER;
 use crate::trees::trial;
 use crate::world::TempDir;
@@ -72,7 +72,7 @@ fn no_bpffs() {
 }
 
 /// Runs `before` in a bpffs of its own, `reaper unpin` on its directory `reaper`, and `after` there.
-fn on_bpffs(dir: &Path, before: &str, after: &str) -> Said {
+fn on_bpffs(dir: &Path, before: &str, after: &str) -> CommandOutput {
     let script = format!(
         "mkdir b && mount -t bpf bpf b && cd b && {before} || exit 99
         \"$0\" unpin --pin-dir \"$PWD/reaper\"

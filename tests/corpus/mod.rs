@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use libtest_mimic::Trial;
 
 use crate::cgroup;
-use crate::trees::{Mode, Toll, trial};
+use crate::trees::{Mode, ScenarioResult, trial};
 use read::{CORPUS, Entry};
 
 /// Names of those that have come to their end.
@@ -33,23 +33,23 @@ pub fn trials() -> Vec<Trial> {
     let observed = all
         .clone()
         .filter(|entry| OBSERVED.contains(&entry.name.as_str()));
-    let observed = observed.map(|entry| record_result("observe", entry, Mode::Observe));
-    all.map(|entry| record_result("corpus", entry, Mode::Enforce))
+    let observed = observed.map(|entry| entry_trial("observe", entry, Mode::Observe));
+    all.map(|entry| entry_trial("corpus", entry, Mode::Enforce))
         .chain(observed)
         .collect()
 }
 
-fn record_result(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
+fn entry_trial(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
     let play = move || {
         let scenario = entry.scenario();
-        scenario.run(mode, |toll| count(&entry.name, toll));
+        scenario.run(mode, |result| record_result(&entry.name, result));
     };
     let left_out = entry.needs_cgroup() && !cgroup::can_be_made();
     trial(kind, &entry.name, play).with_ignored_flag(left_out)
 }
 
-fn count(name: &'static str, toll: Toll) {
-    if toll.told {
+fn record_result(name: &'static str, toll: ScenarioResult) {
+    if toll.is_complete {
         let mut names = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         names.insert(name);
     }
@@ -74,7 +74,7 @@ pub fn summary() -> Option<String> {
 
 /// What a scenario may be an entry of: what users have been through, what is never signalled, where membership
 /// stops, what is kept, what people mark, and what each agent looks like.
-const ENTRIES: [&str; 19] = [
+const CATEGORIES: [&str; 19] = [
     "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "never", "boundary",
     "keep", "mark", "agent",
 ];
@@ -86,8 +86,8 @@ pub fn completeness() -> Trial {
         assert!(all.len() >= 60, "{} scenarios", all.len());
         let names: BTreeSet<&str> = all.iter().map(|entry| entry.name.as_str()).collect();
         assert_eq!(names.len(), all.len(), "names of scenarios");
-        let entries: BTreeSet<&str> = all.iter().map(|entry| entry.entry.as_str()).collect();
-        assert_eq!(entries, BTreeSet::from(ENTRIES), "entries");
+        let entries: BTreeSet<&str> = all.iter().map(|entry| entry.category.as_str()).collect();
+        assert_eq!(entries, BTreeSet::from(CATEGORIES), "entries");
         let spoken: BTreeSet<&str> = all.iter().flat_map(Entry::rules).collect();
         let builtin: toml::Table = toml::from_str(include_str!(
             "../../reaper-user/model/src/rules/catalogue.toml"

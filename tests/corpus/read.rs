@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::trees::{AgentExit, DecisionSpec, Expectation, ProcessSpec, Scenario, StartedBy};
+use crate::trees::{DecisionSpec, Expectation, ProcessSpec, Scenario, StartedBy, VictimExit};
 
 /// All that is in the file. It is there as long as the program is, and so are the scenarios.
 pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
@@ -25,7 +25,7 @@ pub struct Corpus {
 pub struct Entry {
     pub name: String,
     /// What of the collected experience with agents it is.
-    pub entry: String,
+    pub category: String,
     /// The program that is the agent.
     #[serde(default = "claude")]
     image: String,
@@ -33,7 +33,7 @@ pub struct Entry {
     agent: Option<String>,
     via: Option<String>,
     #[serde(default = "killed")]
-    dies: String,
+    victim_exit: String,
     /// The role that dies.
     #[serde(default = "the_agent")]
     victim: String,
@@ -45,10 +45,10 @@ pub struct Entry {
     #[serde(default = "yes")]
     subreaper: bool,
     #[serde(default)]
-    again: bool,
+    second_tree: bool,
     #[serde(default)]
     unit: bool,
-    parts: Vec<ProcessEntry>,
+    processes: Vec<ProcessEntry>,
     /// The decisions of the parts, read from their fates.
     #[serde(skip)]
     said: std::sync::OnceLock<Vec<Vec<DecisionSpec>>>,
@@ -67,10 +67,10 @@ struct ProcessEntry {
     times: usize,
     /// Who it is, if it is there already.
     pid: Option<i32>,
-    /// `reaped`, `detached`, `outside`, `first`, `boundary RULE`, `server RULE`, or decisions with commas between, each of the
+    /// `reaped`, `detached`, `no-decision`, `killed-by-test`, `boundary RULE`, `server RULE`, or decisions with commas between, each of the
     /// decision, its reason, and the name of the rule if it matters.
     #[serde(default = "reaped")]
-    fate: String,
+    expect: String,
     adopter: Option<String>,
     #[serde(default)]
     may_fall: bool,
@@ -102,7 +102,7 @@ impl Entry {
     /// Names of the rules that must have spoken in it.
     pub fn rules(&'static self) -> BTreeSet<&'static str> {
         let parts = self.parts().into_iter();
-        let of_parts = parts.flat_map(|part| match part.fate {
+        let of_parts = parts.flat_map(|part| match part.expect {
             Expectation::Boundary(rule) | Expectation::Server(rule) => vec![rule],
             _ => part.decisions().iter().filter_map(|s| s.rule).collect(),
         });
@@ -115,7 +115,7 @@ impl Entry {
         let config = format!("grace = \"200ms\"\nkill_timeout = \"10s\"\n{}", self.config).leak();
         let mut scenario = Scenario::new(&self.name, &self.parts())
             .image(&self.image)
-            .dies(self.death())
+            .victim_exit(self.death())
             .victim(&self.victim)
             .config(config)
             .programs(self.programs());
@@ -127,15 +127,15 @@ impl Entry {
         }
         scenario = match self.daemon.as_str() {
             "first" => scenario,
-            "last" => scenario.before(),
-            "within" => scenario.within(),
+            "last" => scenario.daemon_after_tree(),
+            "within" => scenario.daemon_inside_tree(),
             other => panic!("{}: the daemon cannot begin {other:?}", self.name),
         };
         if !self.subreaper {
             scenario = scenario.no_subreaper();
         }
-        if self.again {
-            scenario = scenario.again();
+        if self.second_tree {
+            scenario = scenario.second_tree();
         }
         if self.unit {
             scenario = scenario.in_unit();
@@ -148,19 +148,19 @@ impl Entry {
         self.unit
     }
 
-    fn death(&'static self) -> AgentExit {
-        match self.dies.as_str() {
-            "killed" => AgentExit::Killed,
-            "segfault" => AgentExit::Falls("segfault", "SIGSEGV"),
-            "relaunch" => AgentExit::Relaunches,
-            "SIGINT" => AgentExit::Falls("raise SIGINT", "SIGINT"),
-            "SIGTERM" => AgentExit::Falls("raise SIGTERM", "SIGTERM"),
-            "SIGHUP" => AgentExit::Falls("raise SIGHUP", "SIGHUP"),
-            "lives" => AgentExit::Lives,
-            "leader-first" => AgentExit::LosesLeader,
+    fn death(&'static self) -> VictimExit {
+        match self.victim_exit.as_str() {
+            "killed" => VictimExit::Killed,
+            "segfault" => VictimExit::Signalled("segfault", "SIGSEGV"),
+            "relaunch" => VictimExit::Relaunches,
+            "SIGINT" => VictimExit::Signalled("raise SIGINT", "SIGINT"),
+            "SIGTERM" => VictimExit::Signalled("raise SIGTERM", "SIGTERM"),
+            "SIGHUP" => VictimExit::Signalled("raise SIGHUP", "SIGHUP"),
+            "lives" => VictimExit::StaysAlive,
+            "leader-first" => VictimExit::LeaderThreadExits,
             how => {
                 let code = how.strip_prefix("exit ").and_then(|code| code.parse().ok());
-                AgentExit::Exits(
+                VictimExit::Exited(
                     how,
                     code.unwrap_or_else(|| panic!("{}: nobody dies {how:?}", self.name)),
                 )
@@ -170,19 +170,19 @@ impl Entry {
 
     fn parts(&'static self) -> Vec<ProcessSpec> {
         let said = self.said.get_or_init(|| {
-            let fates = self.parts.iter().map(|part| part.fate.as_str());
+            let fates = self.processes.iter().map(|part| part.expect.as_str());
             // Every entry lives as long as the program.
             fates
                 .map(|fate| decisions(Box::leak(fate.into())))
                 .collect()
         });
-        let parts = self.parts.iter().zip(said);
+        let parts = self.processes.iter().zip(said);
         parts.map(|(part, said)| part.part(said)).collect()
     }
 
     /// The programs that are named in it.
     fn programs(&'static self) -> Vec<(&'static str, &'static [String])> {
-        let how = self.parts.iter().map(|part| part.how.as_str());
+        let how = self.processes.iter().map(|part| part.how.as_str());
         let words = how
             .chain(self.via.as_deref())
             .flat_map(|how| how.split([' ', '+', '=']));
@@ -197,11 +197,11 @@ impl Entry {
 
 impl ProcessEntry {
     fn part(&'static self, said: &'static [DecisionSpec]) -> ProcessSpec {
-        let fate = match self.fate.as_str() {
+        let fate = match self.expect.as_str() {
             "reaped" => Expectation::Reaped,
             "detached" => Expectation::Detached,
-            "outside" => Expectation::Outside,
-            "first" => Expectation::First,
+            "no-decision" => Expectation::NoDecision,
+            "killed-by-test" => Expectation::KilledByTest,
             fate => match fate.split_once(' ') {
                 Some(("boundary", rule)) => Expectation::Boundary(rule),
                 Some(("server", rule)) => Expectation::Server(rule),
@@ -214,10 +214,10 @@ impl ProcessEntry {
             by: match self.by.as_str() {
                 "agent" => StartedBy::Agent,
                 "launcher" => StartedBy::Launcher,
-                role => StartedBy::Part(role),
+                role => StartedBy::Process(role),
             },
             pid: self.pid,
-            may_fall: self.may_fall,
+            may_exit_first: self.may_fall,
             ..part
         }
     }

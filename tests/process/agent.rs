@@ -6,13 +6,13 @@ use std::os::unix::process::CommandExt;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::dup;
 
+use super::context::{ProcessContext, begin, leave, rest};
 use super::member::{leave_thread, make_twin};
-use super::setup::{RoleSetup, begin, leave, rest};
 
 /// An agent. Each argument `ROLE=HOW` or `ROLE*N=HOW` is a child (or N) as [`Stage::spawn`] has it, where `+`
 /// stands for a space and `{plus}` for itself; the way `twin` starts its
 /// twin instead, whose parent is not the agent. `die=HOW` says how it dies when the test opens the gate `die-ROLE`.
-pub fn agent(s: &RoleSetup) -> ! {
+pub fn agent(s: &ProcessContext) -> ! {
     let mut death = "exit 0".to_owned();
     for arg in &s.args {
         let (role, how) = arg.split_once('=').expect("ROLE=HOW");
@@ -28,7 +28,7 @@ pub fn agent(s: &RoleSetup) -> ! {
     die(s, &death)
 }
 
-fn die(s: &RoleSetup, how: &str) -> ! {
+fn die(s: &ProcessContext, how: &str) -> ! {
     match how.split_once(' ').unwrap_or((how, "")) {
         ("exit", code) => leave(code.parse().expect("an exit code")),
         ("raise", name) => {
@@ -66,7 +66,7 @@ fn die(s: &RoleSetup, how: &str) -> ! {
 }
 
 /// A subreaper that starts the agent and never waits for what it adopts.
-pub fn hoarder(s: &RoleSetup) -> ! {
+pub fn never_waiting_subreaper(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     begin(&mut s.agent());
     s.report();
@@ -74,25 +74,25 @@ pub fn hoarder(s: &RoleSetup) -> ! {
 }
 
 /// Becomes the agent.
-pub fn shim_exec(s: &RoleSetup) -> ! {
+pub fn shim_exec(s: &ProcessContext) -> ! {
     panic!("exec the agent: {}", s.agent().exec())
 }
 
 /// Becomes the agent, from a thread that is not the leader.
-pub fn shim_thread(s: &RoleSetup) -> ! {
+pub fn shim_thread(s: &ProcessContext) -> ! {
     let mut agent = s.agent();
     std::thread::spawn(move || panic!("exec the agent: {}", agent.exec()));
     rest()
 }
 
 /// Starts the agent and is gone.
-pub fn shim_spawn(s: &RoleSetup) -> ! {
+pub fn shim_spawn(s: &ProcessContext) -> ! {
     begin(&mut s.agent());
     leave(0)
 }
 
 /// The leader of a session on a terminal of its own, with the agent in it.
-pub fn terminal(s: &RoleSetup) -> ! {
+pub fn terminal(s: &ProcessContext) -> ! {
     let pty = nix::pty::openpty(None, None).expect("openpty");
     nix::unistd::setsid().expect("setsid");
     // SAFETY: the descriptor is open; 0 steals no terminal from anybody.

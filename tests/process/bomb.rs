@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::wait::waitpid;
 
-use super::member::{await_term, ignore_term};
-use super::setup::{RoleSetup, fork, leave, rest};
+use super::context::{ProcessContext, fork, leave, rest};
+use super::member::{await_term, set_ignore_term};
 
 const BIRTHS: u32 = 5000;
 const TIME: Duration = Duration::from_secs(10);
 
 /// From SIGTERM on, it and each child of it fork a child each millisecond.
-pub fn hydra(s: &RoleSetup) -> ! {
+pub fn fork_bomb_on_term(s: &ProcessContext) -> ! {
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let size = NonZeroUsize::MIN.saturating_add(4095);
     // SAFETY: a new mapping, which stays for as long as the process does.
@@ -35,7 +35,7 @@ fn heads(births: &'static AtomicU32, end: Instant) -> ! {
 }
 
 /// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
-pub fn runner(s: &RoleSetup) -> ! {
+pub fn fork_chain_on_term(s: &ProcessContext) -> ! {
     await_term(s);
     relay(Duration::from_millis(2), BIRTHS);
     nix::unistd::alarm::set(super::LIFETIME_S);
@@ -43,25 +43,25 @@ pub fn runner(s: &RoleSetup) -> ! {
 }
 
 /// The same by programs: what it forks runs another one, which does likewise.
-pub fn hopper(s: &RoleSetup) -> ! {
+pub fn exec_chain_on_term(s: &ProcessContext) -> ! {
     await_term(s);
-    ignore_term();
-    s.perform("hop", "hop 3000")
+    set_ignore_term();
+    s.run_behaviour("hop", "exec-chain 3000")
 }
 
 /// `hop N`: forks what runs another program that plays `hop N-1`, and is gone.
-pub fn hop(s: &RoleSetup) -> ! {
+pub fn exec_chain(s: &ProcessContext) -> ! {
     let left = number(s);
     if left > 0 {
-        fork(|| s.exec(&format!("hop {}", left - 1)));
+        fork(|| s.exec(&format!("exec-chain {}", left - 1)));
     }
     leave(0)
 }
 
 /// `handover N`: like `runner` from the moment on that the test opens its gate, faster, at most N times, and SIGTERM is
 /// ignored.
-pub fn handover(s: &RoleSetup) -> ! {
-    ignore_term();
+pub fn handover(s: &ProcessContext) -> ! {
+    set_ignore_term();
     nix::unistd::setsid().expect("setsid");
     s.report();
     s.gate("handover");
@@ -86,13 +86,13 @@ fn relay(pause: Duration, births: u32) {
 
 /// `busy N`: forks so many times, with a pause: in turn one that is gone at once, an orphan with a session of its own,
 /// and a child that ignores SIGTERM. Those that stay are called `brood`.
-pub fn busy(s: &RoleSetup) -> ! {
+pub fn busy(s: &ProcessContext) -> ! {
     s.report();
     for n in 0..number(s) {
         match n % 3 {
             0 => drop(waitpid(fork(|| leave(0)), None)),
-            1 => s.spawn("brood", "hops setsid"),
-            _ => s.spawn("brood", "fork stubborn"),
+            1 => s.spawn("brood", "triple-fork setsid"),
+            _ => s.spawn("brood", "fork ignore-term"),
         }
         std::thread::sleep(Duration::from_millis(3));
     }
@@ -100,14 +100,14 @@ pub fn busy(s: &RoleSetup) -> ! {
 }
 
 /// `swarm N`: has so many children as fast as it can, called `brood`, every other one ignoring SIGTERM.
-pub fn swarm(s: &RoleSetup) -> ! {
+pub fn swarm(s: &ProcessContext) -> ! {
     for n in 0..number(s) {
         s.spawn(
             "brood",
             if n % 2 == 0 {
                 "fork setsid"
             } else {
-                "fork stubborn"
+                "fork ignore-term"
             },
         );
     }
@@ -115,6 +115,6 @@ pub fn swarm(s: &RoleSetup) -> ! {
     rest()
 }
 
-fn number(s: &RoleSetup) -> u32 {
+fn number(s: &ProcessContext) -> u32 {
     s.args[0].parse().expect("a number")
 }

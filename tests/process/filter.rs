@@ -6,10 +6,10 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-use super::setup::RoleSetup;
+use super::context::ProcessContext;
 
 /// `ERRNO PROGRAM ARG…`: runs the program where pidfd_open(2) fails so.
-pub fn without_pidfds(s: &RoleSetup) -> ! {
+pub fn without_pidfds(s: &ProcessContext) -> ! {
     let errno: u16 = s.args[0].parse().expect("an errno");
     deny(libc::SYS_pidfd_open, errno).expect("install a seccomp filter");
     let error = Command::new(&s.args[1]).args(&s.args[2..]).exec();
@@ -24,16 +24,16 @@ fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
     let failure = libc::SECCOMP_RET_ERRNO | u32::from(errno);
     let steps = &mut [
         // The number of the call stands first.
-        step(load, 0, 0, 0),
-        step(equal, 0, 1, call as u32),
-        step(answer, 0, 0, failure),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        instruction(load, 0, 0, 0),
+        instruction(equal, 0, 1, call as u32),
+        instruction(answer, 0, 0, failure),
+        instruction(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     install(steps, 0).map(drop)
 }
 
 /// One step of a filter; `jt` and `jf` are the steps that are left out if a comparison holds, and if not.
-pub fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+pub fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter {
         code: code as u16,
         jt,

@@ -7,11 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::setup::{RoleSetup, fork, leave, rest};
+use super::context::{ProcessContext, fork, leave, rest};
 use crate::proc;
 
 /// Listens on a port, which is any that is free. May have a child, which does not: `listen ROLE PLAY…`.
-pub fn listen(s: &RoleSetup) -> ! {
+pub fn listen(s: &ProcessContext) -> ! {
     let _socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("listen on a port");
     if let [role, how @ ..] = &s.args[..] {
         s.spawn(role, &how.join(" "));
@@ -21,7 +21,7 @@ pub fn listen(s: &RoleSetup) -> ! {
 }
 
 /// Serves whoever connects to the Unix socket of its role. May have a child: `serve ROLE PLAY…`.
-pub fn serve(s: &RoleSetup) -> ! {
+pub fn serve(s: &ProcessContext) -> ! {
     let path = s.dir.join(&s.role).with_extension("socket");
     let socket = UnixListener::bind(path).expect("listen on a socket");
     if let [role, how @ ..] = &s.args[..] {
@@ -36,7 +36,7 @@ pub fn serve(s: &RoleSetup) -> ! {
 }
 
 /// `client ROLE`: is connected to the server of this role.
-pub fn client(s: &RoleSetup) -> ! {
+pub fn client(s: &ProcessContext) -> ! {
     let path = s.dir.join(&s.args[0]).with_extension("socket");
     let connected = || {
         let stream = UnixStream::connect(&path);
@@ -49,7 +49,7 @@ pub fn client(s: &RoleSetup) -> ! {
 
 /// `editor ENDS PARENT ROLE HOW…`: starts an agent and holds the other ends of its standard input and output: `pipes`,
 /// `sockets`, `closed` for pipes whose other ends nothing holds, or `file` for such a pipe and a file. With `orphan` the agent's parent exits at once.
-pub fn editor(s: &RoleSetup) -> ! {
+pub fn editor(s: &ProcessContext) -> ! {
     let [ends, parent, role, how @ ..] = &s.args[..] else {
         panic!("an editor needs ENDS, PARENT, ROLE and HOW");
     };
@@ -91,7 +91,7 @@ pub fn editor(s: &RoleSetup) -> ! {
 }
 
 /// Uses all of a processor.
-pub fn burn(s: &RoleSetup) -> ! {
+pub fn burn(s: &ProcessContext) -> ! {
     s.report();
     loop {
         std::hint::spin_loop();
@@ -99,7 +99,7 @@ pub fn burn(s: &RoleSetup) -> ! {
 }
 
 /// `family N ROLE HOW…`: has so many children.
-pub fn family(s: &RoleSetup) -> ! {
+pub fn family(s: &ProcessContext) -> ! {
     let n: u32 = s.args[0].parse().expect("a number");
     (0..n).for_each(|_| s.spawn(&s.args[1], &s.args[2..].join(" ")));
     s.report();
@@ -107,24 +107,24 @@ pub fn family(s: &RoleSetup) -> ! {
 }
 
 /// `in-unit PLAY…`: moves to the cgroup that `DIR/unit` is a link to, and plays in another program.
-pub fn in_unit(s: &RoleSetup) -> ! {
+pub fn in_unit(s: &ProcessContext) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
     s.exec(&s.args.join(" "))
 }
 
 /// `to-unit PLAY…`: moves there too, and plays in the same program.
-pub fn to_unit(s: &RoleSetup) -> ! {
+pub fn to_unit(s: &ProcessContext) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
-    s.perform(&s.role, &s.args.join(" "))
+    s.run_behaviour(&s.role, &s.args.join(" "))
 }
 
 /// Becomes the command in its arguments, which reports itself if anybody is to.
-pub fn exec(s: &RoleSetup) -> ! {
+pub fn exec(s: &ProcessContext) -> ! {
     panic!("exec {:?}: {}", s.args, s.real(&s.args).exec())
 }
 
 /// `program ROLE COMMAND…`: has a child which is that command, and reports it when it runs.
-pub fn program(s: &RoleSetup) -> ! {
+pub fn program(s: &ProcessContext) -> ! {
     let mut command = s.real(&s.args[1..]);
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().expect("start the command");
@@ -140,7 +140,7 @@ pub fn program(s: &RoleSetup) -> ! {
 
 /// `daemonized ROLE COMMAND…`: runs the command, which leaves a daemon behind, and reports that: the process with
 /// the same arguments that is there when the command has ended.
-pub fn daemonized(s: &RoleSetup) -> ! {
+pub fn daemonized(s: &ProcessContext) -> ! {
     let mut command = s.real(&s.args[1..]);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     assert!(
@@ -154,7 +154,7 @@ pub fn daemonized(s: &RoleSetup) -> ! {
         .flat_map(|word| [word.as_encoded_bytes(), &b"\0"[..]].concat())
         .collect();
     let is_it = |who: &proc::Stat| {
-        who.lives()
+        who.is_alive()
             && std::fs::read(format!("/proc/{}/cmdline", who.id.pid)).is_ok_and(|l| l == line)
     };
     let daemon = proc::all().into_iter().find(is_it);

@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::{WaitStatus, waitpid};
 
-use super::setup::{RoleSetup, begin, fork, leave};
+use super::context::{ProcessContext, begin, fork, leave};
 use crate::proc;
 
 extern "C" fn nothing(_: i32) {}
@@ -31,14 +31,14 @@ fn forget_children() {
 ///
 /// Starts what standard input tells, a line each of IMAGE, PLAY, ROLE and arguments with tabs between, or of
 /// `spawn`, ROLE and how ([`Stage::spawn`]). When that ends, it ends all that is below it.
-pub fn launcher(s: &RoleSetup) -> ! {
+pub fn launcher(s: &ProcessContext) -> ! {
     nix::unistd::setsid().expect("setsid");
     forget_children();
     if s.args.is_empty() {
         nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     }
     s.spawn("canary", "sleep");
-    begin(&mut s.command("worker", "middle", "stray", &["sleep".into()]));
+    begin(&mut s.command("worker", "middle", "canary-orphan", &["sleep".into()]));
     s.report();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("read the next order");
@@ -62,7 +62,7 @@ fn end_all_below(limit: Duration) -> usize {
     loop {
         let left: Vec<_> = proc::descendants(me)
             .into_iter()
-            .filter(proc::Stat::lives)
+            .filter(proc::Stat::is_alive)
             .collect();
         most = most.max(left.len());
         if left.is_empty() || Instant::now() > end {
@@ -76,7 +76,7 @@ fn end_all_below(limit: Duration) -> usize {
 }
 
 /// Runs the command in its arguments, and passes its exit code on if nothing is left of it; else 99.
-pub fn witness(s: &RoleSetup) -> ! {
+pub fn check_survivors(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     let status = Command::new(&s.args[0])
         .args(&s.args[1..])
@@ -91,7 +91,7 @@ pub fn witness(s: &RoleSetup) -> ! {
 }
 
 /// `capsule STORY SOURCE`: tells the scenario, through the source, as the init of a pid namespace with a /proc of its own.
-pub fn capsule(s: &RoleSetup) -> ! {
+pub fn run_in_pid_namespace(s: &ProcessContext) -> ! {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS).expect("unshare");
     let init = fork(|| {
         // A namespace's init does not die of its own alarm.

@@ -11,31 +11,31 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal, si
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, Uid, getpid, mkfifo};
 
-use super::setup::{RoleSetup, begin, fork, leave, modifiers, orphaned_by, rest};
+use super::context::{ProcessContext, begin, fork, leave, modifiers, orphaned_by, rest};
 use crate::proc;
 
 /// Is there.
-pub fn sleep(s: &RoleSetup) -> ! {
+pub fn sleep(s: &ProcessContext) -> ! {
     s.report();
     rest()
 }
 
 /// Leads a session of its own.
-pub fn own_session(s: &RoleSetup) -> ! {
+pub fn own_session(s: &ProcessContext) -> ! {
     nix::unistd::setsid().expect("setsid");
     s.report();
     rest()
 }
 
 /// Has a child: `parent ROLE PLAY…`.
-pub fn parent(s: &RoleSetup) -> ! {
+pub fn parent(s: &ProcessContext) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
     rest()
 }
 
 /// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
-pub fn middle(s: &RoleSetup) -> ! {
+pub fn middle(s: &ProcessContext) -> ! {
     let how = s.args.join(" ");
     let (modifiers, play) = modifiers(&how);
     let orphan = format!("orphan {} {play}", getpid());
@@ -49,26 +49,26 @@ pub fn middle(s: &RoleSetup) -> ! {
 }
 
 /// `orphan PID PLAY…`: plays once the parent PID is gone.
-pub fn orphan(s: &RoleSetup) -> ! {
+pub fn orphan(s: &ProcessContext) -> ! {
     s.gate(&format!("orphan-{}", s.args[0]));
     orphaned_by(Pid::from_raw(s.args[0].parse().expect("the parent's pid")));
-    s.perform(&s.role, &s.args[1..].join(" "))
+    s.run_behaviour(&s.role, &s.args[1..].join(" "))
 }
 
 /// Ignores SIGTERM.
-pub fn stubborn(s: &RoleSetup) -> ! {
-    ignore_term();
+pub fn ignore_term(s: &ProcessContext) -> ! {
+    set_ignore_term();
     s.report();
     rest()
 }
 
-pub fn ignore_term() {
+pub fn set_ignore_term() {
     // SAFETY: no handler is installed, the signal is ignored.
     unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
 }
 
 /// Blocks until SIGTERM is sent to this process, which does not end it.
-pub fn await_term(s: &RoleSetup) {
+pub fn await_term(s: &ProcessContext) {
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&term), None).expect("block SIGTERM");
@@ -77,7 +77,7 @@ pub fn await_term(s: &RoleSetup) {
 }
 
 /// Forks a clean-up when it is told to end, and ends when that is done.
-pub fn trap(s: &RoleSetup) -> ! {
+pub fn trap(s: &ProcessContext) -> ! {
     await_term(s);
     let status = s
         .command("worker", "cleaner", "cleaner", &[])
@@ -87,7 +87,7 @@ pub fn trap(s: &RoleSetup) -> ! {
 }
 
 /// The clean-up: takes a while, and leaves a file to show that it came to its end.
-pub fn cleaner(s: &RoleSetup) -> ! {
+pub fn cleaner(s: &ProcessContext) -> ! {
     s.report();
     std::thread::sleep(Duration::from_millis(200));
     std::fs::write(s.dir.join("cleaned"), "").expect("write the file");
@@ -95,14 +95,14 @@ pub fn cleaner(s: &RoleSetup) -> ! {
 }
 
 /// Is stopped.
-pub fn stopped(s: &RoleSetup) -> ! {
+pub fn stopped(s: &ProcessContext) -> ! {
     s.report();
     raise(Signal::SIGSTOP).expect("stop");
     rest()
 }
 
 /// Its leader thread exits while another goes on.
-pub fn leader_first(s: &RoleSetup) -> ! {
+pub fn leader_first(s: &ProcessContext) -> ! {
     let zombie_leader = {
         let s = s.with(&s.role, &[]);
         move || {
@@ -125,14 +125,14 @@ pub fn leave_thread() -> ! {
 }
 
 /// Runs another program from a thread that is not the leader.
-pub fn thread_exec(s: &RoleSetup) -> ! {
+pub fn thread_exec(s: &ProcessContext) -> ! {
     let s = s.with(&s.role, &[]);
     std::thread::spawn(move || s.exec("sleep"));
     rest()
 }
 
 /// A subreaper inside the tree: adopts `leaf`.
-pub fn nurse(s: &RoleSetup) -> ! {
+pub fn nested_subreaper(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     s.spawn("leaf", "double sleep");
     s.report();
@@ -140,9 +140,9 @@ pub fn nurse(s: &RoleSetup) -> ! {
 }
 
 /// Never waits for its child, which has ended.
-pub fn negligent(s: &RoleSetup) -> ! {
+pub fn zombie_parent(s: &ProcessContext) -> ! {
     let child = fork(|| leave(0));
-    while proc::stat(child).is_some_and(|c| c.lives()) {
+    while proc::stat(child).is_some_and(|c| c.is_alive()) {
         std::thread::sleep(Duration::from_millis(1));
     }
     s.report();
@@ -150,27 +150,27 @@ pub fn negligent(s: &RoleSetup) -> ! {
 }
 
 /// Makes `twin`, whose parent is this process's own: `CLONE_PARENT`.
-pub fn twins(s: &RoleSetup) -> ! {
+pub fn clone_sibling(s: &ProcessContext) -> ! {
     make_twin(s);
     s.report();
     rest()
 }
 
 /// The twin of [`twins`], of whatever process calls.
-pub fn make_twin(s: &RoleSetup) {
+pub fn make_twin(s: &ProcessContext) {
     let flags = nix::libc::CLONE_PARENT | nix::libc::SIGCHLD;
     // SAFETY: like fork: no new stack, nothing shared, and this process has one thread.
     let pid = unsafe { nix::libc::syscall(nix::libc::SYS_clone, flags, 0, 0, 0, 0) };
     assert!(pid >= 0, "clone: {}", std::io::Error::last_os_error());
     if pid == 0 {
         nix::unistd::alarm::set(super::LIFETIME_S);
-        s.perform("twin", "sleep");
+        s.run_behaviour("twin", "sleep");
     }
 }
 
 /// `chain LENGTH MIDDLE`: so many processes, each the child of the one before. Those after number `MIDDLE`
 /// (counted from the end) are called `lower`, the first of them `cut`, the one itself `middle`.
-pub fn chain(s: &RoleSetup) -> ! {
+pub fn chain(s: &ProcessContext) -> ! {
     let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
     let (left, middle) = (number(0) - 1, number(1));
     if left > 0 {
@@ -187,7 +187,7 @@ pub fn chain(s: &RoleSetup) -> ! {
 }
 
 /// `later GATE ROLE HOW…`: has a child once the test opens the gate.
-pub fn later(s: &RoleSetup) -> ! {
+pub fn later(s: &ProcessContext) -> ! {
     s.report();
     s.gate(&s.args[0]);
     s.spawn(&s.args[1], &s.args[2..].join(" "));
@@ -195,20 +195,20 @@ pub fn later(s: &RoleSetup) -> ! {
 }
 
 /// Becomes nobody, and then what its arguments say: by another program, as `su` and `sudo` do it.
-pub fn other_uid(s: &RoleSetup) -> ! {
+pub fn other_uid(s: &ProcessContext) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.exec(&s.args.join(" "))
 }
 
 /// Becomes nobody within its program, as a server does that has bound its port.
-pub fn drop_privileges(s: &RoleSetup) -> ! {
+pub fn drop_privileges(s: &ProcessContext) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.report();
     rest()
 }
 
 /// Makes a pid namespace, whose init is `init` with two processes below it.
-pub fn namespace(s: &RoleSetup) -> ! {
+pub fn namespace(s: &ProcessContext) -> ! {
     unshare(CloneFlags::CLONE_NEWPID).expect("unshare the pid namespace");
     s.spawn("init", "parent inside parent inside-too setsid");
     s.report();
@@ -216,7 +216,7 @@ pub fn namespace(s: &RoleSetup) -> ! {
 }
 
 /// Runs the command in its arguments in place of this program.
-pub fn run(s: &RoleSetup) -> ! {
+pub fn run(s: &ProcessContext) -> ! {
     s.report();
     let error = std::process::Command::new(&s.args[0])
         .args(&s.args[1..])
@@ -226,7 +226,7 @@ pub fn run(s: &RoleSetup) -> ! {
 
 /// Once the test opens the gate `host`, it runs the command whose words are the lines of `DIR/command`, as
 /// `daemon`, and writes what `wait` tells of it to `DIR/status`. Has a child meanwhile: `host ROLE PLAY…`.
-pub fn host(s: &RoleSetup) -> ! {
+pub fn host(s: &ProcessContext) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
     s.gate("host");
@@ -239,11 +239,13 @@ pub fn host(s: &RoleSetup) -> ! {
 }
 
 /// Starts a program whose name and arguments try to break out of a line.
-pub fn forger(s: &RoleSetup) -> ! {
+pub fn forger(s: &ProcessContext) -> ! {
     let program = s.dir.join("bin").join(crate::cli::hostile::NAME);
     std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
     let mut command = std::process::Command::new(program);
-    command.args(["role", "sleep", "forged"]).arg(&s.dir);
+    command
+        .args(["test-process", "sleep", "forged"])
+        .arg(&s.dir);
     command
         .args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""])
         .arg(OsStr::from_bytes(b"\xff\xfe\x80"))

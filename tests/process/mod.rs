@@ -6,33 +6,33 @@
 
 mod agent;
 mod bomb;
-mod deaf;
+mod context;
 mod filter;
 mod guest;
 mod launcher;
 mod member;
+mod pid_reuse;
 mod recorder;
-mod recycle;
-mod setup;
+mod socket_failure;
 mod threads;
 
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use filter::step;
-use setup::RoleSetup;
+use context::ProcessContext;
+pub use filter::instruction;
 
 /// Seconds after which a process ends by itself, should everything that cleans up fail.
 const LIFETIME_S: u32 = 180;
 
-type RoleFn = fn(&RoleSetup) -> !;
+type BehaviourFn = fn(&ProcessContext) -> !;
 
-const ROLES: &[(&str, RoleFn)] = &[
+const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("launcher", launcher::launcher),
-    ("witness", launcher::witness),
-    ("capsule", launcher::capsule),
+    ("check-survivors", launcher::check_survivors),
+    ("run-in-pid-namespace", launcher::run_in_pid_namespace),
     ("agent", agent::agent),
-    ("hoarder", agent::hoarder),
+    ("never-waiting-subreaper", agent::never_waiting_subreaper),
     ("shim-exec", agent::shim_exec),
     ("shim-spawn", agent::shim_spawn),
     ("shim-thread", agent::shim_thread),
@@ -42,15 +42,15 @@ const ROLES: &[(&str, RoleFn)] = &[
     ("parent", member::parent),
     ("middle", member::middle),
     ("orphan", member::orphan),
-    ("stubborn", member::stubborn),
+    ("ignore-term", member::ignore_term),
     ("trap", member::trap),
     ("cleaner", member::cleaner),
     ("stopped", member::stopped),
     ("leader-first", member::leader_first),
     ("thread-exec", member::thread_exec),
-    ("nurse", member::nurse),
-    ("negligent", member::negligent),
-    ("twins", member::twins),
+    ("nested-subreaper", member::nested_subreaper),
+    ("zombie-parent", member::zombie_parent),
+    ("clone-sibling", member::clone_sibling),
     ("chain", member::chain),
     ("later", member::later),
     ("other-uid", member::other_uid),
@@ -58,7 +58,7 @@ const ROLES: &[(&str, RoleFn)] = &[
     ("namespace", member::namespace),
     ("run", member::run),
     ("host", member::host),
-    ("deafening", deaf::deafening),
+    ("failing-socket", socket_failure::failing_socket),
     ("listen", guest::listen),
     ("serve", guest::serve),
     ("client", guest::client),
@@ -71,34 +71,37 @@ const ROLES: &[(&str, RoleFn)] = &[
     ("program", guest::program),
     ("daemonized", guest::daemonized),
     ("forger", member::forger),
-    ("hydra", bomb::hydra),
-    ("runner", bomb::runner),
-    ("hopper", bomb::hopper),
-    ("hop", bomb::hop),
+    ("fork-bomb-on-term", bomb::fork_bomb_on_term),
+    ("fork-chain-on-term", bomb::fork_chain_on_term),
+    ("exec-chain-on-term", bomb::exec_chain_on_term),
+    ("exec-chain", bomb::exec_chain),
     ("handover", bomb::handover),
     ("busy", bomb::busy),
     ("swarm", bomb::swarm),
-    ("givers", threads::givers),
+    ("two-thread-parents", threads::two_thread_parents),
     ("recorder", recorder::recorder),
     ("without-pidfds", filter::without_pidfds),
-    ("recycler", recycle::recycler),
-    ("recycled-agent", recycle::agent),
+    ("recycler", pid_reuse::recycler),
+    ("recycled-agent", pid_reuse::agent),
 ];
 
-fn run_role(name: &str) -> RoleFn {
-    let found = ROLES.iter().find(|(n, _)| *n == name);
+fn find_behaviour(name: &str) -> BehaviourFn {
+    let found = BEHAVIOURS.iter().find(|(n, _)| *n == name);
     found
-        .unwrap_or_else(|| panic!("no role is called '{name}'"))
+        .unwrap_or_else(|| panic!("no behaviour is called '{name}'"))
         .1
 }
 
-/// Plays the part that the arguments after `process` name. Returns only to the caller's `exit`.
+/// Runs the behaviour that the arguments after `test-process` name. Returns only to the caller's `exit`.
 pub fn main(args: impl Iterator<Item = OsString>) -> ! {
     let mut args = args.map(|a| a.to_string_lossy().into_owned());
-    let mut next = || args.next().expect("`role` needs ROLE, NAME and DIR");
+    let mut next = || {
+        args.next()
+            .expect("`test-process` needs BEHAVIOUR, ROLE and DIR")
+    };
     let (name, role, dir) = (next(), next(), next());
     nix::unistd::alarm::set(LIFETIME_S);
-    run_role(&name)(&RoleSetup {
+    find_behaviour(&name)(&ProcessContext {
         role,
         dir: Path::new(&dir).to_owned(),
         args: args.collect(),

@@ -7,10 +7,10 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
-use super::setup::{RoleSetup, leave};
+use super::context::{ProcessContext, leave};
 
 /// Writes the number of each signal that it is sent to `DIR/recorded`, up to SIGTERM and what has come by then.
-pub fn recorder(s: &RoleSetup) -> ! {
+pub fn recorder(s: &ProcessContext) -> ! {
     let all = SigSet::all();
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&all), None).expect("block all signals");
     s.report();

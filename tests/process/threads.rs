@@ -7,7 +7,7 @@ use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unsha
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, dup};
 
-use super::setup::{RoleSetup, fork, leave, rest};
+use super::context::{ProcessContext, fork, leave, rest};
 
 /// Open files of a thread differ by up to so many from round to round: closing them shifts when it gives away
 /// its children.
@@ -15,7 +15,7 @@ const FILES: u32 = 400;
 
 /// `givers ROUNDS CHILDREN`: in each round a process with two threads, each with so many children, which live
 /// on when it dies. Reports itself when all of them have died.
-pub fn givers(s: &RoleSetup) -> ! {
+pub fn two_thread_parents(s: &ProcessContext) -> ! {
     let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
     for round in 0..number(0) {
         let s = s.with("giver", &[]);

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use super::handed::{Watched, open};
 use super::{RunWorld, ScenarioFn, Started};
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, ScenarioFn)] = &[
@@ -41,8 +41,8 @@ fn assert_only_job_is_left(place: &RunWorld) {
     end(job);
 }
 
-fn end(job: Identity) {
-    assert!(job.lives(), "the job from before was ended");
+fn end(job: ProcessKey) {
+    assert!(job.is_alive(), "the job from before was ended");
     job.signal(Signal::SIGKILL);
 }
 
@@ -59,7 +59,7 @@ fn substitution_reads(place: &RunWorld) {
     let said = place.bash(&script, &[]);
     assert_eq!((said.code, &*said.err), (Some(0), ""));
     open(place, "go");
-    place.await_said("log", |said| said == "one\ntwo\n");
+    place.await_content("log", |said| said == "one\ntwo\n");
     place.await_alone();
 }
 
@@ -105,7 +105,7 @@ fn signals_pass(place: &RunWorld) {
             "-- sh -c 'trap \"echo {name} > got; exit 7\" {name}; echo > up; while :; do sleep 0.01; done'"
         );
         let mut run = start(place, &script);
-        place.await_said("up", |said| !said.is_empty());
+        place.await_content("up", |said| !said.is_empty());
         run.signal(number);
         assert_eq!(run.end(), 7, "{name}");
         assert_eq!(place.read("got"), format!("{name}\n"));

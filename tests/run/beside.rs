@@ -56,7 +56,7 @@ fn beside(place: &RunWorld, alike: &str) {
         echo over > killed; until [ -e leave ]; do sleep 0.01; done"
     );
     let Watched { mut shell, service } = Watched::begin(place, &script, &[]);
-    place.await_said("alike", |said| !said.is_empty());
+    place.await_content("alike", |said| !said.is_empty());
     assert_eq!(place.read("out") + &place.read("err"), "");
     let own = shell.pid();
     let alone = || {
@@ -69,7 +69,7 @@ fn beside(place: &RunWorld, alike: &str) {
     };
     eventually("nothing is left but who waits", alone);
     open(place, "kill");
-    place.await_said("killed", |said| !said.is_empty());
+    place.await_content("killed", |said| !said.is_empty());
     eventually("the service has ended what is left", alone);
     let recognised = |event: &daemon::Event| {
         event.event == "session.open" && event.agent.as_deref() == Some("reaper-run")

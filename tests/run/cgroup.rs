@@ -9,56 +9,78 @@ use std::process::Command;
 
 use super::{RunWorld, ScenarioFn, Started, reported};
 use crate::cgroup::Cgroup;
-use crate::cli::{self, Said};
-use crate::proc::{self, Identity};
+use crate::cli::{self, CommandOutput};
+use crate::proc::{self, ProcessKey};
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, ScenarioFn)] = &[
-    ("cgroup", |place| tell(place, nothing_left)),
-    ("cgroup-statuses", |place| tell(place, statuses)),
-    ("cgroup-and-time", |place| tell(place, time_is_up)),
-    ("cgroups-below", |place| tell(place, below)),
-    ("cgroup-closed-off", |place| tell(place, closed_off)),
-    ("cgroup-closed-off-with-owner", |place| {
-        tell(place, closed_off_with_owner)
+    ("cgroup", |place| with_delegated_cgroup(place, nothing_left)),
+    ("cgroup-statuses", |place| {
+        with_delegated_cgroup(place, statuses)
     }),
-    ("cgroup-with-strangers", |place| tell(place, strangers)),
-    ("cgroup-and-hook", |place| tell(place, hook)),
-    ("cgroup-without-record", |place| tell(place, unrecorded)),
-    ("cgroup-of-the-killed", |place| tell(place, lost)),
+    ("cgroup-and-time", |place| {
+        with_delegated_cgroup(place, time_is_up)
+    }),
+    ("cgroups-below", |place| with_delegated_cgroup(place, below)),
+    ("cgroup-closed-off", |place| {
+        with_delegated_cgroup(place, closed_off)
+    }),
+    ("cgroup-closed-off-with-owner", |place| {
+        with_delegated_cgroup(place, closed_off_with_owner)
+    }),
+    ("cgroup-with-strangers", |place| {
+        with_delegated_cgroup(place, strangers)
+    }),
+    ("cgroup-and-hook", |place| {
+        with_delegated_cgroup(place, hook)
+    }),
+    ("cgroup-without-record", |place| {
+        with_delegated_cgroup(place, unrecorded)
+    }),
+    ("cgroup-of-the-killed", |place| {
+        with_delegated_cgroup(place, lost)
+    }),
     ("cgroup-of-the-killed-and-deaf", |place| {
-        tell(place, lost_and_deaf)
+        with_delegated_cgroup(place, lost_and_deaf)
     }),
     ("cgroup-of-the-killed-before", |place| {
-        tell(place, never_begun)
+        with_delegated_cgroup(place, never_begun)
     }),
-    ("cgroup-refused", |place| tell(place, refused)),
+    ("cgroup-refused", |place| {
+        with_delegated_cgroup(place, refused)
+    }),
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, ScenarioFn)] = &[
-    ("cgroup-not-shown", |place| tell(place, not_shown)),
-    ("cgroup-of-the-killed-not-shown", |place| {
-        tell(place, lost_and_not_shown)
+pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
+    ("cgroup-not-shown", |place| {
+        with_delegated_cgroup(place, not_shown)
     }),
-    ("cgroup-of-threads", |place| tell(place, threaded)),
-    ("cgroup-with-owner", |place| tell(place, with_owner)),
+    ("cgroup-of-the-killed-not-shown", |place| {
+        with_delegated_cgroup(place, lost_and_not_shown)
+    }),
+    ("cgroup-of-threads", |place| {
+        with_delegated_cgroup(place, threaded)
+    }),
+    ("cgroup-with-owner", |place| {
+        with_delegated_cgroup(place, with_owner)
+    }),
 ];
 
-fn tell(place: &RunWorld, scenario: fn(&RunWorld, &Home)) {
-    let home = Home::new(place);
+fn with_delegated_cgroup(place: &RunWorld, scenario: fn(&RunWorld, &DelegatedCgroup)) {
+    let home = DelegatedCgroup::new(place);
     scenario(place, &home);
     home.assert_empty();
 }
 
 /// A cgroup that is delegated to the place's user, with somebody in it who is not to be touched.
-struct Home {
+struct DelegatedCgroup {
     outsider: Started,
     cgroup: Cgroup,
 }
 
-impl Home {
-    fn new(place: &RunWorld) -> Home {
+impl DelegatedCgroup {
+    fn new(place: &RunWorld) -> DelegatedCgroup {
         let cgroup = Cgroup::new("");
         for name in [
             "",
@@ -73,7 +95,7 @@ impl Home {
         sleep.arg("600").env_clear().uid(place.uid).gid(place.uid);
         enter(cgroup.path(), &mut sleep);
         let outsider = Started(sleep.spawn().expect("start who is not to be touched"));
-        Home { outsider, cgroup }
+        DelegatedCgroup { outsider, cgroup }
     }
 
     fn path(&self) -> &Path {
@@ -88,7 +110,7 @@ impl Home {
     }
 
     /// The same to its end, of which nothing is to be left.
-    fn run(&self, place: &RunWorld, words: &[&str]) -> Said {
+    fn run(&self, place: &RunWorld, words: &[&str]) -> CommandOutput {
         let said = cli::run(place.dir.path(), &mut self.reaper(place, words));
         place.assert_alone();
         self.assert_empty();
@@ -117,7 +139,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for DelegatedCgroup {
     fn drop(&mut self) {
         let spared = self.outsider.lives();
         // A test that has failed may have left some there.
@@ -144,14 +166,14 @@ fn enter(cgroup: &Path, command: &mut Command) {
 }
 
 /// The cgroup of version 2 of a process, from the root of all.
-fn of(who: Identity) -> String {
+fn of(who: ProcessKey) -> String {
     let file = fs::read_to_string(format!("/proc/{}/cgroup", who.pid)).expect("its cgroup");
     let mut lines = file.lines().filter_map(|line| line.strip_prefix("0::"));
     lines.next().expect("one of version 2").to_owned()
 }
 
 /// The command is in it, and who has started it is not; and all goes that it has left there, with or without its environment.
-fn nothing_left(place: &RunWorld, home: &Home) {
+fn nothing_left(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "trap '' TERM
         (setsid sh -c 'echo $$ > first; exec sleep 60' &)
         (setsid env -i sh -c 'trap \"\" TERM; echo $$ > second; while :; do sleep 0.05; done' &)
@@ -174,7 +196,7 @@ fn nothing_left(place: &RunWorld, home: &Home) {
     );
     fs::write(place.path("go"), "").expect("let it end");
     assert_eq!((run.end(), place.read("err").as_str()), (3, ""));
-    assert!(!left.iter().any(|one| one.lives()));
+    assert!(!left.iter().any(|one| one.is_alive()));
     let report = place.report();
     assert_eq!(
         (&report["outcome"], &report["survivors"]),
@@ -185,7 +207,7 @@ fn nothing_left(place: &RunWorld, home: &Home) {
 }
 
 /// They are the command's, as ever.
-fn statuses(place: &RunWorld, home: &Home) {
+fn statuses(place: &RunWorld, home: &DelegatedCgroup) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (words, status) in [
         (&["true"][..], 0),
@@ -205,7 +227,7 @@ fn statuses(place: &RunWorld, home: &Home) {
     }
 }
 
-fn time_is_up(place: &RunWorld, home: &Home) {
+fn time_is_up(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "trap '' TERM; (setsid sleep 60 &); while :; do sleep 0.05; done";
     let words = [
         "--timeout",
@@ -222,7 +244,7 @@ fn time_is_up(place: &RunWorld, home: &Home) {
 }
 
 /// Those that the command makes in its own, of threads too, are of the run.
-fn below(place: &RunWorld, home: &Home) {
+fn below(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
         echo threaded > t/threads/cgroup.type || exit 2
         deaf='trap \"\" TERM; echo $$; while :; do sleep 0.05; done'
@@ -238,7 +260,7 @@ fn below(place: &RunWorld, home: &Home) {
 }
 
 /// Whoever is put there is of the run, also if this user may not signal them, as one that has changed its user.
-fn strangers(place: &RunWorld, home: &Home) {
+fn strangers(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 4";
     // Who may be asked to end has the time for it, however slow the machine is.
     let grace = if place.uid == 0 { "60s" } else { "300ms" };
@@ -256,7 +278,7 @@ fn strangers(place: &RunWorld, home: &Home) {
 }
 
 /// What follows has one of that name too, whatever the command has made of it.
-fn hook(place: &RunWorld, home: &Home) {
+fn hook(place: &RunWorld, home: &DelegatedCgroup) {
     let hook = "grep ^0: /proc/self/cgroup > hook; setsid sleep 60 &";
     let script = "mkdir $(ls -d \"$0\"/reaper-run-*)/x; grep ^0: /proc/self/cgroup > own";
     let own = home.path().to_str().expect("UTF-8");
@@ -270,7 +292,7 @@ fn hook(place: &RunWorld, home: &Home) {
 }
 
 /// It is wanted all the same where nothing can be written down.
-fn unrecorded(place: &RunWorld, home: &Home) {
+fn unrecorded(place: &RunWorld, home: &DelegatedCgroup) {
     fs::write(place.path("state"), "").expect("write a file");
     let script = "(setsid sleep 60 &); grep -q /reaper-run- /proc/self/cgroup";
     let said = home.run(place, &["--", "sh", "-c", script]);
@@ -278,7 +300,7 @@ fn unrecorded(place: &RunWorld, home: &Home) {
 }
 
 /// Whoever comes next ends also those who have lost all lineage: first by the signal that was asked for.
-fn lost(place: &RunWorld, home: &Home) {
+fn lost(place: &RunWorld, home: &DelegatedCgroup) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "60s", drains);
     assert_eq!(place.read("drained"), "drained\n");
@@ -286,14 +308,14 @@ fn lost(place: &RunWorld, home: &Home) {
 }
 
 /// And by SIGKILL who would not hear of that.
-fn lost_and_deaf(place: &RunWorld, home: &Home) {
+fn lost_and_deaf(place: &RunWorld, home: &DelegatedCgroup) {
     let deaf = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "200ms", deaf);
     assert!(known["killed"].as_u64() >= Some(1), "{known}");
 }
 
 /// A run whose owner is killed, with this and another that have lost their makers, as `reaper ps` tells of it afterwards.
-fn lose(place: &RunWorld, home: &Home, grace: &str, script: &str) -> serde_json::Value {
+fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> serde_json::Value {
     let script = format!(
         "(setsid sh -c '{script}' &); (setsid env -i sh -c 'echo $$ > second; exec sleep 60' &)
         until [ -s first ] && [ -s second ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60"
@@ -308,11 +330,11 @@ fn lose(place: &RunWorld, home: &Home, grace: &str, script: &str) -> serde_json:
         let lost = all.iter().all(|parent| *parent != Some(run.pid()));
         lost.then_some(())
     });
-    assert!(left.iter().all(|one| one.lives()));
+    assert!(left.iter().all(|one| one.is_alive()));
     let said = place.ask(&["ps", "--all"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(said.err.contains("(x) is closed"), "{}", said.err);
-    assert!(!left.iter().any(|one| one.lives()));
+    assert!(!left.iter().any(|one| one.is_alive()));
     place.assert_alone();
     let known = place.ps(&["--all"]).remove(0);
     assert!(known["ended"].as_u64() >= Some(3), "{known}");
@@ -320,7 +342,7 @@ fn lose(place: &RunWorld, home: &Home, grace: &str, script: &str) -> serde_json:
 }
 
 /// Nobody closes it where its cgroup is not to be seen: who has lost all lineage in there would live on.
-fn lost_and_not_shown(place: &RunWorld, home: &Home) {
+fn lost_and_not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "(setsid sh -c 'echo $$ > escaped; exec sleep 60' &)
         until [ -s escaped ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60";
     let mut run =
@@ -334,14 +356,14 @@ fn lost_and_not_shown(place: &RunWorld, home: &Home) {
     let said = cli::run(place.dir.path(), unshare.arg(home.path()));
     assert!(said.err.contains("is not to be seen"), "{}", said.err);
     assert!(said.out.contains(" x "), "{}", said.out);
-    assert!(left.iter().all(|one| one.lives()));
+    assert!(left.iter().all(|one| one.is_alive()));
     let said = place.ask(&["ps"]);
     assert!(said.err.contains("(x) is closed"), "{}", said.err);
     place.assert_alone();
 }
 
 /// One below it that may not be looked into costs nobody their end.
-fn closed_off(place: &RunWorld, home: &Home) {
+fn closed_off(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "for leaf in \"$0\"/reaper-run-*; do mkdir -m 0 \"$leaf/x\" || exit 9; done
         (setsid sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.1; done' &)
         until [ -s up ]; do sleep 0.01; done; exit 3";
@@ -354,7 +376,7 @@ fn closed_off(place: &RunWorld, home: &Home) {
 }
 
 /// The owner has been put where it may not look itself: it is not killed with those who are to be.
-fn closed_off_with_owner(place: &RunWorld, home: &Home) {
+fn closed_off_with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "for leaf in \"$0\"/reaper-run-*; do
             mkdir \"$leaf/x\" && echo $PPID > \"$leaf/x/cgroup.procs\" && chmod 0 \"$leaf/x\" || exit 9
         done
@@ -372,7 +394,7 @@ fn closed_off_with_owner(place: &RunWorld, home: &Home) {
 }
 
 /// What was made for a command that has never begun is removed.
-fn never_begun(place: &RunWorld, home: &Home) {
+fn never_begun(place: &RunWorld, home: &DelegatedCgroup) {
     let holds = place.start_as(&mut place.reaper(&["--limit", "x=1", "--", "sleep", "60"]));
     // It is recorded before it has the place.
     eventually("the place is taken", || {
@@ -390,7 +412,7 @@ fn never_begun(place: &RunWorld, home: &Home) {
 }
 
 /// Before anything has begun, with what to do about it.
-fn refused(place: &RunWorld, home: &Home) {
+fn refused(place: &RunWorld, home: &DelegatedCgroup) {
     let limit = home.path().join("cgroup.max.descendants");
     fs::write(&limit, "0").expect("allow no more");
     refuse(
@@ -423,7 +445,7 @@ fn refused(place: &RunWorld, home: &Home) {
     assert!(said.err.contains("not delegated"), "{}", said.err);
 }
 
-fn refuse(place: &RunWorld, home: &Home, why: &[&str]) {
+fn refuse(place: &RunWorld, home: &DelegatedCgroup, why: &[&str]) {
     let said = home.run(place, &["--", "touch", "begun"]);
     assert_eq!(said.code, Some(125), "{}", said.err);
     for word in why {
@@ -433,7 +455,7 @@ fn refuse(place: &RunWorld, home: &Home, why: &[&str]) {
 }
 
 /// Where none is mounted, and where none may be made.
-fn not_shown(place: &RunWorld, home: &Home) {
+fn not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "set -e; at=$(findmnt -n -o TARGET -T \"$0\")
         mount -o remount,bind,ro \"$at\"; $1 || echo $?; umount -l \"$at\"; $1 || echo $?";
     let mut unshare = place.command("unshare");
@@ -452,7 +474,7 @@ fn not_shown(place: &RunWorld, home: &Home) {
     assert!(!place.path("begun").exists());
 }
 
-fn threaded(place: &RunWorld, home: &Home) {
+fn threaded(place: &RunWorld, home: &DelegatedCgroup) {
     let threads = home.path().join("threads");
     fs::create_dir(&threads).expect("make a cgroup");
     fs::write(threads.join("cgroup.type"), "threaded").expect("make it one of threads");
@@ -467,7 +489,7 @@ fn threaded(place: &RunWorld, home: &Home) {
 
 /// Who owns the run is not ended where it has been put in there, with the shell that it was started from; nor does that keep
 /// the others.
-fn with_owner(place: &RunWorld, home: &Home) {
+fn with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && echo $PPID > cgroup.procs
         cut -d' ' -f4 /proc/$PPID/stat > cgroup.procs; (setsid sh -c \"trap '' TERM; sleep 60\" &); exit 6";
     let line = format!(

@@ -128,7 +128,7 @@ fn is_sent(signal: &'static str) -> impl Fn(&Event) -> bool {
 }
 
 /// Asks the service.
-fn ask(place: &RunWorld, args: &[&str]) -> cli::Said {
+fn ask(place: &RunWorld, args: &[&str]) -> cli::CommandOutput {
     let mut command = place.command("./bin/reaper");
     let dir = place.path("asked");
     std::fs::create_dir_all(&dir).expect("create a directory");
@@ -147,7 +147,7 @@ fn ended(place: &RunWorld) {
         until [ -e leave ]; do sleep 0.01; done"
     );
     let watched = Watched::begin(place, &script, &[]);
-    place.await_said("said", |said| said.lines().count() == 4);
+    place.await_content("said", |said| said.lines().count() == 4);
     assert_eq!(
         place.read("said"),
         "3\n124\n124\n0\n",
@@ -198,7 +198,7 @@ fn hastened(place: &RunWorld) {
         asked.any(explained).then_some(())
     });
     assert!(owner.signal(Signal::SIGTERM), "the owner is there");
-    place.await_said("over", |said| !said.is_empty());
+    place.await_content("over", |said| !said.is_empty());
     let report = report(place, "report");
     assert!(report["ended"].as_u64() >= Some(1), "{report}");
     // Who goes at the first signal may be gone before it is weighed; this one was there for that.
@@ -217,14 +217,14 @@ fn stands_still(place: &RunWorld) {
     watched.await_event(|event| event.event == "session.open");
     watched.signal(Signal::SIGSTOP);
     open(place, "still");
-    place.await_said("up", |said| !said.is_empty());
+    place.await_content("up", |said| !said.is_empty());
     watched.signal(Signal::SIGCONT);
     // It answers in order.
     let said = ask(place, &["status"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     open(place, "enough");
     let service = &watched.service;
-    place.await_said("hook", |said| said == "failed\n");
+    place.await_content("hook", |said| said == "failed\n");
     let ordered = service
         .events()
         .iter()
@@ -246,7 +246,7 @@ fn stands_still_in_the_grace(place: &RunWorld) {
     );
     watched.await_event(is_sent("SIGTERM"));
     watched.signal(Signal::SIGSTOP);
-    assert_eq!(place.await_said("said", |said| !said.is_empty()), "5\n");
+    assert_eq!(place.await_content("said", |said| !said.is_empty()), "5\n");
     let report = report(place, "report");
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
     watched.signal(Signal::SIGCONT);
@@ -271,7 +271,7 @@ fn asks_once(place: &RunWorld) {
         $run -- ./bin/claude ./agent; mv asked by-agent; rm up late-up
         $run -- sh ./agent; mv asked by-command; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    place.await_said("by-command", |said| !said.is_empty());
+    place.await_content("by-command", |said| !said.is_empty());
     for name in ["by-agent", "by-command"] {
         assert_eq!(place.read(name), "asked\n".repeat(2), "{name}");
     }
@@ -292,7 +292,7 @@ fn inside(place: &RunWorld) {
             $run --grace 10min -- sh -c 'sh ./leaves-a-deaf-one; echo left > left; exec sleep 60'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    assert_eq!(place.await_said("said", |said| !said.is_empty()), "0\n");
+    assert_eq!(place.await_content("said", |said| !said.is_empty()), "0\n");
     let report = report(place, "report");
     assert_eq!(
         report["survivors"].as_array().map(Vec::len),
@@ -323,7 +323,7 @@ fn others(place: &RunWorld) {
         ./bin/reaper run --socket sock --report report -- sh -c 'tmux -S tmux -f /dev/null new-session -d \"sleep 60\"; setsid sleep 60 & exit 3'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    assert_eq!(place.await_said("said", |said| !said.is_empty()), "3\n");
+    assert_eq!(place.await_content("said", |said| !said.is_empty()), "3\n");
     let report = report(place, "report");
     assert!(report["ended"].as_u64() >= Some(2), "{report}");
     watched.await_event(is_ordered);

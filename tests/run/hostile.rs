@@ -18,7 +18,8 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, ScenarioFn)] = &[("hostile_name_of_survivor_is_escaped", survivor)];
+pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] =
+    &[("hostile_name_of_survivor_is_escaped", survivor)];
 
 /// A command of the place; `@` stands for the hostile argument.
 fn reaper(place: &RunWorld, words: &[&str]) -> Command {
@@ -109,6 +110,6 @@ fn survivor(place: &RunWorld) {
         text.contains("left behind: pid") && text.contains("FORG"),
         "{text}"
     );
-    assert!(root.lives());
+    assert!(root.is_alive());
     assert!(root.signal(Signal::SIGKILL));
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{NOBODY, RunWorld, ScenarioFn, Started};
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::eventually;
 
 pub const STORIES: &[(&str, ScenarioFn)] = &[
@@ -20,7 +20,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, ScenarioFn)] = &[
+pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("records-full", records_full),
     ("disk-full-amid-the-run", disk_full),
     ("disk-read-only-amid-the-run", disk_read_only),
@@ -29,7 +29,7 @@ pub const ROOTS: &[(&str, ScenarioFn)] = &[
 ];
 
 /// One whose tree lives on: its command, and a child of that.
-fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [Identity; 2]) {
+fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [ProcessKey; 2]) {
     let script = format!(
         "sh -c '{script}' & echo $$ > command; until [ -s child ]; do sleep 0.01; done; wait"
     );
@@ -37,7 +37,7 @@ fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [Identity; 
     let tree = [place.await_pid("command"), place.await_pid("child")];
     run.signal(nix::libc::SIGKILL);
     assert_eq!(run.end(), 137);
-    assert!(tree.iter().all(|one| one.lives()));
+    assert!(tree.iter().all(|one| one.is_alive()));
     (run, tree)
 }
 
@@ -118,7 +118,7 @@ fn owner_killed_amid_a_probe(place: &RunWorld) {
     let asked = place.await_pid("probe");
     run.signal(nix::libc::SIGKILL);
     assert_eq!(run.end(), 137);
-    eventually("nobody is asked", || (!asked.lives()).then_some(()));
+    eventually("nobody is asked", || (!asked.is_alive()).then_some(()));
     place.ask(&["ps"]);
     place.await_alone();
 }
@@ -130,7 +130,7 @@ fn owner_killed_amid_a_hook(place: &RunWorld) {
     let hook = place.await_pid("hook");
     run.signal(nix::libc::SIGKILL);
     assert_eq!(run.end(), 137);
-    assert!(hook.lives());
+    assert!(hook.is_alive());
     place.ask(&["ps"]);
     place.await_alone();
     assert_eq!(place.ps(&["--all"])[0]["outcome"], "success");
@@ -150,8 +150,8 @@ fn bot_crashed(place: &RunWorld) {
     bot.signal(nix::libc::SIGKILL);
     assert_eq!(bot.end(), 137);
     assert!(lost.signal(nix::sys::signal::Signal::SIGKILL));
-    eventually("its owner is gone", || (!lost.lives()).then_some(()));
-    assert!(turns.iter().all(|turn| turn.lives()));
+    eventually("its owner is gone", || (!lost.is_alive()).then_some(()));
+    assert!(turns.iter().all(|turn| turn.is_alive()));
     // The live picture is a file of lines for each.
     let open = open_records(place);
     assert_eq!(open.len(), 2);
@@ -159,7 +159,7 @@ fn bot_crashed(place: &RunWorld) {
     assert!(said.contains("\"agent\":\"bot\"") && said.contains("boot_id"));
     // The next one.
     let runs = place.ps(&[]);
-    assert!(!turns[0].lives() && turns[1].lives());
+    assert!(!turns[0].is_alive() && turns[1].is_alive());
     assert_eq!((runs.len(), &runs[0]["session"]), (1, &"turn2".into()));
     let id = runs[0]["id"].as_str().expect("an id");
     let said = place.ask(&["stop", id]);
@@ -206,10 +206,10 @@ fn another_boot(place: &RunWorld) {
     let said = place.ask(&["ps", "--all"]);
     assert!(said.err.contains("started anew"), "{}", said.err);
     assert!(said.out.contains("death"), "{}", said.out);
-    assert!(tree.iter().all(|one| one.lives()));
+    assert!(tree.iter().all(|one| one.is_alive()));
     let said = place.ask(&["stop", "x"]);
     assert!(said.out.contains("was over"), "{}", said.out);
-    assert!(tree.iter().all(|one| one.lives()));
+    assert!(tree.iter().all(|one| one.is_alive()));
 }
 
 /// Set aside, and said; the rest works.
@@ -231,7 +231,7 @@ fn damaged_record(place: &RunWorld) {
     assert_eq!((runs.len(), &runs[0]["name"]), (1, &"y".into()));
     assert_eq!(place.ask(&["stop", "y"]).code, Some(0));
     assert_eq!(other.end(), 143);
-    assert!(tree.iter().all(|one| one.lives()));
+    assert!(tree.iter().all(|one| one.is_alive()));
     let files = fs::read_dir(place.records())
         .expect("list the records")
         .flatten();
@@ -257,7 +257,7 @@ const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
 
 /// Runs `one`, and `two` whose owner is killed, with a file system of its own for the records; then a script, which stops the
 /// one and says who lives. Nobody does.
-fn with_disk(place: &RunWorld, script: &str) -> crate::cli::Said {
+fn with_disk(place: &RunWorld, script: &str) -> crate::cli::CommandOutput {
     let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
         run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
             last=$!; until [ -s $name ]; do sleep 0.01; done; }
@@ -319,7 +319,7 @@ fn container_killed(place: &RunWorld) {
     ];
     let mut unshare = place.command("unshare");
     let mut container = place.start_as(unshare.args(words).arg(inside));
-    place.await_said("up", |said| !said.is_empty());
+    place.await_content("up", |said| !said.is_empty());
     let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
     assert_eq!(said.code, Some(125), "{}", said.err);
     container.signal(nix::libc::SIGKILL);

@@ -108,7 +108,7 @@ fn idle_slow_reader(place: &RunWorld) {
         .stderr(Stdio::null());
     let mut run = super::Started(command.spawn().expect("start it"));
     drop(command);
-    place.await_said("written", |said| !said.is_empty());
+    place.await_content("written", |said| !said.is_empty());
     // Longer than anybody is waited for who holds a pipe open.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let mut read = Vec::new();

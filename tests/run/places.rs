@@ -41,7 +41,7 @@ fn in_order(place: &RunWorld) {
     let wrapper = proc::stat(wrapper.expect("a pid")).expect("it waits").id;
     assert!(wrapper.signal(Signal::SIGKILL));
     first.signal(libc::SIGKILL);
-    let log = place.await_said("log", |said| said.contains("r5"));
+    let log = place.await_content("log", |said| said.contains("r5"));
     assert_eq!(log, "drained\nr1\nr2\nr4\nr5\n");
 }
 
@@ -58,6 +58,6 @@ fn many_killed(place: &RunWorld) {
     }
     first.signal(libc::SIGTERM);
     assert_eq!(first.end(), 0);
-    let log = place.await_said("log", |said| said.ends_with("r20\n"));
+    let log = place.await_content("log", |said| said.ends_with("r20\n"));
     assert_eq!(log.lines().collect::<Vec<_>>(), names);
 }

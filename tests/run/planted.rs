@@ -21,7 +21,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
 ];
 
 /// For which root is needed.
-pub const ROOTS: &[(&str, ScenarioFn)] = &[
+pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("mount-inside-the-workspace", mount_inside),
     ("root-refuses-directories-of-others", roots_refusals),
 ];
@@ -38,7 +38,7 @@ fn assert_victim_lives(place: &RunWorld) {
     }
 }
 
-fn cleaned(place: &RunWorld, script: &str) -> super::Said {
+fn cleaned(place: &RunWorld, script: &str) -> super::CommandOutput {
     place.run(&["--clean-on-success", "a/ws", "--", "sh", "-c", script])
 }
 

@@ -59,7 +59,7 @@ fn detached(place: &RunWorld) {
     let table = place.ask(&["ps"]).out;
     assert!(table.contains(&id) && table.contains("turn 17"), "{table}");
     let followed = place.start_as(place.command("./reaper").args(["logs", "-f", "web"]));
-    place.await_said("out", |said| {
+    place.await_content("out", |said| {
         said.contains("one\n") && said.contains("two\n")
     });
     assert_eq!(place.ask(&["logs", &id[..3]]).out, "one\ntwo\n");

@@ -32,8 +32,8 @@ fn signals() -> impl Iterator<Item = i32> {
 }
 
 fn each_signal_once(place: &RunWorld) {
-    place.engage();
-    let words = place.actor("recorder", "recorder");
+    place.install_worker();
+    let words = place.worker_command("recorder", "recorder");
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut run = place.start(&words);
     place.await_processes("recorder", 1);
@@ -41,7 +41,7 @@ fn each_signal_once(place: &RunWorld) {
     for number in signals() {
         run.signal(number);
         expected += &format!("{number}\n");
-        place.await_said("recorded", |said| said.len() >= expected.len());
+        place.await_content("recorded", |said| said.len() >= expected.len());
     }
     assert_eq!(run.end(), 0, "{}", place.read("err"));
     assert_eq!(place.read("recorded"), expected);
@@ -92,8 +92,8 @@ fn second_signal(place: &RunWorld) {
     let mut run = place.start(&["--grace", "50s", "--", "sh", "-c", stubborn]);
     let left = place.await_pid("pid");
     // It has been asked to end, and does not.
-    place.await_said("asked", |said| !said.is_empty());
-    assert!(run.lives() && left.lives());
+    place.await_content("asked", |said| !said.is_empty());
+    assert!(run.lives() && left.is_alive());
     run.signal(libc::SIGINT);
     assert_eq!(run.end(), 0);
     place.assert_alone();

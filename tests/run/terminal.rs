@@ -165,7 +165,7 @@ fn interrupt(place: &RunWorld) {
     // One that catches it.
     terminal.await_prompt(PROMPT);
     terminal.say("./reaper run -- bash -c 'trap \"echo caught; exit 4\" INT; echo up > up; while :; do sleep 0.05; done'");
-    place.await_said("up", |said| !said.is_empty());
+    place.await_content("up", |said| !said.is_empty());
     terminal.key("C-c");
     terminal.await_screen("caught", |screen| screen.contains("caught\n"));
     terminal.await_prompt(PROMPT);
@@ -200,7 +200,7 @@ fn interrupt_at_once(place: &RunWorld) {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut run = Started(command.spawn().expect("start it"));
-        place.await_said("up", |said| !said.is_empty());
+        place.await_content("up", |said| !said.is_empty());
         std::thread::sleep(Duration::from_micros(250 * n));
         keys.write_all(b"\x03").expect("interrupt it");
         assert_ne!(run.end(), 0);
@@ -271,7 +271,7 @@ fn full_screen(place: &RunWorld) {
     terminal.say(quit);
     terminal.await_screen("a prompt", prompted);
     terminal.say("echo \"<$?>\" > left");
-    place.await_said("left", |said| said == "<0>\n");
+    place.await_content("left", |said| said == "<0>\n");
 }
 
 fn shell_inside(place: &RunWorld) {
@@ -327,15 +327,15 @@ fn background(place: &RunWorld) {
         screen.lines().any(|line| line.starts_with("./reaper run"))
     });
     terminal.say("words");
-    place.await_said("heard", |said| said == "words\n");
+    place.await_content("heard", |said| said == "words\n");
 }
 
 fn size(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- bash -c 'trap \"tput cols >> cols\" WINCH; echo up > up; while :; do sleep 0.05; done'");
-    place.await_said("up", |said| !said.is_empty());
+    place.await_content("up", |said| !said.is_empty());
     terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
-    place.await_said("cols", |said| said == "120\n");
+    place.await_content("cols", |said| said == "120\n");
     terminal.key("C-c");
 }
 
@@ -345,9 +345,9 @@ fn closed(place: &RunWorld) {
     let script = "trap 'echo x >> hung-up; exit' HUP; echo up > up; while :; do sleep 0.05; done";
     fs::write(place.path("script"), script).expect("write the script");
     terminal.tmux(&["new-window", "exec ./reaper run -- sh ./script"]);
-    place.await_said("up", |said| !said.is_empty());
+    place.await_content("up", |said| !said.is_empty());
     terminal.tmux(&["kill-window"]);
-    place.await_said("hung-up", |said| said == "x\n");
+    place.await_content("hung-up", |said| said == "x\n");
     terminal.await_running("./reaper run -- sh ./script", 0);
 }
 

@@ -23,7 +23,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
 ];
 
 /// For whom root is needed.
-pub const ROOTS: &[(&str, ScenarioFn)] = &[
+pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("other-users", other_users),
     ("namespaces", namespaces),
     ("not-permitted", not_permitted),
@@ -38,7 +38,7 @@ fn hundred_orphans(place: &RunWorld) {
     eventually("a hundred orphans and no zombie", || {
         let all = proc::all().into_iter();
         let children = all.filter(|one| one.parent == run.pid() && one.id != command);
-        let (living, dead): (Vec<_>, Vec<_>) = children.partition(proc::Stat::lives);
+        let (living, dead): (Vec<_>, Vec<_>) = children.partition(proc::Stat::is_alive);
         (living.len() == 100 && dead.is_empty()).then_some(())
     });
     fs::write(place.path("go"), "").expect("let it end");
@@ -75,21 +75,21 @@ fn leftovers(place: &RunWorld) {
 /// Those that are hard to come by, beside the command and as the command.
 fn actors(place: &RunWorld) {
     for (play, processes) in [
-        ("hydra", 1),
-        ("runner", 1),
-        ("hopper", 1),
+        ("fork-bomb-on-term", 1),
+        ("fork-chain-on-term", 1),
+        ("exec-chain-on-term", 1),
         ("leader-first", 1),
-        ("nurse", 2),
-        ("twins", 2),
-        ("negligent", 1),
+        ("nested-subreaper", 2),
+        ("clone-sibling", 2),
+        ("zombie-parent", 1),
         ("thread-exec", 1),
         ("chain 9 3", 9),
         ("swarm 60", 61),
     ] {
-        place.engage();
+        place.install_worker();
         let wait =
             format!("until [ $(wc -l < report) -ge {processes} ]; do sleep 0.01; done; exit 3");
-        let words = place.actor(play, "role");
+        let words = place.worker_command(play, "role");
         let mut all = vec!["--grace", "100ms", "--", "sh", "-c"];
         let script = format!("\"$@\" & {wait}");
         all.extend([&script, "sh"]);
@@ -97,7 +97,7 @@ fn actors(place: &RunWorld) {
         let said = place.run(&all);
         assert_eq!(said.code, Some(3), "{play}: {}", said.err);
         // As the command.
-        place.engage();
+        place.install_worker();
         let mut all = vec!["--grace", "100ms", "--timeout", "300ms", "--"];
         all.extend(words.iter().map(String::as_str));
         let said = place.run(&all);
@@ -182,7 +182,7 @@ fn parent_dies(place: &RunWorld) {
         runs.all(|run| run.is_some_and(|run| run.parent != bot.pid()))
             .then_some(())
     });
-    assert!(turns.iter().chain(&runs).all(|one| one.lives()));
+    assert!(turns.iter().chain(&runs).all(|one| one.is_alive()));
     for run in runs {
         assert!(run.signal(nix::sys::signal::Signal::SIGTERM));
     }
@@ -246,7 +246,7 @@ fn not_permitted(place: &RunWorld) {
         root.pid
     );
     assert!(said.err.contains(&told), "{}", said.err);
-    assert!(root.lives());
+    assert!(root.is_alive());
     assert!(root.signal(nix::sys::signal::Signal::SIGKILL));
 }
 

@@ -8,13 +8,13 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Bpffs, Dice, Lasting, Scenario, listed};
+use super::{Bpffs, Dice, PinnedWorld, SurvivalScenario, listed};
 use crate::cli::{OBJECT, reaper};
 use crate::daemon;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Scenario] = &[
+pub const STORIES: &[SurvivalScenario] = &[
     ("leave-pinned", leave_pinned),
     ("clean-stop-unpins", clean_stop_unpins),
     ("killed-while-arming", killed_while_arming),
@@ -25,7 +25,7 @@ pub const STORIES: &[Scenario] = &[
 
 /// Nobody is there when the agent dies, and the next one knows.
 fn leave_pinned() {
-    let mut life = Lasting::new(OWN_RULES, &["--leave-pinned"]);
+    let mut life = PinnedWorld::new(OWN_RULES, &["--leave-pinned"]);
     life.agent(
         "agent",
         &["leaf=sleep", "apart=double+setsid"],
@@ -36,7 +36,7 @@ fn leave_pinned() {
     let left = PathBuf::from(left.expect("where it was left armed"));
     assert_eq!(listed(&left), life.pins.pinned(), "what is pinned");
     life.world.kill("agent");
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     let ready = life.world.await_event("ready", |e| e.event == "ready");
     assert_eq!(ready.resumed, Some(true), "whether it was taken up");
     life.await_left(&[]);
@@ -49,7 +49,7 @@ fn leave_pinned() {
 
 /// Nothing is left where it was not asked for.
 fn clean_stop_unpins() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     life.pins.one("maps-");
     life.pins.one("probes-");
     life.agent("agent", &["leaf=sleep"], &["leaf"]);
@@ -60,7 +60,7 @@ fn clean_stop_unpins() {
         listed(&life.pins.dir())
     );
     life.world.assert_alive(&["agent", "leaf", "canary"]);
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     life.world.kill("agent");
     life.await_left(&[]);
     let said = life.world.stop();
@@ -73,7 +73,7 @@ fn clean_stop_unpins() {
 /// Half of what there is to pin is in nobody's way.
 fn killed_while_arming() {
     let mut dice = Dice::new();
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     life.world.stop();
     for round in 0..40 {
         let mut daemon = daemon::spawn(life.world.dir(), life.world.arguments());
@@ -86,7 +86,7 @@ fn killed_while_arming() {
         let _ = daemon.kill();
         daemon.wait().expect("wait for the daemon");
     }
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     let stderr = fs::read_to_string(life.world.dir().join("stderr")).expect("read what was said");
     assert_eq!(stderr, "", "there were complaints");
     life.agent("agent", &["leaf=sleep"], &["leaf"]);
@@ -102,7 +102,7 @@ fn killed_while_arming() {
 
 /// Probes of another object take over from those that are at work, while processes are born: of each it is told.
 fn upgrade() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let mut object = fs::read(OBJECT).expect("read the shipped object");
     object.push(0);
     let other = life.world.dir().join("other.o");
@@ -112,17 +112,17 @@ fn upgrade() {
     life.agent("agent", &["busy=busy+6000", "leaf=sleep"], &["leaf"]);
     life.world.await_processes("brood", 20);
     // After a stop that leaves it armed, and after none.
-    life.world.crash();
-    life.world.again(&["--leave-pinned"]);
+    life.world.kill_daemon();
+    life.world.restart_daemon(&["--leave-pinned"]);
     life.world.stop();
-    life.world.again(&other);
+    life.world.restart_daemon(&other);
     assert_ne!(
         life.pins.one("probes-"),
         probes,
         "the probes are those of before"
     );
-    life.world.crash();
-    life.world.again(&[]);
+    life.world.kill_daemon();
+    life.world.restart_daemon(&[]);
     assert_eq!(
         life.pins.one("probes-"),
         probes,
@@ -146,9 +146,9 @@ fn upgrade() {
 
 /// Removes what any version has pinned, but not from under a daemon, and nothing that is somebody else's.
 fn unpin() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let pins = life.pins.dir();
-    let unpin = |life: &Lasting| {
+    let unpin = |life: &PinnedWorld| {
         let place = pins.to_str().expect("a path in UTF-8");
         reaper(life.world.dir(), &["unpin", "--pin-dir", place])
     };
@@ -161,7 +161,7 @@ fn unpin() {
         said.err
     );
     life.pins.one("maps-");
-    life.world.crash();
+    life.world.kill_daemon();
     // What another version has: these, under other names.
     for (ours, theirs) in [("maps-", "maps-99"), ("probes-", "probes-deadbeef")] {
         let ours = life.pins.one(ours);
@@ -193,7 +193,7 @@ fn unpin() {
 
 /// The pin directory may be the mount point, which stays.
 fn unpin_from_the_mount_point() {
-    let mut life = Lasting {
+    let mut life = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
@@ -202,12 +202,12 @@ fn unpin_from_the_mount_point() {
     // The kernel may have put something there itself.
     let empty = listed(&place);
     for stop in [false, true] {
-        life.world.watch(OWN_RULES, &["--pin-dir", pins]);
+        life.world.start_daemon(OWN_RULES, &["--pin-dir", pins]);
         assert_eq!(listed(&place).len(), empty.len() + 1, "a scope is there");
         if stop {
             life.world.stop();
         } else {
-            life.world.crash();
+            life.world.kill_daemon();
             let said = reaper(life.world.dir(), &["unpin", "--pin-dir", pins]);
             assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
         }

@@ -3,19 +3,19 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{Lasting, Scenario};
-use crate::cli::told;
+use super::{PinnedWorld, SurvivalScenario};
+use crate::cli::ask_json;
 use crate::daemon::Event;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Scenario] = &[
+pub const STORIES: &[SurvivalScenario] = &[
     ("down-for-ten-seconds", down_for_ten_seconds),
     ("relaunch-while-down", relaunch_while_down),
 ];
 
 /// Agents die, come, come and die; their children fork and daemonise. All of it is found on return.
 fn down_for_ten_seconds() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     life.agent(
         "killed",
         &[
@@ -26,7 +26,7 @@ fn down_for_ten_seconds() {
         &["leaf", "later"],
     );
     let children = [
-        "stubborn=stubborn",
+        "stubborn=ignore-term",
         "keeper=as:test-keeper+sleep",
         "die=exit+3",
     ];
@@ -34,10 +34,10 @@ fn down_for_ten_seconds() {
     life.agent("stays", &["stays-leaf=sleep"], &["stays-leaf"]);
     life.await_sessions(&["killed", "exits", "stays"]);
     // It leaves word of them for the next one after it has told of them, and before it answers.
-    told(&life.world, &["status"]);
-    life.world.crash();
+    ask_json(&life.world, &["status"]);
+    life.world.kill_daemon();
     let back = Instant::now() + Duration::from_secs(10);
-    life.world.open("go");
+    life.world.open_gate("go");
     life.world.await_processes("apart", 1);
     life.agent(
         "new",
@@ -49,12 +49,12 @@ fn down_for_ten_seconds() {
     ["killed", "new"]
         .iter()
         .for_each(|role| life.world.kill(role));
-    life.world.open("die-exits");
+    life.world.open_gate("die-exits");
     sleep(back.saturating_duration_since(Instant::now()));
     // Nobody was there to end these; what the kernel ends by itself is another scenario.
     let living = ["apart", "stubborn", "new-leaf", "brood"];
     life.world.assert_alive(&living);
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     let stay = ["stays", "stays-leaf", "comes", "comes-leaf", "keeper"];
     life.await_left(&stay);
     ["stays", "comes"]
@@ -72,24 +72,24 @@ fn down_for_ten_seconds() {
 
 /// A root that leaves of its own accord hands the session over to its child, though nobody looks.
 fn relaunch_while_down() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let args = [
         "leaf=sleep",
         "second=as:claude+agent+second-leaf=sleep",
         "die=exit+0",
     ];
     life.world
-        .order("worker", "terminal", "terminal", &args.map(String::from));
+        .launch("worker", "terminal", "terminal", &args.map(String::from));
     let processes = ["terminal", "agent", "leaf", "second", "second-leaf"];
     processes
         .iter()
         .for_each(|role| drop(life.world.await_processes(role, 1)));
     life.await_sessions(&["agent", "second"]);
-    life.world.crash();
-    life.world.open("die-agent");
+    life.world.kill_daemon();
+    life.world.open_gate("die-agent");
     life.world.await_gone(&["agent"]);
-    life.world.again(&[]);
-    let second = life.world.one("second");
+    life.world.restart_daemon(&[]);
+    let second = life.world.process("second");
     life.world
         .await_event("a relaunch", |e| e.is("session.relaunch", second));
     life.agent("sentinel", &["orphan=double+setsid"], &[]);
@@ -98,9 +98,9 @@ fn relaunch_while_down() {
     life.world.await_gone(&["orphan"]);
     life.world.assert_alive(&processes[2..]);
     let kept = [
-        life.world.one("leaf"),
+        life.world.process("leaf"),
         second,
-        life.world.one("second-leaf"),
+        life.world.process("second-leaf"),
     ];
     let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|who| e.is_about(*who));
     let stream = life.stream();

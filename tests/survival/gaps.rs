@@ -2,11 +2,11 @@
 
 use nix::sys::signal::Signal;
 
-use super::{Lasting, Scenario};
-use crate::proc::Identity;
+use super::{PinnedWorld, SurvivalScenario};
+use crate::proc::ProcessKey;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Scenario] = &[
+pub const STORIES: &[SurvivalScenario] = &[
     ("fork-bomb-with-a-tiny-ring", || overrun("ebpf")),
     ("births-lost-with-a-tiny-ring", || births_lost("ebpf")),
     ("members-full", members_full),
@@ -14,7 +14,7 @@ pub const STORIES: &[Scenario] = &[
 ];
 
 /// The same where the proc connector's socket has no room for more.
-pub const CONNECTORS: &[Scenario] = &[
+pub const CONNECTOR_SCENARIOS: &[SurvivalScenario] = &[
     ("fork-bomb-with-a-small-socket", || {
         overrun("proc-connector")
     }),
@@ -26,9 +26,9 @@ pub const CONNECTORS: &[Scenario] = &[
 
 /// An agent that has a leaf, somebody who has thousands of children when told to, and one who is kept, with a source
 /// that has little room.
-fn crowded(source: &str, many: &str) -> Lasting {
+fn crowded(source: &str, many: &str) -> PinnedWorld {
     let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
-    let mut life = Lasting::new(&config, &["--source", source]);
+    let mut life = PinnedWorld::new(&config, &["--source", source]);
     let children = ["leaf=sleep", many, "keeper=as:test-keeper+sleep"];
     let who = many.split('=').next().expect("a role");
     life.agent("agent", &children, &["leaf", who, "keeper"]);
@@ -37,7 +37,7 @@ fn crowded(source: &str, many: &str) -> Lasting {
 }
 
 /// What `meanwhile` does is read afterwards, as far as there is room for it.
-fn unread(life: &mut Lasting, meanwhile: impl FnOnce(&mut Lasting)) {
+fn unread(life: &mut PinnedWorld, meanwhile: impl FnOnce(&mut PinnedWorld)) {
     let daemon = daemon(life);
     assert!(
         daemon.signal(Signal::SIGSTOP),
@@ -51,7 +51,7 @@ fn unread(life: &mut Lasting, meanwhile: impl FnOnce(&mut Lasting)) {
 fn overrun(source: &str) {
     let mut life = crowded(source, "bomb=later+go+swarm+swarm+2000");
     unread(&mut life, |life| {
-        life.world.open("go");
+        life.world.open_gate("go");
         life.world.await_processes("brood", 1500);
         life.world.kill("agent");
         life.world.await_processes("brood", 2000);
@@ -67,7 +67,7 @@ fn overrun(source: &str) {
 fn births_lost(source: &str) {
     let mut life = crowded(source, "shell=later+go+bomb+swarm+1200");
     unread(&mut life, |life| {
-        life.world.open("go");
+        life.world.open_gate("go");
         life.world.await_processes("bomb", 1);
         life.world.await_processes("brood", 1200);
     });
@@ -82,7 +82,7 @@ fn births_lost(source: &str) {
 
 /// The map has no room for all members: those are told of, and ended all the same.
 fn members_full() {
-    let mut life = Lasting::new(&format!("max_members = 1024\n{OWN_RULES}"), &[]);
+    let mut life = PinnedWorld::new(&format!("max_members = 1024\n{OWN_RULES}"), &[]);
     life.agent(
         "agent",
         &["leaf=sleep", "swarm=swarm+1500"],
@@ -101,15 +101,15 @@ fn members_full() {
 
 /// `server & exec claude`, of which all is read when the agent runs: what the shell has started is not the agent's.
 fn server_first(source: &str) {
-    let mut life = Lasting::new(OWN_RULES, &["--source", source]);
+    let mut life = PinnedWorld::new(OWN_RULES, &["--source", source]);
     unread(&mut life, |life| {
         let dir = life.world.dir().display().to_string();
         let script = format!(
-            "{dir}/bin/worker role sleep server {dir} &
-             exec {dir}/node_modules/.bin/claude role agent agent {dir} leaf=sleep"
+            "{dir}/bin/worker test-process sleep server {dir} &
+             exec {dir}/node_modules/.bin/claude test-process agent agent {dir} leaf=sleep"
         );
         std::fs::write(format!("{dir}/script"), script).expect("write a script");
-        life.world.start("shell", &format!("run sh {dir}/script"));
+        life.world.spawn("shell", &format!("run sh {dir}/script"));
         for role in ["server", "agent", "leaf"] {
             life.world.await_processes(role, 1);
         }
@@ -121,13 +121,13 @@ fn server_first(source: &str) {
     life.end(&["server"]);
 }
 
-fn daemon(life: &Lasting) -> Identity {
+fn daemon(life: &PinnedWorld) -> ProcessKey {
     let pid = life.world.daemon().pid();
     crate::proc::stat(pid).expect("the daemon").id
 }
 
 /// A gap was told of and closed, and nobody was signalled for whom it was not.
-fn assert_gap(life: &Lasting, reason: &str) {
+fn assert_gap(life: &PinnedWorld, reason: &str) {
     let stream = life.stream();
     let find = |name: &str| stream.iter().find(|e| e.event == name);
     let open = find("gap.open").expect("a gap is opened");

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{Lasting, Scenario, listed};
-use crate::cli::{ask, told};
+use super::{PinnedWorld, SurvivalScenario, listed};
+use crate::cli::{ask, ask_json};
 use crate::daemon::JOURNAL;
 use crate::trees::OWN_RULES;
 use crate::world::eventually;
 
-pub const STORIES: &[Scenario] = &[
+pub const STORIES: &[SurvivalScenario] = &[
     ("tree-kept-over-a-restart", tree_kept_over_a_restart),
     ("closed-before-a-restart", closed_before_a_restart),
     ("newer-journal", newer_journal),
@@ -21,13 +21,13 @@ pub const STORIES: &[Scenario] = &[
 /// A session that one service has reported closed is not reported closed by the next one, which writes down how the
 /// kept member ends.
 fn closed_before_a_restart() {
-    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
+    let mut life = PinnedWorld::new(OWN_RULES, &JOURNAL);
     let children = ["keeper=as:test-keeper+sleep", "leaf=sleep"];
     life.agent("agent", &children, &["keeper", "leaf"]);
     life.world.kill("agent");
     life.await_left(&["keeper"]);
     life.await_closed(1);
-    let await_kept = |life: &Lasting, n: u64| {
+    let await_kept = |life: &PinnedWorld, n: u64| {
         eventually("the history has what is kept", || {
             let said = ask(&life.world, &["history", "--json"]).out;
             let session: Value = serde_json::from_str(&said).ok()?;
@@ -35,9 +35,9 @@ fn closed_before_a_restart() {
         });
     };
     await_kept(&life, 1);
-    life.world.crash();
-    life.world.again(&[]);
-    let keeper = life.world.one("keeper");
+    life.world.kill_daemon();
+    life.world.restart_daemon(&[]);
+    let keeper = life.world.process("keeper");
     life.world.kill("keeper");
     life.world
         .await_event("the end of the kept one", |e| e.is("exit", keeper));
@@ -51,11 +51,11 @@ fn closed_before_a_restart() {
 /// Who was born to a kept process after that was asked for, and has left its tree, is kept by the service that
 /// comes next, though the one that was asked for is gone; and is let go by whoever takes that back.
 fn tree_kept_over_a_restart() {
-    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
+    let mut life = PinnedWorld::new(OWN_RULES, &JOURNAL);
     let children = ["top=later+go+apart+double+setsid", "other=double+setsid"];
     life.agent("agent", &children, &["top", "other"]);
     life.await_sessions(&["agent"]);
-    let top = life.world.one("top");
+    let top = life.world.process("top");
     let said = ask(&life.world, &["keep", &top.pid.to_string(), "--tree"]);
     assert_eq!(
         said.out,
@@ -63,7 +63,7 @@ fn tree_kept_over_a_restart() {
         "{}",
         said.err
     );
-    life.world.open("go");
+    life.world.open_gate("go");
     let apart = life.world.await_processes("apart", 1)[0];
     life.world
         .await_event("it is an orphan", |e| e.is("orphan", apart));
@@ -75,22 +75,22 @@ fn tree_kept_over_a_restart() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     life.world.kill("top");
     life.world.await_gone(&["top"]);
-    life.world.crash();
-    life.world.again(&[]);
-    let keeps = told(&life.world, &["keep", "--list"]);
+    life.world.kill_daemon();
+    life.world.restart_daemon(&[]);
+    let keeps = ask_json(&life.world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"][0]["process"]["pid"], apart.pid, "{keeps}");
     life.world.kill("agent");
     life.await_left(&["apart"]);
     life.world.await_event("it is kept", |e| {
         e.is("decision", apart) && e.reason.as_deref() == Some("kept_by_user")
     });
-    let unkeep = |life: &Lasting| {
+    let unkeep = |life: &PinnedWorld| {
         let said = ask(&life.world, &["unkeep", &apart.pid.to_string()]);
         assert_eq!(said.code, Some(0), "{}", said.err);
     };
     // Its own wish first, then that for the tree.
     for _ in 0..2 {
-        let keeps = told(&life.world, &["keep", "--list"]);
+        let keeps = ask_json(&life.world, &["keep", "--list"]);
         let kept = &keeps["keeps"][0];
         assert_eq!(
             (&kept["process"]["pid"], &kept["tree"]),
@@ -101,9 +101,9 @@ fn tree_kept_over_a_restart() {
     }
     life.await_left(&[]);
     // Nor does the one after that begin with it.
-    life.world.crash();
-    life.world.again(&[]);
-    let keeps = told(&life.world, &["keep", "--list"]);
+    life.world.kill_daemon();
+    life.world.restart_daemon(&[]);
+    let keeps = ask_json(&life.world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"].as_array().map(Vec::len), Some(0), "{keeps}");
     life.world.stop();
 }
@@ -111,9 +111,9 @@ fn tree_kept_over_a_restart() {
 /// A service whose journal has a newer schema sends no signal, not even after a reload, and leaves the files untouched.
 /// Once it can read the journal again, it enforces.
 fn newer_journal() {
-    let mut life = Lasting::new(OWN_RULES, &JOURNAL);
+    let mut life = PinnedWorld::new(OWN_RULES, &JOURNAL);
     life.world.stop();
-    let files = |life: &Lasting| -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = |life: &PinnedWorld| -> BTreeMap<PathBuf, Vec<u8>> {
         let files = listed(&life.world.dir().join("journal")).into_iter();
         files
             .map(|path| (path.clone(), fs::read(path).expect("read a file")))
@@ -129,17 +129,17 @@ fn newer_journal() {
     };
     let version = set_version(99);
     let before = files(&life);
-    life.world.again(&["--enforce"]);
+    life.world.restart_daemon(&["--enforce"]);
     life.agent("agent", &["leaf=sleep"], &["leaf"]);
     life.await_sessions(&["agent"]);
     let said = ask(&life.world, &["config", "reload"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    let leaf = life.world.one("leaf");
+    let leaf = life.world.process("leaf");
     life.world.kill("agent");
     life.world.await_event("it would be reaped", |e| {
         e.is("decision", leaf) && e.decision.as_deref() == Some("reap")
     });
-    let status = told(&life.world, &["status"]);
+    let status = ask_json(&life.world, &["status"]);
     assert_eq!(status["mode"], "observe", "{status}");
     let reason = status["mode_reason"].as_str().unwrap_or_default();
     let parts = [path.to_str().expect("UTF-8"), "schema version 99"];
@@ -159,7 +159,7 @@ fn newer_journal() {
     let signal = stream.iter().find(|e| e.event == "signal");
     assert!(signal.is_none(), "{signal:?}");
     set_version(version);
-    life.world.again(&["--enforce"]);
+    life.world.restart_daemon(&["--enforce"]);
     life.agent("second", &["other=sleep"], &["other"]);
     life.await_sessions(&["second"]);
     life.world.kill("second");

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use nix::sys::signal::Signal;
 
-use super::Lasting;
-use crate::cli::{find, told};
+use super::PinnedWorld;
+use crate::cli::{ask_json, find};
 use crate::daemon::{Event, REAPER};
 use crate::trees::{OWN_RULES, trial};
 use crate::world::{World, eventually};
@@ -59,7 +59,7 @@ fn filter() {
 /// Whether the daemon knows a new process that no agent has started. It answers by all that the probes have sent.
 fn knows_foreign(world: &World) -> bool {
     let mut foreign = Command::new("sleep").arg("600").spawn().expect("run sleep");
-    let tree = told(world, &["tree", "--all"]);
+    let tree = ask_json(world, &["tree", "--all"]);
     foreign.kill().expect("end sleep");
     foreign.wait().expect("end sleep");
     find(&tree, foreign.id().cast_signed()).is_some()
@@ -79,12 +79,12 @@ const BOMBS: usize = 20;
 
 /// A bomb that forks on in spite of SIGTERM is killed as it forks, once it has come to SIGKILL.
 fn condemned() {
-    killed_by_kernel("hydra", |_, _| true);
+    killed_by_kernel("fork-bomb-on-term", |_, _| true);
 }
 
 /// So is one that runs another program with each fork, as it does that.
 fn condemned_at_exec() {
-    killed_by_kernel("hopper", |stream, killed| {
+    killed_by_kernel("exec-chain-on-term", |stream, killed| {
         let same = |e: &&Event| e.event == "exec" && e.entity_id == killed.entity_id;
         let mut execs = stream.iter().filter(same);
         execs.any(|exec| exec.time_boot_ns == killed.time_boot_ns)
@@ -93,7 +93,7 @@ fn condemned_at_exec() {
 
 /// Forty that play this are ended, until the kernel has killed one `as_it` should be.
 fn killed_by_kernel(play: &str, as_it: impl Fn(&[Event], &Event) -> bool) {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let bombs = format!("bomb*40={play}");
     let children = [&bombs[..], "keeper=as:test-keeper+sleep"];
     let killed = (1..=BOMBS).any(|round| {
@@ -116,11 +116,11 @@ fn killed_by_kernel(play: &str, as_it: impl Fn(&[Event], &Event) -> bool) {
 
 /// The first signal comes from the kernel for those of whom no rule knows more; the others are decided about.
 fn kernel_reap() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let children = [
         "leaf=sleep",
         "apart=setsid",
-        "stubborn=stubborn",
+        "stubborn=ignore-term",
         "shell=parent+tool+sleep",
         "keeper=as:test-keeper+parent+under+sleep",
         "wall=as:test-wall+parent+user+sleep",
@@ -135,15 +135,15 @@ fn kernel_reap() {
     );
     life.await_sessions(&["agent"]);
     // The probes hear of it before the service answers the next question.
-    let root = life.world.one("agent").pid.to_string();
+    let root = life.world.process("agent").pid.to_string();
     eventually("what nothing spares is known", || {
-        let facts = &told(&life.world, &["explain", &root])["facts"];
+        let facts = &ask_json(&life.world, &["explain", &root])["facts"];
         ["keep_marker", "unit"]
             .iter()
             .all(|fact| !facts[fact].is_null())
             .then_some(())
     });
-    told(&life.world, &["status"]);
+    ask_json(&life.world, &["status"]);
     assert!(
         agent.signal(Signal::SIGKILL),
         "the agent could not be killed"
@@ -153,7 +153,7 @@ fn kernel_reap() {
         .await_event("the session is closed", |e| e.event == "session.close");
     let stream = life.end(&spared);
     for role in plain {
-        let who = life.world.one(role);
+        let who = life.world.process(role);
         let first = stream.iter().find(|e| e.is("signal", who));
         let first = first.unwrap_or_else(|| panic!("no signal for '{role}'"));
         let (by, signal) = (first.sent_by.as_deref(), first.signal.as_deref());
@@ -163,7 +163,7 @@ fn kernel_reap() {
             "to '{role}'"
         );
     }
-    let plain = plain.map(|role| life.world.one(role));
+    let plain = plain.map(|role| life.world.process(role));
     let other = by_kernel(&stream, "SIGTERM").find(|e| !plain.iter().any(|who| e.is_about(*who)));
     assert!(
         other.is_none(),
@@ -177,20 +177,20 @@ const QUICK: Duration = Duration::from_millis(200);
 /// A server that an agent without a terminal has started has its time, however soon that leaves in peace, and
 /// whatever the kernel does by itself.
 fn server_of_a_quick_agent() {
-    let mut life = Lasting::new("kernel_reap = \"auto\"\n", &[]);
+    let mut life = PinnedWorld::new("kernel_reap = \"auto\"\n", &[]);
     let children = ["server=listen", "leaf=sleep", "die=exit+0"];
     let begun = Instant::now();
     life.agent("agent", &children, &["server", "leaf"]);
-    let server = life.world.one("server");
+    let server = life.world.process("server");
     std::thread::sleep(QUICK.saturating_sub(begun.elapsed()));
-    life.world.open("die-agent");
+    life.world.open_gate("die-agent");
     let waits = |e: &Event| {
         let rule = e.rule.as_deref() == Some("asked-for-servers");
         e.is("decision", server) && e.decision.as_deref() == Some("wait") && rule
     };
     life.world.await_event("it is given time", waits);
     life.await_left(&["server"]);
-    let why = told(&life.world, &["explain", &server.pid.to_string()]);
+    let why = ask_json(&life.world, &["explain", &server.pid.to_string()]);
     let for_s = why["process"]["decision"]["remaining_s"].as_u64();
     assert!(for_s.is_some_and(|s| (1..=600).contains(&s)), "{why}");
     life.end(&["server"]);
@@ -201,11 +201,11 @@ const DEEP: usize = 1200;
 
 /// A deep chain below an agent that leaves in peace is ended, though each of it might hold all the others.
 fn deep_chain() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     let chain = format!("upper=chain+{DEEP}+0");
     life.agent("agent", &[&chain, "die=exit+0"], &[]);
     life.world.await_processes("upper", DEEP);
-    life.world.open("die-agent");
+    life.world.open_gate("die-agent");
     life.await_left(&[]);
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");

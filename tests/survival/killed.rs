@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Dice, Lasting, Scenario};
-use crate::cli::told;
+use super::{Dice, PinnedWorld, SurvivalScenario};
+use crate::cli::ask_json;
 use crate::daemon;
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[Scenario] = &[("killed-20-times", || killed(20))];
-pub const SOAKS: &[Scenario] = &[("killed-200-times", || killed(200))];
+pub const STORIES: &[SurvivalScenario] = &[("killed-20-times", || killed(20))];
+pub const SOAKS: &[SurvivalScenario] = &[("killed-200-times", || killed(200))];
 
 /// Longest time from a daemon's start, and from the moment that it is ready, to its end, in ms.
 const STARTING_MS: u64 = 120;
@@ -30,7 +30,7 @@ const CHANGE_MS: u64 = 200;
 const TREE: [&str; 7] = [
     "leaf=sleep",
     "shell=parent+tool+sleep",
-    "stubborn=stubborn",
+    "stubborn=ignore-term",
     "apart=double+setsid",
     "trap=trap",
     "link=chain+6+0",
@@ -46,14 +46,14 @@ const SPARED: [&str; 4] = ["keeper", "under", "wall", "user"];
 /// else is touched, and of everybody it is told what became of them.
 fn killed(times: u32) {
     let mut dice = Dice::new();
-    let mut life = Lasting::new(OWN_RULES, &[]);
-    life.world.crash();
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    life.world.kill_daemon();
     let mut agents = Agents::default();
     for kill in 0..times {
         if kill % CATCHES_UP == 0 {
-            life.world.again(&[]);
-            told(&life.world, &["status"]);
-            life.world.crash();
+            life.world.restart_daemon(&[]);
+            ask_json(&life.world, &["status"]);
+            life.world.kill_daemon();
         } else if dice.below(2) == 0 {
             let mut daemon = daemon::spawn(life.world.dir(), life.world.arguments());
             agents.change_for(dice.below(STARTING_MS), &mut life, &mut dice);
@@ -62,12 +62,12 @@ fn killed(times: u32) {
             daemon.kill().expect("kill the daemon");
             daemon.wait().expect("wait for the daemon");
         } else {
-            life.world.again(&[]);
+            life.world.restart_daemon(&[]);
             agents.change_for(dice.below(READY_MS), &mut life, &mut dice);
-            life.world.crash();
+            life.world.kill_daemon();
         }
     }
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     let ended = agents.end_all(&life);
     life.await_left(&SPARED);
     // One that is stopped waits 2 s at most for its stream to be written, of which there may be more than that.
@@ -94,7 +94,7 @@ struct Agents {
 
 impl Agents {
     /// One more or one less, now and then.
-    fn change_for(&mut self, ms: u64, life: &mut Lasting, dice: &mut Dice) {
+    fn change_for(&mut self, ms: u64, life: &mut PinnedWorld, dice: &mut Dice) {
         let end = Instant::now() + Duration::from_millis(ms);
         self.change(life, dice);
         while Instant::now() < end {
@@ -103,14 +103,14 @@ impl Agents {
         }
     }
 
-    fn change(&mut self, life: &mut Lasting, dice: &mut Dice) {
+    fn change(&mut self, life: &mut PinnedWorld, dice: &mut Dice) {
         if self.living.len() < AGENTS {
             let way = ["exit 0", "exit 3", "segfault", "exit-group 8"][self.begun % 4];
             let die = format!("die={}", way.replace(' ', "+"));
             let sparing = SPARING.iter().filter(|_| self.begun.is_multiple_of(6));
             let tree = TREE.iter().chain(sparing).map(|child| child.to_string());
             let tree = tree.chain([die]);
-            life.world.order(
+            life.world.launch(
                 "claude",
                 "agent",
                 &role(self.begun),
@@ -127,7 +127,7 @@ impl Agents {
     }
 
     /// Gives who they were.
-    fn end_all(&mut self, life: &Lasting) -> Vec<Identity> {
+    fn end_all(&mut self, life: &PinnedWorld) -> Vec<ProcessKey> {
         let all = self.living.drain(..).map(|agent| {
             let who = life.world.await_processes(&role(agent), 1)[0];
             end(life, agent);
@@ -142,10 +142,10 @@ fn role(agent: usize) -> String {
 }
 
 /// Every other one is killed, the others leave in the way they were given.
-fn end(life: &Lasting, agent: usize) {
+fn end(life: &PinnedWorld, agent: usize) {
     if (agent / 4).is_multiple_of(2) {
-        life.world.one(&role(agent)).signal(Signal::SIGKILL);
+        life.world.process(&role(agent)).signal(Signal::SIGKILL);
     } else {
-        life.world.open(&format!("die-{}", role(agent)));
+        life.world.open_gate(&format!("die-{}", role(agent)));
     }
 }

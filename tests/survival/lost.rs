@@ -11,16 +11,16 @@ use nix::libc;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{Bpffs, Lasting, Scenario};
-use crate::cli::told;
+use super::{Bpffs, PinnedWorld, SurvivalScenario};
+use crate::cli::ask_json;
 use crate::proc;
-use crate::process::step;
+use crate::process::instruction;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Scenario] = &[("probes-out-of-reach", probes_out_of_reach)];
+pub const STORIES: &[SurvivalScenario] = &[("probes-out-of-reach", probes_out_of_reach)];
 
-pub const CONNECTORS: &[Scenario] = &[
+pub const CONNECTOR_SCENARIOS: &[SurvivalScenario] = &[
     ("socket-out-of-order", socket_out_of_order),
     ("births-unheard", births_unheard),
 ];
@@ -40,7 +40,7 @@ inferred = true
 /// Nobody can detach the probes of a service that lives, as the kernel does not let go of such links while somebody has
 /// them open. But whoever may can shut a map of theirs for good, so that they cannot be told anything any more.
 fn probes_out_of_reach() {
-    let mut life = Lasting::new(OWN_RULES, &["--source", "ebpf"]);
+    let mut life = PinnedWorld::new(OWN_RULES, &["--source", "ebpf"]);
     goes_on(&mut life, &["ebpf", "proc-connector", "procfs"], |life| {
         freeze(&life.pins.one("maps-").join("CONTROL")).expect("freeze a map");
     });
@@ -49,14 +49,14 @@ fn probes_out_of_reach() {
 
 /// The socket of the proc connector says that it can tell nothing.
 fn socket_out_of_order() {
-    let mut life = Lasting {
+    let mut life = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
-    life.world.start("host", "deafening");
+    life.world.spawn("host", "failing-socket");
     life.world.await_processes("host", 1);
     life.world
-        .watch_from_within(OWN_RULES, &["--source", "proc-connector"]);
+        .start_daemon_inside_tree(OWN_RULES, &["--source", "proc-connector"]);
     goes_on(&mut life, &["proc-connector", "procfs"], |life| {
         fs::write(life.world.dir().join("deaf"), "").expect("make it deaf");
     });
@@ -65,19 +65,21 @@ fn socket_out_of_order() {
 /// Of one whose birth is lost, and of whose program the kernel has told before it was looked for what was lost, it is
 /// asked whose it is like of one that only that look has found.
 fn births_unheard() {
-    let mut life = Lasting {
+    let mut life = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
-    life.world.watch(INFERS, &["--source", "proc-connector"]);
+    life.world
+        .start_daemon(INFERS, &["--source", "proc-connector"]);
     let dir = life.world.dir().display().to_string();
     // It leads a process group, which is all that is left of it in what it makes.
-    let leader =
-        format!("exec setsid {dir}/bin/worker role later leader {dir} go orphan double sleep");
+    let leader = format!(
+        "exec setsid {dir}/bin/worker test-process later leader {dir} go orphan double sleep"
+    );
     let leader = format!("leader={}", leader.replace(' ', "+"));
     life.agent("agent", &[&leader, "leaf=sleep"], &["leader", "leaf"]);
     life.await_sessions(&["agent"]);
-    let leader = life.world.one("leader");
+    let leader = life.world.process("leader");
     life.world
         .await_event("the leader is seen", |e| e.is_about(leader));
     let daemon = proc::stat(life.world.daemon().pid())
@@ -89,7 +91,7 @@ fn births_unheard() {
         "the daemon could not be stopped"
     );
     let forks = Unheard::begin(&socket).expect("keep forks from it");
-    life.world.open("go");
+    life.world.open_gate("go");
     life.world.await_processes("orphan", 1);
     drop(forks);
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
@@ -99,7 +101,7 @@ fn births_unheard() {
     life.world.await_gone(&["leader", "leaf", "orphan"]);
     life.await_closed(1);
     let stream = life.end(&[]);
-    let orphan = life.world.one("orphan");
+    let orphan = life.world.process("orphan");
     let due = stream.iter().find(|e| e.is("decision", orphan));
     assert_eq!(
         due.and_then(|e| e.rule.as_deref()),
@@ -155,10 +157,10 @@ impl Unheard<'_> {
         let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
         let answer = libc::BPF_RET | libc::BPF_K;
         let mut steps = [
-            step(load, 0, 0, WHAT),
-            step(equal, 0, 1, FORK),
-            step(answer, 0, 0, 0),
-            step(answer, 0, 0, u32::MAX),
+            instruction(load, 0, 0, WHAT),
+            instruction(equal, 0, 1, FORK),
+            instruction(answer, 0, 0, 0),
+            instruction(answer, 0, 0, u32::MAX),
         ];
         let program = libc::sock_fprog {
             len: steps.len() as u16,
@@ -185,7 +187,7 @@ fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> nix::Result<()> {
 
 /// What is born while the first of these sources is lost, and afterwards, is reaped like all that was there before; by the
 /// next of them that can be used.
-fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
+fn goes_on(life: &mut PinnedWorld, sources: &[&str], lose: impl FnOnce(&PinnedWorld)) {
     let children = [
         "leaf=sleep",
         "orphan=double+setsid",
@@ -194,7 +196,7 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     ];
     life.agent("agent", &children, &["leaf", "orphan", "shell", "keeper"]);
     life.await_sessions(&["agent"]);
-    let orphan = life.world.one("orphan");
+    let orphan = life.world.process("orphan");
     let detached = |e: &crate::daemon::Event| {
         e.is("decision", orphan) && e.reason.as_deref() == Some("detached")
     };
@@ -207,14 +209,14 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
         "the daemon could not be stopped"
     );
     lose(life);
-    life.world.open("go");
+    life.world.open_gate("go");
     ["meanwhile", "below"]
         .iter()
         .for_each(|role| drop(life.world.await_processes(role, 1)));
     assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
     life.world
         .await_event("the gap is closed", |e| e.event == "gap.close");
-    let status = told(&life.world, &["status"]);
+    let status = ask_json(&life.world, &["status"]);
     let passed_over = status["rejected_sources"].as_array();
     let is_passed_over = |source: &&&str| {
         let mut reasons = passed_over.into_iter().flatten().filter_map(Value::as_str);
@@ -230,7 +232,7 @@ fn goes_on(life: &mut Lasting, sources: &[&str], lose: impl FnOnce(&Lasting)) {
     );
     life.agent("other", &["others-leaf=sleep"], &["others-leaf"]);
     life.await_sessions(&["other"]);
-    let leaf = life.world.one("others-leaf");
+    let leaf = life.world.process("others-leaf");
     life.world
         .await_event("its leaf is seen", |e| e.is_about(leaf));
     life.world.kill("agent");

@@ -17,14 +17,14 @@ use libtest_mimic::Trial;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::daemon::{self, Event};
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::trees::trial;
 use crate::world::{TempDir, World, eventually};
 
-type Scenario = (&'static str, fn());
+type SurvivalScenario = (&'static str, fn());
 
 /// Who has nothing to do with any agent.
-const OUTSIDERS: [&str; 3] = ["launcher", "canary", "stray"];
+const OUTSIDERS: [&str; 3] = ["launcher", "canary", "canary-orphan"];
 
 pub fn trials() -> Vec<Trial> {
     let scenarios = killed::STORIES
@@ -49,7 +49,9 @@ pub fn soaks() -> Vec<Trial> {
 
 /// Those of the proc connector.
 pub fn through_connector() -> Vec<Trial> {
-    let scenarios = gaps::CONNECTORS.iter().chain(lost::CONNECTORS);
+    let scenarios = gaps::CONNECTOR_SCENARIOS
+        .iter()
+        .chain(lost::CONNECTOR_SCENARIOS);
     scenarios
         .map(|(name, scenario)| trial("survival", name, scenario))
         .collect()
@@ -116,16 +118,16 @@ fn name_of(path: &Path) -> String {
 }
 
 /// A world whose daemon pins what it has.
-struct Lasting {
+struct PinnedWorld {
     world: World,
     /// After the daemon and the trees.
     pins: Bpffs,
 }
 
-impl Lasting {
+impl PinnedWorld {
     /// The daemon is ready.
-    fn new(config: &str, more: &[&str]) -> Lasting {
-        let mut life = Lasting {
+    fn new(config: &str, more: &[&str]) -> PinnedWorld {
+        let mut life = PinnedWorld {
             world: World::new(true),
             pins: Bpffs::new(),
         };
@@ -136,13 +138,13 @@ impl Lasting {
     fn watch(&mut self, config: &str, more: &[&str]) {
         let pins = self.pins.dir();
         let place = ["--pin-dir", pins.to_str().expect("a path in UTF-8")];
-        self.world.watch(config, &[&place, more].concat());
+        self.world.start_daemon(config, &[&place, more].concat());
     }
 
     /// An agent with these children ([`Stage::spawn`](crate::process)), once it and all of `processes` are up.
-    fn agent(&mut self, role: &str, children: &[&str], processes: &[&str]) -> Identity {
+    fn agent(&mut self, role: &str, children: &[&str], processes: &[&str]) -> ProcessKey {
         let children: Vec<String> = children.iter().map(|child| child.to_string()).collect();
-        self.world.order("claude", "agent", role, &children);
+        self.world.launch("claude", "agent", role, &children);
         processes
             .iter()
             .for_each(|role| drop(self.world.await_processes(role, 1)));
@@ -152,7 +154,7 @@ impl Lasting {
     /// Waits until the daemon has heard of these agents: their coming wakes it no sooner than need be.
     fn await_sessions(&self, roles: &[&str]) {
         for role in roles {
-            let who = self.world.one(role);
+            let who = self.world.process(role);
             self.world
                 .await_event("a session", |e| e.is("session.open", who));
         }
@@ -180,9 +182,9 @@ impl Lasting {
             let (stay, gone): (Vec<_>, Vec<_>) = everybody
                 .into_iter()
                 .partition(|(role, _)| spared.contains(&role.as_str()));
-            let stay: HashSet<Identity> = stay.into_iter().map(|(_, id)| id).collect();
+            let stay: HashSet<ProcessKey> = stay.into_iter().map(|(_, id)| id).collect();
             let nobody = self.world.living().iter().all(|s| stay.contains(&s.id));
-            (nobody && !gone.iter().any(|(_, id)| id.lives())).then_some(())
+            (nobody && !gone.iter().any(|(_, id)| id.is_alive())).then_some(())
         });
         self.world.assert_alive(&spared);
     }
@@ -199,7 +201,7 @@ impl Lasting {
             let stream = self.stream();
             let ends = ["signal", "outcome", "exit"];
             let told = by_pid(&stream, |e| ends.contains(&e.event.as_str()));
-            let is_told = |who: Identity| {
+            let is_told = |who: ProcessKey| {
                 told.get(&who.pid)
                     .is_some_and(|all| all.iter().any(|e| e.is_about(who)))
             };

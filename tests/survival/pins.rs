@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use super::{Bpffs, Lasting, Scenario, listed};
+use super::{Bpffs, PinnedWorld, SurvivalScenario, listed};
 use crate::cli::reaper;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[Scenario] = &[
+pub const STORIES: &[SurvivalScenario] = &[
     ("no-bpffs", no_bpffs),
     ("pins-removed-under-it", pins_removed),
     ("read-only-bpffs", read_only),
@@ -36,7 +36,7 @@ fn assert_says(world: &World, words: &[&str]) {
 }
 
 /// It does what it is there for.
-fn assert_reaps(life: &mut Lasting) {
+fn assert_reaps(life: &mut PinnedWorld) {
     life.agent(
         "agent",
         &["leaf=sleep", "apart=double+setsid"],
@@ -47,31 +47,31 @@ fn assert_reaps(life: &mut Lasting) {
     life.world
         .await_event("the session is closed", |e| e.event == "session.close");
     let said = life.world.stop();
-    crate::trees::checks::sound(&life.world, &said);
+    crate::trees::checks::assert_well_formed(&life.world, &said);
 }
 
 /// Who removes the pins of a service at work takes nothing from it while it lives.
 fn pins_removed() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     fs::remove_dir_all(life.pins.dir()).expect("remove all that is pinned");
     assert_reaps(&mut life);
 }
 
 fn no_bpffs() {
-    let mut life = Lasting {
+    let mut life = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
     let place = life.world.dir().join("pins");
     let place = place.to_str().expect("a path in UTF-8");
-    life.world.watch(OWN_RULES, &["--pin-dir", place]);
+    life.world.start_daemon(OWN_RULES, &["--pin-dir", place]);
     assert_says(&life.world, &[place, "mount"]);
     assert_reaps(&mut life);
     assert!(!Path::new(place).exists(), "a directory is left");
 }
 
 fn read_only() {
-    let mut life = Lasting {
+    let mut life = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
@@ -89,13 +89,13 @@ fn read_only() {
 
 /// A map of another kind than is expected is left where it is.
 fn foreign_pin() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
-    life.world.crash();
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    life.world.kill_daemon();
     let members = life.pins.one("maps-").join("MEMBERS");
     fs::remove_file(&members).expect("remove a pin");
     fs::hard_link(members.with_file_name("DROPS"), &members).expect("pin another map there");
     let pinned = listed(&life.pins.one("maps-"));
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     assert_says(
         &life.world,
         &[members.to_str().expect("a path in UTF-8"), "another kind"],
@@ -110,22 +110,22 @@ fn foreign_pin() {
 
 /// So is what is no map of this program.
 fn another_thing() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
-    life.world.crash();
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    life.world.kill_daemon();
     let maps = life.pins.one("maps-");
     fs::remove_file(maps.join("NAMES")).expect("remove a pin");
     let other = maps.join("OTHER");
     fs::hard_link(maps.join("DROPS"), &other).expect("pin another map there");
     let pinned = listed(&maps);
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     assert_says(&life.world, &[other.to_str().expect("a path in UTF-8")]);
     assert_reaps(&mut life);
     assert_eq!(listed(&maps), pinned, "what was not its own");
 }
 
 /// An agent of before and one of now, and what was said of it in one line. Then nothing is left.
-fn goes_on(life: &mut Lasting, words: &[&str]) {
-    life.world.again(&[]);
+fn goes_on(life: &mut PinnedWorld, words: &[&str]) {
+    life.world.restart_daemon(&[]);
     match words {
         [] => assert_silent(&life.world),
         words => assert_says(&life.world, words),
@@ -142,10 +142,10 @@ fn goes_on(life: &mut Lasting, words: &[&str]) {
 }
 
 /// A daemon with an agent, and then without the daemon.
-fn crashed() -> Lasting {
-    let mut life = Lasting::new(OWN_RULES, &[]);
+fn crashed() -> PinnedWorld {
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
     life.agent("before", &["before-leaf=sleep"], &["before-leaf"]);
-    life.world.crash();
+    life.world.kill_daemon();
     life
 }
 
@@ -197,8 +197,8 @@ fn probes_of_other_maps() {
     let kept = life.pins.0.path().join("kept");
     fs::rename(&probes, &kept).expect("keep the probes");
     fs::remove_dir_all(life.pins.one("maps-")).expect("remove the maps");
-    life.world.again(&[]);
-    life.world.crash();
+    life.world.restart_daemon(&[]);
+    life.world.kill_daemon();
     let maps = life.pins.one("maps-");
     fs::remove_dir_all(&probes).expect("remove the new probes");
     fs::rename(&kept, &probes).expect("put the old ones there");
@@ -213,15 +213,15 @@ fn killed_while_upgrading() {
     let aside = probes.with_file_name("new-no-probes-deadbeef");
     fs::rename(&probes, &aside).expect("set the probes aside");
     fs::remove_file(&listed(&aside)[0]).expect("remove a pin");
-    life.world.again(&[]);
+    life.world.restart_daemon(&[]);
     assert_silent(&life.world);
     life.pins.one("probes-");
     assert!(!aside.exists(), "what was to be removed is left");
     let before = inodes(&probes);
-    life.world.crash();
-    life.world.again(&[]);
+    life.world.kill_daemon();
+    life.world.restart_daemon(&[]);
     assert_eq!(inodes(&probes), before, "probes at work were replaced");
-    life.world.crash();
+    life.world.kill_daemon();
     goes_on(&mut life, &[]);
 }
 
@@ -234,8 +234,8 @@ fn inodes(dir: &Path) -> Vec<u64> {
 
 /// Two that do not know of each other's lock meet at the pins.
 fn two_services() {
-    let mut life = Lasting::new(OWN_RULES, &[]);
-    let launcher = life.world.one("launcher").pid.to_string();
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    let launcher = life.world.process("launcher").pid.to_string();
     let pins = life.pins.dir().display().to_string();
     let place = ["--pin-dir", &pins, "--runtime-dir", "other"];
     let second = [&["daemon", "--scope", &launcher][..], &place].concat();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{Expectation, ProcessSpec, process_spec};
 use crate::daemon::Event;
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::World;
 
 /// Why something is kept for the time being that could not be read.
@@ -13,11 +13,11 @@ const UNREAD: &str = "unreadable";
 const IDLE: [&str; 3] = ["root_alive", "not_a_member", "successor_awaited"];
 
 /// A decision about one process: what, why, and by which rule.
-pub type Decided = (Identity, String, String, Option<String>);
+pub type Decided = (ProcessKey, String, String, Option<String>);
 
 /// What was decided about the processes of a role, each once.
 pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decided> {
-    let processes: HashMap<i32, Identity> = world
+    let processes: HashMap<i32, ProcessKey> = world
         .processes(role)
         .into_iter()
         .map(|id| (id.pid, id))
@@ -40,7 +40,7 @@ pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decide
 
 /// What may be told besides, or left out.
 #[derive(Clone, Copy, Debug)]
-pub struct Leeway {
+pub struct Tolerance {
     /// That something could not be read at first may have been told before.
     pub unread: bool,
     /// What was decided before the last may not have been, and that somebody was an orphan before it was due may not
@@ -49,8 +49,8 @@ pub struct Leeway {
 }
 
 /// About each process of the part was decided what had to be, and nothing else.
-pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leeway) {
-    if part.fate == Expectation::First {
+pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, leeway: Tolerance) {
+    if part.expect == Expectation::KilledByTest {
         return;
     }
     let wanted = part.decisions();
@@ -58,7 +58,7 @@ pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leew
         let words = [decision, reason].into_iter().chain(rule);
         words.collect::<Vec<_>>().join(" ")
     };
-    let mut by_process: BTreeMap<Identity, BTreeSet<String>> = BTreeMap::new();
+    let mut by_process: BTreeMap<ProcessKey, BTreeSet<String>> = BTreeMap::new();
     let at_once = !leeway.unread || wanted.iter().any(|said| said.reason == UNREAD);
     let all = decisions(world, events, part.role).into_iter();
     for (who, decision, reason, rule) in all.filter(|d| at_once || d.2 != UNREAD) {
@@ -77,7 +77,7 @@ pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leew
     };
     let last = texts(wanted.last().map_or(&[], std::slice::from_ref));
     let wanted = texts(&wanted);
-    let starved = starved(events);
+    let starved = out_of_files(events);
     for who in world.processes(part.role) {
         if starved.contains(&who) {
             continue;
@@ -89,7 +89,7 @@ pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leew
             part.role,
             who.pid
         );
-        if let Expectation::Boundary(rule) = part.fate {
+        if let Expectation::Boundary(rule) = part.expect {
             let wall = |e: &Event| e.is("boundary", who) && e.rule.as_deref() == Some(rule);
             assert!(
                 events.iter().any(wall),
@@ -97,7 +97,7 @@ pub fn decided(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leew
                 part.role
             );
         }
-        if let Expectation::Server(rule) = part.fate {
+        if let Expectation::Server(rule) = part.expect {
             let opened = events.iter().find(|e| e.is("session.open", who));
             let opened = opened.map(|e| (e.session_kind.as_deref(), e.rule.as_deref()));
             assert_eq!(
@@ -132,7 +132,7 @@ pub fn unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
 }
 
 /// Of whom no more is told than that they could not be held.
-pub fn starved(events: &[Event]) -> HashSet<Identity> {
+pub fn out_of_files(events: &[Event]) -> HashSet<ProcessKey> {
     let starved = events.iter().filter(|e| is_starved(e));
     starved.filter_map(Event::process).collect()
 }
@@ -149,18 +149,18 @@ fn touches(e: &Event) -> bool {
 }
 
 /// All of these live, and nobody was to end them.
-pub fn untouched(events: &[Event], who: &[Identity]) {
+pub fn assert_untouched(events: &[Event], who: &[ProcessKey]) {
     let of_them = |e: &&Event| who.iter().any(|who| e.is_about(*who));
     for e in events.iter().filter(of_them) {
         assert!(!touches(e), "somebody was touched: {e:?}");
     }
-    let dead = who.iter().find(|who| !who.lives());
+    let dead = who.iter().find(|who| !who.is_alive());
     assert!(dead.is_none(), "somebody is dead: {dead:?}");
 }
 
 /// The process of this role was recognised as an agent by this rule; by none if it has no name.
 pub fn recognised(world: &World, events: &[Event], role: &str, rule: &str) {
-    let who = world.one(role);
+    let who = world.process(role);
     let opened = events.iter().find(|e| e.is("session.open", who));
     let by = opened.and_then(|e| e.agent.as_deref());
     assert_eq!(by.unwrap_or_default(), rule, "agent of '{role}'");
@@ -168,12 +168,12 @@ pub fn recognised(world: &World, events: &[Event], role: &str, rule: &str) {
 
 /// Each process of the part was told to have gone to its adopter. One that is ended as fast as it is
 /// orphaned may be dead before the kernel gives it away, and then has none: `all` asks for it still.
-pub fn adopted(world: &World, events: &[Event], part: &ProcessSpec, all: bool) {
+pub fn assert_adopter(world: &World, events: &[Event], part: &ProcessSpec, all: bool) {
     let Some(role) = part.adopter else { return };
     let wanted = if role == "init" {
         1
     } else {
-        world.one(role).pid
+        world.process(role).pid
     };
     for who in world.processes(part.role) {
         let told = adopter(events, who);
@@ -185,7 +185,7 @@ pub fn adopted(world: &World, events: &[Event], part: &ProcessSpec, all: bool) {
 
 /// Who has adopted a process: told with the orphan if it was known then, else by the kernel's own word for it, or
 /// by a look.
-pub fn adopter(events: &[Event], who: Identity) -> Option<i32> {
+pub fn adopter(events: &[Event], who: ProcessKey) -> Option<i32> {
     let told = events
         .iter()
         .filter(|e| e.is("orphan", who) || e.is("reparent", who));
@@ -193,13 +193,13 @@ pub fn adopter(events: &[Event], who: Identity) -> Option<i32> {
 }
 
 /// Each process of the part was orphaned, which may not have been seen, decided, signalled and ended, in this order.
-pub fn reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leeway) {
+pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Tolerance) {
     let mut by_pid: HashMap<i32, Vec<&Event>> = HashMap::new();
     events
         .iter()
         .filter_map(|e| Some((e.pid?, e)))
         .for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
-    let starved = starved(events);
+    let starved = out_of_files(events);
     for who in world.processes(part.role) {
         if starved.contains(&who) {
             continue;
@@ -227,7 +227,7 @@ pub fn reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leewa
         );
         match outcome.outcome.as_deref() {
             Some("ended") => {}
-            Some("not_sent") if part.may_fall => {}
+            Some("not_sent") if part.may_exit_first => {}
             other => panic!(
                 "outcome of '{}' ({who:?}) is {other:?}, {:?}; its events: {mine:#?}",
                 part.role, outcome.reason
@@ -243,14 +243,23 @@ pub fn reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Leewa
                     part.role
                 );
             }
-            None => assert!(part.may_fall, "no signal for '{}' ({who:?})", part.role),
+            None => assert!(
+                part.may_exit_first,
+                "no signal for '{}' ({who:?})",
+                part.role
+            ),
         }
     }
 }
 
 /// The end of the agent of this role was told once, and truly.
-pub fn death(world: &World, events: &[Event], role: &str, status: (Option<i32>, Option<&str>)) {
-    let agent = world.one(role);
+pub fn assert_root_exit(
+    world: &World,
+    events: &[Event],
+    role: &str,
+    status: (Option<i32>, Option<&str>),
+) {
+    let agent = world.process(role);
     let told: Vec<&Event> = events
         .iter()
         .filter(|e| e.is("session.root_exit", agent))
@@ -287,7 +296,7 @@ pub fn decided_before_the_end(events: &[Event]) {
 
 /// What holds for every stream: numbered without a gap, nothing missing, no process told twice, and no signal for
 /// anybody who does not descend from an agent.
-pub fn sound(world: &World, events: &[Event]) {
+pub fn assert_well_formed(world: &World, events: &[Event]) {
     let mut seen: HashMap<(&str, &str), u32> = HashMap::new();
     let mut seq = 0;
     for e in events {
@@ -329,7 +338,7 @@ pub fn only_members_signalled(world: &World, events: &[Event]) {
         .filter(|e| e.event == "session.open")
         .filter_map(|e| e.entity_id.as_deref())
         .collect();
-    const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
+    const SPARED: [&str; 3] = ["launcher", "canary", "canary-orphan"];
     let (spared, processes): (Vec<_>, Vec<_>) = world
         .all_processes()
         .into_iter()

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use super::{CONFIG, ScenarioFn, View};
+use super::{CONFIG, ScenarioEntry, ScenarioRun};
 use crate::world::World;
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("conversation-resumed-by-argument", resumed_by_argument),
     ("conversation-resumed-by-registry", resumed_by_registry),
     ("conversation-that-ends", ends),
@@ -17,7 +17,7 @@ const OTHER_ID: &str = "113c8f3a-aa07-4beb-a7f0-268130753912";
 const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
 
 /// A world with an agent, a job of its conversation, and a job that carries no marker.
-fn with_agent(view: &View) -> World {
+fn with_agent(view: &ScenarioRun) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let job = format!("job=env:CLAUDE_CODE_SESSION_ID={ID}+setsid");
@@ -41,15 +41,15 @@ fn start(world: &mut World, role: &str, program: &str, args: &[&str]) {
         home.display(),
         args.join(" ")
     );
-    world.start(role, &how);
+    world.spawn(role, &how);
     world.await_processes(role, 1);
 }
 
 /// The agent exits; what it leaves lives until its successor is killed.
-fn is_continued(view: &View, world: World) {
+fn is_continued(view: &ScenarioRun, world: World) {
     view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
-    world.open("die-agent");
-    let worker = world.one("worker");
+    world.open_gate("die-agent");
+    let worker = world.process("worker");
     world.await_event("the worker is the root", |e| {
         e.is("session.relaunch", worker)
     });
@@ -60,7 +60,7 @@ fn is_continued(view: &View, world: World) {
     view.end(world, &[]);
 }
 
-fn resumed_by_argument(view: &View) {
+fn resumed_by_argument(view: &ScenarioRun) {
     let mut world = with_agent(view);
     let transcript = format!("{{dir}}/{ID}.jsonl");
     let words = [CLAUDE, "--fork-session", "--resume", &transcript];
@@ -71,11 +71,11 @@ fn resumed_by_argument(view: &View) {
 }
 
 /// The worker's command line says nothing; the agent's roster names its process and the transcript that it resumes.
-fn resumed_by_registry(view: &View) {
+fn resumed_by_registry(view: &ScenarioRun) {
     let mut world = with_agent(view);
     start(&mut world, "worker", "claude", &["tool=sleep"]);
     world.await_processes("tool", 1);
-    let worker = world.one("worker");
+    let worker = world.process("worker");
     let roster = format!(
         r#"{{"workers":{{"22ab6b57":{{"pid":{},"procStart":"{}","dispatch":{{"launch":{{"sessionId":"/h/{ID}.jsonl"}}}}}}}}}}"#,
         worker.pid, worker.ticks
@@ -88,16 +88,16 @@ fn resumed_by_registry(view: &View) {
 
 /// Another agent of the same kind has a conversation of its own: what is left is ended when no successor can appear
 /// any more.
-fn ends(view: &View) {
+fn ends(view: &ScenarioRun) {
     let mut world = with_agent(view);
     let tool = format!("tool=env:CLAUDE_CODE_SESSION_ID={OTHER_ID}+sleep");
     start(&mut world, "other", "claude", &[&tool]);
     world.await_processes("tool", 1);
     view.await_seen(&world, &["agent", "job", "bare", "other", "tool"]);
-    world.open("die-agent");
+    world.open_gate("die-agent");
     view.await_gone(&world, &["agent", "job", "bare"]);
     view.await_closed(&world, 1);
-    let job = world.one("job");
+    let job = world.process("job");
     let events = world.daemon().events().clone();
     let reasons = events.iter().filter(|e| e.is("decision", job));
     let reasons: Vec<_> = reasons.filter_map(|e| e.reason.as_deref()).collect();
@@ -112,7 +112,7 @@ fn ends(view: &View) {
 
 /// An agent that is killed hands nothing over, whatever names its conversation. If its exit was not observed, a successor
 /// may still be found.
-fn killed(view: &View) {
+fn killed(view: &ScenarioRun) {
     let mut world = with_agent(view);
     world.provide("resumed", &[CLAUDE, "--resume", ID].map(String::from));
     start(&mut world, "worker", "resumed", &["tool=sleep"]);
@@ -123,7 +123,7 @@ fn killed(view: &View) {
         view.await_gone(&world, &["job", "bare"]);
         view.await_closed(&world, 1);
     } else if view.knows_agents() {
-        let worker = world.one("worker");
+        let worker = world.process("worker");
         world.await_event("the session ends or goes on", |e| {
             e.event == "session.close" || e.is("session.relaunch", worker)
         });

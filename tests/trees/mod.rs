@@ -6,36 +6,36 @@ mod handover;
 mod nested;
 mod pids;
 mod process_spec;
-pub mod promise;
 mod races;
 mod scenario;
+mod scenario_run;
 mod scripts;
 mod servers;
+pub mod source_support;
 mod special;
 mod table;
-mod view;
 
 use libtest_mimic::{Failed, Trial};
 
-pub use process_spec::{AgentExit, DecisionSpec, Expectation, ProcessSpec, StartedBy};
-pub use promise::Source;
-pub use scenario::{Mode, Scenario, Toll};
+pub use process_spec::{DecisionSpec, Expectation, ProcessSpec, StartedBy, VictimExit};
+pub use scenario::{Mode, Scenario, ScenarioResult};
+use scenario_run::ScenarioRun;
+pub use source_support::SourceKind;
 pub use table::OWN_RULES;
-use view::View;
 
 use crate::cgroup;
 use crate::report;
-use crate::schedule::Turn;
+use crate::schedule::TestSlot;
 
 /// What all trees get unless they say otherwise: a short grace, and time enough for one that is killed to end where the
 /// machine is busy with others.
 pub const CONFIG: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n";
 
 /// A scenario with a play of its own.
-type ScenarioFn = (&'static str, fn(&View));
+type ScenarioEntry = (&'static str, fn(&ScenarioRun));
 
 /// Those with a play of their own, and whether there is here what they need.
-fn special_scenarios() -> impl Iterator<Item = (ScenarioFn, bool)> {
+fn special_scenarios() -> impl Iterator<Item = (ScenarioEntry, bool)> {
     let all = [
         (special::SCENARIOS, true),
         (special::IN_TMUX, special::has_tmux()),
@@ -48,7 +48,7 @@ fn special_scenarios() -> impl Iterator<Item = (ScenarioFn, bool)> {
         (scripts::ON_FUSE, scripts::has_fuse()),
         (servers::SCENARIOS, true),
     ];
-    let each = |(scenarios, possible): (&'static [ScenarioFn], bool)| {
+    let each = |(scenarios, possible): (&'static [ScenarioEntry], bool)| {
         scenarios.iter().map(move |scenario| (*scenario, possible))
     };
     all.into_iter().flat_map(each)
@@ -56,7 +56,7 @@ fn special_scenarios() -> impl Iterator<Item = (ScenarioFn, bool)> {
 
 /// Every tree in `enforce`.
 pub fn trials() -> Vec<Trial> {
-    trials_through("enforce", Source::Ebpf)
+    trials_through("enforce", SourceKind::Ebpf)
 }
 
 /// Rows of the table that are also played in `observe`: each way in which a session ends, goes on or holds back its members.
@@ -79,7 +79,7 @@ pub fn observed() -> Vec<Trial> {
 }
 
 /// Every tree in `enforce`, seen through another source than the probes.
-pub fn through(source: Source) -> Vec<Trial> {
+pub fn through(source: SourceKind) -> Vec<Trial> {
     trials_through(source.name(), source)
 }
 
@@ -90,9 +90,10 @@ pub fn soaks() -> Vec<Trial> {
         .collect()
 }
 
-fn trials_through(kind: &str, source: Source) -> Vec<Trial> {
-    let told = |((name, scenario), possible): (ScenarioFn, bool)| {
-        trial(kind, name, move || View::run(source, name, scenario)).with_ignored_flag(!possible)
+fn trials_through(kind: &str, source: SourceKind) -> Vec<Trial> {
+    let told = |((name, scenario), possible): (ScenarioEntry, bool)| {
+        trial(kind, name, move || ScenarioRun::run(source, name, scenario))
+            .with_ignored_flag(!possible)
     };
     let play = |row: Scenario| trial(kind, row.name, move || row.run(Mode::Enforce, drop));
     let rows = table::rows().into_iter();
@@ -104,7 +105,7 @@ fn trials_through(kind: &str, source: Source) -> Vec<Trial> {
 pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -> Trial {
     let name = format!("{kind}::{name}");
     Trial::test(name.clone(), move || -> Result<(), Failed> {
-        let _turn = Turn::of(&name);
+        let _turn = TestSlot::of(&name);
         report::of(&name, scenario)
     })
 }
@@ -113,6 +114,6 @@ pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -
 pub fn in_pid_namespace(name: &str, source: &str) {
     let scenario = pids::INSIDE.iter().find(|(n, _)| *n == name);
     let (name, scenario) = scenario.unwrap_or_else(|| panic!("no scenario is called '{name}'"));
-    let source = Source::ALL.into_iter().find(|of| of.name() == source);
-    View::run(source.expect("a source"), name, *scenario);
+    let source = SourceKind::ALL.into_iter().find(|of| of.name() == source);
+    ScenarioRun::run(source.expect("a source"), name, *scenario);
 }

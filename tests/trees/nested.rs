@@ -1,11 +1,11 @@
 //! More than one agent.
 
-use super::{CONFIG, ScenarioFn, View};
-use crate::cli::told;
+use super::{CONFIG, ScenarioEntry, ScenarioRun};
+use crate::cli::ask_json;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("side-by-side", side_by_side),
     ("inner-agent-alone", inner_alone),
     ("agent-below-a-boundary-alone", below_a_boundary),
@@ -20,8 +20,8 @@ const WALL: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n\
 fn play(world: &mut World, via: Option<&str>, args: &[&str], processes: &[&str]) {
     let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
     match via {
-        Some(play) => world.order("worker", play, play, &args),
-        None => world.order("claude", "agent", "agent", &args),
+        Some(play) => world.launch("worker", play, play, &args),
+        None => world.launch("claude", "agent", "agent", &args),
     }
     processes
         .iter()
@@ -29,11 +29,11 @@ fn play(world: &mut World, via: Option<&str>, args: &[&str], processes: &[&str])
 }
 
 /// Two agents of one kind: the end of one is none of the other's business.
-fn side_by_side(view: &View) {
+fn side_by_side(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     play(&mut world, None, &["leaf=sleep"], &["agent", "leaf"]);
-    world.order("claude", "agent", "other", &["others-leaf=sleep".into()]);
+    world.launch("claude", "agent", "other", &["others-leaf=sleep".into()]);
     ["other", "others-leaf"]
         .iter()
         .for_each(|role| drop(world.await_processes(role, 1)));
@@ -49,7 +49,7 @@ fn side_by_side(view: &View) {
 }
 
 /// The inner session ends alone.
-fn inner_alone(view: &View) {
+fn inner_alone(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let inner = "inner=as:claude+agent+inner-leaf=sleep";
@@ -59,7 +59,7 @@ fn inner_alone(view: &View) {
         &["leaf=sleep", inner],
         &["agent", "leaf", "inner", "inner-leaf"],
     );
-    let inner = world.one("inner");
+    let inner = world.process("inner");
     let open = world.await_event("the inner session", |e| e.is("session.open", inner));
     assert!(
         open.outer_session_id.is_some(),
@@ -77,7 +77,7 @@ fn inner_alone(view: &View) {
 }
 
 /// Below a boundary an agent is on its own again.
-fn below_a_boundary(view: &View) {
+fn below_a_boundary(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, WALL);
     let wall = "wall=as:test-wall+parent+second+as:claude+agent+second-leaf=sleep";
@@ -87,7 +87,7 @@ fn below_a_boundary(view: &View) {
         &["leaf=sleep", wall],
         &["agent", "leaf", "wall", "second", "second-leaf"],
     );
-    let second = world.one("second");
+    let second = world.process("second");
     let open = world.await_event("the second session", |e| e.is("session.open", second));
     assert_eq!(
         open.outer_session_id, None,
@@ -105,7 +105,7 @@ fn below_a_boundary(view: &View) {
 }
 
 /// An agent in a terminal with a leaf and a second one, which has a leaf too; the first can be told to leave.
-fn one_by_the_other(view: &View, second: &str) -> World {
+fn one_by_the_other(view: &ScenarioRun, second: &str) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let seen = ["agent", "leaf", "second", "second-leaf"];
@@ -118,17 +118,17 @@ fn one_by_the_other(view: &View, second: &str) -> World {
 
 /// A child of the same kind in the same terminal that has something else to read from was started by the agent for its
 /// own ends, and goes with it when that leaves of its own accord.
-fn sub_agent(view: &View) {
+fn sub_agent(view: &ScenarioRun) {
     let world = one_by_the_other(view, "second=no-input+as:claude+agent+second-leaf=sleep");
     // What they read from is looked for ahead of any need.
     for role in ["agent", "second"] {
-        let pid = world.one(role).pid.to_string();
+        let pid = world.process(role).pid.to_string();
         eventually("what it reads from is known", || {
-            let input = told(&world, &["explain", &pid])["facts"]["terminal_input"].as_bool();
+            let input = ask_json(&world, &["explain", &pid])["facts"]["terminal_input"].as_bool();
             input.inspect(|input| assert_eq!(*input, role == "agent"))
         });
     }
-    world.open("die-agent");
+    world.open_gate("die-agent");
     view.await_gone(&world, &["agent", "leaf", "second", "second-leaf"]);
     let relaunched = world
         .daemon()
@@ -141,10 +141,10 @@ fn sub_agent(view: &View) {
 }
 
 /// A root that leaves of its own accord hands the session to its child of the same kind in the same terminal.
-fn relaunch(view: &View) {
+fn relaunch(view: &ScenarioRun) {
     let world = one_by_the_other(view, "second=as:claude+agent+second-leaf=sleep");
-    world.open("die-agent");
-    let (agent, second) = (world.one("agent"), world.one("second"));
+    world.open_gate("die-agent");
+    let (agent, second) = (world.process("agent"), world.process("second"));
     world.await_event("the agent's exit", |e| e.is("exit", agent));
     world.await_event("a relaunch", |e| e.event == "session.relaunch");
     world.assert_alive(&["second", "second-leaf", "leaf"]);

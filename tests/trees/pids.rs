@@ -3,11 +3,11 @@
 
 use std::process::Command;
 
-use super::promise::Promise;
-use super::{CONFIG, ScenarioFn, View};
+use super::source_support::SourceSupport;
+use super::{CONFIG, ScenarioEntry, ScenarioRun};
 use crate::world::World;
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("recycled-pid", |view| capsule(view, "recycled-pid")),
     ("daemon-in-a-pid-namespace", |view| {
         view.add_excused("other", "double");
@@ -16,17 +16,17 @@ pub const SCENARIOS: &[ScenarioFn] = &[
 ];
 
 /// The scenarios as they run inside.
-pub const INSIDE: &[ScenarioFn] = &[("recycled-pid", recycled), ("plain", plain)];
+pub const INSIDE: &[ScenarioEntry] = &[("recycled-pid", recycled), ("plain", plain)];
 
 /// Successors with pid and tick of a member.
 const WANTED: usize = 30;
 
 /// Runs one of [`INSIDE`] in a pid namespace.
-fn capsule(view: &View, scenario: &str) {
+fn capsule(view: &ScenarioRun, scenario: &str) {
     let this = std::env::current_exe().expect("this program's path");
     let inside = [
-        "role",
-        "capsule",
+        "test-process",
+        "run-in-pid-namespace",
         "capsule",
         "/",
         scenario,
@@ -36,7 +36,7 @@ fn capsule(view: &View, scenario: &str) {
     let output = output.expect("run the capsule");
     let errors = String::from_utf8_lossy(&output.stderr);
     let status = output.status;
-    if let Promise::Refused(_) = view.promise {
+    if let SourceSupport::Unsupported(_) = view.promise {
         let said = "the daemon ended with exit status: 3";
         assert!(
             errors.contains(said),
@@ -51,11 +51,11 @@ fn capsule(view: &View, scenario: &str) {
 }
 
 /// A process that has got the pid of a member, in the clock tick in which that began, is not signalled.
-fn recycled(view: &View) {
+fn recycled(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let daemon = world.daemon().pid().to_string();
-    world.order(
+    world.launch(
         "worker",
         "recycler",
         "recycler",
@@ -70,7 +70,7 @@ fn recycled(view: &View) {
     world.assert_alive(&["successor"]);
     view.stop(&mut world, &["recycler"]);
     // Pid and tick are those of a member: what tells them apart is who bore them.
-    let recycler = world.one("recycler").pid.to_string();
+    let recycler = world.process("recycler").pid.to_string();
     for e in crate::daemon::signals(world.dir()) {
         let parent = e
             .birth_parent_id
@@ -85,7 +85,7 @@ fn recycled(view: &View) {
 }
 
 /// The common scenario where the daemon's pids are not the machine's.
-fn plain(view: &View) {
+fn plain(view: &ScenarioRun) {
     let row = super::Scenario::new(
         "plain",
         &[

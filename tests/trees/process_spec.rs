@@ -18,9 +18,9 @@ pub enum Expectation {
     /// An agent's server by this rule: the root of a session of its own, which outlives its starter.
     Server(&'static str),
     /// No member, or its own agent lives: nothing is decided about it.
-    Outside,
+    NoDecision,
     /// Killed by the test while the agent lives.
-    First,
+    KilledByTest,
 }
 
 /// A decision.
@@ -62,7 +62,7 @@ pub enum StartedBy {
     /// The launcher, before the agent.
     Launcher,
     /// Another part, which the launcher starts.
-    Part(&'static str),
+    Process(&'static str),
 }
 
 /// The processes of one role.
@@ -73,22 +73,22 @@ pub struct ProcessSpec {
     pub how: &'static str,
     pub by: StartedBy,
     pub times: usize,
-    pub fate: Expectation,
+    pub expect: Expectation,
     /// Role of the adopter in the orphan event it must have; none where it may have none.
     pub adopter: Option<&'static str>,
     /// Who it is, if it is there already and not of this test.
     pub pid: Option<i32>,
     /// Whether something else than a signal to it may end it first.
-    pub may_fall: bool,
+    pub may_exit_first: bool,
     /// In what way it is started, where nobody's `how` says so.
-    pub way: &'static str,
+    pub start_method: &'static str,
 }
 
 impl ProcessSpec {
     pub const fn new(
         role: &'static str,
         how: &'static str,
-        fate: Expectation,
+        expect: Expectation,
         adopter: Option<&'static str>,
     ) -> ProcessSpec {
         ProcessSpec {
@@ -96,11 +96,11 @@ impl ProcessSpec {
             how,
             by: StartedBy::Agent,
             times: 1,
-            fate,
+            expect,
             adopter,
             pid: None,
-            may_fall: false,
-            way: "",
+            may_exit_first: false,
+            start_method: "",
         }
     }
     /// A child of the agent, orphaned by its death.
@@ -117,13 +117,13 @@ impl ProcessSpec {
     pub const fn kept(role: &'static str, how: &'static str, reason: &'static str) -> ProcessSpec {
         ProcessSpec::new(role, how, Expectation::Kept(reason), None)
     }
-    pub const fn outside(role: &'static str, how: &'static str) -> ProcessSpec {
-        ProcessSpec::new(role, how, Expectation::Outside, None)
+    pub const fn no_decision(role: &'static str, how: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, how, Expectation::NoDecision, None)
     }
-    pub const fn first(role: &'static str) -> ProcessSpec {
-        ProcessSpec::new(role, "", Expectation::First, None)
+    pub const fn killed_by_test(role: &'static str) -> ProcessSpec {
+        ProcessSpec::new(role, "", Expectation::KilledByTest, None)
     }
-    pub const fn plays(self, how: &'static str) -> ProcessSpec {
+    pub const fn started_as(self, how: &'static str) -> ProcessSpec {
         ProcessSpec { how, ..self }
     }
     pub const fn times(self, times: usize) -> ProcessSpec {
@@ -137,31 +137,37 @@ impl ProcessSpec {
     }
     pub const fn may_fall(self) -> ProcessSpec {
         ProcessSpec {
-            may_fall: true,
+            may_exit_first: true,
             ..self
         }
     }
 
     pub const fn by_way(self, way: &'static str) -> ProcessSpec {
-        ProcessSpec { way, ..self }
+        ProcessSpec {
+            start_method: way,
+            ..self
+        }
     }
 
     /// What must be decided about each, and nothing else.
     pub fn decisions(&self) -> Vec<DecisionSpec> {
-        match self.fate {
+        match self.expect {
             Expectation::Reaped => vec![REAPED],
             Expectation::Detached => vec![DETACHED, REAPED],
             Expectation::Kept(reason) => vec![DecisionSpec::new("keep", reason)],
             Expectation::Decided(all) => all.to_vec(),
             Expectation::Boundary(_)
             | Expectation::Server(_)
-            | Expectation::Outside
-            | Expectation::First => Vec::new(),
+            | Expectation::NoDecision
+            | Expectation::KilledByTest => Vec::new(),
         }
     }
     /// Whether anything is to be told of it.
-    pub fn is_told(&self) -> bool {
-        !matches!(self.fate, Expectation::Outside | Expectation::First)
+    pub fn has_events(&self) -> bool {
+        !matches!(
+            self.expect,
+            Expectation::NoDecision | Expectation::KilledByTest
+        )
     }
     /// Whether it is ended by the program under test.
     pub fn dies(&self) -> bool {
@@ -170,7 +176,7 @@ impl ProcessSpec {
     }
     /// Whether it lives to the end.
     pub fn lives(&self) -> bool {
-        self.fate != Expectation::First && !self.dies()
+        self.expect != Expectation::KilledByTest && !self.dies()
     }
     /// Whether it is an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {
@@ -202,7 +208,7 @@ pub fn origin<'a>(
     let named = |role: &str| parts.iter().find(|p| p.role == role);
     if !part.how.is_empty() {
         let maker = match part.by {
-            StartedBy::Part(role) => named(role),
+            StartedBy::Process(role) => named(role),
             StartedBy::Agent | StartedBy::Launcher => None,
         };
         // What `env:NAME=VALUE` has is no word of its own.
@@ -214,7 +220,7 @@ pub fn origin<'a>(
         rest.find(|word| *word == part.role);
         way(rest)
     };
-    (maker, maker.map_or(part.way, after))
+    (maker, maker.map_or(part.start_method, after))
 }
 
 /// The first word that does not only say with what.
@@ -226,39 +232,39 @@ fn way(mut words: impl Iterator<Item = &'static str>) -> &'static str {
 
 /// How somebody ends.
 #[derive(Clone, Copy, Debug)]
-pub enum AgentExit {
+pub enum VictimExit {
     /// By the test's SIGKILL.
     Killed,
     /// By what it does itself, with this exit code.
-    Exits(&'static str, i32),
+    Exited(&'static str, i32),
     /// By what it does itself, with this signal.
-    Falls(&'static str, &'static str),
+    Signalled(&'static str, &'static str),
     /// By what it does itself, with status 0, and its child of the same kind takes its place.
     Relaunches,
     /// Not at all: all that is decided is decided while it lives.
-    Lives,
+    StaysAlive,
     /// Its leader thread is gone, and it is not.
-    LosesLeader,
+    LeaderThreadExits,
 }
 
-impl AgentExit {
+impl VictimExit {
     /// What an agent is told to do when its gate is opened.
     pub fn how(self) -> Option<&'static str> {
         match self {
-            AgentExit::Killed | AgentExit::Lives => None,
-            AgentExit::Exits(how, _) | AgentExit::Falls(how, _) => Some(how),
-            AgentExit::Relaunches => Some("exit 0"),
-            AgentExit::LosesLeader => Some("leader-first"),
+            VictimExit::Killed | VictimExit::StaysAlive => None,
+            VictimExit::Exited(how, _) | VictimExit::Signalled(how, _) => Some(how),
+            VictimExit::Relaunches => Some("exit 0"),
+            VictimExit::LeaderThreadExits => Some("leader-first"),
         }
     }
 
     /// Exit code and signal, if it is the end of a session.
     pub fn status(self) -> Option<(Option<i32>, Option<&'static str>)> {
         match self {
-            AgentExit::Killed => Some((None, Some("SIGKILL"))),
-            AgentExit::Exits(_, code) => Some((Some(code), None)),
-            AgentExit::Falls(_, signal) => Some((None, Some(signal))),
-            AgentExit::Relaunches | AgentExit::Lives | AgentExit::LosesLeader => None,
+            VictimExit::Killed => Some((None, Some("SIGKILL"))),
+            VictimExit::Exited(_, code) => Some((Some(code), None)),
+            VictimExit::Signalled(_, signal) => Some((None, Some(signal))),
+            VictimExit::Relaunches | VictimExit::StaysAlive | VictimExit::LeaderThreadExits => None,
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{CONFIG, ScenarioFn, View, checks};
+use super::{CONFIG, ScenarioEntry, ScenarioRun, checks};
 use crate::daemon::Event;
 use crate::world::World;
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("handover", handover),
     ("two-threads-give-away", two_threads_give_away),
 ];
@@ -15,28 +15,28 @@ pub const SCENARIOS: &[ScenarioFn] = &[
 const PATIENT: &str = "grace = \"10min\"\nkill_timeout = \"10s\"\n";
 
 /// All of the tree is ended, if it must be, and nobody else.
-fn end(view: &View, world: &mut World) -> Option<Vec<Event>> {
+fn end(view: &ScenarioRun, world: &mut World) -> Option<Vec<Event>> {
     view.await_closed(world, 1);
     if view.ends_all() {
-        world.await_alone();
+        world.await_only_canaries();
     }
     view.stop(world, &[])
 }
 
 /// A process that ignores SIGTERM and has handed over before any signal can reach it does not get the whole
 /// grace to do so.
-fn handover(view: &View) {
+fn handover(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, PATIENT);
     // More than it comes to, so that it is at it until it is ended; where nobody ends it, it goes on for no longer than
     // need be.
     let births = if view.ends_all() { 20_000 } else { 500 };
     let relay = format!("relay=handover+{births}");
-    world.order("claude", "agent", "agent", &[relay]);
+    world.launch("claude", "agent", "agent", &[relay]);
     let agent = world.await_processes("agent", 1)[0];
     let relay = world.await_processes("relay", 1)[0];
     view.await_seen(&world, &["agent", "relay"]);
-    world.open("handover");
+    world.open_gate("handover");
     if view.ends_all() {
         world.await_event("it has handed over", |e| e.is("exit", relay));
     } else {
@@ -46,7 +46,7 @@ fn handover(view: &View) {
     let Some(events) = end(view, &mut world) else {
         return;
     };
-    checks::death(&world, &events, "agent", (None, Some("SIGKILL")));
+    checks::assert_root_exit(&world, &events, "agent", (None, Some("SIGKILL")));
     let gone = events
         .iter()
         .position(|e| e.is("session.root_exit", agent))
@@ -63,25 +63,25 @@ fn handover(view: &View) {
 
 /// Two threads of a process that give their children away at once: all of these are known for orphans, and nobody
 /// else is told to have gone.
-fn two_threads_give_away(view: &View) {
+fn two_threads_give_away(view: &ScenarioRun) {
     const CHILDREN: usize = 100;
     let rounds = 10;
     let mut world = World::new(true);
     view.watch(&mut world, &format!("{CONFIG}events = \"all\"\n"));
-    let givers = format!("givers=givers+{rounds}+{CHILDREN}");
-    world.order("claude", "agent", "agent", &[givers]);
+    let givers = format!("givers=two-thread-parents+{rounds}+{CHILDREN}");
+    world.launch("claude", "agent", "agent", &[givers]);
     ["agent", "givers"]
         .iter()
         .for_each(|role| drop(world.await_processes(role, 1)));
     assert_eq!(world.processes("giver").len(), rounds, "givers");
     view.await_seen(&world, &["agent", "givers"]);
-    world.open("die-agent");
+    world.open_gate("die-agent");
     let Some(events) = end(view, &mut world) else {
         return;
     };
-    let canary = world.one("canary");
+    let canary = world.process("canary");
     let givers = world.processes("giver");
-    checks::death(&world, &events, "agent", (Some(0), None));
+    checks::assert_root_exit(&world, &events, "agent", (Some(0), None));
     let told: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
     for e in &told {
         assert!(

@@ -7,19 +7,19 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::CONFIG;
-use super::checks::Leeway;
-use super::process_spec::{AgentExit, Expectation, ProcessSpec, origin};
-use super::promise::{self, Excused, Promise, Source};
+use super::checks::Tolerance;
+use super::process_spec::{Expectation, ProcessSpec, VictimExit, origin};
+use super::source_support::{self, Exemption, SourceKind, SourceSupport};
 use crate::daemon;
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::World;
 
 /// The outsiders that each tree has.
-const SPARED: [&str; 3] = ["launcher", "canary", "stray"];
+const OUTSIDERS: [&str; 3] = ["launcher", "canary", "canary-orphan"];
 
 /// When the daemon begins, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Begins {
+enum DaemonStart {
     First,
     /// When all of the tree is there.
     Last,
@@ -36,9 +36,9 @@ pub enum Mode {
 
 /// Who was wronged, whatever else was asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Toll {
+pub struct ScenarioResult {
     /// Whether the scenario came to its end as it had to.
-    pub told: bool,
+    pub is_complete: bool,
     /// Processes that had to live, and were signalled or are dead.
     pub wrong_kills: usize,
     /// Processes that had to be ended, and live.
@@ -47,7 +47,7 @@ pub struct Toll {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (source, victim, death) = (self.source.name(), self.victim, self.death);
+        let (source, victim, death) = (self.source.name(), self.victim, self.victim_exit);
         write!(f, "'{}' through {source}: ", self.name)?;
         write!(f, "agent '{}', of which '{victim}': {death:?}", self.image)?;
         for part in &self.parts {
@@ -56,7 +56,7 @@ impl fmt::Display for Scenario {
                 how,
                 by,
                 times,
-                fate,
+                expect: fate,
                 ..
             } = part;
             write!(f, "\n  {times} x {role} by {by:?}: {how}: {fate:?}")?;
@@ -73,18 +73,18 @@ fn last_word(how: &'static str) -> &'static str {
 pub struct Scenario {
     pub name: &'static str,
     parts: Vec<ProcessSpec>,
-    death: AgentExit,
+    victim_exit: VictimExit,
     victim: &'static str,
     image: &'static str,
     agent: Option<&'static str>,
     via: Option<&'static str>,
     config: &'static str,
-    begins: Begins,
+    begins: DaemonStart,
     subreaper: bool,
-    again: bool,
+    second_tree: bool,
     in_unit: bool,
     programs: Vec<(&'static str, &'static [String])>,
-    source: Source,
+    source: SourceKind,
     also: Option<fn(&World)>,
 }
 
@@ -93,23 +93,26 @@ impl Scenario {
         Scenario {
             name,
             parts: parts.to_vec(),
-            death: AgentExit::Killed,
+            victim_exit: VictimExit::Killed,
             victim: "agent",
             image: "claude",
             agent: None,
             via: None,
             config: CONFIG,
-            begins: Begins::First,
+            begins: DaemonStart::First,
             subreaper: true,
-            again: false,
+            second_tree: false,
             in_unit: false,
             programs: Vec::new(),
-            source: Source::Ebpf,
+            source: SourceKind::Ebpf,
             also: None,
         }
     }
-    pub fn dies(self, death: AgentExit) -> Scenario {
-        Scenario { death, ..self }
+    pub fn victim_exit(self, death: VictimExit) -> Scenario {
+        Scenario {
+            victim_exit: death,
+            ..self
+        }
     }
     /// This part dies instead of the agent: its fate is [`Fate::First`].
     pub fn victim(self, victim: &'static str) -> Scenario {
@@ -137,16 +140,16 @@ impl Scenario {
         Scenario { config, ..self }
     }
     /// All of it is there before the daemon.
-    pub fn before(self) -> Scenario {
+    pub fn daemon_after_tree(self) -> Scenario {
         Scenario {
-            begins: Begins::Last,
+            begins: DaemonStart::Last,
             ..self
         }
     }
     /// The daemon is started by `host`, as `daemon`.
-    pub fn within(self) -> Scenario {
+    pub fn daemon_inside_tree(self) -> Scenario {
         Scenario {
-            begins: Begins::Within,
+            begins: DaemonStart::Within,
             ..self
         }
     }
@@ -158,9 +161,9 @@ impl Scenario {
         }
     }
     /// When the agent has died, the same tree is started once more, and lives.
-    pub fn again(self) -> Scenario {
+    pub fn second_tree(self) -> Scenario {
         Scenario {
-            again: true,
+            second_tree: true,
             ..self
         }
     }
@@ -176,7 +179,7 @@ impl Scenario {
         Scenario { programs, ..self }
     }
     /// The daemon sees it through this source.
-    pub fn through(self, source: Source) -> Scenario {
+    pub fn through(self, source: SourceKind) -> Scenario {
         Scenario { source, ..self }
     }
     /// What else must be true at the end, in enforce.
@@ -187,46 +190,49 @@ impl Scenario {
         }
     }
 
-    fn promise(&self) -> Promise {
-        self.source.promises(self.name)
+    fn promise(&self) -> SourceSupport {
+        self.source.support_for(self.name)
     }
 
     /// Whether no more is promised of the scenario as a whole than that nobody is wronged.
     fn is_harmless(&self) -> bool {
-        matches!(self.promise(), Promise::Harmless(_) | Promise::Refused(_))
+        matches!(
+            self.promise(),
+            SourceSupport::NoWrongKill(_) | SourceSupport::Unsupported(_)
+        )
     }
 
     /// What is promised of a part alone, if that is less: the source excuses it, or somebody above it.
-    fn excuse(&self, part: &ProcessSpec) -> Option<Promise> {
+    fn exemption(&self, part: &ProcessSpec) -> Option<SourceSupport> {
         let (maker, way) = origin(&self.parts, part);
-        let excuse = self.source.excuse(way);
-        excuse.or_else(|| self.excuse(maker.filter(|maker| maker.role != part.role)?))
+        let excuse = self.source.exemption_for(way);
+        excuse.or_else(|| self.exemption(maker.filter(|maker| maker.role != part.role)?))
     }
 
     /// The parts to which has to happen what is said of them.
     fn not_excused(&self) -> impl Iterator<Item = &ProcessSpec> {
         let all = self.parts.iter().filter(|_| !self.is_harmless());
-        all.filter(|part| self.excuse(part).is_none())
+        all.filter(|part| self.exemption(part).is_none())
     }
 
     /// The others.
-    fn excused(&self) -> Vec<Excused> {
-        let excused = |part: &ProcessSpec| Some((part.role, self.excuse(part)?));
+    fn exemptions(&self) -> Vec<Exemption> {
+        let excused = |part: &ProcessSpec| Some((part.role, self.exemption(part)?));
         self.parts.iter().filter_map(excused).collect()
     }
 
     /// Whether the daemon may be stopped in the middle of it.
     fn is_too_fast(&self) -> bool {
-        let excuses = self.parts.iter().filter_map(|part| self.excuse(part));
+        let excuses = self.parts.iter().filter_map(|part| self.exemption(part));
         std::iter::once(self.promise())
             .chain(excuses)
-            .any(|promise| promise == promise::TOO_FAST)
+            .any(|promise| promise == source_support::TOO_FAST)
     }
 
-    fn leeway(&self) -> Leeway {
-        Leeway {
-            unread: self.source != Source::Ebpf,
-            earlier: self.promise() != Promise::Whole,
+    fn leeway(&self) -> Tolerance {
+        Tolerance {
+            unread: self.source != SourceKind::Ebpf,
+            earlier: self.promise() != SourceSupport::Full,
         }
     }
 
@@ -239,18 +245,22 @@ impl Scenario {
 
     /// How the end of a session must be told, if it is one.
     fn status(&self) -> Option<(Option<i32>, Option<&'static str>)> {
-        self.death.status().filter(|_| self.agent != Some(""))
+        self.victim_exit.status().filter(|_| self.agent != Some(""))
     }
 
     /// Whether the agent itself lives to the end.
     fn agent_lives(&self) -> bool {
-        self.victim != "agent" || matches!(self.death, AgentExit::Lives | AgentExit::LosesLeader)
+        self.victim != "agent"
+            || matches!(
+                self.victim_exit,
+                VictimExit::StaysAlive | VictimExit::LeaderThreadExits
+            )
     }
 
     /// Roles that outlive all.
     fn spared(&self) -> BTreeSet<&'static str> {
         let agent = self.agent_lives().then_some(["agent", "leaderless"]);
-        let others = SPARED.into_iter().chain(self.via.map(last_word));
+        let others = OUTSIDERS.into_iter().chain(self.via.map(last_word));
         let parts = self.parts.iter().filter(|p| !p.dies()).map(|p| p.role);
         others
             .chain(agent.into_iter().flatten())
@@ -260,29 +270,33 @@ impl Scenario {
 
     /// Living processes that should be gone: all below the launcher whose role is not one that lives, and whoever
     /// reported a role that does not, wherever it is now. Where somebody is excused, who has not reported may be theirs.
-    fn left(&self, world: &World) -> Vec<Identity> {
-        let excused = self.excused();
+    fn survivors(&self, world: &World) -> Vec<ProcessKey> {
+        let excused = self.exemptions();
         let mut spared = self.spared();
         spared.extend(excused.iter().map(|(role, _)| *role));
-        let newcomers = world.processes_of_second_step();
+        let newcomers = world.processes_of_second_tree();
         let everybody = world.all_processes();
         let (lives, gone): (Vec<_>, Vec<_>) = everybody
             .into_iter()
             .partition(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id));
-        let lives: BTreeSet<Identity> = lives.into_iter().map(|(_, id)| id).collect();
+        let lives: BTreeSet<ProcessKey> = lives.into_iter().map(|(_, id)| id).collect();
         let below = world
             .living()
             .into_iter()
             .map(|s| s.id)
             .filter(|id| !lives.contains(id) && excused.is_empty());
         below
-            .chain(gone.into_iter().map(|(_, id)| id).filter(|id| id.lives()))
+            .chain(
+                gone.into_iter()
+                    .map(|(_, id)| id)
+                    .filter(|id| id.is_alive()),
+            )
             .collect()
     }
 
     /// Returns the decisions that each role must have, in words.
     fn expected(&self) -> Vec<(&'static str, String)> {
-        let of_part = |part: &ProcessSpec| match part.fate {
+        let of_part = |part: &ProcessSpec| match part.expect {
             Expectation::Boundary(rule) => format!("boundary {rule}"),
             Expectation::Server(rule) => format!("server {rule}"),
             _ => {
@@ -296,34 +310,38 @@ impl Scenario {
     }
 
     /// Counted from the processes themselves and the signals that were told, however far the scenario has come.
-    fn toll(&self, world: &World, mode: Mode, told: bool) -> Toll {
+    fn result(&self, world: &World, mode: Mode, told: bool) -> ScenarioResult {
         let signals = daemon::signals(world.dir());
         let mut spared = self.spared();
         if mode == Mode::Observe {
             spared.extend(self.parts.iter().map(|p| p.role));
         }
-        let first = self.parts.iter().filter(|p| p.fate == Expectation::First);
+        let first = self
+            .parts
+            .iter()
+            .filter(|p| p.expect == Expectation::KilledByTest);
         for part in first {
             spared.remove(part.role);
         }
-        if self.begins == Begins::Within {
+        if self.begins == DaemonStart::Within {
             // The test has ended it by now.
             spared.remove("daemon");
         }
-        let newcomers = world.processes_of_second_step();
-        let wronged = |id: &Identity| !id.lives() || signals.iter().any(|e| e.is_about(*id));
+        let newcomers = world.processes_of_second_tree();
+        let wronged = |id: &ProcessKey| !id.is_alive() || signals.iter().any(|e| e.is_about(*id));
         let must_live = world
             .all_processes()
             .into_iter()
             .filter(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id))
             .map(|(_, id)| id);
-        let wronged: BTreeSet<Identity> = must_live.filter(wronged).collect();
-        let over = !world.processes(self.victim).iter().any(|id| id.lives()) || self.agent_lives();
-        Toll {
-            told,
+        let wronged: BTreeSet<ProcessKey> = must_live.filter(wronged).collect();
+        let over =
+            !world.processes(self.victim).iter().any(|id| id.is_alive()) || self.agent_lives();
+        ScenarioResult {
+            is_complete: told,
             wrong_kills: wronged.len(),
             survivors: if over && mode == Mode::Enforce && !self.is_harmless() {
-                self.left(world).len()
+                self.survivors(world).len()
             } else {
                 0
             },

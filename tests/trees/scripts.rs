@@ -8,10 +8,10 @@ use std::path::Path;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 
-use super::{CONFIG, ScenarioFn, View};
+use super::{CONFIG, ScenarioEntry, ScenarioRun};
 use crate::world::World;
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("agents-by-any-name-of-their-script", |view| {
         by_any_name(view, false);
     }),
@@ -20,7 +20,7 @@ pub const SCENARIOS: &[ScenarioFn] = &[
     }),
 ];
 
-pub const ON_FUSE: &[ScenarioFn] = &[("script-on-a-hung-file-system", on_a_hung_file_system)];
+pub const ON_FUSE: &[ScenarioEntry] = &[("script-on-a-hung-file-system", on_a_hung_file_system)];
 
 const GEMINI: &str = "node_modules/@google/gemini-cli/bundle/gemini.js";
 const AIDER: &str = "venv/bin/aider";
@@ -63,7 +63,7 @@ fn provide(world: &World) {
 
 fn start(world: &mut World, name: &str) {
     let how = format!("as:{name} agent {name}-tool=env-i+sleep {name}-server=setsid");
-    world.start(name, &how);
+    world.spawn(name, &how);
 }
 
 fn await_up(world: &World, names: &[&str]) {
@@ -75,16 +75,16 @@ fn await_up(world: &World, names: &[&str]) {
 }
 
 /// Waits until the session of an agent is open.
-fn await_open(view: &View, world: &World, name: &str) {
+fn await_open(view: &ScenarioRun, world: &World, name: &str) {
     if view.knows_agents() {
-        let root = world.one(name);
+        let root = world.process(name);
         world.await_event(&format!("a session of '{name}'"), |e| {
             e.is("session.open", root)
         });
     }
 }
 
-fn by_any_name(view: &View, before: bool) {
+fn by_any_name(view: &ScenarioRun, before: bool) {
     let agents = [
         "linked",
         "relative",
@@ -160,14 +160,14 @@ impl Drop for Hung {
 }
 
 /// Programs whose scripts nothing can be read of, more than one user's share of the readers, delay no other agent.
-fn on_a_hung_file_system(view: &View) {
+fn on_a_hung_file_system(view: &ScenarioRun) {
     let mut world = World::new(true);
     provide(&world);
     let hung = Hung::mount();
     let script = hung.place.path().join("script").display().to_string();
     world.provide("hung", &["bin/node".into(), script]);
     view.watch(&mut world, CONFIG);
-    world.start(
+    world.spawn(
         "hung",
         "as:hung agent hung-tool=env-i+sleep hung-server=setsid",
     );

@@ -2,11 +2,11 @@
 
 use nix::sys::signal::Signal;
 
-use super::{CONFIG, ScenarioFn, View};
-use crate::proc::Identity;
+use super::{CONFIG, ScenarioEntry, ScenarioRun};
+use crate::proc::ProcessKey;
 use crate::world::World;
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("unused-managed-server", unused_managed_server),
     ("unused-server-is-reported", unused_server_is_reported),
     ("idle-agent-in-an-idle-agent", idle_agent_in_an_idle_agent),
@@ -69,7 +69,7 @@ session = "alive"
 idle = "1s"
 "#;
 
-fn world(view: &View) -> World {
+fn world(view: &ScenarioRun) -> World {
     let mut world = World::new(true);
     let provide = |world: &World, name: &str, words: &[&str]| {
         let words: Vec<String> = words.iter().map(|word| (*word).into()).collect();
@@ -95,29 +95,29 @@ fn world(view: &View) -> World {
 }
 
 /// Two managed servers of one agent, which exits: that with an idle client lives until the client is gone.
-fn unused_managed_server(view: &View) {
+fn unused_managed_server(view: &ScenarioRun) {
     let mut world = world(view);
     let server = |role: &str, tool: &str| {
         format!("{role}=double+no-input+as:codex-app-server+serve+{tool}+setsid")
     };
     let (used, unused) = (server("used", "used-tool"), server("unused", "unused-tool"));
     // It connects as soon as the server listens.
-    world.start("client", "client used");
-    world.start("agent", &format!("as:codex agent {used} die=exit+0"));
+    world.spawn("client", "client used");
+    world.spawn("agent", &format!("as:codex agent {used} die=exit+0"));
     for role in ["agent", "used", "used-tool", "client"] {
         world.await_processes(role, 1);
     }
-    world.start("other", &format!("as:codex agent {unused}"));
+    world.spawn("other", &format!("as:codex agent {unused}"));
     for role in ["other", "unused", "unused-tool"] {
         world.await_processes(role, 1);
     }
     view.await_seen(&world, &["used", "used-tool", "unused", "unused-tool"]);
-    world.open("die-agent");
+    world.open_gate("die-agent");
     view.await_gone(&world, &["unused", "unused-tool"]);
     world.assert_alive(&["used", "used-tool", "client"]);
     world.kill("client");
     view.await_gone(&world, &["used", "used-tool"]);
-    let tool = world.one("used-tool");
+    let tool = world.process("used-tool");
     if let Some(events) = view.end(world, &["other"]) {
         // The tool has the whole grace, though its server was ended by a signal and exited with another status.
         let signals = events.iter().filter(|e| e.is("signal", tool));
@@ -127,20 +127,20 @@ fn unused_managed_server(view: &View) {
 }
 
 /// A server that a person has started is reported with the memory of its tree, and lives.
-fn unused_server_is_reported(view: &View) {
+fn unused_server_is_reported(view: &ScenarioRun) {
     let mut world = world(view);
-    world.start("server", "no-input as:opencode-serve serve tool setsid");
+    world.spawn("server", "no-input as:opencode-serve serve tool setsid");
     for role in ["server", "tool"] {
         world.await_processes(role, 1);
     }
     view.await_seen(&world, &["server", "tool"]);
-    let server = world.one("server");
+    let server = world.process("server");
     let report = world.await_event("the server is reported", |e| {
         e.is("decision", server) && e.decision.as_deref() == Some("report")
     });
     assert_eq!(report.rule.as_deref(), Some("unused-servers"));
     assert!(report.memory_rss.is_some_and(|bytes| bytes > 0));
-    world.start("client", "client server");
+    world.spawn("client", "client server");
     world.await_event("the server is in use again", |e| {
         e.is("decision", server) && e.decision.as_deref() == Some("keep")
     });
@@ -149,10 +149,10 @@ fn unused_server_is_reported(view: &View) {
 
 /// A daemon that starts later looks at both trees at once. The inner root is reported, and the outer one once no agent
 /// runs below it.
-fn idle_agent_in_an_idle_agent(view: &View) {
+fn idle_agent_in_an_idle_agent(view: &ScenarioRun) {
     let mut world = World::new(true);
     world.provide("codex", &[CODEX.into()]);
-    world.start(
+    world.spawn(
         "outer",
         "no-input as:codex agent inner=no-input+as:codex+agent+tool=sleep",
     );
@@ -161,7 +161,7 @@ fn idle_agent_in_an_idle_agent(view: &View) {
     }
     view.watch(&mut world, &format!("{CONFIG}{IDLE_AGENTS}"));
     let await_reported = |world: &World, role: &str| {
-        let root = world.one(role);
+        let root = world.process(role);
         world.await_event(&format!("'{role}' is reported"), |e| {
             e.is("decision", root) && e.decision.as_deref() == Some("report")
         });
@@ -174,10 +174,10 @@ fn idle_agent_in_an_idle_agent(view: &View) {
 }
 
 /// A server in the foreground of a terminal that is closed.
-fn terminal_is_closed(view: &View, server: &str) {
+fn terminal_is_closed(view: &ScenarioRun, server: &str) {
     let mut world = world(view);
     let how = format!("terminal as:{server} tool=setsid mcp=env-i+setsid");
-    world.start("terminal", &how);
+    world.spawn("terminal", &how);
     for role in ["terminal", "agent", "tool", "mcp"] {
         world.await_processes(role, 1);
     }
@@ -189,7 +189,7 @@ fn terminal_is_closed(view: &View, server: &str) {
 }
 
 /// A client of which the pipes or sockets of its agent are hung up once it is killed, beside those whose agents live on.
-fn stdio_agent_without_client(view: &View, ends: &str) {
+fn stdio_agent_without_client(view: &ScenarioRun, ends: &str) {
     let mut world = world(view);
     let agent = |role: &str| {
         let (inner, mcp) = (format!("{role}-inner"), format!("{role}-mcp"));
@@ -198,18 +198,18 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     // Of those that live on the client is open, though the agent's parent is gone; the same with a stopped client; the
     // client is stopped; the input alone is hung up.
     let codex = |role: &str| format!("{role} as:codex-stdio parent {role}-mcp sleep");
-    world.start("open", &format!("editor {ends} orphan {}", codex("served")));
-    world.start("holder", &format!("editor {ends} orphan {}", agent("held")));
-    world.start(
+    world.spawn("open", &format!("editor {ends} orphan {}", codex("served")));
+    world.spawn("holder", &format!("editor {ends} orphan {}", agent("held")));
+    world.spawn(
         "suspended",
         &format!("editor {ends} child {}", agent("paused")),
     );
-    world.start(
+    world.spawn(
         "echo",
         "editor file orphan print as:claude-print agent job=sleep",
     );
-    world.start("editor", &format!("editor {ends} child {}", agent("acp")));
-    world.start(
+    world.spawn("editor", &format!("editor {ends} child {}", agent("acp")));
+    world.spawn(
         "codex-editor",
         &format!("editor {ends} child {}", codex("closed")),
     );
@@ -237,7 +237,7 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     let roles: Vec<&str> = trees.iter().map(String::as_str).collect();
     view.await_seen(&world, &roles);
     for role in ["holder", "suspended"] {
-        stop(world.one(role));
+        stop(world.process(role));
     }
     ["editor", "codex-editor"]
         .iter()
@@ -245,7 +245,7 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
     let gone = ["acp", "acp-inner", "acp-mcp", "closed", "closed-mcp"];
     view.await_gone(&world, &gone);
     if view.is_whole() {
-        let acp = world.one("acp");
+        let acp = world.process("acp");
         let decision = world.await_event("the agent is reaped", |e| {
             e.is("decision", acp) && e.decision.as_deref() == Some("reap")
         });
@@ -260,7 +260,7 @@ fn stdio_agent_without_client(view: &View, ends: &str) {
 }
 
 /// Stops a process of this test.
-fn stop(who: Identity) {
-    assert!(who.lives(), "{who:?} is gone");
+fn stop(who: ProcessKey) {
+    assert!(who.is_alive(), "{who:?} is gone");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(who.pid), Signal::SIGSTOP).expect("stop it");
 }

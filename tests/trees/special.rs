@@ -3,12 +3,12 @@
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use super::{CONFIG, ScenarioFn, View, checks};
+use super::{CONFIG, ScenarioEntry, ScenarioRun, checks};
 use crate::cgroup::Cgroup;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
 
-pub const SCENARIOS: &[ScenarioFn] = &[
+pub const SCENARIOS: &[ScenarioEntry] = &[
     ("agents-leader-thread-first", leader_thread_first),
     ("out-of-scope", out_of_scope),
     ("run-killed", run_killed),
@@ -16,10 +16,10 @@ pub const SCENARIOS: &[ScenarioFn] = &[
 ];
 
 /// For which [tmux](has_tmux) is needed.
-pub const IN_TMUX: &[ScenarioFn] = &[("tmux", tmux)];
+pub const IN_TMUX: &[ScenarioEntry] = &[("tmux", tmux)];
 
 /// For which a cgroup is needed.
-pub const IN_A_CGROUP: &[ScenarioFn] = &[
+pub const IN_A_CGROUP: &[ScenarioEntry] = &[
     ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
@@ -40,10 +40,10 @@ pub fn has_tmux() -> bool {
 }
 
 /// An agent whose leader thread exits is an agent still, until its last thread has gone.
-fn leader_thread_first(view: &View) {
+fn leader_thread_first(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
-    world.order(
+    world.launch(
         "claude",
         "agent",
         "agent",
@@ -52,10 +52,10 @@ fn leader_thread_first(view: &View) {
     world.await_processes("leaf", 1);
     let agent = world.await_processes("agent", 1)[0];
     view.await_seen(&world, &["agent", "leaf"]);
-    world.open("die-agent");
+    world.open_gate("die-agent");
     world.await_processes("leaderless", 1);
     // A process that begins and ends later: when its exit has been told, the thread's would have been.
-    world.order("worker", "middle", "probe", &["sleep".into()]);
+    world.launch("worker", "middle", "probe", &["sleep".into()]);
     let probe = world.await_processes("probe", 1)[0];
     let second = world
         .daemon()
@@ -63,20 +63,20 @@ fn leader_thread_first(view: &View) {
         .iter()
         .any(|e| e.is("session.root_exit", agent));
     assert!(
-        probe.lives() && !second,
+        probe.is_alive() && !second,
         "a thread's exit was taken for the agent's"
     );
     world.assert_alive(&["agent", "leaf"]);
-    world.open("die-leaderless");
+    world.open_gate("die-leaderless");
     view.await_gone(&world, &["leaf"]);
     view.await_closed(&world, 1);
     if let Some(events) = view.stop(&mut world, &["probe"]) {
-        checks::death(&world, &events, "agent", (Some(3), None));
+        checks::assert_root_exit(&world, &events, "agent", (Some(3), None));
     }
 }
 
 /// A tmux server that was started inside of the agent, with a user's pane in it, is not the agent's.
-fn tmux(view: &View) {
+fn tmux(view: &ScenarioRun) {
     let socket = "reaper-real";
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -86,16 +86,16 @@ fn tmux(view: &View) {
         world.dir().display()
     );
     let pane = format!(
-        "{} role sleep user {}",
+        "{} test-process sleep user {}",
         worker.display(),
         world.dir().display()
     );
     let tmux = format!("client={start} {pane}").replace(' ', "+");
-    world.order("claude", "agent", "agent", &[tmux, "leaf=sleep".into()]);
+    world.launch("claude", "agent", "agent", &[tmux, "leaf=sleep".into()]);
     ["agent", "leaf", "user"]
         .iter()
         .for_each(|role| drop(world.await_processes(role, 1)));
-    let user = world.one("user");
+    let user = world.process("user");
     view.await_seen(&world, &["agent", "leaf"]);
     world.kill("agent");
     view.await_gone(&world, &["leaf"]);
@@ -112,30 +112,30 @@ fn tmux(view: &View) {
 }
 
 /// What `reaper run` owns is ended by the service where that cannot.
-fn run_killed(view: &View) {
+fn run_killed(view: &ScenarioRun) {
     kill_run(view, World::new(true), "run");
 }
 
 /// The same where the command has a cgroup for itself, which is no unit of systemd's for that.
-fn run_with_cgroup_killed(view: &View) {
+fn run_with_cgroup_killed(view: &ScenarioRun) {
     let cgroup = Cgroup::new("");
     let world = World::new(true);
-    cgroup.take(world.one("launcher"));
+    cgroup.take(world.process("launcher"));
     kill_run(view, world, "run --cgroup");
 }
 
-fn kill_run(view: &View, mut world: World, how: &str) {
+fn kill_run(view: &ScenarioRun, mut world: World, how: &str) {
     view.watch(&mut world, CONFIG);
     let (dir, reaper) = (world.dir().display().to_string(), crate::daemon::REAPER);
-    let tree = format!("{dir}/bin/worker role parent top {dir} under setsid");
-    world.start("runner", &format!("run {reaper} {how} -- {tree}"));
+    let tree = format!("{dir}/bin/worker test-process parent top {dir} under setsid");
+    world.spawn("runner", &format!("run {reaper} {how} -- {tree}"));
     for role in ["top", "under"] {
         let who = world.await_processes(role, 1)[0];
         let file = std::fs::read_to_string(format!("/proc/{}/cgroup", who.pid));
         let inside = file.is_ok_and(|file| file.contains("/reaper-run-"));
         assert_eq!(inside, how.contains("--cgroup"), "{role}");
     }
-    let runner = world.one("runner");
+    let runner = world.process("runner");
     world.await_event("it is recognised", |e| {
         e.is("session.open", runner) && e.agent.as_deref() == Some("reaper-run")
     });
@@ -147,35 +147,35 @@ fn kill_run(view: &View, mut world: World, how: &str) {
 }
 
 /// What `reaper run` owns is ended by the service however soon after its start that is killed.
-fn run_killed_at_once(view: &View) {
+fn run_killed_at_once(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let dir = world.dir().display().to_string();
     let script = format!(
         "for n in 0 1 2 3 4; do for wait in 0 0.0005 0.001 0.002 0.003 0.005; do
-            {reaper} run -- {dir}/bin/worker role parent top {dir} under setsid &
+            {reaper} run -- {dir}/bin/worker test-process parent top {dir} under setsid &
             sleep $wait
             kill -KILL $!
         done; done",
         reaper = crate::daemon::REAPER,
     );
     std::fs::write(world.dir().join("script"), script).expect("write a script");
-    world.start("runner", &format!("run sh {dir}/script"));
+    world.spawn("runner", &format!("run sh {dir}/script"));
     world.await_processes("runner", 1);
     world.await_gone(&["runner"]);
     if view.ends_all() {
-        world.await_alone();
+        world.await_only_canaries();
     }
     view.end(world, &[]);
 }
 
 /// An agent outside of the scope is nobody's business.
-fn out_of_scope(view: &View) {
+fn out_of_scope(view: &ScenarioRun) {
     let mut other = World::new(true);
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     for world in [&mut other, &mut world] {
-        world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+        world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
         world.await_processes("agent", 1);
     }
     view.await_seen(&world, &["agent", "leaf"]);
@@ -184,7 +184,7 @@ fn out_of_scope(view: &View) {
     view.await_gone(&world, &["leaf"]);
     view.await_closed(&world, 1);
     other.assert_alive(&["leaf"]);
-    let outsiders = [other.one("agent"), other.one("leaf")];
+    let outsiders = [other.process("agent"), other.process("leaf")];
     let of_them = |e: &Event| outsiders.iter().any(|who| e.is_about(*who));
     let told = world.daemon().events().iter().any(of_them);
     assert!(!told, "an event about an outsider");
@@ -192,7 +192,7 @@ fn out_of_scope(view: &View) {
 }
 
 /// A scope may be a cgroup: what is in it or below it.
-fn cgroup_scope(view: &View) {
+fn cgroup_scope(view: &ScenarioRun) {
     let cgroup = Cgroup::new("");
     let mut world = World::new(true);
     world.watch_scope(
@@ -200,15 +200,15 @@ fn cgroup_scope(view: &View) {
         CONFIG,
         &view.source_arguments(),
     );
-    world.order(
+    world.launch(
         "claude",
         "agent",
         "outsider",
         &["outsiders-leaf=sleep".into()],
     );
     world.await_processes("outsider", 1);
-    cgroup.take(world.one("launcher"));
-    world.order(
+    cgroup.take(world.process("launcher"));
+    world.launch(
         "claude",
         "agent",
         "agent",

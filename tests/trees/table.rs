@@ -1,6 +1,6 @@
 //! The trees that the common scenario fits.
 
-use super::process_spec::{AgentExit, ProcessSpec};
+use super::process_spec::{ProcessSpec, VictimExit};
 use super::scenario::Scenario;
 use crate::world::World;
 
@@ -37,7 +37,7 @@ pub fn rows() -> Vec<Scenario> {
         ProcessSpec::below,
         ProcessSpec::detached,
     );
-    let (kept, outside) = (ProcessSpec::kept, ProcessSpec::outside);
+    let (kept, outside) = (ProcessSpec::kept, ProcessSpec::no_decision);
     vec![
         row(
             "plain",
@@ -51,29 +51,30 @@ pub fn rows() -> Vec<Scenario> {
             "before-the-daemon",
             &[child("shell", "parent tool setsid"), below("tool", "")],
         )
-        .before(),
+        .daemon_after_tree(),
         row(
             "own-tree",
             &[
-                kept("shell", "parent host host beside stubborn", "never_self"),
+                kept("shell", "parent host host beside ignore-term", "never_self"),
                 kept("host", "", "never_self"),
                 kept("daemon", "", "never_self"),
                 below("beside", ""),
                 child("leaf", "setsid"),
             ],
         )
-        .within(),
+        .daemon_inside_tree(),
         row(
             "own-tree-as-an-orphan",
             &[
-                ProcessSpec::first("shell").plays("parent host host beside stubborn"),
+                ProcessSpec::killed_by_test("shell")
+                    .started_as("parent host host beside ignore-term"),
                 kept("host", "", "never_self"),
                 kept("daemon", "", "never_self"),
                 below("beside", ""),
                 child("leaf", "setsid"),
             ],
         )
-        .within(),
+        .daemon_inside_tree(),
         row("user-rule", &[child("leaf", "sleep")])
             .image("test-agent")
             .config(OWN_RULES),
@@ -84,19 +85,19 @@ pub fn rows() -> Vec<Scenario> {
         row("no-exec", &[child("leaf", "fork setsid")]),
         row(
             "short-lived-intermediates",
-            &[detached("leaf", "hops setsid")],
+            &[detached("leaf", "triple-fork setsid")],
         ),
         row(
             "clone-parent",
-            &[child("maker", "twins"), child("twin", "")],
+            &[child("maker", "clone-sibling"), child("twin", "")],
         ),
         row("clone-parent-of-the-agent", &[below("twin", "twin")]),
         // Ways to take a signal.
         row(
             "term-ignored",
             &[
-                child("leaf", "stubborn"),
-                child("shell", "parent deep stubborn"),
+                child("leaf", "ignore-term"),
+                child("shell", "parent deep ignore-term"),
                 below("deep", ""),
             ],
         ),
@@ -109,20 +110,26 @@ pub fn rows() -> Vec<Scenario> {
                 );
             }),
         row("stopped", &[child("leaf", "stopped")]),
-        row("fork-bomb", &[child("bomb", "hydra")]),
-        row("runaway", &[child("runner", "runner").may_fall()]).also(World::await_alone),
+        row("fork-bomb", &[child("bomb", "fork-bomb-on-term")]),
+        row(
+            "runaway",
+            &[child("runner", "fork-chain-on-term").may_fall()],
+        )
+        .also(World::await_only_canaries),
         // Threads.
         row("leader-thread-first", &[child("leaf", "leader-first")]),
         row("exec-from-a-thread", &[child("leaf", "thread-exec")]),
         // Ways to die.
-        row("segfault", &[child("leaf", "sleep")]).dies(AgentExit::Falls("segfault", "SIGSEGV")),
-        row("exit-group", &[child("leaf", "sleep")]).dies(AgentExit::Exits("exit-group 50", 7)),
+        row("segfault", &[child("leaf", "sleep")])
+            .victim_exit(VictimExit::Signalled("segfault", "SIGSEGV")),
+        row("exit-group", &[child("leaf", "sleep")])
+            .victim_exit(VictimExit::Exited("exit-group 50", 7)),
         row(
             "exit-0",
             &[child("leaf", "sleep"), detached("other", "double sleep")],
         )
-        .dies(AgentExit::Exits("exit 0", 0)),
-        row("exit-3", &[child("leaf", "sleep")]).dies(AgentExit::Exits("exit 3", 3)),
+        .victim_exit(VictimExit::Exited("exit 0", 0)),
+        row("exit-3", &[child("leaf", "sleep")]).victim_exit(VictimExit::Exited("exit 3", 3)),
         // Many, and deep.
         row(
             "thousand-children",
@@ -133,7 +140,7 @@ pub fn rows() -> Vec<Scenario> {
             &[
                 child("upper-end", "parent upper chain 200 100"),
                 below("upper", "").times(100),
-                ProcessSpec::first("middle"),
+                ProcessSpec::killed_by_test("middle"),
                 detached("cut", ""),
                 below("lower", "").times(98),
             ],
@@ -141,7 +148,10 @@ pub fn rows() -> Vec<Scenario> {
         // Adopters.
         row(
             "subreaper-inside",
-            &[child("nurse", "nurse"), detached("leaf", "").to("nurse")],
+            &[
+                child("nurse", "nested-subreaper"),
+                detached("leaf", "").to("nurse"),
+            ],
         ),
         row(
             "adopted-by-init",
@@ -153,10 +163,13 @@ pub fn rows() -> Vec<Scenario> {
         .no_subreaper(),
         row(
             "adopter-never-waits",
-            &[child("leaf", "sleep").to("hoarder"), outside("hoarder", "")],
+            &[
+                child("leaf", "sleep").to("never-waiting-subreaper"),
+                outside("never-waiting-subreaper", ""),
+            ],
         )
-        .via("hoarder"),
-        row("zombie-below", &[child("leaf", "negligent")]),
+        .via("never-waiting-subreaper"),
+        row("zombie-below", &[child("leaf", "zombie-parent")]),
         row(
             "namespace-init",
             &[
@@ -175,7 +188,7 @@ pub fn rows() -> Vec<Scenario> {
             "outer-agent-first",
             &[
                 child("leaf", "sleep"),
-                child("inner", "as:claude agent inner-leaf=stubborn"),
+                child("inner", "as:claude agent inner-leaf=ignore-term"),
                 below("inner-leaf", ""),
             ],
         ),
@@ -183,7 +196,8 @@ pub fn rows() -> Vec<Scenario> {
             "inner-agent-first",
             &[
                 child("leaf", "sleep"),
-                ProcessSpec::first("inner").plays("as:claude agent inner-leaf=stubborn"),
+                ProcessSpec::killed_by_test("inner")
+                    .started_as("as:claude agent inner-leaf=ignore-term"),
                 below("inner-leaf", ""),
             ],
         ),

@@ -49,14 +49,14 @@ enum Command {
     Bench(bench::Args),
     /// The processes that `bench` measures with
     #[command(hide = true)]
-    BenchActor { role: Vec<String> },
+    BenchProcess { role: Vec<String> },
     /// Install agents from their packages and record how they run
     ///
     /// Downloads them, so it is not part of CI.
     Agents(agents::Args),
     /// The processes of `agents --drive` that are no agents
     #[command(hide = true)]
-    AgentsActor {
+    AgentsProcess {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         role: Vec<String>,
     },
@@ -79,9 +79,9 @@ fn main() -> ExitCode {
         Command::BuildEbpf { check: true } => ebpf::check(),
         Command::BuildEbpf { check: false } => ebpf::build(),
         Command::Bench(args) => bench::bench(&args),
-        Command::BenchActor { role } => bench::actor::play(&role),
+        Command::BenchProcess { role } => bench::process::run_role(&role),
         Command::Agents(args) => agents::agents(&args),
-        Command::AgentsActor { role } => agents::drive::actor::play(&role),
+        Command::AgentsProcess { role } => agents::drive::process::run_role(&role),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),

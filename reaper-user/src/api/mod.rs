@@ -98,15 +98,15 @@ pub struct ProcessInfo {
     /// Membership stops here, by the rule of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
-    /// What makes it a member though nobody saw its birth: `group`, `session`, `cgroup`, `marker` or `cwd`.
+    /// What makes it a member though no event reported its birth: `process_group`, `kernel_session`, `cgroup`, `marker` or `cwd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// The variable of its environment that says so.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub variable: Option<String>,
+    pub evidence_variable: Option<String>,
     /// The agent's directory, in which or below which it works.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub directory: Option<String>,
+    pub evidence_directory: Option<String>,
     /// Of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionInfo>,
@@ -419,10 +419,10 @@ pub struct Finding {
     pub evidence: Option<String>,
     /// The variable of the environment that says so.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub variable: Option<String>,
+    pub evidence_variable: Option<String>,
     /// As in [`ProcessInfo`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub directory: Option<String>,
+    pub evidence_directory: Option<String>,
     /// The agent that it names, or that was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pid: Option<u32>,

@@ -287,8 +287,8 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
         reason: judged.reason,
         rule: judged.rule,
         evidence: process.evidence,
-        variable: process.variable,
-        directory: process.directory,
+        evidence_variable: process.evidence_variable,
+        evidence_directory: process.evidence_directory,
         age_s: process.age_s,
         rss: process.rss,
         ..Finding::default()
@@ -319,8 +319,8 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         zombie: false,
         boundary: row.boundary.as_deref().map(str::to_owned),
         evidence: by.map(|by| by.evidence.to_owned()),
-        variable: by.and_then(|by| by.variable).map(str::to_owned),
-        directory: by.and_then(|by| by.directory.clone()),
+        evidence_variable: by.and_then(|by| by.variable).map(str::to_owned),
+        evidence_directory: by.and_then(|by| by.directory.clone()),
         decision: judged,
     }
 }

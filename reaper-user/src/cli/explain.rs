@@ -49,7 +49,10 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
         rows.push(("session", printable(&session.id, LONG)));
     }
     if let Some(evidence) = &process.evidence {
-        let by = (process.variable.as_deref(), process.directory.as_deref());
+        let by = (
+            process.evidence_variable.as_deref(),
+            process.evidence_directory.as_deref(),
+        );
         let words = evidence_text(evidence, by.0, by.1);
         rows.push(("evidence", format!("{words}: nobody saw its birth")));
     }

@@ -96,7 +96,7 @@ impl ProcessRef {
 /// What makes a process a member, where that is concluded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvidenceRef {
-    /// `group`, `session`, `cgroup`, `marker` or `cwd`.
+    /// `process_group`, `kernel_session`, `cgroup`, `marker` or `cwd`.
     pub evidence: &'static str,
     /// The variable of its environment that says so.
     pub variable: Option<&'static str>,

@@ -101,7 +101,7 @@ fn finding(row: &LeftoverRow, stray: &Leftover) -> Finding {
         reason: stray.reason().into(),
         rule: stray.verdict.rule().map(str::to_owned),
         evidence: Some(stray.evidence.name().into()),
-        variable: stray.evidence.variable().map(str::to_owned),
+        evidence_variable: stray.evidence.variable().map(str::to_owned),
         agent_pid: stray.evidence.owner(),
         why: leftover_text(stray),
         age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,

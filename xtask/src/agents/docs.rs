@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::drive::table::{self, Driven};
 use super::packages::{self, Agent};
-use super::record::{Recorded, Row};
+use super::record::{Recorded, RecordedPackage};
 use crate::shell::workspace;
 
 const HEAD: &str = "\
@@ -63,7 +63,7 @@ fn page(recorded: &Recorded, agents: &[Agent], driven: &Driven) -> String {
     page += FORMS;
     page += "\nAgents that are not in the table above:\n\n| agent | why |\n|---|---|\n";
     for (name, row) in &recorded.0 {
-        if let Row::Unavailable { why } = row {
+        if let RecordedPackage::Unavailable { why } = row {
             let _ = writeln!(
                 page,
                 "| {name} | {} |",
@@ -76,8 +76,8 @@ fn page(recorded: &Recorded, agents: &[Agent], driven: &Driven) -> String {
 }
 
 /// Returns an agent's line of the first table; None if it did not run.
-fn line(name: &str, row: &Row) -> Option<String> {
-    let Row::Ran {
+fn line(name: &str, row: &RecordedPackage) -> Option<String> {
+    let RecordedPackage::Ran {
         package,
         version,
         forms,

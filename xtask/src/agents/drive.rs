@@ -1,9 +1,9 @@
 //! `cargo xtask agents --drive`: runs real agents against mock models, ends them in every way, and records what is left
 //! with and without reaper.
 
-pub mod actor;
 mod cell;
 mod mock;
+pub mod process;
 mod spec;
 pub mod table;
 mod world;
@@ -53,7 +53,7 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     let place = PathBuf::from(format!("/var/tmp/reaper-drive-{}", std::process::id()));
     fs::create_dir(&place).with_context(|| place.display().to_string())?;
     // The program in the target directory may be built anew meanwhile.
-    fs::copy("/proc/self/exe", place.join(actor::COMMAND)).context("cannot copy this program")?;
+    fs::copy("/proc/self/exe", place.join(process::COMMAND)).context("cannot copy this program")?;
     undo::at_signals()?;
     let removed = place.clone();
     let _removed = Undo::later(move || {
@@ -94,8 +94,8 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
                 ));
                 let folder = place.join(spec.name());
                 fs::create_dir_all(&folder)?;
-                chown(&folder, Some(actor::USER), Some(actor::USER))?;
-                match install::install(package, &folder, Uid::from_raw(actor::USER)) {
+                chown(&folder, Some(process::USER), Some(process::USER))?;
+                match install::install(package, &folder, Uid::from_raw(process::USER)) {
                     Ok(installed) => {
                         ready.push(Ready {
                             spec,

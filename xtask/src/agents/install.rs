@@ -44,7 +44,7 @@ pub fn install(package: &Package, folder: &Path, user: Uid) -> Result<Installed>
         chown(home.join(name), Some(user.as_raw()), Some(user.as_raw()))?;
     }
     chown(&home, Some(user.as_raw()), Some(user.as_raw()))?;
-    let place = Place { folder, user };
+    let place = Installer { folder, user };
     match package.registry {
         Registry::Npm => place.npm(package),
         Registry::PyPi => place.pypi(package),
@@ -67,12 +67,12 @@ pub fn as_user(folder: &Path, user: Uid, path: &Path) -> Command {
     command
 }
 
-struct Place<'a> {
+struct Installer<'a> {
     folder: &'a Path,
     user: Uid,
 }
 
-impl Place<'_> {
+impl Installer<'_> {
     fn command(&self, bin: &str) -> Command {
         let mut command = as_user(self.folder, self.user, &self.folder.join(bin));
         command.current_dir(self.folder);

@@ -5,7 +5,7 @@ pub mod drive;
 mod install;
 mod packages;
 mod record;
-mod room;
+mod sandbox;
 
 /// Which agents, and what to do with them
 #[derive(clap::Args)]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::install::{self, Installed};
 use super::packages::{self, Package};
-use super::room::{Room, Run, USER};
+use super::sandbox::{Run, Sandbox, USER};
 use crate::bench::undo;
 use crate::shell::{self, say, workspace};
 
@@ -31,18 +31,18 @@ const EVERYTHING: &str = "[[agent]]\nname = \"recorder\"\nexe = \"/usr/bin/scrip
 
 /// What is recorded of all agents, by the names of their rules.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Recorded(pub BTreeMap<String, Row>);
+pub struct Recorded(pub BTreeMap<String, RecordedPackage>);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Row {
+pub enum RecordedPackage {
     Ran {
         date: String,
         package: String,
         version: String,
         integrity: String,
         /// Processes in the order of their execs, by form of start.
-        forms: BTreeMap<String, Vec<Process>>,
+        forms: BTreeMap<String, Vec<ExecutedProcess>>,
     },
     Unavailable {
         why: String,
@@ -51,7 +51,7 @@ pub enum Row {
 
 /// A program that was executed as part of the agent.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ExecutedProcess {
     pub comm: String,
     pub exe: String,
     /// Script as it was given to the interpreter, or `-m` and a module.
@@ -114,14 +114,14 @@ pub fn record(names: &[String]) -> Result<()> {
             .map(|package| run(&agent.name, &package, &reaper));
         let row = match ran {
             Some(Ok(row)) => row,
-            Some(Err(error)) => Row::Unavailable {
+            Some(Err(error)) => RecordedPackage::Unavailable {
                 why: format!("{error:#}"),
             },
-            None => Row::Unavailable {
+            None => RecordedPackage::Unavailable {
                 why: agent.unavailable.unwrap_or_default(),
             },
         };
-        if let Row::Unavailable { why } = &row {
+        if let RecordedPackage::Unavailable { why } = &row {
             say(format_args!("{} is not available: {why}", agent.name));
         }
         // Read again each time: agents that run in another process are not lost.
@@ -132,12 +132,12 @@ pub fn record(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn run(name: &str, package: &Package, reaper: &Path) -> Result<Row> {
-    let room = Room::new(name)?;
+fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> {
+    let room = Sandbox::new(name)?;
     let installed = install::install(package, &room.folder, USER)?;
-    let mut forms: BTreeMap<String, Vec<Process>> = BTreeMap::new();
+    let mut forms: BTreeMap<String, Vec<ExecutedProcess>> = BTreeMap::new();
     for form in forms_of(package, &installed)? {
-        let native = |process: &Process| process.exe.contains("/node_modules/");
+        let native = |process: &ExecutedProcess| process.exe.contains("/node_modules/");
         if form.replaced && !forms.values().flatten().any(native) {
             continue;
         }
@@ -157,7 +157,7 @@ fn run(name: &str, package: &Package, reaper: &Path) -> Result<Row> {
         }
         forms.insert(form.name.to_owned(), processes);
     }
-    Ok(Row::Ran {
+    Ok(RecordedPackage::Ran {
         date: shell::output(Command::new("date").args(["--utc", "+%Y-%m-%d"]))?
             .trim()
             .to_owned(),
@@ -235,11 +235,11 @@ impl Form {
     /// Starts the agent and returns its processes.
     fn run(
         &self,
-        room: &Room,
+        room: &Sandbox,
         installed: &Installed,
         package: &Package,
         reaper: &Path,
-    ) -> Result<Vec<Process>> {
+    ) -> Result<Vec<ExecutedProcess>> {
         let reader = Reader {
             folder: &installed.folder,
             directory: &self.directory,
@@ -334,7 +334,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Returns the agent's processes among programs, and how the daemon recognised them.
-    fn processes(&self, programs: &[&Value], events: &[Value]) -> Vec<Process> {
+    fn processes(&self, programs: &[&Value], events: &[Value]) -> Vec<ExecutedProcess> {
         let mut processes = Vec::new();
         for (at, program) in programs.iter().enumerate() {
             let same = |event: &Value| event["process.pid"] == program["process.pid"];
@@ -358,7 +358,7 @@ impl Reader<'_> {
     }
 
     /// Returns the process of an event, if it is the agent's.
-    fn process(&self, event: &Value, rule: Option<&str>) -> Option<Process> {
+    fn process(&self, event: &Value, rule: Option<&str>) -> Option<ExecutedProcess> {
         let text = |key: &str| event[key].as_str().unwrap_or_default();
         let exe = Path::new(text("process.executable.path"));
         let argv: Vec<&str> = event["process.command_args"]
@@ -397,7 +397,7 @@ impl Reader<'_> {
                 .take(ARGUMENT_LENGTH)
                 .collect()
         });
-        Some(Process {
+        Some(ExecutedProcess {
             comm: text("process.comm").to_owned(),
             exe: self.stable(text("process.executable.path")),
             script: script.map(|script| self.stable(&script)),

@@ -5,27 +5,27 @@ use anyhow::Result;
 use super::Bench;
 use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut rows = outside(bench)?;
-    rows.extend(run(bench, Place::Inside)?);
+    rows.extend(run(bench, LoadPlacement::Inside)?);
     Ok(rows)
 }
 
 fn outside(bench: &Bench) -> Result<Vec<Row>> {
-    run(bench, Place::Outside)
+    run(bench, LoadPlacement::Outside)
 }
 
-fn run(bench: &Bench, place: Place) -> Result<Vec<Row>> {
+fn run(bench: &Bench, place: LoadPlacement) -> Result<Vec<Row>> {
     let n: u64 = bench.pick(10_000, 2_000);
     let mut load = Load::start(bench, place)?;
     let daemon = Setup::new(bench, "observe").scope([&load]).start()?;
-    daemon.rest();
+    daemon.settle();
     let before = threads(daemon.pid())?;
-    load.obey(&format!("spawn {n}"))?;
-    daemon.rest();
+    load.request(&format!("spawn {n}"))?;
+    daemon.settle();
     let after = threads(daemon.pid())?;
     let events = daemon.stop()?.count("events").max(1);
     let each = |name| (cpu_ns(&after, name) - cpu_ns(&before, name)) as f64 / events as f64;
@@ -37,7 +37,7 @@ fn run(bench: &Bench, place: Place) -> Result<Vec<Row>> {
             .at_most(1.0)
             .note(note),
     ];
-    if place == Place::Inside {
+    if place == LoadPlacement::Inside {
         let export = format!("CPU for an event, export, {name}");
         let note = "each event as a line of JSON to a file";
         rows.push(Row::new(export, each(Some("export")) / 1e3, "µs").note(note));

@@ -15,12 +15,12 @@ use serde_json::Value;
 
 use super::load::Load;
 use super::pins::Pins;
-use super::{Bench, actor, raw, sieve, wait};
+use super::{Bench, process, raw, sieve, wait};
 
 /// A stream that has not grown for so long is at its end.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// How a daemon is to be started. It knows one agent, [`actor::AGENT`], considers the whole host and pins
+/// How a daemon is to be started. It knows one agent, [`process::AGENT`], considers the whole host and pins
 /// nothing, unless something else is said.
 pub struct Setup<'a> {
     bench: &'a Bench,
@@ -95,7 +95,7 @@ impl<'a> Setup<'a> {
             "{}[defaults]\nagents = {agents}\nboundaries = {boundaries}\nkeeps = {keeps}\n\
              [[agent]]\nname = \"bench\"\ncomm = \"{}\"\n",
             self.settings,
-            actor::AGENT
+            process::AGENT
         )
     }
 
@@ -161,7 +161,7 @@ pub struct Daemon {
 }
 
 /// What a daemon said, read once it has ended.
-pub struct Said {
+pub struct DaemonOutput {
     stream: PathBuf,
     /// Lines of the stream that were not kept.
     left_out: u64,
@@ -175,13 +175,13 @@ impl Daemon {
     }
 
     /// Waits until it has had time to take in all that happened, and sleeps again.
-    pub fn rest(&self) {
+    pub fn settle(&self) {
         // It looks at what nobody woke it for after 50 ms, and once more before it sleeps.
         std::thread::sleep(Duration::from_millis(250));
     }
 
     /// From before it was started until the last line was written; waits until none has come for a while.
-    pub fn told_after(&self) -> Duration {
+    pub fn time_to_last_event(&self) -> Duration {
         let (mut length, mut after) = (0, self.started.elapsed());
         while self.started.elapsed() < after + QUIET {
             let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
@@ -212,21 +212,21 @@ impl Daemon {
     ///
     /// # Errors
     /// It does not end well.
-    pub fn stop(mut self) -> Result<Said> {
+    pub fn stop(mut self) -> Result<DaemonOutput> {
         self.signal(Signal::SIGTERM)?;
         ensure!(wait::ended(&mut self.child), "reaper does not stop");
         let left_out = self.sieve.take().map_or(Ok(0), |sieve| {
             let left_out = sieve.join();
             left_out.unwrap_or_else(|_| bail!("the stream's reader has panicked"))
         });
-        let said = Said {
+        let said = DaemonOutput {
             stream: self.stream.clone(),
             left_out: left_out?,
             summary: Value::Null,
         };
         let summary = said.events("summary")?.pop();
         let summary = summary.with_context(|| format!("no summary: {}", self.complaint()))?;
-        Ok(Said { summary, ..said })
+        Ok(DaemonOutput { summary, ..said })
     }
 
     fn complaint(&self) -> String {
@@ -247,7 +247,7 @@ impl Drop for Daemon {
     }
 }
 
-impl Said {
+impl DaemonOutput {
     /// All events of a name.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let pins = Pins::mounted(bench)?;
     let setup = Setup::new(bench, "observe").whole_catalogue().pinned(&pins);
     let daemon = setup.start()?;
-    daemon.rest();
+    daemon.settle();
     let (mut seconds, mut quiet, mut wakes, mut others) = (0, 0, 0, 0);
     let mut before = (births_and_tasks()?, switches(&daemon)?);
     let mut calm = true;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::Bench;
 use super::daemon::{Daemon, Setup};
 use super::host::{field, read};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::raw::bpf::Empty;
 use super::stats::median;
 use super::table::Row;
@@ -40,7 +40,7 @@ type All = [Runs; PROBES.len()];
 /// Whose forks, execs and exits; the setting `events`, and the goal for their sum in ns.
 struct Case {
     who: &'static str,
-    place: Place,
+    place: LoadPlacement,
     events: &'static str,
     goal: Option<f64>,
 }
@@ -48,19 +48,19 @@ struct Case {
 const CASES: [Case; 3] = [
     Case {
         who: "foreign",
-        place: Place::Outside,
+        place: LoadPlacement::Outside,
         events: "agents",
         goal: Some(500.0),
     },
     Case {
         who: "foreign, events = \"all\"",
-        place: Place::Outside,
+        place: LoadPlacement::Outside,
         events: "all",
         goal: Some(1500.0),
     },
     Case {
         who: "member",
-        place: Place::Inside,
+        place: LoadPlacement::Inside,
         events: "agents",
         goal: None,
     },
@@ -82,7 +82,7 @@ fn one(bench: &Bench, case: &Case) -> Result<Vec<Row>> {
     let setup = Setup::new(bench, "enforce").named();
     let setup = setup.set(&format!("events = \"{}\"", case.events));
     let daemon = setup.sieved().start()?;
-    daemon.rest();
+    daemon.settle();
     let (each, others) = stretches(bench, &mut load, || held(&daemon))?;
     daemon.stop()?;
 
@@ -106,7 +106,7 @@ fn one(bench: &Bench, case: &Case) -> Result<Vec<Row>> {
 
 /// What the kernel counts for programs that do nothing in the same places.
 fn of_nothing(bench: &Bench) -> Result<Row> {
-    let mut load = Load::start(bench, Place::Outside)?;
+    let mut load = Load::start(bench, LoadPlacement::Outside)?;
     let empty = TRACEPOINTS.map(Empty::at).into_iter();
     let empty: Vec<_> = empty.collect::<Result<_, _>>().context("cannot trace")?;
     let (each, _) = stretches(bench, &mut load, || {
@@ -139,12 +139,12 @@ fn stretches(
 ) -> Result<([f64; PROBES.len()], u64)> {
     let n = stretch(bench);
     // Caches have to find their way.
-    load.obey(&format!("spawn {n}"))?;
+    load.request(&format!("spawn {n}"))?;
     let mut each: [Vec<f64>; PROBES.len()] = Default::default();
     let mut more = 0;
     for _ in 0..STRETCHES {
         let before = runs()?;
-        load.obey(&format!("spawn {n}"))?;
+        load.request(&format!("spawn {n}"))?;
         let after = runs()?;
         for ((each, before), after) in each.iter_mut().zip(before).zip(after) {
             let count = after.count - before.count;

@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 
 use super::Bench;
-use super::actor::{AGENT, ORPHAN};
 use super::daemon::Setup;
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
+use super::process::{AGENT, ORPHAN};
 use super::stats::{median, quantile};
 use super::table::Row;
 use super::trace::{Stamp, Trace};
@@ -133,7 +133,7 @@ pub(super) fn traced<T>(
     lived: u32,
     start: impl FnOnce(&Load) -> Result<T>,
 ) -> Result<(Vec<Vec<f64>>, T)> {
-    let mut load = Load::start(bench, Place::Outside)?;
+    let mut load = Load::start(bench, LoadPlacement::Outside)?;
     // First, so that an exit's stamp comes before what a probe in the same place does.
     let trace = Trace::start(&[
         ("sched/sched_process_exit", format!("comm == \"{AGENT}\"")),
@@ -143,7 +143,7 @@ pub(super) fn traced<T>(
         ),
     ])?;
     let started = start(&load)?;
-    load.obey(&format!("kill {rounds} {orphans} {lived}"))?;
+    load.request(&format!("kill {rounds} {orphans} {lived}"))?;
     let after = pair(&trace.stamps()?);
     ensure!(
         after.len() == rounds && after.iter().all(|round| round.len() == orphans),
@@ -163,7 +163,7 @@ fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<Killed
         setup.start()
     };
     let (after, daemon) = traced(bench, rounds, orphans, way.lived, start)?;
-    daemon.rest();
+    daemon.settle();
     let said = daemon.stop()?;
     ensure!(said.count("lost") == 0, "events were lost meanwhile");
     let mut signals = said.events("signal")?;

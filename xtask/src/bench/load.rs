@@ -5,11 +5,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, actor, raw, wait};
+use super::{Bench, process, raw, wait};
 
 /// Where the load's processes are, as the service sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LoadPlacement {
     /// In no agent's session. In scope they are followed and not told of; where the whole host is considered
     /// they are strangers.
     Outside,
@@ -17,11 +17,11 @@ pub enum Place {
     Inside,
 }
 
-impl Place {
+impl LoadPlacement {
     pub fn name(self) -> &'static str {
         match self {
-            Place::Outside => "outside a session",
-            Place::Inside => "inside a session",
+            LoadPlacement::Outside => "outside a session",
+            LoadPlacement::Inside => "inside a session",
         }
     }
 }
@@ -36,13 +36,13 @@ pub struct Load {
 impl Load {
     /// # Errors
     /// It cannot be started.
-    pub fn start(bench: &Bench, place: Place) -> Result<Load> {
+    pub fn start(bench: &Bench, place: LoadPlacement) -> Result<Load> {
         let image = match place {
-            Place::Outside => actor::LOAD,
-            Place::Inside => actor::AGENT,
+            LoadPlacement::Outside => process::LOAD,
+            LoadPlacement::Inside => process::AGENT,
         };
         let mut command = Command::new(bench.dir.join(image));
-        command.args(["bench-actor", "load"]);
+        command.args(["bench-process", "load"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         raw::end_with_us(&mut command);
         let mut child = command.spawn().context("cannot start a load")?;
@@ -54,7 +54,7 @@ impl Load {
             answers,
         };
         // So that it runs, and is no copy of this program any more, when somebody looks.
-        load.obey("vfork 1")?;
+        load.request("vfork 1")?;
         Ok(load)
     }
 
@@ -66,16 +66,16 @@ impl Load {
     ///
     /// # Errors
     /// What the load says went wrong.
-    pub fn obey(&mut self, order: &str) -> Result<u64> {
-        self.order(order)?;
-        self.answer()
+    pub fn request(&mut self, order: &str) -> Result<u64> {
+        self.send_request(order)?;
+        self.read_response()
     }
 
     /// Gives an order, to be followed by [`Load::answer`].
     ///
     /// # Errors
     /// The load is gone.
-    pub fn order(&mut self, order: &str) -> Result<()> {
+    pub fn send_request(&mut self, order: &str) -> Result<()> {
         let orders = self.orders.as_mut().context("the load is ending")?;
         orders
             .write_all(format!("{order}\n").as_bytes())
@@ -84,7 +84,7 @@ impl Load {
 
     /// # Errors
     /// As [`Load::obey`].
-    pub fn answer(&mut self) -> Result<u64> {
+    pub fn read_response(&mut self) -> Result<u64> {
         let mut line = String::new();
         self.answers
             .read_line(&mut line)

@@ -7,36 +7,39 @@ use anyhow::Result;
 use super::Bench;
 use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
 /// Processes that fork at once.
 const FORKERS: usize = 2;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut rows = storm(bench, Place::Outside, bench.pick(60, 3))?;
-    rows.extend(storm(bench, Place::Inside, bench.pick(60, 3))?);
+    let mut rows = storm(bench, LoadPlacement::Outside, bench.pick(60, 3))?;
+    rows.extend(storm(bench, LoadPlacement::Inside, bench.pick(60, 3))?);
     Ok(rows)
 }
 
-fn storm(bench: &Bench, place: Place, seconds: u64) -> Result<Vec<Row>> {
+fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> {
     let loads = (0..FORKERS).map(|_| Load::start(bench, place));
     let mut loads: Vec<Load> = loads.collect::<Result<_>>()?;
     let daemon = Setup::new(bench, "observe")
         .scope(&loads)
         .sieved()
         .start()?;
-    daemon.rest();
+    daemon.settle();
     let before = cpu_ns(&threads(daemon.pid())?, Some("engine"));
     let start = Instant::now();
     for load in &mut loads {
-        load.order(&format!("storm {}", seconds * 1000))?;
+        load.send_request(&format!("storm {}", seconds * 1000))?;
     }
-    let forks = loads.iter_mut().map(Load::answer).sum::<Result<u64>>()?;
+    let forks = loads
+        .iter_mut()
+        .map(Load::read_response)
+        .sum::<Result<u64>>()?;
     let rate = forks as f64 / start.elapsed().as_secs_f64();
     // What is left in the ring, and lines that are not written yet.
     std::thread::sleep(Duration::from_millis(500));
-    daemon.rest();
+    daemon.settle();
     let cpu = cpu_ns(&threads(daemon.pid())?, Some("engine")) - before;
     let said = daemon.stop()?;
     let (events, lost) = (said.count("events"), said.count("lost"));
@@ -51,13 +54,13 @@ fn storm(bench: &Bench, place: Place, seconds: u64) -> Result<Vec<Row>> {
     let lost = Row::new(format!("events lost at that rate, {name}"), lost as f64, "");
     let note_lost = format!("{events} seen; neither seen nor counted as lost: {missing}");
     Ok(match place {
-        Place::Outside => vec![
+        LoadPlacement::Outside => vec![
             Row::new(format!("forks a second, {name}"), rate, "/s")
                 .at_least(25_000.0)
                 .note(note),
             lost.at_most(0.0).note(note_lost),
         ],
-        Place::Inside => vec![
+        LoadPlacement::Inside => vec![
             Row::new(format!("forks a second, {name}"), rate, "/s").note(note),
             lost.at_most(0.0).note(format!(
                 "{note_lost}; lines missing: {}",

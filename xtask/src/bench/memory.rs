@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::Bench;
 use super::daemon::Setup;
 use super::host::{births_and_tasks, field, memory, read};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
 /// What a sleeping process takes of the kernel's memory and ours, at most.
@@ -17,12 +17,12 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let wanted = bench.pick(30_000, 3_000);
     let (n, why) = room_for(wanted)?;
-    let mut load = Load::start(bench, Place::Inside)?;
+    let mut load = Load::start(bench, LoadPlacement::Inside)?;
     let daemon = Setup::new(bench, "observe").scope([&load]).start()?;
-    daemon.rest();
+    daemon.settle();
     let idle = memory(daemon.pid())?;
-    let made = load.obey(&format!("sleepers {n}"))?;
-    daemon.rest();
+    let made = load.request(&format!("sleepers {n}"))?;
+    daemon.settle();
     let full = memory(daemon.pid())?;
     let said = daemon.stop()?;
     ensure!(

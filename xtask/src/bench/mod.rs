@@ -2,7 +2,6 @@
 //!
 //! Nothing here is asserted: a figure tells of the machine and of what else it was doing as well.
 
-pub mod actor;
 mod cpu;
 mod daemon;
 mod host;
@@ -14,6 +13,7 @@ mod loss;
 mod memory;
 mod overflow;
 mod pins;
+pub mod process;
 mod raw;
 mod restart;
 mod run;
@@ -168,7 +168,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let _removed = Undo::later(move || {
         let _ = std::fs::remove_dir_all(gone);
     });
-    for image in [actor::LOAD, actor::AGENT, actor::ORPHAN] {
+    for image in [process::LOAD, process::AGENT, process::ORPHAN] {
         symlink(&own, dir.join(image)).context("cannot name the loads")?;
     }
     trace::mount_tracefs()?;

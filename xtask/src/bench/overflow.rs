@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Bench;
-use super::daemon::{Said, Setup};
+use super::daemon::{DaemonOutput, Setup};
 use super::host::descendants;
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
 const RING: &str = "ring_size = \"64 KiB\"";
@@ -19,22 +19,22 @@ const CANARIES: u64 = 200;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let storm: u64 = bench.pick(10_000, 2_000);
-    let mut canary = Load::start(bench, Place::Outside)?;
-    let canaries = canary.obey(&format!("sleepers {CANARIES}"))?;
-    let mut load = Load::start(bench, Place::Outside)?;
+    let mut canary = Load::start(bench, LoadPlacement::Outside)?;
+    let canaries = canary.request(&format!("sleepers {CANARIES}"))?;
+    let mut load = Load::start(bench, LoadPlacement::Outside)?;
     let setup = Setup::new(bench, "enforce").scope([&load, &canary]);
     let daemon = setup.set(RING).sieved().start()?;
-    daemon.rest();
-    canary.order(&format!("storm {storm}"))?;
-    load.order(&format!("bomb {FORKERS} {storm}"))?;
+    daemon.settle();
+    canary.send_request(&format!("storm {storm}"))?;
+    load.send_request(&format!("bomb {FORKERS} {storm}"))?;
     std::thread::sleep(Duration::from_millis(storm / 2));
     daemon.hold_up(HELD_UP)?;
-    let bombed = load.answer();
+    let bombed = load.read_response();
     // The gap that was open by then, and the session's last line.
     std::thread::sleep(Duration::from_millis(500));
-    daemon.rest();
+    daemon.settle();
     let survivors = descendants(load.pid())?;
-    let sings = canary.answer().is_ok();
+    let sings = canary.read_response().is_ok();
     let killed = canaries.saturating_sub(descendants(canary.pid())?);
     let said = daemon.stop()?;
 
@@ -66,7 +66,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
 }
 
 /// What was lost, and how long it took to find what had become of it.
-fn gaps(said: &Said, name: &str, lost: u64) -> Result<Vec<Row>> {
+fn gaps(said: &DaemonOutput, name: &str, lost: u64) -> Result<Vec<Row>> {
     let what = format!("{name}: longest gap, announced to reconciled");
     if lost == 0 {
         return Ok(vec![Row::missing(what, "nothing was lost")]);

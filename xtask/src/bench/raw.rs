@@ -31,7 +31,10 @@ pub fn vfork_exit(stack: &mut [u8; STACK]) -> nix::Result<Pid> {
 ///
 /// # Errors
 /// As `clone(2)`.
-pub fn stray(stack: &mut [u8; STACK], orphans: &'static mut [u8; STACK]) -> nix::Result<Pid> {
+pub fn spawn_orphan(
+    stack: &mut [u8; STACK],
+    orphans: &'static mut [u8; STACK],
+) -> nix::Result<Pid> {
     extern "C" fn beget(orphans: *mut c_void) -> c_int {
         // SAFETY: the stack that was handed over below, for good.
         let stack = unsafe { &mut *orphans.cast::<[u8; STACK]>() };
@@ -110,7 +113,7 @@ static END: OnceLock<PipeWriter> = OnceLock::new();
 ///
 /// # Errors
 /// As `sigaction(2)`.
-pub fn told_of_end(pipe: PipeWriter) -> nix::Result<()> {
+pub fn write_on_termination(pipe: PipeWriter) -> nix::Result<()> {
     extern "C" fn tell(_: c_int) {
         // `OnceLock::get` is one atomic load, and writing a byte one system call: a handler may.
         if let Some(mut pipe) = END.get() {

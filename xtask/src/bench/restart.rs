@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::pins::Pins;
 use super::stats::{median, quantile};
 use super::table::Row;
@@ -79,19 +79,19 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
 }
 
 fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
-    let mut load = Load::start(bench, Place::Inside)?;
+    let mut load = Load::start(bench, LoadPlacement::Inside)?;
     let setup = Setup::new(bench, "enforce").scope([&load]);
     let ring = bench.pick(RING[0], RING[1]);
     let setup = setup.set(&format!("ring_size = \"{ring} MiB\""));
     let setup = setup.pinned(pins);
     let daemon = setup.start()?;
-    daemon.rest();
+    daemon.settle();
     // As SIGKILL ends it.
     drop(daemon);
     let ring = pins.ring()?;
     // Each is a fork, an exec and an exit.
     let n = bench.pick(RECORDS / 3 + 1, 5_000);
-    load.obey(&format!("spawn {n}"))?;
+    load.request(&format!("spawn {n}"))?;
     let (end, bytes) = (ring.produced(), ring.produced() - ring.consumed());
 
     let before = boot_ns()?;
@@ -101,7 +101,7 @@ fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
         wait::until(|| ring.consumed() >= end),
         "reaper does not catch up"
     );
-    let told = daemon.told_after();
+    let told = daemon.time_to_last_event();
     let threads = threads(daemon.pid())?;
     let said = daemon.stop()?;
     let resumed = said.ready()?;

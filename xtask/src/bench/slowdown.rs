@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::daemon::{Daemon, Setup};
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::stats::{median, quantile};
 use super::table::Row;
 use super::{Bench, raw, wait};
@@ -23,7 +23,7 @@ tracepoint:sched:sched_process_exit { printf("%d exit %s\n", pid, comm); }
 /// Who watches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tracer {
-    Reaper(Place),
+    Reaper(LoadPlacement),
     Forkstat,
     Bpftrace,
 }
@@ -36,8 +36,8 @@ const WORK: [(&str, &str, u64, Option<f64>); 2] = [
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let tracers = [
-        Tracer::Reaper(Place::Outside),
-        Tracer::Reaper(Place::Inside),
+        Tracer::Reaper(LoadPlacement::Outside),
+        Tracer::Reaper(LoadPlacement::Inside),
         Tracer::Forkstat,
         Tracer::Bpftrace,
     ];
@@ -93,10 +93,10 @@ fn round(
 ) -> Result<()> {
     let place = match tracer {
         Tracer::Reaper(place) => place,
-        _ => Place::Outside,
+        _ => LoadPlacement::Outside,
     };
     let mut load = Load::start(bench, place)?;
-    load.obey("pin")?;
+    load.request("pin")?;
     let before = work(&mut load)?;
     let running = tracer.start(bench, &mut load)?;
     let with = work(&mut load)?;
@@ -117,8 +117,8 @@ fn work(load: &mut Load) -> Result<[f64; WORK.len()]> {
     let mut each = [0.0; WORK.len()];
     for (each, (_, order, n, _)) in each.iter_mut().zip(WORK) {
         // Caches and the CPU's clock have to find their way again.
-        load.obey(&format!("{order} {}", n / 10))?;
-        *each = load.obey(&format!("{order} {n}"))? as f64 / n as f64;
+        load.request(&format!("{order} {}", n / 10))?;
+        *each = load.request(&format!("{order} {n}"))? as f64 / n as f64;
     }
     Ok(each)
 }
@@ -186,7 +186,7 @@ impl Tracer {
         let watches = || match self {
             Tracer::Forkstat => has_socket(running.0.id()),
             _ => {
-                load.obey("spawn 1").is_ok()
+                load.request("spawn 1").is_ok()
                     && std::fs::read_to_string(&output).is_ok_and(|text| text.contains("/bin/true"))
             }
         };

@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::libc::SYS_getdents64;
 
-use super::actor::{AGENT, ORPHAN};
 use super::daemon::Setup;
 use super::host::{births_and_tasks, threads};
 use super::latency::traced;
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
+use super::process::{AGENT, ORPHAN};
 use super::stats::{median, quantile};
 use super::table::Row;
 use super::trace::{Stamp, Trace};
@@ -43,7 +43,7 @@ fn through(bench: &Bench, source: &str) -> Result<[Row; 2]> {
         setup.set(&format!("source = \"{source}\"")).start()
     };
     let (after, daemon) = traced(bench, bench.pick(200, 40), 1, LIVED, start)?;
-    daemon.rest();
+    daemon.settle();
     let said = daemon.stop()?;
     ensure!(said.count("lost") == 0, "events were lost meanwhile");
     Ok(rows(&format!("through {source}"), &after))
@@ -83,8 +83,8 @@ fn rows(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
 
 /// One look at all processes, of which nothing has changed.
 fn pass(bench: &Bench) -> Result<Row> {
-    let mut load = Load::start(bench, Place::Outside)?;
-    let made = load.obey(&format!("sleepers {SLEEPERS}"))?;
+    let mut load = Load::start(bench, LoadPlacement::Outside)?;
+    let made = load.request(&format!("sleepers {SLEEPERS}"))?;
     ensure!(
         made == SLEEPERS,
         "the system allowed {made} of {SLEEPERS} processes"
@@ -93,7 +93,7 @@ fn pass(bench: &Bench) -> Result<Row> {
     let setup = setup.set("source = \"procfs\"");
     let setup = setup.set("scan_min_interval = \"50ms\"\nscan_max_interval = \"50ms\"");
     let daemon = setup.start()?;
-    daemon.rest();
+    daemon.settle();
     let engine = threads(daemon.pid())?;
     let engine = engine.iter().find(|thread| thread.name == "engine");
     let engine = engine.context("reaper has no engine")?.id;

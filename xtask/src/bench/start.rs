@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::Bench;
 use super::daemon::Setup;
-use super::load::{Load, Place};
+use super::load::{Load, LoadPlacement};
 use super::stats::{median, quantile};
 use super::table::Row;
 
@@ -12,8 +12,8 @@ use super::table::Row;
 const PROCESSES: u64 = 1000;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut load = Load::start(bench, Place::Inside)?;
-    let made = load.obey(&format!("sleepers {PROCESSES}"))?;
+    let mut load = Load::start(bench, LoadPlacement::Inside)?;
+    let made = load.request(&format!("sleepers {PROCESSES}"))?;
     ensure!(
         made == PROCESSES,
         "the system allowed {made} of {PROCESSES} processes"

@@ -38,7 +38,7 @@ impl Drop for Undo {
 /// From now on SIGINT, SIGTERM and SIGHUP put everything back before they end this program.
 pub fn at_signals() -> Result<()> {
     let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    super::raw::told_of_end(writer).context("cannot catch SIGINT")?;
+    super::raw::write_on_termination(writer).context("cannot catch SIGINT")?;
     std::thread::Builder::new()
         .name("undo".into())
         .spawn(move || {

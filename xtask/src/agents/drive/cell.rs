@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::super::install::Installed;
-use super::actor::{self, LEFTOVERS};
 use super::mock;
+use super::process::{self, LEFTOVERS};
 use super::spec::Spec;
-use super::world::{Needs, Process, World};
+use super::world::{World, WorldOptions, WorldProcess};
 
 /// How long an agent may take until it waits for a prompt, and until the tool's result is back.
 const READY: Duration = Duration::from_secs(45);
@@ -75,7 +75,7 @@ impl Cell<'_> {
             "server" => true,
             _ => false,
         };
-        let needs = Needs {
+        let needs = WorldOptions {
             path: programs,
             environment: &environment,
             files: &files,
@@ -122,7 +122,7 @@ impl Cell<'_> {
             is_over,
         );
         let others = [Some(&before[..]), client.as_ref().map(std::slice::from_ref)];
-        let others: Vec<&Process> = others.into_iter().flatten().flatten().collect();
+        let others: Vec<&WorldProcess> = others.into_iter().flatten().flatten().collect();
         let left = || {
             let all = world.processes();
             all.into_iter()
@@ -149,7 +149,7 @@ impl Cell<'_> {
             .iter()
             .filter(|process| !now.iter().any(|other| other.is(process)));
         let touched = touched.filter(|process| self.ending != "closed pane" || !process.is(&shell));
-        let touched: Vec<String> = touched.map(Process::label).collect();
+        let touched: Vec<String> = touched.map(WorldProcess::label).collect();
         let mut left: Vec<Value> = stays.iter().map(|process| name(world, process)).collect();
         left.sort_by_key(Value::to_string);
         let mut outcome = json!({"left": left, "touched": touched});
@@ -169,7 +169,7 @@ impl Cell<'_> {
     }
 
     /// Starts the agent in the person's shell, and returns its topmost process.
-    fn start(&self, world: &World, before: &[Process]) -> Result<Process> {
+    fn start(&self, world: &World, before: &[WorldProcess]) -> Result<WorldProcess> {
         let command = self
             .spec
             .text(self.mode, "command", &self.world)
@@ -182,7 +182,7 @@ impl Cell<'_> {
                 format!(
                     "{} {} editor {protocol} {command}",
                     editor.display(),
-                    actor::COMMAND
+                    process::COMMAND
                 )
             }
             _ => command,
@@ -197,7 +197,12 @@ impl Cell<'_> {
     }
 
     /// Gives the prompt; returns the client, where the mode has one.
-    fn prompt(&self, world: &World, root: &Process, before: &[Process]) -> Result<Option<Process>> {
+    fn prompt(
+        &self,
+        world: &World,
+        root: &WorldProcess,
+        before: &[WorldProcess],
+    ) -> Result<Option<WorldProcess>> {
         match self.mode {
             "acp" => {
                 let all = world.processes();
@@ -267,7 +272,12 @@ impl Cell<'_> {
     }
 
     /// Ends the agent, and returns the process that should be gone then.
-    fn end(&self, world: &World, root: &Process, client: Option<&Process>) -> Result<Process> {
+    fn end(
+        &self,
+        world: &World,
+        root: &WorldProcess,
+        client: Option<&WorldProcess>,
+    ) -> Result<WorldProcess> {
         let keys = |name: &str| -> Result<()> {
             for key in self.spec.list(self.mode, name) {
                 world.keys("agent", &[&key])?;
@@ -277,7 +287,7 @@ impl Cell<'_> {
         };
         let signal = match self.ending {
             "exit" if self.mode == "acp" => {
-                fs::write(self.world.join("project").join(actor::CLOSE), "")?;
+                fs::write(self.world.join("project").join(process::CLOSE), "")?;
                 return Ok(root.clone());
             }
             "exit" | "quit" => {
@@ -303,7 +313,7 @@ impl Cell<'_> {
             "killed server" => {
                 let server = self.spec.text(self.mode, "server", &self.world);
                 let all = world.processes();
-                let is_server = |process: &&Process| match &server {
+                let is_server = |process: &&WorldProcess| match &server {
                     Some(text) => process.argv.join(" ").contains(text.as_str()),
                     None => process.is(root),
                 };
@@ -347,8 +357,8 @@ impl World {
         }
     }
 
-    fn save_list(&self, name: &str, all: &[Process]) {
-        let line = |process: &Process| {
+    fn save_list(&self, name: &str, all: &[WorldProcess]) {
+        let line = |process: &WorldProcess| {
             format!(
                 "{} {} {}\n",
                 process.pid,
@@ -361,7 +371,7 @@ impl World {
 }
 
 /// Waits for the child of a process that was not there before.
-fn child(world: &World, parent: &Process, before: &[Process]) -> Result<Process> {
+fn child(world: &World, parent: &WorldProcess, before: &[WorldProcess]) -> Result<WorldProcess> {
     let end = Instant::now() + READY;
     loop {
         let mut all = world
@@ -392,7 +402,7 @@ fn until(limit: Duration, mut is_there: impl FnMut() -> bool) -> bool {
 }
 
 /// A process that is left, with reaper's reason.
-fn name(world: &World, process: &Process) -> Value {
+fn name(world: &World, process: &WorldProcess) -> Value {
     match world.explain(process) {
         Some(why) => json!({"process": process.label(), "why": why}),
         None => json!({"process": process.label()}),

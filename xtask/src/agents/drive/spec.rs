@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::actor;
 use super::mock;
+use super::process;
 use crate::shell;
 
 /// How an agent is driven, as written in the file.
@@ -122,14 +122,14 @@ fn fill(text: &str, world: &Path) -> String {
         .replace("{prompt}", &format!("{} now", mock::PROMPT))
         .replace("{project}", &format!("{world}/project"))
         .replace("{mcp}", &mcp)
-        .replace("{actor}", actor::COMMAND)
+        .replace("{actor}", process::COMMAND)
         .replace(
             "{servers}",
             &["mcp-polite", "mcp-deaf"]
                 .map(|role| {
                     format!(
                         r#""{role}": {{"command": "{mcp}", "args": ["{}", "{role}"]}}"#,
-                        actor::COMMAND
+                        process::COMMAND
                     )
                 })
                 .join(", "),

@@ -12,15 +12,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::actor::{self, CANARIES, LEFTOVERS};
 use super::mock;
+use super::process::{self, CANARIES, LEFTOVERS};
 
 /// How long anything of the world itself may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process of a world, by its ids outside of it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Process {
+pub struct WorldProcess {
     pub pid: i32,
     pub parent: i32,
     /// Its pid inside the world.
@@ -42,7 +42,7 @@ pub struct World {
 }
 
 /// What an agent needs in its world.
-pub struct Needs<'a> {
+pub struct WorldOptions<'a> {
     /// Directory of programs, before the system's.
     pub path: &'a Path,
     pub environment: &'a [(String, String)],
@@ -57,13 +57,13 @@ impl World {
     ///
     /// # Errors
     /// The system denies it something, or a process does not start in time.
-    pub fn start(dir: &Path, needs: &Needs<'_>, reaper: Option<&Path>) -> Result<World> {
+    pub fn start(dir: &Path, needs: &WorldOptions<'_>, reaper: Option<&Path>) -> Result<World> {
         for name in ["", "bin", "tmp", "home", "project"] {
             let part = dir.join(name);
             fs::create_dir_all(&part)?;
-            chown(&part, Some(actor::USER), Some(actor::USER))?;
+            chown(&part, Some(process::USER), Some(process::USER))?;
         }
-        let own = dir.with_file_name(actor::COMMAND);
+        let own = dir.with_file_name(process::COMMAND);
         for name in ["leftover", "mcp", "person", "mock-model", "editor"] {
             fs::hard_link(&own, dir.join("bin").join(name))?;
         }
@@ -76,10 +76,10 @@ impl World {
                 .collect();
             for parent in parents.into_iter().rev() {
                 fs::create_dir_all(parent)?;
-                chown(parent, Some(actor::USER), Some(actor::USER))?;
+                chown(parent, Some(process::USER), Some(process::USER))?;
             }
             fs::write(&file, text)?;
-            chown(&file, Some(actor::USER), Some(actor::USER))?;
+            chown(&file, Some(process::USER), Some(process::USER))?;
         }
         fs::write(dir.join("tool-command"), tool_command(dir))?;
         if needs.holds {
@@ -101,7 +101,7 @@ impl World {
             ])
             .args(["--kill-child=KILL", "--"])
             .arg(dir.join("bin/person"))
-            .args([actor::COMMAND, "init"])
+            .args([process::COMMAND, "init"])
             .arg(dir)
             .env_clear()
             .env("HOME", dir.join("home"))
@@ -150,7 +150,7 @@ impl World {
     fn start_person(&self) -> Result<()> {
         let [sleep, listen, job] = CANARIES;
         let person = self.dir.join("bin/person");
-        let person = format!("{} {}", person.display(), actor::COMMAND);
+        let person = format!("{} {}", person.display(), process::COMMAND);
         for window in ["canary", "client"] {
             let shell = "bash --norc --noprofile";
             self.tmux(&["new-window", "-d", "-t", "person:", "-n", window, shell])?;
@@ -225,14 +225,14 @@ impl World {
     }
 
     /// Returns all processes of the world that have not exited.
-    pub fn processes(&self) -> Vec<Process> {
+    pub fn processes(&self) -> Vec<WorldProcess> {
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let inside = pids.filter(|pid| {
             fs::read_link(format!("/proc/{pid}/ns/pid"))
                 .is_ok_and(|namespace| namespace == self.namespace)
         });
-        inside.filter_map(Process::read).collect()
+        inside.filter_map(WorldProcess::read).collect()
     }
 
     /// Runs a tmux command on the person's server.
@@ -290,7 +290,7 @@ impl World {
     ///
     /// # Errors
     /// The window is closed.
-    pub fn shell(&self, window: &str) -> Result<Process> {
+    pub fn shell(&self, window: &str) -> Result<WorldProcess> {
         let window = format!("person:{window}");
         let inner: i32 = self
             .tmux(&["display-message", "-p", "-t", &window, "#{pane_pid}"])?
@@ -310,7 +310,7 @@ impl World {
     }
 
     /// Returns what reaper says about a process, None where it says nothing.
-    pub fn explain(&self, process: &Process) -> Option<String> {
+    pub fn explain(&self, process: &WorldProcess) -> Option<String> {
         let reaper = self.reaper.as_ref()?;
         let mut files = fs::read_dir(self.run_dir())
             .ok()?
@@ -351,9 +351,9 @@ impl Drop for World {
     }
 }
 
-impl Process {
+impl WorldProcess {
     /// Reads a process, unless it has exited.
-    fn read(pid: i32) -> Option<Process> {
+    fn read(pid: i32) -> Option<WorldProcess> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         if ["Z", "X"].contains(fields.first()?) {
@@ -365,7 +365,7 @@ impl Process {
             .find_map(|line| line.strip_prefix("NSpid:"))?;
         let argv = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let argv = String::from_utf8_lossy(&argv);
-        Some(Process {
+        Some(WorldProcess {
             pid,
             parent: fields.get(1)?.parse().ok()?,
             inner: inner.split_whitespace().next_back()?.parse().ok()?,
@@ -378,13 +378,13 @@ impl Process {
         })
     }
 
-    pub fn is(&self, other: &Process) -> bool {
+    pub fn is(&self, other: &WorldProcess) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
     }
 
     /// Returns the role that an actor plays.
     pub fn role(&self) -> Option<&str> {
-        let at = self.argv.iter().position(|word| word == actor::COMMAND)?;
+        let at = self.argv.iter().position(|word| word == process::COMMAND)?;
         self.argv.get(at + 1).map(String::as_str)
     }
 
@@ -415,7 +415,7 @@ impl Process {
     /// # Errors
     /// It is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let same = Process::read(self.pid).is_some_and(|now| now.is(self));
+        let same = WorldProcess::read(self.pid).is_some_and(|now| now.is(self));
         ensure!(same, "{} is gone", self.label());
         kill(Pid::from_raw(self.pid), signal).with_context(|| format!("cannot send {signal}"))
     }
@@ -424,7 +424,7 @@ impl Process {
 /// The command of the tool call: leaves a child of each kind behind.
 fn tool_command(world: &Path) -> String {
     let leftover = world.join("bin/leftover");
-    let own = format!("{} {}", leftover.display(), actor::COMMAND);
+    let own = format!("{} {}", leftover.display(), process::COMMAND);
     let [plain, setsid, nohup, listen] = LEFTOVERS;
     let quiet = "</dev/null >/dev/null 2>&1 &";
     format!(

@@ -12,8 +12,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe};
 
-use super::filter::{install, step};
-use super::setup::{RoleSetup, rest};
+use super::context::{ProcessContext, rest};
+use super::filter::{install, instruction};
 
 /// Where the low half of the fifth argument stands in `seccomp_data`: the sender's address, which who asks for it
 /// wants to know whether it was the kernel.
@@ -21,7 +21,7 @@ const SENDER: u32 = 16 + 4 * 8;
 
 /// Like [`host`](super::member::host), but once `DIR/deaf` is there, the daemon can receive nothing more from whom it
 /// asks for their address: that fails with EIO.
-pub fn deafening(s: &RoleSetup) -> ! {
+pub fn failing_socket(s: &ProcessContext) -> ! {
     s.report();
     s.gate("host");
     let command = std::fs::read_to_string(s.dir.join("command")).expect("read the command");
@@ -72,12 +72,12 @@ fn watch_receiving() -> nix::Result<i32> {
     let answer = libc::BPF_RET | libc::BPF_K;
     install(
         &mut [
-            step(load, 0, 0, 0),
-            step(equal, 0, 3, libc::SYS_recvfrom as u32),
-            step(load, 0, 0, SENDER),
-            step(equal, 1, 0, 0),
-            step(answer, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
-            step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+            instruction(load, 0, 0, 0),
+            instruction(equal, 0, 3, libc::SYS_recvfrom as u32),
+            instruction(load, 0, 0, SENDER),
+            instruction(equal, 1, 0, 0),
+            instruction(answer, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
+            instruction(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
         ],
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
     )

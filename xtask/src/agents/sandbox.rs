@@ -22,19 +22,19 @@ pub const USER: Uid = Uid::from_raw(65534);
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A temporary folder, deleted when this is dropped or the command is interrupted.
-pub struct Room {
+pub struct Sandbox {
     /// The part that belongs to the user.
     pub folder: PathBuf,
     own: PathBuf,
     _removal: Undo,
 }
 
-impl Room {
+impl Sandbox {
     /// Makes the folder.
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn new(name: &str) -> Result<Room> {
+    pub fn new(name: &str) -> Result<Sandbox> {
         let own = std::env::temp_dir().join(format!("agents-{}-{name}", std::process::id()));
         let folder = own.join("agent");
         // Fails if another user has put something there.
@@ -52,7 +52,7 @@ impl Room {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
             chown(directory, Some(USER.as_raw()), Some(USER.as_raw()))?;
         }
-        Ok(Room {
+        Ok(Sandbox {
             folder,
             own,
             _removal: removal,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Where the daemon's events come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum SourceKind {
     Ebpf,
     ProcConnector,
     Procfs,
@@ -14,112 +14,120 @@ pub enum Source {
 
 /// How much of a scenario a source tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum SourceSupport {
     /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
-    Whole,
+    Full,
     /// Everybody who is due is ended and nobody else is touched, and all is decided as it has to be, with its reason; the stream may lack what this says.
-    Ended(&'static str),
+    ReapsAll(&'static str),
     /// Nobody is wronged. Who is due may survive, for this reason.
-    Harmless(&'static str),
+    NoWrongKill(&'static str),
     /// It says that it cannot be used there, and does not begin.
-    Refused(&'static str),
+    Unsupported(&'static str),
 }
 
-impl Source {
-    pub const ALL: [Source; 3] = [Source::Ebpf, Source::ProcConnector, Source::Procfs];
+impl SourceKind {
+    pub const ALL: [SourceKind; 3] = [
+        SourceKind::Ebpf,
+        SourceKind::ProcConnector,
+        SourceKind::Procfs,
+    ];
 
     /// As the daemon calls it.
     pub fn name(self) -> &'static str {
         match self {
-            Source::Ebpf => "ebpf",
-            Source::ProcConnector => "proc-connector",
-            Source::Procfs => "procfs",
+            SourceKind::Ebpf => "ebpf",
+            SourceKind::ProcConnector => "proc-connector",
+            SourceKind::Procfs => "procfs",
         }
     }
 
     /// What it promises of a scenario of which nothing else is said below.
-    fn usually(self) -> Promise {
+    fn usually(self) -> SourceSupport {
         match self {
-            Source::Ebpf | Source::ProcConnector => Promise::Whole,
-            Source::Procfs => Promise::Ended("how and when between two looks something happened"),
+            SourceKind::Ebpf | SourceKind::ProcConnector => SourceSupport::Full,
+            SourceKind::Procfs => {
+                SourceSupport::ReapsAll("how and when between two looks something happened")
+            }
         }
     }
 
     /// Of whom it promises less: of those who are started in one of these ways, and of whoever is below one. The words,
     /// what they stand for.
-    fn of_ways(self) -> &'static [(&'static [&'static str], &'static str, Promise)] {
+    fn of_ways(self) -> &'static [(&'static [&'static str], &'static str, SourceSupport)] {
         match self {
-            Source::Ebpf => &[],
-            Source::ProcConnector => CONNECTORS_WAYS,
-            Source::Procfs => PROCFS_WAYS,
+            SourceKind::Ebpf => &[],
+            SourceKind::ProcConnector => CONNECTORS_WAYS,
+            SourceKind::Procfs => PROCFS_WAYS,
         }
     }
 
     /// What it promises of single scenarios.
-    fn of_scenarios(self) -> &'static [(&'static str, Promise)] {
+    fn of_scenarios(self) -> &'static [(&'static str, SourceSupport)] {
         match self {
-            Source::Ebpf => &[],
-            Source::ProcConnector => CONNECTORS_SCENARIOS,
-            Source::Procfs => PROCFS_SCENARIOS,
+            SourceKind::Ebpf => &[],
+            SourceKind::ProcConnector => CONNECTORS_SCENARIOS,
+            SourceKind::Procfs => PROCFS_SCENARIOS,
         }
     }
 
     /// What it promises of the scenario of this name, but for those who are [excused](Source::excuse).
-    pub fn promises(self, scenario: &str) -> Promise {
+    pub fn support_for(self, scenario: &str) -> SourceSupport {
         let mut scenarios = self.of_scenarios().iter();
         let named = scenarios.find(|(name, _)| *name == scenario);
         named.map_or(self.usually(), |(_, promise)| *promise)
     }
 
     /// What it promises instead of one that is started in this way, if that is less: that one is excused.
-    pub fn excuse(self, way: &str) -> Option<Promise> {
+    pub fn exemption_for(self, way: &str) -> Option<SourceSupport> {
         let mut ways = self.of_ways().iter();
         let found = ways.find(|(words, ..)| words.contains(&way));
         found.map(|(_, _, promise)| *promise)
     }
 }
 
-const NO_CREATOR: Promise = Promise::Harmless("nobody tells who called the fork");
+const NO_CREATOR: SourceSupport = SourceSupport::NoWrongKill("nobody tells who called the fork");
 /// Nobody has seen who made it.
-const UNSEEN: Promise = Promise::Harmless("its maker was gone before anybody looked");
+const UNSEEN: SourceSupport =
+    SourceSupport::NoWrongKill("its maker was gone before anybody looked");
 /// Of one that is ended as soon as it has begun nobody knows whether it was an agent.
-pub const TOO_SHORT: Promise =
-    Promise::Harmless("the agent was gone before anybody had looked what it is");
-pub const TOO_FAST: Promise = Promise::Harmless("it forks faster than anybody can look");
+pub const TOO_SHORT: SourceSupport =
+    SourceSupport::NoWrongKill("the agent was gone before anybody had looked what it is");
+pub const TOO_FAST: SourceSupport =
+    SourceSupport::NoWrongKill("it forks faster than anybody can look");
 
 const TWINS: &str = "a child that is made its maker's sibling (`CLONE_PARENT`)";
 
-const CONNECTORS_WAYS: &[(&[&str], &str, Promise)] = &[(&["twin"], TWINS, NO_CREATOR)];
+const CONNECTORS_WAYS: &[(&[&str], &str, SourceSupport)] = &[(&["twin"], TWINS, NO_CREATOR)];
 
-const CONNECTORS_SCENARIOS: &[(&str, Promise)] = &[
+const CONNECTORS_SCENARIOS: &[(&str, SourceSupport)] = &[
     ("handover", TOO_FAST),
     ("run-killed-at-once", TOO_SHORT),
     ("recycled-pid", NOT_IN_A_NAMESPACE),
     ("daemon-in-a-pid-namespace", NOT_IN_A_NAMESPACE),
 ];
 
-const NOT_IN_A_NAMESPACE: Promise =
-    Promise::Refused("the kernel tells only of the host's own pids");
+const NOT_IN_A_NAMESPACE: SourceSupport =
+    SourceSupport::Unsupported("the kernel tells only of the host's own pids");
 
-const PROCFS_WAYS: &[(&[&str], &str, Promise)] = &[
+const PROCFS_WAYS: &[(&[&str], &str, SourceSupport)] = &[
     (&["twin"], TWINS, NO_CREATOR),
     (
-        &["double", "hops", "daemonized"],
+        &["double", "triple-fork", "daemonized"],
         "what is forked twice",
         UNSEEN,
     ),
-    (&["hydra"], "a fork bomb", TOO_FAST),
+    (&["fork-bomb-on-term"], "a fork bomb", TOO_FAST),
     (
         &["in-namespace"],
         "what is below the init of a pid namespace",
-        Promise::Harmless("it also has what others have brought there"),
+        SourceSupport::NoWrongKill("it also has what others have brought there"),
     ),
 ];
 
-const PROCFS_SCENARIOS: &[(&str, Promise)] = &[
+const PROCFS_SCENARIOS: &[(&str, SourceSupport)] = &[
     (
         "conversation-of-a-killed-agent",
-        Promise::Harmless("how an agent ended between two looks may be unknown"),
+        SourceSupport::NoWrongKill("how an agent ended between two looks may be unknown"),
     ),
     ("runaway", TOO_FAST),
     ("handover", TOO_FAST),
@@ -129,28 +137,33 @@ const PROCFS_SCENARIOS: &[(&str, Promise)] = &[
 ];
 
 /// A part of a scenario that is excused, and what is promised of it alone.
-pub type Excused = (&'static str, Promise);
+pub type Exemption = (&'static str, SourceSupport);
 
 /// How a scenario came out.
-struct Kept {
-    promise: Promise,
-    excused: Vec<Excused>,
+struct ScenarioSupport {
+    promise: SourceSupport,
+    excused: Vec<Exemption>,
 }
 
 /// The scenarios that came out as each source promises.
-static KEPT: Mutex<BTreeMap<(&str, Source), Kept>> = Mutex::new(BTreeMap::new());
+static KEPT: Mutex<BTreeMap<(&str, SourceKind), ScenarioSupport>> = Mutex::new(BTreeMap::new());
 
 /// A scenario has come out as promised, these parts of it excused.
-pub fn count(scenario: &'static str, source: Source, promise: Promise, excused: Vec<Excused>) {
+pub fn record(
+    scenario: &'static str,
+    source: SourceKind,
+    promise: SourceSupport,
+    excused: Vec<Exemption>,
+) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.insert((scenario, source), Kept { promise, excused });
+    kept.insert((scenario, source), ScenarioSupport { promise, excused });
 }
 
 /// The promises that were kept, as tables; nothing where only one source was tried.
 pub fn matrix() -> Option<String> {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let tried = |source: &Source| kept.keys().any(|(_, of)| of == source);
-    let sources: Vec<_> = Source::ALL.into_iter().filter(tried).collect();
+    let tried = |source: &SourceKind| kept.keys().any(|(_, of)| of == source);
+    let sources: Vec<_> = SourceKind::ALL.into_iter().filter(tried).collect();
     if sources.len() < 2 {
         return None;
     }
@@ -176,7 +189,7 @@ pub fn matrix() -> Option<String> {
     );
     for source in &sources {
         let name = source.name();
-        if source.usually() != Promise::Whole {
+        if source.usually() != SourceSupport::Full {
             lines.push(format!(
                 "| whatever is not named here | `{name}` | {} |",
                 source.usually()
@@ -186,12 +199,12 @@ pub fn matrix() -> Option<String> {
             lines.push(format!("| {what} | `{name}` | {promise} |"));
         }
     }
-    for ((scenario, source), Kept { promise, excused }) in kept.iter() {
+    for ((scenario, source), ScenarioSupport { promise, excused }) in kept.iter() {
         let name = source.name();
         if *promise != source.usually() {
             lines.push(format!("| scenario {scenario} | `{name}` | {promise} |"));
         }
-        let mut whys: Vec<Promise> = excused.iter().map(|(_, promise)| *promise).collect();
+        let mut whys: Vec<SourceSupport> = excused.iter().map(|(_, promise)| *promise).collect();
         whys.dedup();
         for why in whys {
             let roles = excused.iter().filter(|(_, promise)| *promise == why);
@@ -205,25 +218,25 @@ pub fn matrix() -> Option<String> {
     Some(lines.join("\n"))
 }
 
-impl Kept {
+impl ScenarioSupport {
     fn column(&self) -> usize {
         match self.promise {
-            Promise::Harmless(_) => 3,
-            Promise::Refused(_) => 4,
-            Promise::Whole | Promise::Ended(_) if !self.excused.is_empty() => 2,
-            Promise::Whole => 0,
-            Promise::Ended(_) => 1,
+            SourceSupport::NoWrongKill(_) => 3,
+            SourceSupport::Unsupported(_) => 4,
+            SourceSupport::Full | SourceSupport::ReapsAll(_) if !self.excused.is_empty() => 2,
+            SourceSupport::Full => 0,
+            SourceSupport::ReapsAll(_) => 1,
         }
     }
 }
 
-impl fmt::Display for Promise {
+impl fmt::Display for SourceSupport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Promise::Whole => f.write_str("told whole"),
-            Promise::Ended(why) => write!(f, "ended; not told: {why}"),
-            Promise::Harmless(why) => write!(f, "may be missed: {why}"),
-            Promise::Refused(why) => write!(f, "says that it cannot be used: {why}"),
+            SourceSupport::Full => f.write_str("told whole"),
+            SourceSupport::ReapsAll(why) => write!(f, "ended; not told: {why}"),
+            SourceSupport::NoWrongKill(why) => write!(f, "may be missed: {why}"),
+            SourceSupport::Unsupported(why) => write!(f, "says that it cannot be used: {why}"),
         }
     }
 }

@@ -4,37 +4,37 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use super::checks;
-use super::promise::{self, Excused, Promise, Source};
+use super::source_support::{self, Exemption, SourceKind, SourceSupport};
 use crate::daemon::Event;
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::world::{World, eventually};
 
 /// How often a scenario is told at most where the source can lose messages of a sudden, and says so.
 pub const TRIES: usize = 10;
 
 /// See the module.
-pub struct View {
-    pub source: Source,
-    pub promise: Promise,
+pub struct ScenarioRun {
+    pub source: SourceKind,
+    pub promise: SourceSupport,
     /// The kernel had no room for a message, and that was told.
     lost: Cell<bool>,
     /// Of whom less is promised than of the scenario, as far as has been noted.
-    excused: RefCell<Vec<Excused>>,
+    excused: RefCell<Vec<Exemption>>,
 }
 
-impl View {
+impl ScenarioRun {
     /// Tells a scenario through a source. Where that has lost something of a sudden, it is told once more.
-    pub fn run(source: Source, name: &'static str, scenario: fn(&View)) {
-        let view = View {
+    pub fn run(source: SourceKind, name: &'static str, scenario: fn(&ScenarioRun)) {
+        let view = ScenarioRun {
             source,
-            promise: source.promises(name),
+            promise: source.support_for(name),
             lost: Cell::new(false),
             excused: RefCell::default(),
         };
         for left in (0..TRIES).rev() {
             scenario(&view);
             if !view.lost.replace(false) {
-                return promise::count(name, source, view.promise, view.excused.take());
+                return source_support::record(name, source, view.promise, view.excused.take());
             }
             assert!(left > 0, "messages were lost each time");
             println!("{name}: the kernel had no room for a message, so it is told once more");
@@ -43,23 +43,26 @@ impl View {
 
     /// Whether everything must be told.
     pub fn is_whole(&self) -> bool {
-        self.promise == Promise::Whole
+        self.promise == SourceSupport::Full
     }
 
     /// Whether everybody who is due must be ended.
     pub fn ends_all(&self) -> bool {
-        matches!(self.promise, Promise::Whole | Promise::Ended(_))
+        matches!(
+            self.promise,
+            SourceSupport::Full | SourceSupport::ReapsAll(_)
+        )
     }
 
     /// Whether the agents must be known for what they are, and their sessions come to an end.
     pub(super) fn knows_agents(&self) -> bool {
-        let unknown = [promise::TOO_FAST, promise::TOO_SHORT];
+        let unknown = [source_support::TOO_FAST, source_support::TOO_SHORT];
         !unknown.contains(&self.promise)
     }
 
     /// Whether one that is started in this way is excused, where the others must be ended: which is noted.
     pub fn add_excused(&self, role: &'static str, way: &str) -> bool {
-        let excuse = self.source.excuse(way);
+        let excuse = self.source.exemption_for(way);
         let mut all = self.excused.borrow_mut();
         all.retain(|(known, _)| *known != role);
         all.extend(excuse.map(|promise| (role, promise)));
@@ -73,12 +76,12 @@ impl View {
 
     /// Starts the daemon on the launcher and what is below it.
     pub fn watch(&self, world: &mut World, config: &str) {
-        world.watch(config, &self.source_arguments());
+        world.start_daemon(config, &self.source_arguments());
     }
 
     /// What looks has to have found these: none but the probes know what was gone before.
     pub fn await_seen(&self, world: &World, roles: &[&str]) {
-        if self.source != Source::Ebpf && self.knows_agents() {
+        if self.source != SourceKind::Ebpf && self.knows_agents() {
             let source = self.source;
             roles
                 .iter()
@@ -113,25 +116,25 @@ impl View {
 
     /// The same, and leaves the world for more to be asked of it.
     pub fn stop(&self, world: &mut World, spared: &[&str]) -> Option<Vec<Event>> {
-        let spared = [&["launcher", "canary", "stray"], spared].concat();
+        let spared = [&["launcher", "canary", "canary-orphan"], spared].concat();
         if self.knows_agents() {
             await_outcomes(world);
         }
         world.assert_alive(&spared);
         let events = world.stop();
-        let spared: Vec<Identity> = spared
+        let spared: Vec<ProcessKey> = spared
             .iter()
             .flat_map(|role| world.processes(role))
             .collect();
-        checks::untouched(&events, &spared);
+        checks::assert_untouched(&events, &spared);
         let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
-        if self.source == Source::ProcConnector && events.iter().any(lost) {
+        if self.source == SourceKind::ProcConnector && events.iter().any(lost) {
             checks::only_members_signalled(world, &events);
             self.lost.set(true);
             return None;
         }
         if self.knows_agents() {
-            checks::sound(world, &events);
+            checks::assert_well_formed(world, &events);
         } else {
             // The daemon was stopped in the middle of it.
             checks::only_members_signalled(world, &events);
@@ -142,12 +145,12 @@ impl View {
 
 /// Waits until something was told of each process of this role; where it is only looked at, as the program that it is
 /// by now.
-pub fn await_seen(world: &World, source: Source, role: &str) {
+pub fn await_seen(world: &World, source: SourceKind, role: &str) {
     eventually(&format!("'{role}' is seen"), || {
         let events = world.daemon().events();
-        let told = |who: &Identity| {
+        let told = |who: &ProcessKey| {
             let mut of_it = events.iter().rev().filter(|e| e.is_about(*who));
-            if source != Source::Procfs {
+            if source != SourceKind::Procfs {
                 return of_it.next().map(drop);
             }
             let last = of_it.find_map(|e| e.executable.as_deref())?;

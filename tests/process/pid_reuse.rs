@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, getpid};
 
-use super::setup::{RoleSetup, fork, rest};
+use super::context::{ProcessContext, fork, rest};
 use crate::proc;
 
 /// `recycler DAEMON WANTED`: in each round an agent dies with a child that dies with it, and the child's pid goes
@@ -15,7 +15,7 @@ use crate::proc;
 /// stopped meanwhile, so that it can only look when all has happened.
 ///
 /// Ends when so many successors have pid and tick of a member. The number of rounds is in `DIR/rounds`.
-pub fn recycler(s: &RoleSetup) -> ! {
+pub fn recycler(s: &ProcessContext) -> ! {
     let daemon = Pid::from_raw(s.args[0].parse().expect("the daemon's pid"));
     let wanted: u32 = s.args[1].parse().expect("a number");
     let (mut same, mut rounds) = (0, 0u32);
@@ -29,7 +29,7 @@ pub fn recycler(s: &RoleSetup) -> ! {
 }
 
 /// One round: whether the successor has the member's pid and tick.
-fn recycle(s: &RoleSetup, daemon: Pid, stop: bool) -> bool {
+fn recycle(s: &ProcessContext, daemon: Pid, stop: bool) -> bool {
     let mut agent = s.command("claude", "recycled-agent", "agent", &[]);
     let mut agent = agent
         .stdin(Stdio::piped())
@@ -53,10 +53,10 @@ fn recycle(s: &RoleSetup, daemon: Pid, stop: bool) -> bool {
         .expect("its input")
         .write_all(b"go\n")
         .expect("tell it to go");
-    let member: proc::Identity = {
+    let member: proc::ProcessKey = {
         let line = said();
         let (pid, ticks) = line.split_once(' ').expect("pid and ticks");
-        proc::Identity {
+        proc::ProcessKey {
             pid: pid.parse().expect("a pid"),
             ticks: ticks.parse().expect("ticks"),
         }
@@ -73,13 +73,13 @@ fn recycle(s: &RoleSetup, daemon: Pid, stop: bool) -> bool {
 }
 
 /// A new process with this pid. The kernel gives a number back some moments after the process is gone.
-fn succeed(s: &RoleSetup, pid: i32) -> Pid {
+fn succeed(s: &ProcessContext, pid: i32) -> Pid {
     loop {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
             .expect("turn the pids back");
         let child = fork(|| {
             if getpid().as_raw() == pid {
-                s.perform("successor", "sleep");
+                s.run_behaviour("successor", "sleep");
             }
         });
         if child.as_raw() == pid {
@@ -97,7 +97,7 @@ fn until(mut done: impl FnMut() -> bool) {
 }
 
 /// The agent of a round: has a child once it is told, and says who it is.
-pub fn agent(_: &RoleSetup) -> ! {
+pub fn agent(_: &ProcessContext) -> ! {
     println!("ready");
     std::io::stdin()
         .lock()
@@ -107,7 +107,7 @@ pub fn agent(_: &RoleSetup) -> ! {
     let child = fork(|| {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("die with the parent");
         if nix::unistd::getppid() != me {
-            super::setup::leave(0);
+            super::context::leave(0);
         }
         rest()
     });

@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::{Said, reaper, run};
+use super::{CommandOutput, reaper, run};
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, link};
@@ -45,20 +45,20 @@ pub fn socket(world: &World) -> String {
 }
 
 /// Asks the service of a world.
-pub fn ask(world: &World, args: &[&str]) -> Said {
+pub fn ask(world: &World, args: &[&str]) -> CommandOutput {
     let socket = socket(world);
     reaper(world.dir(), &[args, &["--socket", &socket]].concat())
 }
 
 /// What it says, as JSON.
-pub fn told(world: &World, args: &[&str]) -> Value {
+pub fn ask_json(world: &World, args: &[&str]) -> Value {
     let said = ask(world, &[args, &["--json"]].concat());
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     serde_json::from_str(&said.out).expect("JSON")
 }
 
 /// Asks as somebody else.
-pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> Said {
+pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> CommandOutput {
     let program = world.dir().join("reaper");
     if !program.exists() {
         // They may not look into the build directory.
@@ -108,16 +108,16 @@ fn no_service() {
 /// Each command tells what it is for, in observe as in enforce.
 fn asked() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &["--observe"]);
-    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.start_daemon(CONFIG, &["--observe"]);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
     let agent = world.await_processes("agent", 1)[0];
     let leaf = world.await_processes("leaf", 1)[0];
-    let status = told(&world, &["status"]);
+    let status = ask_json(&world, &["status"]);
     assert_eq!(
         (&status["mode"], &status["sessions_open"], &status["reaped"]),
         (&"observe".into(), &1.into(), &0.into())
     );
-    let tree = told(&world, &["tree"]);
+    let tree = ask_json(&world, &["tree"]);
     assert_eq!(
         find(&tree, agent.pid).expect("the agent")["session_root"],
         true
@@ -125,14 +125,14 @@ fn asked() {
     let shown = find(&tree, leaf.pid).expect("the leaf");
     assert_eq!((&shown["due"], &shown["depth"]), (&false.into(), &1.into()));
     assert!(shown["rss"].as_u64().is_some_and(|rss| rss > 0), "{shown}");
-    let canary = world.one("canary").pid;
+    let canary = world.process("canary").pid;
     assert_eq!(find(&tree, canary), None);
-    assert!(find(&told(&world, &["tree", "--all"]), canary).is_some());
-    let agents = told(&world, &["agents"]);
+    assert!(find(&ask_json(&world, &["tree", "--all"]), canary).is_some());
+    let agents = ask_json(&world, &["agents"]);
     let agents = agents["agents"].as_array().expect("agents");
     let open = |agent: &&Value| agent["sessions"] != Value::Array(Vec::new());
     assert_eq!(agents.iter().filter(open).count(), 1);
-    let why = told(&world, &["explain", &leaf.pid.to_string()]);
+    let why = ask_json(&world, &["explain", &leaf.pid.to_string()]);
     assert_eq!(why["process"]["decision"]["reason"], "root_alive");
     assert_eq!(why["lineage"][0]["pid"], agent.pid);
     let stranger = ask(&world, &["explain", &canary.to_string()]);
@@ -144,7 +144,7 @@ fn asked() {
 
     world.kill("agent");
     world.await_event("a decision", |e| e.is("decision", leaf));
-    let why = told(&world, &["explain", &leaf.pid.to_string()]);
+    let why = ask_json(&world, &["explain", &leaf.pid.to_string()]);
     assert_eq!(why["process"]["decision"]["decision"], "reap");
     assert_eq!(why["process"]["due"], true);
     assert!(
@@ -152,7 +152,7 @@ fn asked() {
         "{why}"
     );
     assert_eq!(why["lineage"][0]["ended"], "SIGKILL");
-    assert!(told(&world, &["status"])["would_have_reaped"].as_u64() > Some(0));
+    assert!(ask_json(&world, &["status"])["would_have_reaped"].as_u64() > Some(0));
     let drawn = ask(&world, &["tree"]);
     assert!(drawn.out.contains("[due]"), "{}", drawn.out);
     assert_eq!(ask(&world, &["explain", "4194304"]).code, Some(1));
@@ -162,8 +162,8 @@ fn asked() {
 /// Who is not root hears of what is theirs, and of nothing else.
 fn asked_by_others() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &["--observe"]);
-    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.start_daemon(CONFIG, &["--observe"]);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
     let agent = world.await_processes("agent", 1)[0];
     let leaf = world.await_processes("leaf", 1)[0];
     let pid = leaf.pid.to_string();
@@ -186,7 +186,7 @@ fn asked_by_others() {
         assert_eq!(said.code, Some(1), "{args:?}: {}{}", said.out, said.err);
         assert!(said.err.contains("only"), "{args:?}: {}", said.err);
     }
-    let keeps = told(&world, &["keep", "--list"]);
+    let keeps = ask_json(&world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"], Value::Array(Vec::new()));
     assert!(!world.daemon().events().iter().any(|e| e.event == "keep"));
 }
@@ -194,19 +194,19 @@ fn asked_by_others() {
 /// What a user keeps lives on until that is taken back.
 fn kept_by_user() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.start_daemon(CONFIG, &[]);
     let words = ["leaf=sleep".into(), "other=sleep".into()];
-    world.order("claude", "agent", "agent", &words);
+    world.launch("claude", "agent", "agent", &words);
     world.await_processes("agent", 1);
     let leaf = world.await_processes("leaf", 1)[0];
     world.await_processes("other", 1);
     let pid = leaf.pid.to_string();
-    let kept = told(&world, &["keep", &pid, "--for", "2h"]);
+    let kept = ask_json(&world, &["keep", &pid, "--for", "2h"]);
     assert_eq!(kept["processes"], 1);
-    let keeps = told(&world, &["keep", "--list"]);
+    let keeps = ask_json(&world, &["keep", "--list"]);
     let for_s = keeps["keeps"][0]["remaining_s"].as_u64().expect("a time");
     assert!((7000..=7200).contains(&for_s), "{keeps}");
-    let canary = world.one("canary").pid.to_string();
+    let canary = world.process("canary").pid.to_string();
     let said = ask(&world, &["keep", &canary]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     let why = format!("process {canary} (");
@@ -223,7 +223,7 @@ fn kept_by_user() {
         e.is("decision", leaf) && e.reason.as_deref() == Some("kept_by_user")
     });
     world.assert_alive(&["leaf"]);
-    let why = told(&world, &["explain", &pid]);
+    let why = ask_json(&world, &["explain", &pid]);
     assert_eq!(why["process"]["decision"]["reason"], "kept_by_user");
 
     assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
@@ -242,15 +242,15 @@ fn kept_by_user() {
 /// The socket of one who was killed is replaced, and one who stops takes it away.
 fn socket_comes_and_goes() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &["--observe"]);
-    let first = told(&world, &["status"])["pid"].clone();
-    world.crash();
+    world.start_daemon(CONFIG, &["--observe"]);
+    let first = ask_json(&world, &["status"])["pid"].clone();
+    world.kill_daemon();
     assert_eq!(ask(&world, &["status"]).code, Some(5));
-    world.again(&[]);
-    assert_ne!(told(&world, &["status"])["pid"], first);
+    world.restart_daemon(&[]);
+    assert_ne!(ask_json(&world, &["status"])["pid"], first);
     world.stop_by(Signal::SIGTERM);
     assert!(sockets(&world).is_empty(), "the socket is left behind");
-    world.watch("socket = false\n", &["--observe"]);
+    world.start_daemon("socket = false\n", &["--observe"]);
     assert!(sockets(&world).is_empty(), "there is a socket");
     world.stop();
 }

@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
-use super::face::{ask, socket, told};
-use super::{Said, reaper};
+use super::service_requests::{ask, ask_json, socket};
+use super::{CommandOutput, reaper};
 use crate::daemon::{Event, JOURNAL};
-use crate::proc::Identity;
+use crate::proc::ProcessKey;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually};
 
@@ -38,7 +38,7 @@ pub fn privileged() -> Vec<Trial> {
     ]
 }
 
-fn explain(world: &World, who: Identity) -> String {
+fn explain(world: &World, who: ProcessKey) -> String {
     let said = ask(world, &["explain", &who.pid.to_string()]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     said.out
@@ -53,7 +53,7 @@ fn assert_says(said: &str, parts: &[&str]) {
 /// Each is told what it is, whose it is and what comes next, in words.
 fn explained() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.start_daemon(CONFIG, &[]);
     let words = [
         "leaf=sleep",
         "orphan=double+sleep",
@@ -63,7 +63,7 @@ fn explained() {
         &world.dir().join("bin/worker"),
         &world.dir().join("bin/ssh-agent"),
     );
-    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.launch("claude", "agent", "agent", &words.map(String::from));
     let agent = world.await_processes("agent", 1)[0];
     let name = format!("claude-code ({})", agent.pid);
     let lives = format!("Kept: its agent {name} lives.");
@@ -105,19 +105,19 @@ fn explained() {
 /// Who waits is told for what, by which rule, and for how long still.
 fn explained_in_time() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.start_daemon(CONFIG, &[]);
     let words = ["die=exit+0", "server=listen", "leaf=sleep"];
-    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.launch("claude", "agent", "agent", &words.map(String::from));
     world.await_processes("agent", 1);
     world.await_processes("leaf", 1);
     let server = world.await_processes("server", 1)[0];
-    world.open("die-agent");
+    world.open_gate("die-agent");
     world.await_event("it waits", |e| {
         e.is("decision", server) && e.decision.as_deref() == Some("wait")
     });
     world.await_gone(&["leaf"]);
     let pid = server.pid.to_string();
-    let why = told(&world, &["explain", &pid]);
+    let why = ask_json(&world, &["explain", &pid]);
     let decision = &why["process"]["decision"];
     assert_eq!(
         (&decision["decision"], &decision["rule"]),
@@ -150,8 +150,8 @@ fn explained_in_time() {
 /// A keep for a time lasts that long, and no longer.
 fn keep_runs_out() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &JOURNAL);
-    world.order("claude", "agent", "agent", &["leaf=sleep".into()]);
+    world.start_daemon(CONFIG, &JOURNAL);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
     world.await_processes("agent", 1);
     let leaf = world.await_processes("leaf", 1)[0];
     let pid = leaf.pid.to_string();
@@ -169,7 +169,7 @@ fn keep_runs_out() {
     world.await_event("it is kept", |e| e.is("keep", leaf));
     world.kill("agent");
     world.await_gone(&["leaf"]);
-    let keeps = told(&world, &["keep", "--list"]);
+    let keeps = ask_json(&world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"], Value::Array(Vec::new()));
     let events = world.stop();
     let said = |e: &&Event| e.is("decision", leaf);
@@ -195,15 +195,15 @@ fn keep_runs_out() {
 /// Who stops or is killed is told apart from who refuses.
 fn stopped_service() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
+    world.start_daemon(CONFIG, &[]);
     let path = socket(&world);
     let asked = |world: &World| reaper(world.dir(), &["status", "--socket", &path]);
     assert_eq!(asked(&world).code, Some(0));
-    world.crash();
+    world.kill_daemon();
     let said = asked(&world);
     assert_eq!(said.code, Some(5), "{}", said.err);
     assert_says(&said.err, &[&path, "nobody listens", "sudo reaper daemon"]);
-    world.again(&[]);
+    world.restart_daemon(&[]);
     assert_eq!(asked(&world).code, Some(0));
     world.stop();
     let said = asked(&world);
@@ -235,7 +235,7 @@ fn broken_service() {
             assert!(n > 0, "nothing is asked");
             stream.write_all(answer.as_bytes()).expect("answer");
         });
-        let Said { code, out, err } = reaper(dir.path(), &["tree", "--socket", "s"]);
+        let CommandOutput { code, out, err } = reaper(dir.path(), &["tree", "--socket", "s"]);
         server.join().expect("the server");
         assert_eq!((code, &*out), (Some(5), ""), "{answer:?}: {err}");
         assert_says(&err, &[message]);
@@ -246,10 +246,10 @@ fn broken_service() {
 /// What was done is told afterwards, with the memory that it gave back.
 fn remembered() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &JOURNAL);
+    world.start_daemon(CONFIG, &JOURNAL);
     // What dies as soon as it is told to may be gone before its memory is read.
-    let words = ["leaf*3=stubborn", "marked=env:REAPER_KEEP=1+sleep"];
-    world.order("claude", "agent", "agent", &words.map(String::from));
+    let words = ["leaf*3=ignore-term", "marked=env:REAPER_KEEP=1+sleep"];
+    world.launch("claude", "agent", "agent", &words.map(String::from));
     let agent = world.await_processes("agent", 1)[0];
     world.await_processes("leaf", 3);
     world.await_processes("marked", 1);
@@ -321,9 +321,9 @@ fn remembered() {
 fn closed_once() {
     let mut world = World::new(true);
     let rule = "[[rule]]\nname = \"idle\"\naction = \"reap\"\nafter = \"200ms\"\nsession = \"alive\"\norphan = true\n";
-    world.watch(&format!("{CONFIG}{rule}"), &[]);
+    world.start_daemon(&format!("{CONFIG}{rule}"), &[]);
     let words = ["leaf=sleep", "orphan=double+sleep"];
-    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.launch("claude", "agent", "agent", &words.map(String::from));
     world.await_processes("agent", 1);
     world.await_processes("leaf", 1);
     let orphan = world.await_processes("orphan", 1)[0];
@@ -351,23 +351,23 @@ fn closed_once() {
 /// A session is closed once, with what a user keeps. How that ends is in the history, not in a second close.
 fn closed_with_kept() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &JOURNAL);
+    world.start_daemon(CONFIG, &JOURNAL);
     let words = ["wanted=parent+worker+sleep", "leaf=sleep"];
-    world.order("claude", "agent", "agent", &words.map(String::from));
+    world.launch("claude", "agent", "agent", &words.map(String::from));
     world.await_processes("agent", 1);
     world.await_processes("wanted", 1);
     world.await_processes("leaf", 1);
     world.await_processes("worker", 1);
-    let wanted = world.one("wanted");
+    let wanted = world.process("wanted");
     let pid = wanted.pid.to_string();
     let said = ask(&world, &["keep", &pid, "--tree"]);
     let kept = format!("kept until it ends: process {pid} and 1 process below it\n");
     assert_eq!(said.out, kept, "{}", said.err);
-    assert_eq!(told(&world, &["status"])["kept"], 0, "its agent lives");
+    assert_eq!(ask_json(&world, &["status"])["kept"], 0, "its agent lives");
     world.kill("agent");
     world.await_event("the session is closed", |e| e.event == "session.close");
     world.assert_alive(&["wanted", "worker"]);
-    let status = told(&world, &["status"]);
+    let status = ask_json(&world, &["status"]);
     assert_eq!(status["kept"], 2, "{status}");
     assert!(
         status["since"]
@@ -384,7 +384,7 @@ fn closed_with_kept() {
         &[", 2 kept; session claude-code-", "[due] [kept by a user]"],
     );
     // What is below it is not let go on its own, and takes nobody along.
-    let worker = world.one("worker").pid.to_string();
+    let worker = world.process("worker").pid.to_string();
     let said = ask(&world, &["unkeep", &worker]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_says(&said.err, &[&format!("is kept with process {pid}: ")]);
@@ -392,11 +392,11 @@ fn closed_with_kept() {
     world.await_gone(&["wanted", "worker"]);
     world.await_event("its end is confirmed", |e| e.is("outcome", wanted));
     eventually("the history has both ends", || {
-        let history = told(&world, &["history"]);
+        let history = ask_json(&world, &["history"]);
         let counts = [&history["reaped"], &history["kept"]].map(Value::as_u64);
         (counts == [Some(3), Some(0)]).then_some(())
     });
-    assert_eq!(told(&world, &["status"])["kept"], 0);
+    assert_eq!(ask_json(&world, &["status"])["kept"], 0);
     world.stop();
     let closes = closes(&world);
     let [closed] = closes.as_slice() else {
@@ -411,18 +411,18 @@ fn closed_with_nested_rest() {
     let mut world = World::new(true);
     let rule = "[[rule]]\nname = \"asked-for-servers\"\naction = \"reap\"\nafter = \"4s\"\n\
         session = \"ok\"\nlistening = true\n";
-    world.watch(&format!("{CONFIG}{rule}"), &[]);
+    world.start_daemon(&format!("{CONFIG}{rule}"), &[]);
     let inner = "inner=as:claude+agent+server=listen+tool=sleep";
-    world.order("claude", "agent", "agent", &[inner.into()]);
+    world.launch("claude", "agent", "agent", &[inner.into()]);
     let outer = world.await_processes("agent", 1)[0];
     let inner = world.await_processes("inner", 1)[0];
     let server = world.await_processes("server", 1)[0];
     world.await_processes("tool", 1);
-    world.open("die-inner");
+    world.open_gate("die-inner");
     world.await_event("the server waits", |e| {
         e.is("decision", server) && e.decision.as_deref() == Some("wait")
     });
-    world.open("die-agent");
+    world.open_gate("die-agent");
     world.await_gone(&["server"]);
     eventually("both sessions are closed", || {
         (closes(&world).len() == 2).then_some(())
@@ -452,11 +452,11 @@ fn closed_with_nested_rest() {
 /// The children of the init of a PID namespace that exits are not adopted: their namespace ends with it.
 fn namespace_that_ends() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
-    world.order("claude", "agent", "agent", &["maker=namespace".into()]);
+    world.start_daemon(CONFIG, &[]);
+    world.launch("claude", "agent", "agent", &["maker=namespace".into()]);
     let inside = world.await_processes("inside", 1)[0];
     world.await_processes("inside-too", 1);
-    let init = world.one("init").pid;
+    let init = world.process("init").pid;
     world.kill("init");
     world.await_gone(&["inside", "inside-too"]);
     world.await_event("its new parent", |e| e.is("reparent", inside));
@@ -481,15 +481,15 @@ fn namespace_that_ends() {
 /// A zombie is told of as one: it was not reaped, and has given nothing back.
 fn zombies_apart() {
     let mut world = World::new(true);
-    world.watch(CONFIG, &[]);
-    world.order("claude", "agent", "agent", &["leaf=negligent".into()]);
+    world.start_daemon(CONFIG, &[]);
+    world.launch("claude", "agent", "agent", &["leaf=zombie-parent".into()]);
     world.await_processes("agent", 1);
     world.await_processes("leaf", 1);
     eventually("there is a zombie", || {
-        (told(&world, &["status"])["zombies"] == 1).then_some(())
+        (ask_json(&world, &["status"])["zombies"] == 1).then_some(())
     });
     assert_says(&ask(&world, &["tree"]).out, &["[zombie]"]);
-    let status = told(&world, &["status"]);
+    let status = ask_json(&world, &["status"]);
     assert_eq!(
         (&status["reaped"], &status["memory.rss"]),
         (&0.into(), &0.into())

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::mock;
 
 /// Hidden sub-command that plays a role.
-pub const COMMAND: &str = "agents-actor";
+pub const COMMAND: &str = "agents-process";
 /// The user that agents run as: nobody.
 pub const USER: u32 = 65534;
 /// What a tool call leaves behind.
@@ -31,7 +31,7 @@ pub const CLOSE: &str = "close";
 ///
 /// # Errors
 /// No such role, or the system denies it something.
-pub fn play(role: &[String]) -> Result<()> {
+pub fn run_role(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["init", world] => init(Path::new(world)),
         ["mock", log, command] => mock::serve(Path::new(log), command, None),

@@ -1,7 +1,7 @@
 //! The processes that are measured with: this program again, under other names.
 //!
 //! `load` does what it is told on its standard input. Told to kill, it is the parent of agents, and adopts
-//! what they leave. Every actor ends when the other end of its standard input is closed.
+//! what they leave. Every process exits when the other end of its standard input is closed.
 
 use std::io::{BufRead, Read, Write};
 use std::os::fd::AsFd;
@@ -27,14 +27,14 @@ const PATIENCE_MS: u16 = 15_000;
 /// Children that each forker of a bomb keeps: more than the smallest ring has room for when they go to
 /// another parent. Orphans that it leaves behind, and forks between two of them.
 const KEPT: usize = 1000;
-const STRAYS: usize = 50;
+const ORPHANS: usize = 50;
 const STRIDE: usize = 200;
 
 /// Plays a role to its end.
 ///
 /// # Errors
 /// No such role, or the system denies it something.
-pub fn play(role: &[String]) -> Result<()> {
+pub fn run_role(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["load"] => load(),
         ["agent", orphans] => stand_with(orphans.parse()?, "orphan"),
@@ -136,7 +136,7 @@ fn sleepers(n: usize) -> Result<u64> {
 
 /// Starts an agent with orphans-to-be, kills it when it has lived for a while, and waits until the orphans are gone.
 fn kill_one(orphans: usize, lived: Duration) -> Result<()> {
-    let mut agent = actor(AGENT, &["agent", &orphans.to_string()])?
+    let mut agent = process_command(AGENT, &["agent", &orphans.to_string()])?
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start an agent")?;
@@ -167,7 +167,7 @@ fn kill_one(orphans: usize, lived: Duration) -> Result<()> {
 /// Starts an agent whose tree forks without end, kills the agent after a while, and waits until all of its
 /// tree is gone. Gives how many ns that took.
 fn drop_bomb(forkers: u64, storm: Duration) -> Result<u64> {
-    let mut root = actor(AGENT, &["bomb", &forkers.to_string()])?
+    let mut root = process_command(AGENT, &["bomb", &forkers.to_string()])?
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start an agent")?;
@@ -191,7 +191,7 @@ fn drop_bomb(forkers: u64, storm: Duration) -> Result<u64> {
 /// Has so many children, until it is killed.
 fn stand_with(children: u64, role: &str) -> Result<()> {
     let children: Vec<_> = (0..children)
-        .map(|_| Ok(actor(ORPHAN, &[role])?.spawn()?))
+        .map(|_| Ok(process_command(ORPHAN, &[role])?.spawn()?))
         .collect::<Result<_>>()
         .context("cannot start a child")?;
     hangup(std::io::stdin(), PollTimeout::NONE)?;
@@ -206,14 +206,14 @@ fn stand_with(children: u64, role: &str) -> Result<()> {
 fn forker() -> Result<()> {
     sleepers(KEPT)?;
     let mut stack = [0; raw::STACK];
-    let (mut strays, _) = vec![0_u8; STRAYS * raw::STACK].leak().as_chunks_mut();
+    let (mut strays, _) = vec![0_u8; ORPHANS * raw::STACK].leak().as_chunks_mut();
     while !hangup(std::io::stdin(), PollTimeout::ZERO)? {
         for _ in 0..STRIDE {
             vfork(&mut stack)?;
         }
         if let Some((stray, rest)) = std::mem::take(&mut strays).split_first_mut() {
             strays = rest;
-            let parent = raw::stray(&mut stack, stray).context("cannot fork")?;
+            let parent = raw::spawn_orphan(&mut stack, stray).context("cannot fork")?;
             waitpid(parent, None).context("cannot wait for a child")?;
         }
     }
@@ -235,10 +235,10 @@ fn orphan() -> Result<()> {
 }
 
 /// This program under another name, beside the one that it goes by.
-fn actor(image: &str, role: &[&str]) -> Result<Command> {
+fn process_command(image: &str, role: &[&str]) -> Result<Command> {
     let own = std::env::args_os().next().context("no name of its own")?;
     let mut command = Command::new(Path::new(&own).with_file_name(image));
-    command.arg("bench-actor").args(role);
+    command.arg("bench-process").args(role);
     Ok(command)
 }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, Pid, getpid, getppid};
 
-use crate::proc::{self, Identity};
+use crate::proc::{self, ProcessKey};
 
 /// Who a process is and where it stands.
-pub struct RoleSetup {
+pub struct ProcessContext {
     pub role: String,
     pub dir: PathBuf,
     pub args: Vec<String>,
@@ -49,7 +49,7 @@ pub fn modifiers(how: &str) -> (Vec<&str>, &str) {
     (found, rest)
 }
 
-impl RoleSetup {
+impl ProcessContext {
     /// Tells the test that this process is up.
     pub fn report(&self) {
         let me = proc::stat("self").expect("/proc/self/stat");
@@ -57,7 +57,7 @@ impl RoleSetup {
     }
 
     /// Tells the test that another process is up, which cannot do so itself.
-    pub fn report_other(&self, role: &str, who: Identity) {
+    pub fn report_other(&self, role: &str, who: ProcessKey) {
         let line = format!("{role} {} {}\n", who.pid, who.ticks);
         let mut file = OpenOptions::new()
             .append(true)
@@ -68,8 +68,8 @@ impl RoleSetup {
     }
 
     /// The same stage for another process.
-    pub fn with(&self, role: &str, args: &[&str]) -> RoleSetup {
-        RoleSetup {
+    pub fn with(&self, role: &str, args: &[&str]) -> ProcessContext {
+        ProcessContext {
             role: role.into(),
             dir: self.dir.clone(),
             args: args.iter().map(|a| a.to_string()).collect(),
@@ -79,7 +79,10 @@ impl RoleSetup {
     /// A program that plays `play` as `role`.
     pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
         let mut command = image(&self.dir, image_name);
-        command.args(["role", play, role]).arg(&self.dir).args(args);
+        command
+            .args(["test-process", play, role])
+            .arg(&self.dir)
+            .args(args);
         command
     }
 
@@ -100,9 +103,9 @@ impl RoleSetup {
         let (modifiers, play) = modifiers(how);
         match play.split_once(' ') {
             Some(("fork", rest)) => {
-                fork(|| self.perform(role, rest));
+                fork(|| self.run_behaviour(role, rest));
             }
-            Some(("hops", rest)) => hop(3, &|| self.perform(role, rest)),
+            Some(("triple-fork", rest)) => fork_times(3, &|| self.run_behaviour(role, rest)),
             Some(("double", rest)) => {
                 let words = [&modifiers[..], &[rest]].concat().join(" ");
                 let mut middle = self.start(&[], role, &format!("middle {words}"));
@@ -166,9 +169,9 @@ impl RoleSetup {
     }
 
     /// Plays `how` in this process.
-    pub fn perform(&self, role: &str, how: &str) -> ! {
+    pub fn run_behaviour(&self, role: &str, how: &str) -> ! {
         let words: Vec<&str> = how.split(' ').collect();
-        super::run_role(words[0])(&self.with(role, &words[1..]))
+        super::find_behaviour(words[0])(&self.with(role, &words[1..]))
     }
 
     /// Runs the worker program in place of this one.
@@ -231,7 +234,7 @@ pub fn fork(child: impl FnOnce()) -> Pid {
 }
 
 /// A process at the end of `n` others which are gone as soon as they have forked.
-fn hop(n: u32, last: &dyn Fn()) {
+fn fork_times(n: u32, last: &dyn Fn()) {
     let first = fork(|| onward(n - 1, last));
     nix::sys::wait::waitpid(first, None).expect("wait for the first hop");
 }
