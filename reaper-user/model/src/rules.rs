@@ -7,6 +7,8 @@ pub mod catalogue;
 pub mod conversation;
 pub mod read;
 pub mod reader;
+#[cfg(test)]
+mod tests;
 pub mod warn;
 mod when;
 

@@ -1,0 +1,295 @@
+//! What is said of rules that are no good, and of those that are hardly meant as they are written.
+
+use std::ops::RangeInclusive;
+
+use toml::de::DeTable;
+
+use super::reader::Reader;
+use super::{Rules, warn};
+
+/// Rules of a text that has no problems, without any that are built in.
+#[track_caller]
+fn read(text: &str) -> Rules {
+    let (rules, problems) = read_any(text);
+    assert_eq!(problems, [""; 0], "{text}");
+    rules
+}
+
+fn read_any(text: &str) -> (Rules, Vec<String>) {
+    let text = format!(
+        "{text}\n[defaults]\nagents = false\nboundaries = false\nkeeps = false\n\
+         [[agent]]\nname = 'claude'\ncomm = 'claude'\n[[agent]]\nname = 'codex'\ncomm = 'codex'\n"
+    );
+    let root = DeTable::parse(&text).unwrap();
+    let mut reader = Reader::default();
+    let rules = Rules::read(&mut reader, root.get_ref());
+    let problems = reader.into_problems().into_iter();
+    (rules, problems.map(|(_, what)| what).collect())
+}
+
+#[track_caller]
+fn warnings(text: &str) -> String {
+    let rules = read(text);
+    let found = warn::of(&rules.own, rules.in_force.rules()).into_iter();
+    found.map(|(_, what)| what).collect::<Vec<_>>().join("\n")
+}
+
+fn rule(name: &str, action: &str, what: &str) -> String {
+    format!("[[rule]]\nname = '{name}'\naction = '{action}'\n{what}\n")
+}
+
+/// Whether a rule with one text before a rule with another keeps that one from being asked.
+#[track_caller]
+fn hides((action, what): (&str, &str), (other, asks): (&str, &str)) -> bool {
+    let text = rule("a", action, what) + &rule("b", other, asks);
+    let said = warnings(&text);
+    let hidden =
+        format!("`b` is never asked: {action} `a` holds wherever it does, and comes first");
+    assert!(said.is_empty() || said == hidden, "{said}\n{text}");
+    !said.is_empty()
+}
+
+#[test]
+fn a_rule_hides_a_later_one_that_asks_for_more() {
+    for (less, more) in [
+        ("session = 'any'", "session = 'alive'\nafter = '1s'"),
+        ("session = 'any'", "session = 'ok'"),
+        ("", "session = 'ok'"),
+        ("session = 'exited'", "session = 'failed'"),
+        ("", "agent = 'claude'"),
+        ("agent = ['claude', 'codex']", "agent = 'claude'"),
+        ("", "unit = 'x*'"),
+        ("unit = ['x*', 'y*']", "unit = 'x*'"),
+        ("", "environment = 'A=*'"),
+        ("environment = ['A=*', 'B=*']", "environment = 'A=*'"),
+        ("", "min_age = '1h'"),
+        ("min_age = '1h'", "min_age = '2h'"),
+        ("", "max_age = '1h'"),
+        ("max_age = '2h'", "max_age = '1h'"),
+        ("", "min_cpu = 5"),
+        ("min_cpu = 5", "min_cpu = 6"),
+        ("", "orphan = true"),
+        ("", "uid = 'other'"),
+        ("", "own_unit = true"),
+        ("", "tty = false"),
+        ("", "multiplexed = true"),
+        ("", "new_session = true"),
+        ("", "listening = true"),
+        ("", "children = false"),
+        ("", "inferred = true"),
+        ("session = 'alive'", "session = 'alive'\nserver = true"),
+        ("session = 'alive'", "session = 'alive'\nidle = '1h'"),
+        (
+            "session = 'alive'\nidle = '1h'",
+            "session = 'alive'\nidle = '2h'",
+        ),
+        (
+            "session = 'alive'\nidle = '1h'",
+            "session = 'alive'\nidle = '1h'\nhung_up = true",
+        ),
+        ("", "argv = '* x'"),
+        ("not_args = 'x'", "not_args = 'x'\nnot_options = '-x'"),
+        ("args = 'x'", "args = ['x', 'y']"),
+        ("not_options = '-x'", "not_options = ['-x', '-y']"),
+        ("not_args = ['x', 'y']", "not_args = 'x'"),
+        ("exe = ['**/x', '**/y']", "exe = '**/x'"),
+    ] {
+        let (less, more) = (format!("comm = 'p'\n{less}"), format!("comm = 'p'\n{more}"));
+        let (less, more) = (("report", &*less), ("report", &*more));
+        assert!(hides(less, more), "{less:?} {more:?}");
+        assert!(!hides(more, less), "{more:?} {less:?}");
+        assert!(hides(more, more), "{more:?}");
+    }
+}
+
+#[test]
+fn a_denied_pattern_does_not_cover_a_wanted_one() {
+    let (wanted, denied) = ("comm = 'p'\nargv = 'x'", "comm = 'p'\nnot_argv = 'x'");
+    for (one, other) in [(wanted, denied), (denied, wanted)] {
+        assert!(!hides(("report", one), ("report", other)), "{one} {other}");
+    }
+}
+
+#[test]
+fn what_reaps_hides_inferred_members_only_if_it_asks() {
+    let (all, sure, inferred) = (
+        "comm = 'p'",
+        "comm = 'p'\ninferred = false",
+        "comm = 'p'\ninferred = true",
+    );
+    for (one, other, expected) in [
+        (("reap", all), ("reap", all), true),
+        (("reap", all), ("report", all), false),
+        (("reap", all), ("report", sure), true),
+        (("reap", all), ("reap", inferred), false),
+        (("reap", inferred), ("reap", inferred), true),
+        (("reap", inferred), ("report", sure), false),
+        (("report", all), ("reap", inferred), true),
+        (("report", sure), ("report", sure), true),
+        (("report", sure), ("report", inferred), false),
+    ] {
+        assert_eq!(hides(one, other), expected, "{one:?} {other:?}");
+    }
+}
+
+#[test]
+fn only_boundaries_and_servers_hide_rules_of_another_kind() {
+    let boundary = rule("a", "boundary", "comm = 'p'");
+    let server = "[[server]]\nname = 'a'\ncomm = 'p'\n".to_owned();
+    let agent = "[[agent]]\nname = 'a'\ncomm = 'p'\n".to_owned();
+    let keep = rule("a", "keep", "comm = 'p'");
+    let last = rule("b", "report", "comm = 'p'");
+    for (text, said) in [
+        (
+            boundary + &last,
+            "`b` is never asked: boundary `a` holds wherever it does, and comes first",
+        ),
+        (
+            server + &last,
+            "`b` is never asked: server `a` holds wherever it does, and comes first",
+        ),
+        (agent + &last, ""),
+        (keep + "[[agent]]\nname = 'b'\ncomm = 'p'\n", ""),
+    ] {
+        assert_eq!(warnings(&text), said, "{text}");
+    }
+}
+
+#[test]
+fn a_rule_that_can_never_hold_is_warned_of() {
+    const DENIES: &str = "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none";
+    const NO_AGENT: &str = "`a` can never hold: `agent` names none that is in force";
+    for (what, said) in [
+        ("agent = 'claude'", ""),
+        ("agent = ['claude', 'x']", ""),
+        ("agent = 'cluade'", NO_AGENT),
+        ("agent = 'kept'", NO_AGENT),
+        ("comm = 'p'\nnot_comm = ['p', 'q']", DENIES),
+        ("comm = ['p', 'q']\nnot_comm = 'p'", ""),
+        ("exe = '**/ruby'\nscript = '**/x'", DENIES),
+        ("exe = '**/node'\nscript = '**/x'", ""),
+        ("args = ['y', 'z']\nnot_args = 'y'", DENIES),
+        ("args = 'y'\nnot_args = ['y', 'z']", ""),
+        ("args = ['y', 'z']\nnot_args = 'z'", ""),
+    ] {
+        let kept = rule("kept", "keep", "comm = 'kept'");
+        let text = kept + &rule("a", "report", what);
+        assert_eq!(warnings(&text), said, "{text}");
+    }
+}
+
+#[test]
+fn a_passing_state_is_not_to_be_asked_for_only_once() {
+    let said = |action, what: &str| warnings(&rule("a", action, &format!("comm = 'p'\n{what}")));
+    for key in ["listening = true", "min_cpu = 5", "children = false"] {
+        let alive = format!("session = 'alive'\n{key}");
+        let name = key.split(' ').next().unwrap();
+        let warning = said("report", &alive);
+        assert!(
+            warning.starts_with(&format!("`a` asks for `{name}` once, ")),
+            "{warning}"
+        );
+        assert_eq!(said("report", &format!("{alive}\nafter = '1min'")), "");
+        assert_eq!(said("keep", &alive), "");
+        assert_eq!(said("report", key), "");
+    }
+}
+
+#[test]
+fn a_name_of_a_built_in_rule_of_another_kind_is_warned_of() {
+    assert_eq!(
+        warnings(&rule("tmux", "keep", "comm = 'p'")),
+        "`tmux` is a rule and takes the place of a built-in boundary: give it another name if both are meant"
+    );
+    assert_eq!(warnings(&rule("tmux", "boundary", "comm = 'p'")), "");
+    let off = rule("tmux", "keep", "comm = 'p'\nenabled = false");
+    assert_eq!(warnings(&off), "");
+}
+
+#[test]
+fn rules_have_something_to_say_of_living_members() {
+    for (action, what, expected) in [
+        ("reap", "", [false, false]),
+        ("reap", "session = 'ok'", [false, false]),
+        ("keep", "session = 'alive'", [false, false]),
+        ("boundary", "", [false, false]),
+        ("reap", "session = 'alive'", [true, true]),
+        ("report", "session = 'any'", [true, true]),
+        ("reap", "session = 'alive'\norphan = true", [false, true]),
+        ("reap", "session = 'alive'\norphan = false", [true, false]),
+        ("reap", "session = 'alive'\nidle = '1h'", [false, false]),
+    ] {
+        let rules = read(&rule("a", action, &format!("comm = 'p'\n{what}"))).in_force;
+        let found = [false, true].map(|orphans| rules.has_rules_for_living(orphans));
+        assert_eq!(found, expected, "{action} {what}");
+    }
+}
+
+#[test]
+fn a_pattern_that_matches_everything_is_refused() {
+    for (what, said) in [
+        (
+            "comm = '*'",
+            "`comm` \"*\" matches everything: narrow it or leave it out",
+        ),
+        (
+            "args = ['*', '*']",
+            "`args` matches any arguments: narrow it or leave it out",
+        ),
+    ] {
+        assert_eq!(read_any(&rule("a", "report", what)).1, [said]);
+    }
+    read(&rule("a", "report", "args = ['*', 'x']"));
+}
+
+#[test]
+fn an_unknown_key_is_noted_with_the_nearest_that_is_known() {
+    for (key, said) in [
+        ("naem", "unknown key `naem` in it: did you mean `name`?"),
+        ("else", "unknown key `else` in it: known are name, comm"),
+    ] {
+        let text = format!("name = 1\n{key} = 1");
+        let root = DeTable::parse(&text).unwrap();
+        let mut reader = Reader::default();
+        reader.known_keys(root.get_ref(), &["name", "comm"], " in it");
+        assert_eq!(reader.into_problems(), [(9, said.to_owned())]);
+    }
+}
+
+#[test]
+fn a_size_is_read_only_within_its_bounds() {
+    const WITHIN: RangeInclusive<u64> = 1024..=4096;
+    let bounds = |text| format!("`s` is {text:?}: write a size from \"1 KiB\" to \"4 KiB\"");
+    for (text, expected) in [
+        ("1 KiB", Ok(1024)),
+        ("4096", Ok(4096)),
+        ("1023", Err(bounds("1023"))),
+        ("5 KiB", Err(bounds("5 KiB"))),
+        (
+            "much",
+            Err("`s` is \"much\", which is no size: write one such as \"64 MiB\"".into()),
+        ),
+    ] {
+        let toml = format!("s = '{text}'");
+        let root = DeTable::parse(&toml).unwrap();
+        let (mut reader, mut size) = (Reader::default(), 7);
+        reader.size(root.get_ref(), "s", WITHIN, &mut size);
+        let problem = reader.into_problems().pop();
+        let found = problem.map_or(Ok(size), |(_, what)| Err(what));
+        assert_eq!(found, expected);
+        assert!(found.is_ok() || size == 7, "left as it was");
+    }
+}
+
+#[test]
+fn rules_may_ask_for_so_many_marks_and_no_more() {
+    let with = |count: usize| {
+        let marks: String = (0..count).map(|n| format!("'A{n}=1', ")).collect();
+        read_any(&rule("a", "keep", &format!("environment = [{marks}]"))).1
+    };
+    assert_eq!(with(60), [""; 0]);
+    assert_eq!(
+        with(61),
+        ["the rules ask for 61 different `environment` globs: write at most 60"]
+    );
+}
