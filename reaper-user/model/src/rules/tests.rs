@@ -235,25 +235,6 @@ fn a_name_of_a_built_in_rule_of_another_kind_is_warned_of() {
 }
 
 #[test]
-fn rules_have_something_to_say_of_living_members() {
-    for (action, what, expected) in [
-        ("reap", "", [false, false]),
-        ("reap", "session = 'ok'", [false, false]),
-        ("keep", "session = 'alive'", [false, false]),
-        ("boundary", "", [false, false]),
-        ("reap", "session = 'alive'", [true, true]),
-        ("report", "session = 'any'", [true, true]),
-        ("reap", "session = 'alive'\norphan = true", [false, true]),
-        ("reap", "session = 'alive'\norphan = false", [true, false]),
-        ("reap", "session = 'alive'\nidle = '1h'", [false, false]),
-    ] {
-        let rules = read(&rule("a", action, &format!("comm = 'p'\n{what}"))).in_force;
-        let found = [false, true].map(|orphans| rules.has_rules_for_living(orphans));
-        assert_eq!(found, expected, "{action} {what}");
-    }
-}
-
-#[test]
 fn a_pattern_that_matches_everything_is_refused() {
     for (what, said) in [
         (

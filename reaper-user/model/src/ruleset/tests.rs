@@ -379,3 +379,60 @@ fn marks_of_several_rules_are_asked_for_once() {
     assert_eq!(rules.facts_to_prefetch(), FactSet::MARKERS);
     assert_eq!(Ruleset::new(vec![]).facts_to_prefetch(), FactSet::NONE);
 }
+
+#[test]
+fn only_some_rules_have_something_to_say_of_the_living() {
+    use SessionIs::{Alive, Any, Ok};
+    for (action, session, orphan, idle, expected) in [
+        (Action::Reap, Ok, None, None, [false, false]),
+        (Action::Keep, Alive, None, None, [false, false]),
+        (Action::Boundary, Any, None, None, [false, false]),
+        (Action::Reap, Alive, None, None, [true, true]),
+        (Action::Report, Any, None, None, [true, true]),
+        (Action::Reap, Alive, Some(true), None, [false, true]),
+        (Action::Reap, Alive, Some(false), None, [true, false]),
+        (Action::Reap, Alive, None, Some(1), [false, false]),
+    ] {
+        let mut rule = Rule::new("r", action, vec![]);
+        rule.when = When {
+            session,
+            orphan,
+            idle,
+            ..When::default()
+        };
+        let rules = Ruleset::new(vec![rule]);
+        let found = [false, true].map(|orphans| rules.has_rules_for_living(orphans));
+        assert_eq!(
+            found, expected,
+            "{action:?} {session:?} {orphan:?} {idle:?}"
+        );
+    }
+}
+
+#[test]
+fn agents_and_servers_alone_open_sessions() {
+    let opening = [
+        Action::Boundary,
+        Action::Server,
+        Action::Agent,
+        Action::Keep,
+        Action::Reap,
+        Action::Report,
+    ]
+    .map(Action::opens_session);
+    assert_eq!(opening, [false, true, true, false, false, false]);
+}
+
+#[test]
+fn an_exe_glob_has_a_name_where_it_ends_in_one() {
+    for (glob, name) in [
+        ("**/x", Some("x")),
+        ("/bin/x", Some("x")),
+        ("/bin/x*", None),
+        ("/bin/", None),
+        ("/{bin,opt/x}/y", None),
+    ] {
+        let found = Pattern::exe(glob).unwrap();
+        assert_eq!(found.name(), name.map(str::as_bytes), "{glob}");
+    }
+}
