@@ -345,6 +345,26 @@ fn below_a_multiplexer_the_mark_lies() {
 }
 
 #[test]
+fn zellij_without_the_mark_answers_for_itself_only() {
+    let server = |start| p(300, 1, start, "/usr/bin/zellij", "A=1\0");
+    for (start, env, expected) in [
+        (50, "CLAUDE_PID=4100\0CLAUDECODE=1\0ZELLIJ=0\0", "reap"),
+        (
+            80,
+            "CLAUDE_PID=4100\0CLAUDECODE=1\0ZELLIJ=0\0",
+            "multiplexed",
+        ),
+        (
+            50,
+            "CLAUDE_PID=4100\0CLAUDECODE=1\0ABDUCO_SESSION=a\0",
+            "multiplexed",
+        ),
+    ] {
+        check(expected, &[server(start), p(302, 1, 70, NODE, env)]);
+    }
+}
+
+#[test]
 fn below_a_terminal_the_mark_lies() {
     let terminal = || p(310, 1, 50, "/usr/bin/kitty", DEAD);
     check("terminal", &[terminal(), p(311, 310, 60, "/bin/zsh", DEAD)]);

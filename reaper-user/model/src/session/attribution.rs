@@ -327,3 +327,24 @@ fn adopts(tree: &Tree, node: &Node) -> bool {
 fn is_manager(image: &Image) -> bool {
     image.exe.ends_with(b"/systemd") && image.args().any(|arg| arg == b"--user")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_systemd_of_a_user_is_a_manager() {
+        for (exe, argv, expected) in [
+            ("/usr/lib/systemd/systemd", "systemd\0--user\0", true),
+            ("/usr/lib/systemd/systemd", "systemd\0--system\0", false),
+            ("/usr/bin/pip", "pip\0install\0--user\0", false),
+        ] {
+            let image = Image {
+                exe: exe.into(),
+                argv: argv.into(),
+                ..Image::default()
+            };
+            assert_eq!(is_manager(&image), expected, "{argv}");
+        }
+    }
+}

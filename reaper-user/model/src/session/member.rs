@@ -100,3 +100,38 @@ impl Member {
         self.in_scope |= flags & MEMBER_SCOPE != 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_marker_names_a_variable() {
+        assert_eq!(
+            Evidence::Marker("CLAUDECODE").variable(),
+            Some("CLAUDECODE")
+        );
+        for other in [
+            Evidence::Group,
+            Evidence::Session,
+            Evidence::Cgroup,
+            Evidence::Directory,
+        ] {
+            assert_eq!(other.variable(), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn flags_add_what_they_say_and_nothing_else() {
+        let mut member = Member::default();
+        let said = |member: &Member| (member.signals_sent, member.watched, member.in_scope);
+        member.add_flags(0);
+        assert_eq!(said(&member), (0, false, false));
+        member.add_flags(MEMBER_WATCHED);
+        assert_eq!(said(&member), (0, true, false));
+        member.add_flags(MEMBER_SCOPE | MEMBER_SIGTERM_SENT);
+        assert_eq!(said(&member), (MEMBER_SIGTERM_SENT, true, true));
+        member.add_flags(0);
+        assert_eq!(said(&member), (MEMBER_SIGTERM_SENT, true, true));
+    }
+}

@@ -1,8 +1,8 @@
 //! What is never reaped, what is kept, and what is in scope.
 
-use super::world::{INIT, OWN_PID, USER, World};
+use super::world::{INIT, OWN_PID, USER, World, image};
 use crate::Scope;
-use crate::event::{ExitStatus, ProcessKey, TICK_NS, Uids};
+use crate::event::{ExitStatus, Image, ProcessKey, TICK_NS, Uids};
 
 const OWN: ProcessKey = ProcessKey {
     pid: OWN_PID,
@@ -229,6 +229,24 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
         tools.map(|key| w.why(key)),
         ["reap root_exited", "keep not_a_member"]
     );
+}
+
+#[test]
+fn scope_is_widened_by_a_cgroup_that_is_added() {
+    let mut w = World::scoped(Scope {
+        cgroups: vec![77],
+        ..Scope::default()
+    });
+    let runs = |w: &mut World| {
+        let agent = w.fork(INIT);
+        let mut image = Image::clone(&image("claude", 0));
+        image.cgroup_id = 78;
+        w.runs(agent, image);
+        w.is_member(agent)
+    };
+    assert!(!runs(&mut w));
+    w.model.add_cgroup(78);
+    assert!(runs(&mut w));
 }
 
 #[test]

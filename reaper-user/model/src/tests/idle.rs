@@ -7,6 +7,7 @@ use super::world::{INIT, World};
 use crate::activity::Activity;
 use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts, KernelSession, Stdio};
+use crate::idle::IdleSince;
 
 const MINUTE: u64 = 60_000_000_000;
 const RULES: &str = "[[server]]\nname = 'server'\ncomm = 'server'\n\
@@ -254,4 +255,26 @@ fn agent_is_due_once_it_was_an_orphan_and_hung_up_and_idle_for_its_time() {
     assert_eq!(w.why(agent), "reap reap_rule hung-up");
     stdio(&mut w, agent, Stdio::Other);
     assert_eq!(w.why(agent), "keep root_alive");
+}
+
+#[test]
+fn only_a_root_that_a_rule_speaks_of_may_be_judged() {
+    let (mut w, server, tool) = start();
+    let agent = w.spawn(INIT, "claude");
+    let of = |key| w.model.has_rules_for_root(key);
+    assert_eq!([server, tool, agent].map(of), [true, false, false]);
+}
+
+#[test]
+fn member_that_is_unread_counts_as_working_now() {
+    let (mut w, server, tool) = start();
+    reads_idle(&mut w, &[server, tool]);
+    pass(&mut w, 20 * MINUTE);
+    w.model.forget_facts(tool, FactSet::ACTIVITY);
+    let session = w.model.sessions.by_root(server).unwrap();
+    let now = w.model.monotonic_now();
+    assert!(
+        matches!(w.model.idle_since(session), IdleSince::Since { idle, .. } if idle == now),
+        "it is no client"
+    );
 }

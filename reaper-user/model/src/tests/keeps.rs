@@ -4,7 +4,7 @@ use reaper_common::{MEMBER_KEPT, MEMBER_TRACKED};
 
 use super::rules::{MINUTE, marked, pass, read, world};
 use super::world::{INIT, World};
-use crate::event::{Membership, ProcessKey};
+use crate::event::{Membership, ProcessKey, TICK_NS};
 use crate::facts::{Fact, FactSet, Facts};
 use crate::user_keep::{StoredKeep, UserKeep};
 
@@ -112,6 +112,24 @@ fn who_was_born_before_it_was_asked_for_and_is_found_after_that_may_be_meant() {
     let old = w.row_with(old, 1, "worker", |seen| seen.membership = mark(agent, 0));
     w.dies_by_signal(agent);
     assert_eq!(whys(&w, &[lost, old]), [KEPT, REAPED]);
+}
+
+#[test]
+fn birth_at_the_time_of_a_wish_is_not_later() {
+    for (later, said) in [(0, KEPT), (TICK_NS, REAPED)] {
+        let (mut w, [agent, shell, _, _]) = tree();
+        w.now = w.now.next_multiple_of(TICK_NS);
+        pass(&mut w, 0);
+        assert_eq!(w.model.keep(shell, wish(1)), 2);
+        let lost = ProcessKey {
+            start: w.now + later,
+            ..w.new_key()
+        };
+        w.now += 50_000_000;
+        let lost = w.row_with(lost, 1, "worker", |seen| seen.membership = mark(agent, 0));
+        w.dies_by_signal(agent);
+        assert_eq!(w.why(lost), said, "{later}");
+    }
 }
 
 #[test]

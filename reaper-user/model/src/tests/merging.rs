@@ -1,6 +1,6 @@
 //! What /proc says and what the probes say of the same processes, and what comes twice, late or not at all.
 
-use super::world::{INIT, USER, World, image};
+use super::world::{INIT, OWN_PID, USER, World, image, rules};
 use crate::Scope;
 use crate::event::{EventKind, ExitStatus, ProcessKey, Provenance, TICK_NS, Uids};
 
@@ -490,4 +490,11 @@ fn damaged_keys_make_no_loops() {
     w.dies_by_signal(b);
     w.dies_by_signal(key(90));
     assert_eq!(w.model.tree.len(), 1);
+}
+
+#[test]
+fn tree_is_empty_until_a_process_is_found() {
+    let model = crate::Model::new(rules(), Scope::default(), OWN_PID);
+    assert!(model.tree.is_empty());
+    assert!(!World::new().model.tree.is_empty());
 }

@@ -244,3 +244,24 @@ fn a_restored_root_that_had_become_a_boundary_is_no_member() {
         ["restored claude", "root_exited claude"]
     );
 }
+
+#[test]
+fn root_stays_in_its_session_when_one_beside_it_names_it() {
+    let mut w = World::new();
+    let [root, first, inner] = [60, 61, 62].map(key);
+    let beside = |first_root, outer| RestoredSession {
+        first_root,
+        outer,
+        ..left(root)
+    };
+    exact(&mut w, root, 1, "claude", NOBODY);
+    let of_root = |w: &World| {
+        let session = w.model.tree.get(root).unwrap().state.member.session;
+        session.and_then(|id| w.model.sessions.get(id).map(|one| one.first_root))
+    };
+    let before = of_root(&w);
+    restore(&mut w, beside(first, None));
+    assert_eq!(of_root(&w), before);
+    restore(&mut w, beside(inner, before));
+    assert_eq!(of_root(&w), Some(inner), "the innermost");
+}

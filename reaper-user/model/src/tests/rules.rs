@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use toml::de::DeTable;
 
-use super::world::{INIT, World};
-use crate::event::{ExitStatus, ProcessKey};
+use super::world::{INIT, World, image};
+use crate::event::{ExitStatus, Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::{Reason, Verdict};
 use crate::rules::Rules;
@@ -315,6 +315,30 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
             pass(&mut w, 5 * MINUTE);
         }
         assert_eq!(w.why(tool), said, "{condition}");
+    }
+}
+
+#[test]
+fn new_session_is_one_that_the_agent_is_not_in() {
+    for (sid, said) in [(4, "reap root_exited"), (5, "keep keep_rule r")] {
+        let mut w = world(ruled(
+            "[[rule]]\nname = 'r'\naction = 'keep'\nnew_session = true\n",
+        ));
+        let agent = w.fork(INIT);
+        let image = Image {
+            sid: 4,
+            ..Image::clone(&image("claude", 0))
+        };
+        w.runs(agent, image);
+        let tool = w.spawn(agent, "x");
+        w.dies_by_signal(agent);
+        pass(&mut w, 0);
+        let found = Facts {
+            kernel_session: Fact::Known(KernelSession { sid, tty: 0 }),
+            ..Facts::NOTHING
+        };
+        tell(&mut w, tool, FactSet::KERNEL_SESSION, found);
+        assert_eq!(w.why(tool), said, "{sid}");
     }
 }
 

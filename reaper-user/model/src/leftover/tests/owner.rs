@@ -240,3 +240,14 @@ fn agent_in_a_namespace_is_named_by_its_pid_there() {
         check(expected, &[agent, p(200, 1, 100, NODE, DEAD)]);
     }
 }
+
+#[test]
+fn recorded_root_without_a_pid_names_no_owner() {
+    for (evidence, owner) in [
+        (LeftoverEvidence::Recorded { root: 0 }, None),
+        (LeftoverEvidence::Recorded { root: 1 }, Some(1)),
+        (LeftoverEvidence::ToolShell, None),
+    ] {
+        assert_eq!(evidence.owner(), owner, "{evidence:?}");
+    }
+}

@@ -85,3 +85,30 @@ fn those_above_and_below_a_server_wait_with_it() {
     let strays = ask(&all, |q| q.waited.extend([(head, u64::MAX)]));
     assert_eq!(said(&strays, 200), "reap");
 }
+
+#[test]
+fn verdicts_have_their_names() {
+    let rule: Arc<str> = "servers".into();
+    for (verdict, name) in [
+        (LeftoverVerdict::Reap, "reap"),
+        (LeftoverVerdict::Report(Uncertainty::Young), "report"),
+        (
+            LeftoverVerdict::Wait {
+                rule,
+                rest: 1,
+                kin: None,
+            },
+            "wait",
+        ),
+        (
+            LeftoverVerdict::Keep {
+                spare: KeepReason::Boundary,
+                rule: None,
+                kin: None,
+            },
+            "keep",
+        ),
+    ] {
+        assert_eq!(verdict.name(), name);
+    }
+}
