@@ -131,3 +131,15 @@ pub enum ReapEvent {
         session: SessionId,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_files_are_used_and_some_are_left() {
+        let (files, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        let left = files - files_max();
+        assert!(0 < left && left <= FILES_LEFT && left <= files / 4);
+    }
+}

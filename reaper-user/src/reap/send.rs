@@ -135,3 +135,32 @@ pub fn signal_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
     check_never_list(pid, std::process::id())?;
     pidfd.send_signal(signal)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn own_process_and_init_are_never_signalled() {
+        let refused = Err(nix::Error::EPERM);
+        for (pid, expected) in [(0, refused), (1, refused), (2, Ok(())), (7, refused)] {
+            assert_eq!(check_never_list(pid, 7), expected, "{pid}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn stopped_supervisor_is_woken_and_ends() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pidfd = Pidfd::open(child.id()).unwrap();
+        signal_own(&pidfd, child.id(), Signal::SIGSTOP).unwrap();
+        let sent = stop_supervisor(&pidfd, child.id());
+        let has_ended = pidfd.wait(Duration::from_secs(10));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((sent, has_ended), (Ok(()), true));
+    }
+}

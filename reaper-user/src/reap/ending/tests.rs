@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
+use crate::reap::ReleaseReason;
 use reaper_model::event::TICK_NS;
 
 /// A shell that may not heed SIGTERM.
@@ -16,8 +17,13 @@ struct One {
 impl One {
     fn new(deaf: bool) -> One {
         let trap = if deaf { "trap '' TERM;" } else { "" };
+        One::running(&format!("{trap} echo up; exec sleep 60"))
+    }
+
+    /// It is to say something when it is ready.
+    fn running(script: &str) -> One {
         let mut child = Command::new("/bin/sh")
-            .args(["-c", &format!("{trap} echo up; exec sleep 60")])
+            .args(["-c", script])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -85,7 +91,7 @@ fn who_should_have_been_killed_by_the_other_is_taken_over() {
         let mut endings = endings(grace);
         endings.hand_over(one.handed());
         round(&mut endings, &one);
-        assert!(one.lives(), "it is the other's");
+        assert_eq!(endings.wait(None), 1, "it is the other's");
         while endings.wait(None) > 0 {
             assert!(!endings.is_over(), "it was given up");
             round(&mut endings, &one);
@@ -152,4 +158,108 @@ fn who_was_gone_before_they_were_looked_for_was_ended_by_the_other() {
     let told = endings.told();
     assert_eq!((told[0].key, told[0].signal), (key, Some(Signal::SIGTERM)));
     assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
+}
+
+#[test]
+fn all_that_is_due_is_ended_and_told_of() {
+    let one = One::new(false);
+    let times = Times {
+        grace: LONG,
+        ..Times::default()
+    };
+    let told = reap_all(|_| Ok::<Due, ()>(one.due()), times).unwrap();
+    assert_eq!(told.len(), 1);
+    assert_eq!(
+        (told[0].key, told[0].signal),
+        (one.key, Some(Signal::SIGTERM))
+    );
+    assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
+}
+
+#[test]
+fn process_that_runs_under_other_uids_is_spared() {
+    let (mut same, mut other) = (One::new(false), One::new(false));
+    let pidfd = Pidfd::open(same.key.pid).unwrap();
+    let uids = pidfd.uids(same.key.pid).unwrap();
+    let others = Uids {
+        real: uids.real + 1,
+        ..uids
+    };
+    let due = Due::from_iter([(same.key, Some(uids)), (other.key, Some(others))]);
+    let mut endings = endings(LONG);
+    endings.round(|_| Ok::<Due, ()>(due.clone())).unwrap();
+    assert_eq!(endings.targets[&same.key].strongest, Some(Signal::SIGTERM));
+    assert_eq!(same.ended(), Some(15));
+    assert!(other.lives());
+    let told = endings.told();
+    let told = told.iter().find(|one| one.key == other.key).unwrap();
+    let spared = ReapOutcome::NotSent(ReleaseReason::UidUnreadable);
+    assert_eq!((told.outcome, told.signal), (spared, None));
+}
+
+#[test]
+fn without_free_files_one_is_ended_at_a_time() {
+    let (first, second) = (One::new(true), One::new(true));
+    let mut due = first.due();
+    due.extend(second.due());
+    let mut endings = endings(LONG);
+    endings.files_max = 0;
+    for came in [1, 0] {
+        let round = endings.round(|_| Ok::<Due, ()>(due.clone()));
+        assert_eq!(round, Ok(came));
+    }
+}
+
+#[test]
+fn only_the_killed_are_given_up_and_only_when_nothing_moves() {
+    let soon = Duration::from_nanos(1);
+    // Grace, patience, how many are left, whether they are another's, and whether they are given up.
+    let cases = [
+        (Duration::ZERO, Duration::ZERO, 1, false, true),
+        (Duration::ZERO, Duration::ZERO, 1, true, false),
+        (Duration::ZERO, Duration::ZERO, 0, false, false),
+        (Duration::ZERO, LONG, 1, false, false),
+        (soon, Duration::ZERO, 1, false, false),
+    ];
+    for case in cases {
+        let (grace, kill_timeout, left, by_another, given_up) = case;
+        let times = Times {
+            grace,
+            kill_timeout,
+        };
+        let mut endings = PollingReaper::new(times, Signal::SIGTERM);
+        endings.by_another = by_another;
+        for _ in 0..5 {
+            endings.look_for_progress(left);
+        }
+        assert_eq!(endings.is_over(), given_up, "{case:?}");
+    }
+}
+
+#[test]
+fn killed_process_that_still_runs_is_not_given_up() {
+    let one = One::running("echo up; while :; do :; done");
+    let times = Times {
+        grace: Duration::ZERO,
+        kill_timeout: Duration::ZERO,
+    };
+    for (sent, given_up) in [(Signal::SIGKILL, false), (Signal::SIGTERM, true)] {
+        let mut endings = PollingReaper::new(times, Signal::SIGTERM);
+        let mut target = Target::new(Pidfd::open(one.key.pid).unwrap());
+        target.strongest = Some(sent);
+        endings.targets.insert(one.key, target);
+        for _ in 0..5 {
+            endings.look_for_progress(1);
+        }
+        assert_eq!(endings.is_over(), given_up, "{sent}");
+    }
+}
+
+#[test]
+fn the_other_has_the_whole_grace_before_it_is_taken_over() {
+    for (grace, is_limited) in [(LONG, false), (Duration::ZERO, true)] {
+        let mut endings = endings(grace);
+        endings.hand_over(Vec::new());
+        assert_eq!(endings.until.is_some(), is_limited, "{grace:?}");
+    }
 }

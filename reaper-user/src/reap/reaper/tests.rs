@@ -1,6 +1,8 @@
 //! What real processes are sent that others have signalled before.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +12,7 @@ use nix::sys::signal::Signal;
 use super::*;
 use crate::reap::ReapFailure;
 use crate::reap::send;
+use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;
@@ -151,6 +154,31 @@ impl Orphan {
 impl Drop for Orphan {
     fn drop(&mut self) {
         let _ = self.child.kill();
+    }
+}
+
+/// No more files can be opened.
+struct NoFiles(OwnedFd);
+
+impl Default for NoFiles {
+    fn default() -> NoFiles {
+        NoFiles(File::open("/dev/null").unwrap().into())
+    }
+}
+
+impl AsFd for NoFiles {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Signals for NoFiles {
+    fn open(&self, _: u32) -> nix::Result<Box<dyn WatchedHandle>> {
+        Err(nix::Error::EMFILE)
+    }
+
+    fn exited(&self) -> Vec<u64> {
+        Vec::new()
     }
 }
 
@@ -303,6 +331,7 @@ fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
         .unwrap();
     orphan.reaper.resume(session, 1);
     orphan.claim();
+    assert_eq!(orphan.reaper.open_escalations(), 1);
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
     assert_eq!(orphan.last_words(), "");
     orphan.reaper.confirm_exits();
@@ -370,17 +399,46 @@ fn some_open_files_are_left_for_others() {
 }
 
 #[test]
+fn process_that_cannot_be_opened_has_its_turn_after_others() {
+    for (others, waits) in [(1, true), (0, false)] {
+        let mut orphan = Orphan::new();
+        orphan.claim();
+        orphan.reaper.signals = Arc::new(NoFiles::default());
+        orphan.reaper.open_pidfds += others;
+        let failed = ReapOutcome::Failed(ReapFailure::Errno(nix::libc::EMFILE));
+        let outcome = (!waits).then_some((failed, None));
+        assert_eq!(told(&orphan.signal()), (vec![], outcome), "{others}");
+        assert_eq!(!orphan.reaper.waiting_for_files.is_empty(), waits);
+    }
+}
+
+#[test]
+fn claim_of_a_signalled_process_is_told_except_in_observe() {
+    for (observe, signalled, is_told) in [
+        (false, true, true),
+        (false, false, false),
+        (true, true, false),
+    ] {
+        let mut orphan = Orphan::new();
+        orphan.reaper = Reaper::new(&kernel(), TIMES, observe);
+        if signalled {
+            orphan.signalled(Signal::SIGTERM);
+        }
+        orphan.claim();
+        let reported = orphan.reaper.has_reported(orphan.key);
+        assert_eq!(reported, is_told, "{observe} {signalled}");
+        assert_eq!(orphan.reaper.take_reports().len(), usize::from(is_told));
+        assert_eq!(orphan.reaper.open_escalations(), usize::from(!observe));
+    }
+}
+
+#[test]
 fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     let mut orphan = Orphan::new();
     orphan.reaper = Reaper::new(&kernel(), TIMES, true);
     orphan.claim();
-    orphan.reaper.open_queued();
-    let target = orphan.reaper.targets.get_mut(&orphan.key).unwrap();
-    target.pidfd = None;
-    target.signal_failure = Some(ReapFailure::Eperm);
-    orphan.reaper.open_pidfds -= 1;
-    orphan.reaper.signal_queued(&mut orphan.model, true);
-    let reports = orphan.reaper.take_reports();
+    orphan.reaper.signals = Arc::new(NoFiles::default());
+    let reports = orphan.signal();
     let observed = ReapOutcome::NotSent(ReleaseReason::ObserveMode);
     assert_eq!(told(&reports), (vec![], Some((observed, None))));
     assert!(
