@@ -28,7 +28,7 @@ pub enum DecodeError {
     Short { have: usize, need: usize },
     /// Written by an object of another version.
     Abi(u16),
-    /// No [`Kind`] has this number.
+    /// No [`RecordKind`] has this number.
     Kind(u16),
     /// A length is over its bound.
     Length(u32),

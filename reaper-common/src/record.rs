@@ -22,7 +22,7 @@ pub enum RecordKind {
 
 impl RecordKind {
     /// Number of counters: at index 0 all records that found no room, at that of its number those of a
-    /// kind, and at [`UNFOLLOWED`] the processes that found no room in the map of members.
+    /// kind, and at [`COUNTER_UNTRACKED`] the processes that found no room in the map of members.
     pub const COUNTERS: u32 = 7;
     /// All kinds, in the order of their numbers.
     pub const ALL: [RecordKind; 5] = [
@@ -45,8 +45,10 @@ impl RecordKind {
     }
 }
 
-/// Index into the counters: see [`Kind::COUNTERS`].
+/// Index into the counters: see [`RecordKind::COUNTERS`].
 pub const COUNTER_UNTRACKED: u32 = 6;
+const _: () = assert!((RecordKind::ALL.len() as u32) < COUNTER_UNTRACKED);
+const _: () = assert!(COUNTER_UNTRACKED < RecordKind::COUNTERS);
 
 /// Identity of a process as the kernel has it: pid and start, never a bare pid. All zero: nobody.
 #[repr(C)]
@@ -79,7 +81,7 @@ impl RawKey {
 pub struct Header {
     /// Length of the whole record in bytes, what follows the fixed part included.
     pub len: u32,
-    /// A [`Kind`].
+    /// A [`RecordKind`].
     pub kind: u16,
     /// [`crate::ABI_VERSION`] of the object that wrote it.
     pub abi: u16,

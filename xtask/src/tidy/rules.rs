@@ -135,17 +135,17 @@ pub const RULES: &[Rule] = &[
         why: "unsafe code lives in sys/, source/ebpf/, bench/raw.rs and reaper-ebpf, where it is reviewed as such",
     },
     Rule {
-        name: "screen-escapes-all-output",
+        name: "terminal-escapes-all-output",
         within: &[
             "reaper-user/host/src",
             "reaper-user/model/src",
             "reaper-user/src",
         ],
-        except: &["reaper-user/src/export/screen"],
+        except: &["reaper-user/src/export/terminal"],
         in_tests: false,
         forbidden: &["anstream", "println", "eprintln"],
         allowed: &[],
-        why: "names of processes and files command a terminal; export/screen.rs escapes what goes there",
+        why: "names of processes and files command a terminal; export/terminal.rs escapes what goes there",
     },
     Rule {
         name: "json-has-one-writer",
@@ -360,10 +360,10 @@ mod tests {
             (
                 "src/cli/agents.rs",
                 "fn f() { println!(\"{}\", comm) }",
-                vec!["screen-escapes-all-output"],
+                vec!["terminal-escapes-all-output"],
             ),
             (
-                "src/export/screen.rs",
+                "src/export/terminal.rs",
                 "fn f() { eprintln!(\"{}\", escaped) }",
                 vec![],
             ),
