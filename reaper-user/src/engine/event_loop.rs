@@ -86,7 +86,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Works until `stop` is done, and answers what is asked; gives what `stop` answers and what was done.
+    /// Runs until `stop` is ready, and answers requests meanwhile. Returns the totals; the stream's summary has the reason
+    /// that `stop` gives.
     ///
     /// # Errors
     /// The source or a file descriptor cannot be waited on.
@@ -115,7 +116,7 @@ impl Engine {
                 }
                 rest.on_records(1);
             }
-            // Both by the clock and not by a timer's word, which a busy ring could keep from being heard.
+            // By the clock, not by a timer branch below: a busy ring could keep that from being polled.
             if self
                 .ingest
                 .reaper
@@ -142,7 +143,7 @@ impl Engine {
                     self.look_for_loss();
                 }
             }
-            // What was read on the way may be what a probe was to wake this thread for.
+            // Records that were drained on the way do not wake this thread any more.
             rest.on_records(mem::take(&mut self.drained));
             let timers = [
                 self.ingest.reaper.next_deadline(),
@@ -160,7 +161,7 @@ impl Engine {
                 ready = events.readable() => {
                     ready?.clear_ready();
                     let read = self.settle();
-                    // More of what wakes nobody may follow, where there is such.
+                    // Records that do not wake this thread may follow, if probes are the source.
                     rest.on_records(if self.source.probes().is_some() { 1 } else { read });
                 }
                 () = self.deferred.facts.ready() => rest.on_records(self.settle()),
@@ -180,7 +181,7 @@ impl Engine {
                 Some(ask) = asks.recv() => rest.on_records(self.on_request(ask)),
                 () = at(deadline) => rest.on_records(self.settle()),
                 () = at(rest.until) => {}
-                // Not before all others have had their turn.
+                // Last, after all other branches.
                 () = yield_now(), if self.has_work() || self.source.has_undrained() => {
                     rest.on_records(self.settle());
                 }
@@ -205,9 +206,9 @@ impl Engine {
         Ok(count)
     }
 
-    /// Drains, decides and acts until nothing is left to do. Gives the number of records read.
+    /// Drains, decides and acts until nothing is left to do. Returns the number of records read.
     ///
-    /// The signals come first: whatever else follows from what was read waits until they are sent.
+    /// Signals come first. All other consequences of what was read wait until they are sent.
     pub(super) fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         self.apply_facts();
@@ -216,7 +217,7 @@ impl Engine {
         for _ in 0..ROUNDS_MAX {
             self.find_successors();
             self.decide();
-            // Before the signals: whoever forks from now on is not to outrun them.
+            // Before the signals: a process that forks from now on must not outrun them.
             self.sync_kill_on_fork();
             read += self.on_exits_before_membership();
             if self.ingest.reaper.has_queued() {
@@ -224,12 +225,12 @@ impl Engine {
             }
             self.on_reap_events();
             self.announce_escalations();
-            // What was born before the probes knew of the ladder has woken nobody.
+            // Processes born before the probes knew of the escalation did not wake this thread.
             read += self.drain();
             self.ingest.out.flush();
             if !self.has_work() {
-                // All that is due by now is claimed, so a ladder without a claim is at its end; unless a
-                // gap keeps some from being decided about.
+                // All that is due is claimed, so an escalation without a claim is done, unless decisions wait for a
+                // gap.
                 if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
                     self.ingest.reaper.close_empty();
                 }
@@ -246,7 +247,7 @@ impl Engine {
         read
     }
 
-    /// Handles the exits that came before a process had its mark in the kernel. Returns the number of records read.
+    /// Handles exits that came before the kernel's map had the process. Returns the number of records read.
     fn on_exits_before_membership(&mut self) -> u64 {
         let gone = match self.exited_before_membership() {
             Ok(gone) => gone,
@@ -258,7 +259,7 @@ impl Engine {
         if gone.is_empty() {
             return 0;
         }
-        // The exits may have been reported all the same.
+        // Some of the exits may have been reported.
         let read = self.drain();
         for key in gone {
             if self.model.tree.get(key).is_some() {
@@ -331,7 +332,7 @@ impl Engine {
         !self.ingest.queued.is_empty() && self.gap.is_none() || self.ingest.reaper.has_queued()
     }
 
-    /// Reads the ring into the model, and what the model makes of it into what is to be told and done.
+    /// Applies all waiting events to the model, and hands its outputs to [`Ingest`](super::ingest::Ingest).
     fn drain(&mut self) -> u64 {
         let Engine {
             kernel,
@@ -363,7 +364,7 @@ impl Engine {
                 count: drained.malformed,
                 reason: flaw.to_string(),
             });
-            // What is found by looking is looked at again: nothing is missing for good.
+            // A source that polls finds it with the next poll.
             if !self.source.is_polling() {
                 self.note_malformed();
             }
