@@ -1,11 +1,10 @@
 //! The order in which source, model and reaper act. Only this module drains the source.
 
 use std::mem;
-use std::time::Duration;
+use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
-use tokio::time::Instant;
 
 use super::idle_timer::{IdleTimer, at};
 use super::reconcile::Reconciled;
@@ -98,10 +97,11 @@ impl Engine {
     ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
         let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
-        let mut rest = IdleTimer::default();
+        let clock = Arc::clone(&self.kernel.clock);
+        let mut rest = IdleTimer::new(clock.monotonic());
         tokio::pin!(stop);
         let reason = loop {
-            if self.failover.is_new(self.kernel.clock.monotonic()) {
+            if self.failover.is_new(clock.monotonic()) {
                 match sys::readable(&self.source) {
                     Ok(new) => {
                         events = new;
@@ -111,50 +111,47 @@ impl Engine {
                         tracing::error!(
                             "the new source cannot be waited on: {error}; trying again"
                         );
-                        self.failover.put_off(self.kernel.clock.monotonic());
+                        self.failover.put_off(clock.monotonic());
                     }
                 }
-                rest.on_records(1);
+                rest.on_records(1, clock.monotonic());
             }
             // By the clock, not by a timer branch below: a busy ring could keep that from being polled.
             if self
                 .ingest
                 .reaper
                 .next_deadline()
-                .is_some_and(|at| at <= self.kernel.clock.monotonic())
+                .is_some_and(|at| at <= clock.monotonic())
             {
                 let procfs = &self.kernel.processes;
                 self.ingest.reaper.tick(|key| {
                     let state = procfs.state(key.pid).unwrap_or('?');
                     (state, procfs.rss_bytes(key.pid).unwrap_or(0))
                 });
-                rest.on_records(self.settle());
+                rest.on_records(self.settle(), clock.monotonic());
             }
-            if rest.has_expired() {
+            if rest.has_expired(clock.monotonic()) {
                 self.look_for_skips();
-                rest.on_poll(self.settle());
+                rest.on_poll(self.settle(), clock.monotonic());
                 self.find_adopters();
                 if rest.goes_idle() {
                     if let Err(error) = self.source.announce_idle(true) {
                         self.on_source_failure(&error);
-                        rest.on_records(1 + self.settle());
+                        rest.on_records(1 + self.settle(), clock.monotonic());
                         continue;
                     }
                     self.look_for_loss();
                 }
             }
             // Records that were drained on the way do not wake this thread any more.
-            rest.on_records(mem::take(&mut self.drained));
+            rest.on_records(mem::take(&mut self.drained), clock.monotonic());
             let timers = [
                 self.ingest.reaper.next_deadline(),
                 self.deferred.next(),
                 self.successions.next().filter(|_| self.gap.is_none()),
                 self.failover.next(),
             ];
-            let deadline = timers.into_iter().flatten().min().map(|at| {
-                Instant::now()
-                    + Duration::from_nanos(at.saturating_sub(self.kernel.clock.monotonic()))
-            });
+            let deadline = timers.into_iter().flatten().min();
             tokio::select! {
                 biased;
                 reason = &mut stop => break reason,
@@ -162,28 +159,28 @@ impl Engine {
                     ready?.clear_ready();
                     let read = self.settle();
                     // Records that do not wake this thread may follow, if probes are the source.
-                    rest.on_records(if self.source.probes().is_some() { 1 } else { read });
+                    rest.on_records(if self.source.probes().is_some() { 1 } else { read }, clock.monotonic());
                 }
-                () = self.deferred.facts.ready() => rest.on_records(self.settle()),
+                () = self.deferred.facts.ready() => rest.on_records(self.settle(), clock.monotonic()),
                 loaded = Engine::reloaded(&mut self.reloading) => {
                     let read = self.on_config_loaded(loaded);
-                    rest.on_records(1 + read);
+                    rest.on_records(1 + read, clock.monotonic());
                 }
-                survey = Engine::surveyed(&mut self.gap) => {
+                survey = Engine::surveyed(&*clock, &mut self.gap) => {
                     self.on_surveyed(survey);
-                    rest.on_records(1 + self.settle());
+                    rest.on_records(1 + self.settle(), clock.monotonic());
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
                     self.on_pidfds_readable();
-                    rest.on_records(self.settle());
+                    rest.on_records(self.settle(), clock.monotonic());
                 }
-                Some(ask) = asks.recv() => rest.on_records(self.on_request(ask)),
-                () = at(deadline) => rest.on_records(self.settle()),
-                () = at(rest.until) => {}
+                Some(ask) = asks.recv() => rest.on_records(self.on_request(ask), clock.monotonic()),
+                () = at(&*clock, deadline) => rest.on_records(self.settle(), clock.monotonic()),
+                () = at(&*clock, rest.until) => {}
                 // Last, after all other branches.
                 () = yield_now(), if self.has_work() || self.source.has_undrained() => {
-                    rest.on_records(self.settle());
+                    rest.on_records(self.settle(), clock.monotonic());
                 }
             }
         };

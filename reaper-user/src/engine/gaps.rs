@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
 
 use super::reconcile::Reconciled;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::export::EventBody;
+use reaper_host::kernel::Clock;
 use reaper_host::source::Lost;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{Event, EventKind, Provenance};
@@ -33,8 +33,8 @@ pub struct Gap {
 /// How what is missing is being found.
 enum Search {
     Survey(oneshot::Receiver<Result<Survey, EngineError>>),
-    /// It has failed, and is begun anew then.
-    Again(Instant),
+    /// It has failed. The next one begins at this time, in nanoseconds of the monotonic clock.
+    Again(u64),
 }
 
 impl Gap {
@@ -149,21 +149,24 @@ impl Engine {
             Ok(survey) => Search::Survey(survey),
             Err(error) => {
                 tracing::error!("cannot look for what was lost: {error}; trying again");
-                Search::Again(Instant::now() + delay)
+                Search::Again(self.kernel.clock.after(delay))
             }
         }
     }
 
     /// Waits for what a gap's survey has found; for ever if there is no gap. Without an answer it is
     /// time to begin anew.
-    pub(super) async fn surveyed(gap: &mut Option<Gap>) -> Option<Result<Survey, EngineError>> {
+    pub(super) async fn surveyed(
+        clock: &dyn Clock,
+        gap: &mut Option<Gap>,
+    ) -> Option<Result<Survey, EngineError>> {
         match gap.as_mut().map(|gap| &mut gap.search) {
             Some(Search::Survey(survey)) => Some(match survey.await {
                 Ok(survey) => survey,
                 Err(_) => Err(std::io::Error::other("the survey was given up").into()),
             }),
             Some(Search::Again(at)) => {
-                sleep_until(*at).await;
+                clock.sleep_until(*at).await;
                 None
             }
             None => std::future::pending().await,

@@ -94,7 +94,7 @@ pub const RULES: &[Rule] = &[
         name: "engine-border",
         within: &["reaper-user/src/engine"],
         except: &[],
-        in_tests: true,
+        in_tests: false,
         forbidden: &[
             "reaper_host::facts::FactPool",
             "reaper_host::kernel::SystemClock",
@@ -108,6 +108,7 @@ pub const RULES: &[Rule] = &[
             "std::env",
             "std::fs",
             "std::process",
+            "tokio::time",
         ],
         allowed: &[],
         why: "the engine reaches the machine through reaper_host::kernel and Source alone, so that it also runs on a simulated kernel",

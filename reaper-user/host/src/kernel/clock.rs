@@ -1,8 +1,12 @@
 //! The clocks.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use crate::sys;
+
+/// See [`Clock::sleep_until`].
+pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Reads the time. The values of each clock never decrease, except those of the wall clock.
 pub trait Clock: Send + Sync {
@@ -19,6 +23,9 @@ pub trait Clock: Send + Sync {
     fn after(&self, delay: Duration) -> u64 {
         self.monotonic().saturating_add(sys::nanoseconds(delay))
     }
+
+    /// Waits until the clock of delays reaches `at`. May end up to a millisecond later.
+    fn sleep_until(&self, at: u64) -> Sleep;
 }
 
 /// The clocks of the kernel.
@@ -35,5 +42,10 @@ impl Clock for SystemClock {
 
     fn wall_time(&self) -> u64 {
         sys::wall_time()
+    }
+
+    fn sleep_until(&self, at: u64) -> Sleep {
+        let left = Duration::from_nanos(at.saturating_sub(self.monotonic()));
+        Box::pin(tokio::time::sleep(left))
     }
 }

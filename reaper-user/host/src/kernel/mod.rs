@@ -18,7 +18,7 @@ mod signals;
 use std::io;
 use std::sync::Arc;
 
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, Sleep, SystemClock};
 pub use fact_reader::{FactReader, ReadyFuture};
 pub use process_table::ProcessTable;
 pub use signals::{Pidfds, ProcessHandle, Signals, WatchedHandle};

@@ -40,9 +40,10 @@ impl Consumer for StopAt {
     }
 }
 
-/// Starts an agent with a child and runs the engine until a record, after `happen`.
+/// Starts an agent with a child of this name and runs the engine until a record, after `happen`.
 fn run(
     mode: Mode,
+    child: &'static str,
     happen: impl FnOnce(&SimKernel),
     is_last: fn(&EventBody) -> bool,
 ) -> (Totals, Vec<(u32, Signal)>) {
@@ -51,7 +52,7 @@ fn run(
         (1, 0, "init"),
         (CANARY, 1, "canary"),
         (AGENT, 1, "agent"),
-        (CHILD, AGENT, "child"),
+        (CHILD, AGENT, child),
     ] {
         sim.start(pid, parent, comm);
     }
@@ -107,7 +108,7 @@ fn kill_agent(sim: &SimKernel) {
 
 #[test]
 fn orphan_of_a_killed_agent_is_reaped() {
-    let (totals, sent) = run(Mode::Enforce, kill_agent, |body| {
+    let (totals, sent) = run(Mode::Enforce, "child", kill_agent, |body| {
         matches!(body, EventBody::SessionClose { .. })
     });
     assert_eq!((totals.sessions, totals.reaped, totals.failed), (1, 1, 0));
@@ -119,6 +120,7 @@ fn orphan_of_a_killed_agent_is_reaped() {
 fn observe_decides_and_sends_nothing() {
     let (totals, sent) = run(
         Mode::Observe,
+        "child",
         kill_agent,
         |body| matches!(body, EventBody::Decision { decision, .. } if decision.verdict == "reap"),
     );
@@ -132,9 +134,19 @@ fn process_with_a_reused_pid_is_not_signalled() {
         sim.reuse_when_opened(CHILD);
         kill_agent(sim);
     };
-    let (totals, sent) = run(Mode::Enforce, happen, |body| {
+    let (totals, sent) = run(Mode::Enforce, "child", happen, |body| {
         matches!(body, EventBody::SessionClose { .. })
     });
     assert_eq!((totals.reaped, totals.signals), (0, 0));
     assert_eq!(sent, []);
+}
+
+#[test]
+fn process_that_ignores_sigterm_is_killed_after_the_grace() {
+    let (totals, sent) = run(Mode::Enforce, "stubborn", kill_agent, |body| {
+        matches!(body, EventBody::SessionClose { .. })
+    });
+    assert_eq!((totals.reaped, totals.failed), (1, 0));
+    let signals = [Signal::SIGTERM, Signal::SIGCONT, Signal::SIGKILL];
+    assert_eq!(sent, signals.map(|signal| (CHILD, signal)));
 }

@@ -12,7 +12,8 @@ use nix::sys::signal::Signal;
 
 use reaper_host::facts::{FactAnswer, Urgency};
 use reaper_host::kernel::{
-    Clock, FactReader, Kernel, ProcessHandle, ProcessTable, ReadyFuture, Signals, WatchedHandle,
+    Clock, FactReader, Kernel, ProcessHandle, ProcessTable, ReadyFuture, Signals, Sleep,
+    WatchedHandle,
 };
 use reaper_host::source::kind::SourceKind;
 use reaper_host::source::procfs::{Liveness, ProcessMemory, ProcfsError, Snapshot};
@@ -24,6 +25,8 @@ use reaper_model::event::{
 use reaper_model::facts::{Fact, FactSet, Facts};
 
 const BOOTED: u64 = 1_000_000_000_000;
+/// More than the tasks that tokio runs before it polls file descriptors (61).
+const YIELDS: usize = 100;
 const UIDS: Uids = Uids {
     real: 1000,
     effective: 1000,
@@ -158,6 +161,19 @@ impl Clock for SimClock {
 
     fn wall_time(&self) -> u64 {
         self.0.state().now
+    }
+
+    /// The time passes at once, when the engine has nothing else to do.
+    fn sleep_until(&self, at: u64) -> Sleep {
+        let kernel = Arc::clone(&self.0);
+        Box::pin(async move {
+            // So that tokio polls the file descriptors first.
+            for _ in 0..YIELDS {
+                tokio::task::yield_now().await;
+            }
+            let mut state = kernel.state();
+            state.now = state.now.max(at);
+        })
     }
 }
 
@@ -330,13 +346,18 @@ impl ProcessHandle for SimHandle {
             .is_none_or(|process| process.key != self.key)
     }
 
-    /// SIGTERM and SIGKILL end the process at once.
+    /// SIGKILL ends the process at once. So does SIGTERM, unless its name is `stubborn`.
     fn send_signal(&self, signal: Signal) -> nix::Result<()> {
-        if self.has_exited() {
-            return Err(nix::Error::ESRCH);
-        }
-        self.kernel.state().sent.push((self.key.pid, signal));
-        if matches!(signal, Signal::SIGTERM | Signal::SIGKILL) {
+        let comm = {
+            let mut state = self.kernel.state();
+            let process = state.processes.get(&self.key.pid);
+            let process = process.filter(|process| process.key == self.key);
+            let comm = process.ok_or(nix::Error::ESRCH)?.comm;
+            state.sent.push((self.key.pid, signal));
+            comm
+        };
+        let ends = signal == Signal::SIGKILL || signal == Signal::SIGTERM && comm != "stubborn";
+        if ends {
             let signal = signal as u8;
             let core = false;
             self.kernel
