@@ -12,11 +12,11 @@ use crate::source::darwin::args::Arguments;
 use crate::source::darwin::{sockets, table};
 use crate::sys::{self, darwin};
 use reaper_model::activity::Activity;
-use reaper_model::agent::{Pattern, script_path};
 use reaper_model::conversation::{ConversationSource, Conversations};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
 use reaper_model::leftover::EnvMarkers;
+use reaper_model::ruleset::{Pattern, script_path};
 
 /// A process that is being looked at. All is asked by pid: that it was this very one, [`ProcDir::is_alive`] tells afterwards.
 pub(in crate::facts) struct ProcDir {

@@ -7,10 +7,10 @@ use hashbrown::HashMap;
 
 use super::reading::{ProcDir, read_facts};
 use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
-use reaper_model::agent::Ruleset;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
+use reaper_model::ruleset::Ruleset;
 
 /// Reads the whole process table. Who cannot be read is among the unread.
 ///
