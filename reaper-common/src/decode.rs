@@ -102,7 +102,7 @@ impl<'a> Bytes<'a> {
 /// Decodes one record. Bytes after the record's own length are ignored.
 ///
 /// # Errors
-/// A [`Defect`]; the caller counts it and goes on with the next record.
+/// A [`DecodeError`]; the caller counts it and goes on with the next record.
 pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     let mut b = Bytes(bytes);
     let header = Header {
@@ -177,7 +177,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
 /// Decodes the next row of the table program's output; the rest of the bytes comes with it.
 ///
 /// # Errors
-/// A [`Defect`] where the bytes end within a row, or it is about nobody.
+/// A [`DecodeError`] where the bytes end within a row, or it is about nobody.
 pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), DecodeError> {
     let mut b = Bytes(bytes);
     let row = TableRow {

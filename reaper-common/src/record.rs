@@ -98,7 +98,7 @@ pub struct Member {
     /// The innermost session that it belongs to by descent, named by the process that was its root
     /// first; nobody for a process that is followed for another reason.
     pub session: RawKey,
-    /// `MEMBER_*`, 0 for a process that is not in the map; above them [`MEMBER_EXECS`].
+    /// `MEMBER_*`, 0 for a process that is not in the map; above them [`MEMBER_GENERATION_MASK`].
     pub flags: u32,
     /// [`RawKey::check`] of the process: the kernel may give the memory of a value that is replaced to
     /// another's while it is read.
@@ -117,7 +117,7 @@ pub const MEMBER_SCOPE: u32 = 1 << 3;
 pub const MEMBER_CANDIDATE: u32 = 1 << 4;
 /// Some rule knows programs of its name: what it is, only the service can tell, and has not yet.
 pub const MEMBER_NAME_MATCHED: u32 = 1 << 5;
-/// It was born to one that was [`MEMBER_NAMED`], or was one itself: it may be below a boundary. Inherited.
+/// It was born to one that was [`MEMBER_NAME_MATCHED`], or was one itself: it may be below a boundary. Inherited.
 pub const MEMBER_UNCERTAIN: u32 = 1 << 6;
 /// Kept, or below one that is: never signalled from the kernel. Inherited.
 pub const MEMBER_KEPT: u32 = 1 << 7;

@@ -115,7 +115,7 @@ pub const CONTROL_KERNEL_REAP: u32 = 6;
 /// program that lists all processes, which the service runs before it attaches a probe.
 pub const CONTROL_LEVEL: u32 = 7;
 /// Index into the control map: 1 if [`crate::KEEP_MARKER`] is all that rules ask of an environment, so that the probes
-/// can tell what another program means to [`crate::MEMBER_CLEAR`].
+/// can tell what another program means to [`crate::MEMBER_KERNEL_KILLABLE`].
 pub const CONTROL_ONLY_KEEP_MARKER: u32 = 8;
 /// Number of slots of the control map.
 pub const CONTROL_SLOTS: u32 = 9;

@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    /// Takes note of signals that were sent to a process: `MEMBER_TERM` and `MEMBER_KILL` of `flags`.
+    /// Takes note of signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `flags`.
     pub fn on_signal_sent(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
             node.state.member.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);

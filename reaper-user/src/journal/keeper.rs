@@ -32,7 +32,7 @@ impl KeepWriter {
     /// Removes all that the user `by` asked for at the time `made`, as in [`JournalKeep`]. There may be none.
     ///
     /// # Errors
-    /// As [`Keeper::keep`].
+    /// As [`KeepWriter::keep`].
     pub fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
         self.change(KeepUpdate::Unkeep { by, made })
     }

@@ -111,8 +111,8 @@ impl Escalation {
         self.stage
     }
 
-    /// What a process on it is to be sent. `had` is what it has been sent by others (`MEMBER_TERM`,
-    /// `MEMBER_KILL`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
+    /// What a process on it is to be sent. `had` is what it has been sent by others (`MEMBER_SIGTERM_SENT`,
+    /// `MEMBER_SIGKILL_SENT`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
     pub fn step(&self, had: u32, init: bool) -> SignalStep {
         // Whether a SIGKILL that is told of was sent cannot be seen, and one more does no harm.
         if !self.is_before_kill() || init || had & MEMBER_SIGKILL_SENT != 0 {

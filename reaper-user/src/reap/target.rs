@@ -27,7 +27,7 @@ pub(super) struct Target {
     pub(super) first_signal: Option<u64>,
     /// How far it has come here: the signal of the last step.
     pub(super) last_signal: Option<Signal>,
-    /// What it has been sent by others, and maybe by this program: `MEMBER_TERM` and `MEMBER_KILL`.
+    /// What it has been sent by others, and maybe by this program: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT`.
     pub(super) signals_had: u32,
     /// Its exit record, which comes before the end is confirmed.
     pub(super) exit_status: Option<ExitStatus>,

@@ -267,7 +267,7 @@ impl DaemonOutput {
     /// What it said when it was ready.
     ///
     /// # Errors
-    /// As [`Said::events`].
+    /// As [`DaemonOutput::events`].
     pub fn ready(&self) -> Result<Value> {
         let mut ready = self.events("ready")?;
         ready.pop().context("reaper has not said that it was ready")
@@ -276,7 +276,7 @@ impl DaemonOutput {
     /// Size of the ring, as it said.
     ///
     /// # Errors
-    /// As [`Said::events`].
+    /// As [`DaemonOutput::events`].
     pub fn ring(&self) -> Result<String> {
         let bytes = self.ready()?["ring_size"].as_u64().unwrap_or_default();
         Ok(match bytes >> 20 {

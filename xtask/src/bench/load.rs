@@ -71,7 +71,7 @@ impl Load {
         self.read_response()
     }
 
-    /// Gives an order, to be followed by [`Load::answer`].
+    /// Gives an order, to be followed by [`Load::read_response`].
     ///
     /// # Errors
     /// The load is gone.
@@ -83,7 +83,7 @@ impl Load {
     }
 
     /// # Errors
-    /// As [`Load::obey`].
+    /// As [`Load::request`].
     pub fn read_response(&mut self) -> Result<u64> {
         let mut line = String::new();
         self.answers

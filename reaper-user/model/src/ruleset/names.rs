@@ -2,8 +2,8 @@
 //!
 //! The probe knows a program's comm and the file name of its executable, no more. For each of the two
 //! it asks `first`, by the first byte. What is said there holds for all names that begin so; if the second
-//! byte may follow ([`second_bit`]) and it says [`FIRST_WHOLE`] the whole name is looked up too, where it
-//! says [`FIRST_PREFIX`] the first [`PREFIX_LEN`] bytes. All that is found is or-ed.
+//! byte may follow ([`second_bit`]) and it says [`NAME_INDEX_EXACT`] the whole name is looked up too, where it
+//! says [`NAME_INDEX_PREFIX`] the first [`PREFIX_LEN`] bytes. All that is found is or-ed.
 //!
 //! The answer may say too much and never too little: a rule that can match the image at all has its
 //! bit there. (A file that is really named `x (deleted)` is the exception: rules take it for `x`, since

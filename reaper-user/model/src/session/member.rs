@@ -79,7 +79,7 @@ pub struct Member {
     pub watched: bool,
     /// Whether it is within the scope of this service.
     pub in_scope: bool,
-    /// Signals that it was sent: `MEMBER_TERM` and `MEMBER_KILL` of `reaper-common`.
+    /// Signals that it was sent: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `reaper-common`.
     pub signals_sent: u32,
 }
 
