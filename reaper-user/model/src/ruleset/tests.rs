@@ -436,3 +436,22 @@ fn an_exe_glob_has_a_name_where_it_ends_in_one() {
         assert_eq!(found.name(), name.map(str::as_bytes), "{glob}");
     }
 }
+
+#[test]
+fn matcher_is_shown_with_all_its_conditions() {
+    let either = Condition {
+        any_of: vec![Pattern::comm("a").unwrap(), Pattern::comm("b*").unwrap()],
+        ..condition(Field::Comm, Pattern::comm("a"))
+    };
+    let matcher = Matcher::new(vec![
+        not(condition(Field::Exe, Pattern::exe("/opt/**"))),
+        either,
+    ]);
+    assert_eq!(matcher.to_string(), "comm a | b*, not exe /opt/**");
+}
+
+#[test]
+fn session_kinds_have_the_names_of_the_stream() {
+    let names = [SessionKind::Agent, SessionKind::Server].map(SessionKind::name);
+    assert_eq!(names, ["agent", "server"]);
+}
