@@ -1,7 +1,7 @@
 //! The config file: what may stand in it, what it means, and what is said when it is wrong.
 //!
-//! TOML, every key optional; see [`Config`] for the keys and [`reaper_model::rules::read`] for the language of rules. Reading collects every problem it finds, each
-//! with its line and column, instead of stopping at the first.
+//! TOML, every key optional; see [`Config`] for the keys and [`reaper_model::rules::read`] for the language of rules. Reading notes the first problem of the
+//! settings and of each rule, with its line and column.
 
 mod error;
 pub mod show;
@@ -11,62 +11,32 @@ mod tests;
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::RangeInclusive;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::de::DeTable;
 
 pub use error::{ConfigError, Diagnostic};
 use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::scan;
 use reaper_host::sys::{owner, paths};
-use reaper_model::rules::reader::Reader;
 use reaper_model::rules::{self, Defaults, Rules, warn};
 use reaper_model::ruleset::{Action, Ruleset};
+use reaper_model::value::{self, choice, duration, number, show_duration, show_size, size, text};
 
-/// Smallest ring, in bytes.
-pub const RING_MIN: u32 = 64 << 10;
-/// Largest ring, in bytes.
-pub const RING_MAX: u32 = 1 << 30;
-/// Fewest and most processes that the kernel's map of members may be given room for.
-pub const MEMBERS: RangeInclusive<u32> = 1 << 10..=1 << 20;
-/// Shortest and longest time for which the journal may keep what was written.
-pub const JOURNAL_AGE: RangeInclusive<Duration> =
-    Duration::from_secs(3600)..=Duration::from_secs(3650 * 24 * 3600);
-/// Smallest and largest journal, in bytes.
-pub const JOURNAL_SIZE: RangeInclusive<u64> = 1 << 20..=1 << 40;
-/// Shortest and longest time from one look at the process table to the next.
-pub const SCAN_INTERVAL: RangeInclusive<Duration> =
-    Duration::from_millis(5)..=Duration::from_secs(60);
-/// Longest time that a duration of the config may name.
-pub const DURATION_MAX: Duration = Duration::from_secs(3600);
-
-const KEYS: [&str; 19] = [
-    "mode",
-    "events",
-    "source",
-    "scan_min_interval",
-    "scan_max_interval",
-    "grace",
-    "kill_timeout",
-    "ring_size",
-    "max_members",
-    "pin",
-    "pin_dir",
-    "kernel_reap",
-    "reap_leftovers",
-    "runtime_dir",
-    "socket",
-    "journal",
-    "journal_dir",
-    "journal_max_age",
-    "journal_max_size",
-];
+/// Bounds of durations, in milliseconds.
+const HOUR: u64 = 3_600_000;
+const TEN_YEARS: u64 = 3650 * 24 * HOUR;
+/// Bounds of sizes, in bytes.
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
 
 /// Whether decisions are carried out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     #[default]
     Enforce,
@@ -75,7 +45,8 @@ pub enum Mode {
 }
 
 /// Whose lifecycle events go to the stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EventScope {
     /// Members of sessions only.
     #[default]
@@ -85,7 +56,8 @@ pub enum EventScope {
 }
 
 /// Whether the kernel itself sends the first signal to the children of an agent that exits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KernelReap {
     /// Where it can.
     #[default]
@@ -104,55 +76,95 @@ impl Mode {
 }
 
 /// The settings of the service, checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default = "Config::without_rules", deny_unknown_fields)]
 pub struct Config {
     /// `mode = "enforce" | "observe"`
+    #[serde(deserialize_with = "choice")]
     pub mode: Mode,
     /// `events = "agents" | "all"`
+    #[serde(deserialize_with = "choice")]
     pub events: EventScope,
     /// `source = "auto" | "ebpf" | "proc-connector" | "procfs"`: where events come from.
+    #[serde(deserialize_with = "source", serialize_with = "write_source")]
     pub source: SourceChoice,
-    /// `scan_min_interval = "50ms"`, `scan_max_interval = "2s"`: how often the process table is looked at where that is the
-    /// source, within [`SCAN_INTERVAL`].
-    pub scan: scan::ScanOptions,
-    /// `grace = "5s"`: from SIGTERM to SIGKILL, at most [`DURATION_MAX`].
+    /// `scan_min_interval = "50ms"`: how often the process table is looked at where that is the source, while something
+    /// happens; from 5 ms to a minute.
+    #[serde(
+        deserialize_with = "duration::<_, 5, 60_000>",
+        serialize_with = "write_duration"
+    )]
+    pub scan_min_interval: Duration,
+    /// `scan_max_interval = "2s"`: the same while nothing happens, and no less.
+    #[serde(
+        deserialize_with = "duration::<_, 5, 60_000>",
+        serialize_with = "write_duration"
+    )]
+    pub scan_max_interval: Duration,
+    /// `grace = "5s"`: from SIGTERM to SIGKILL, at most an hour.
+    #[serde(
+        deserialize_with = "duration::<_, 0, HOUR>",
+        serialize_with = "write_duration"
+    )]
     pub grace: Duration,
     /// `kill_timeout = "1s"`: from a SIGKILL without progress to a named failure; more than nothing.
+    #[serde(
+        deserialize_with = "duration::<_, 1, HOUR>",
+        serialize_with = "write_duration"
+    )]
     pub kill_timeout: Duration,
-    /// `ring_size = "8 MiB"`: bytes, a power of two from [`RING_MIN`] to [`RING_MAX`].
+    /// `ring_size = "8 MiB"`: bytes, a power of two from 64 KiB to 1 GiB.
+    #[serde(deserialize_with = "ring_size", serialize_with = "write_size")]
     pub ring_size: u32,
-    /// `max_members = 65536`: for how many processes the kernel's map of members has room, within
-    /// [`MEMBERS`].
+    /// `max_members = 65536`: for how many processes the kernel's map of members has room, from 1024
+    /// to 1048576.
+    #[serde(deserialize_with = "number::<_, 1024, 1_048_576>")]
     pub max_members: u32,
     /// `pin = true`: whether probes, maps and ring are pinned, so that tracking outlives the service.
     pub pin: bool,
     /// `pin_dir = "/sys/fs/bpf/reaper"`: where they are, an absolute path on a bpffs.
+    #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub pin_dir: PathBuf,
     /// `kernel_reap = "auto" | "off"`
+    #[serde(deserialize_with = "choice")]
     pub kernel_reap: KernelReap,
     /// `reap_leftovers = true`: whether leftovers that are older than the service are looked for at its start, and
     /// those on strong evidence reaped.
     pub reap_leftovers: bool,
     /// `runtime_dir = "/run/reaper"`: where the lock files and the socket are, an absolute path.
+    #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub runtime_dir: PathBuf,
     /// `socket = true`: whether the service answers on a socket there.
     pub socket: bool,
     /// `journal = true`: whether sessions, decisions and outcomes are written to a database.
     pub journal: bool,
     /// `journal_dir = "/var/lib/reaper"`: where that is, an absolute path.
+    #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub journal_dir: PathBuf,
-    /// `journal_max_age = "30d"`: for how long it keeps what was written, within [`JOURNAL_AGE`].
+    /// `journal_max_age = "30d"`: for how long it keeps what was written, from an hour to ten years.
+    #[serde(
+        deserialize_with = "duration::<_, HOUR, TEN_YEARS>",
+        serialize_with = "write_duration"
+    )]
     pub journal_max_age: Duration,
-    /// `journal_max_size = "64 MiB"`: how large it becomes, in bytes, within [`JOURNAL_SIZE`].
+    /// `journal_max_size = "64 MiB"`: how large it becomes, in bytes, from a MiB to a TiB.
+    #[serde(
+        deserialize_with = "size::<_, MIB, TIB>",
+        serialize_with = "write_size"
+    )]
     pub journal_max_size: u64,
     /// `honor_keep = true`: whether what has `REAPER_KEEP=1` in its environment is kept.
+    #[serde(skip_deserializing)]
     pub honor_keep: bool,
     /// `[defaults]`
+    #[serde(skip)]
     pub defaults: Defaults,
     /// `[[agent]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`, followed by those of the catalogue that
     /// `defaults` leaves on, or `enable` switches on, and that no rule of the file replaces by its name.
+    #[serde(skip)]
     pub rules: Ruleset,
     /// What is hardly meant as it is written, though it can be used.
+    #[serde(skip)]
     pub warnings: Vec<Diagnostic>,
 }
 
@@ -216,21 +228,44 @@ impl Config {
     /// Checks a text; `path` is only named in errors.
     ///
     /// # Errors
-    /// Every problem there is: not TOML, unknown keys, wrong types, values out of bounds, bad patterns.
+    /// It is not TOML; or the first problem of the settings and of each rule: unknown keys, wrong types, values out of
+    /// bounds, bad patterns.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let (root, broken) = DeTable::parse_recoverable(text);
         if !broken.is_empty() {
             // What could be recovered of a broken file would only give problems that follow from that.
             return Err(ConfigError::not_toml(path, text, &broken));
         }
-        let mut reader = Reader::default();
-        let (mut config, own) = Config::read(&mut reader, root.get_ref());
-        let problems = reader.into_problems();
-        if !problems.is_empty() {
-            return Err(ConfigError::at(path, text, problems));
+        let (config, rules) = match (
+            Config::settings(root.get_ref()),
+            Rules::read(root.get_ref()),
+        ) {
+            (Ok(config), Ok(rules)) => (config, rules),
+            (config, rules) => {
+                let problems = rules.err().into_iter().flatten().chain(config.err());
+                return Err(ConfigError::at(path, text, problems.collect()));
+            }
+        };
+        let warnings = warn::of(&rules.own, rules.in_force.rules());
+        Ok(Config {
+            honor_keep: rules.honor_keep,
+            defaults: rules.defaults,
+            rules: rules.in_force,
+            warnings: ConfigError::at(path, text, warnings).problems,
+            ..config
+        })
+    }
+
+    /// Reads all keys but those of rules.
+    fn settings(root: &DeTable<'_>) -> Result<Config, value::Problem> {
+        let mut config: Config = value::read(root, 0, &rules::KEYS, "")?;
+        let (min, max) = (config.scan_min_interval, &mut config.scan_max_interval);
+        if let Some(given) = root.get("scan_max_interval").filter(|_| *max < min) {
+            let what =
+                "`scan_max_interval`: it is less than `scan_min_interval`: write a longer duration";
+            return Err((given.span().start, what.into()));
         }
-        let warnings = warn::of(&own, config.rules.rules());
-        config.warnings = ConfigError::at(path, text, warnings).problems;
+        *max = min.max(*max);
         Ok(config)
     }
 
@@ -251,43 +286,20 @@ impl Config {
     }
 
     /// Keys of the settings in which another config differs, and which a service takes over only when it starts.
-    pub fn restart_only_changes(&self, other: &Config) -> Vec<&'static str> {
-        let differs = [
-            ("mode", self.mode != other.mode),
-            ("events", self.events != other.events),
-            ("source", self.source != other.source),
-            (
-                "scan_min_interval",
-                self.scan.min_interval != other.scan.min_interval,
-            ),
-            (
-                "scan_max_interval",
-                self.scan.max_interval != other.scan.max_interval,
-            ),
-            ("ring_size", self.ring_size != other.ring_size),
-            ("max_members", self.max_members != other.max_members),
-            ("pin", self.pin != other.pin),
-            ("pin_dir", self.pin_dir != other.pin_dir),
-            ("kernel_reap", self.kernel_reap != other.kernel_reap),
-            (
-                "reap_leftovers",
-                self.reap_leftovers != other.reap_leftovers,
-            ),
-            ("runtime_dir", self.runtime_dir != other.runtime_dir),
-            ("socket", self.socket != other.socket),
-            ("journal", self.journal != other.journal),
-            ("journal_dir", self.journal_dir != other.journal_dir),
-            (
-                "journal_max_age",
-                self.journal_max_age != other.journal_max_age,
-            ),
-            (
-                "journal_max_size",
-                self.journal_max_size != other.journal_max_size,
-            ),
-        ];
-        let differs = differs.into_iter().filter(|(_, differs)| *differs);
-        differs.map(|(key, _)| key).collect()
+    pub fn restart_only_changes(&self, other: &Config) -> Vec<String> {
+        let (own, others) = (show::fields(self), show::fields(other));
+        let differs = own.into_iter().filter(|(key, value)| others[key] != *value);
+        let keys = differs.map(|(key, _)| key);
+        keys.filter(|key| !["grace", "kill_timeout", "honor_keep"].contains(&&**key))
+            .collect()
+    }
+
+    /// How often the process table is looked at.
+    pub fn scan(&self) -> scan::ScanOptions {
+        scan::ScanOptions {
+            min_interval: self.scan_min_interval,
+            max_interval: self.scan_max_interval,
+        }
     }
 
     /// Whether the probes may send signals, where the kernel can: never in observe.
@@ -296,11 +308,13 @@ impl Config {
     }
 
     fn without_rules() -> Config {
+        let scan = scan::ScanOptions::default();
         Config {
             mode: Mode::default(),
             events: EventScope::default(),
             source: SourceChoice::default(),
-            scan: scan::ScanOptions::default(),
+            scan_min_interval: scan.min_interval,
+            scan_max_interval: scan.max_interval,
             grace: Duration::from_secs(5),
             kill_timeout: Duration::from_secs(1),
             ring_size: 8 << 20,
@@ -321,73 +335,48 @@ impl Config {
             warnings: Vec::new(),
         }
     }
+}
 
-    fn read(r: &mut Reader, root: &DeTable<'_>) -> (Config, Vec<rules::read::RuleEntry>) {
-        let mut config = Config::without_rules();
-        let known: Vec<&str> = KEYS.into_iter().chain(rules::KEYS).collect();
-        r.known_keys(root, &known, "");
-        let modes = [("enforce", Mode::Enforce), ("observe", Mode::Observe)];
-        r.choice(root, "mode", &modes, &mut config.mode);
-        let scopes = [("agents", EventScope::Agents), ("all", EventScope::All)];
-        r.choice(root, "events", &scopes, &mut config.events);
-        r.choice(root, "source", &SourceChoice::all(), &mut config.source);
-        let scan = &mut config.scan;
-        r.duration(
-            root,
-            "scan_min_interval",
-            SCAN_INTERVAL,
-            &mut scan.min_interval,
-        );
-        let longer = scan.min_interval..=*SCAN_INTERVAL.end();
-        scan.max_interval = scan.max_interval.max(scan.min_interval);
-        r.duration(root, "scan_max_interval", longer, &mut scan.max_interval);
-        r.duration(
-            root,
-            "grace",
-            Duration::ZERO..=DURATION_MAX,
-            &mut config.grace,
-        );
-        r.duration(
-            root,
-            "kill_timeout",
-            Duration::from_millis(1)..=DURATION_MAX,
-            &mut config.kill_timeout,
-        );
-        r.power_of_two(
-            root,
-            "ring_size",
-            RING_MIN..=RING_MAX,
-            &mut config.ring_size,
-        );
-        r.number(root, "max_members", MEMBERS, &mut config.max_members);
-        r.flag(root, "pin", &mut config.pin);
-        r.absolute_path(root, "pin_dir", &mut config.pin_dir);
-        let kernel_reap = [("auto", KernelReap::Auto), ("off", KernelReap::Off)];
-        r.choice(root, "kernel_reap", &kernel_reap, &mut config.kernel_reap);
-        r.flag(root, "reap_leftovers", &mut config.reap_leftovers);
-        r.absolute_path(root, "runtime_dir", &mut config.runtime_dir);
-        r.flag(root, "socket", &mut config.socket);
-        r.flag(root, "journal", &mut config.journal);
-        r.absolute_path(root, "journal_dir", &mut config.journal_dir);
-        r.duration(
-            root,
-            "journal_max_age",
-            JOURNAL_AGE,
-            &mut config.journal_max_age,
-        );
-        r.size(
-            root,
-            "journal_max_size",
-            JOURNAL_SIZE,
-            &mut config.journal_max_size,
-        );
-        let Rules {
-            honor_keep,
-            defaults,
-            own,
-            in_force,
-        } = Rules::read(r, root);
-        (config.honor_keep, config.defaults, config.rules) = (honor_keep, defaults, in_force);
-        (config, own)
+fn source<'de, D: Deserializer<'de>>(value: D) -> Result<SourceChoice, D::Error> {
+    let name = |name: &str| {
+        name.parse()
+            .map_err(|known| format!("no source {name:?}: {known}"))
+    };
+    text(value, "a string such as \"auto\"", name)
+}
+
+fn ring_size<'de, D: Deserializer<'de>>(value: D) -> Result<u32, D::Error> {
+    let bytes = size::<D, { 64 << 10 }, { 1 << 30 }>(value)?;
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes.is_power_of_two() => Ok(bytes),
+        _ => Err(D::Error::custom(format!(
+            "{bytes} bytes are no power of two: write for instance {:?}",
+            show_size(1 << bytes.ilog2())
+        ))),
     }
+}
+
+fn absolute_path<'de, D: Deserializer<'de>>(value: D) -> Result<PathBuf, D::Error> {
+    text(value, "an absolute path", |path| {
+        if path.starts_with('/') && !path.contains('\0') {
+            return Ok(path.into());
+        }
+        Err(format!("{path:?}: write an absolute path"))
+    })
+}
+
+fn write_source<S: Serializer>(source: &SourceChoice, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(source.name())
+}
+
+fn write_duration<S: Serializer>(time: &Duration, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(&show_duration(*time))
+}
+
+fn write_size<S: Serializer>(bytes: &(impl Copy + Into<u64>), out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(&show_size((*bytes).into()))
+}
+
+fn write_path<S: Serializer>(path: &Path, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(&path.to_string_lossy())
 }

@@ -30,7 +30,7 @@ pub struct ConversationSource {
 }
 
 /// JSON files in which an agent keeps its running processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registry {
     /// Environment variable of the agent that names the directory.
     pub directory_variable: Option<Arc<str>>,

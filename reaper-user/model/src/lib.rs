@@ -29,6 +29,7 @@ mod state;
 pub mod tree;
 mod untracked;
 pub mod user_keep;
+pub mod value;
 
 #[cfg(test)]
 mod tests;

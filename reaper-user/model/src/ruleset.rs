@@ -29,6 +29,8 @@ mod tests;
 
 use std::sync::{Arc, LazyLock};
 
+use serde::Deserialize;
+
 use crate::conversation::ConversationSource;
 use crate::event::{ExitStatus, Image};
 use crate::facts::FactSet;
@@ -39,6 +41,7 @@ pub use matcher::{Condition, Field, Matcher};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub use script::path as script_path;
+pub(crate) use when::LONGEST;
 pub use when::{SessionIs, UidIs, When};
 
 /// Most marks, the first of which is `KEEP_MARKER`: a fact has a bit for each.
@@ -57,13 +60,16 @@ static MULTIPLEXER_MARKERS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
 });
 
 /// What a rule says of the processes that it matches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Action {
     /// Membership of a session stops here: neither this process nor its descendants are members.
     Boundary,
     /// An agent's server: the root of a session that is nested in no other, whatever started it.
+    #[serde(skip)]
     Server,
     /// The root of a session.
+    #[serde(skip)]
     Agent,
     /// A member like any other, but not reaped.
     Keep,

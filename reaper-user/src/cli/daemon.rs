@@ -349,7 +349,7 @@ pub(super) fn open_source(
         choice: config.source,
         probes: options,
         names: &names(config)?,
-        scan: config.scan,
+        scan: config.scan(),
     })?;
     for passed in &passed_over {
         tracing::warn!("{passed}");
@@ -407,7 +407,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
 /// Opens the real kernel.
 pub(super) fn kernel(settings: &Settings) -> Result<Kernel, Failure> {
     let config = &settings.running;
-    let kernel = Kernel::open(config.ring_size, config.scan);
+    let kernel = Kernel::open(config.ring_size, config.scan());
     Ok(kernel.context("cannot wait for exits of processes")?)
 }
 

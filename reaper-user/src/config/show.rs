@@ -1,15 +1,15 @@
 //! A config written out again: as TOML that means the same, or as JSON.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Duration;
 
-use bytesize::ByteSize;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Config, EventScope, KernelReap};
-use reaper_model::rules::catalogue;
-use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionIs, Syntax, UidIs};
+use super::Config;
+use reaper_model::rules::{catalogue, conversation};
+use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionIs, Syntax};
+use reaper_model::value::show_duration;
 
 /// The settings, and the rules in force in the order in which they are asked.
 pub fn toml(config: &Config) -> String {
@@ -38,7 +38,7 @@ pub fn json(config: &Config) -> Value {
         .rules()
         .iter()
         .map(|rule| json_rule(rule, true));
-    json!({ "settings": settings(config), "rules": rules.collect::<Vec<_>>() })
+    json!({ "settings": fields(config), "rules": rules.collect::<Vec<_>>() })
 }
 
 /// The settings of an empty file, and the built-in rules, those that are off with `"enabled": false`.
@@ -47,7 +47,7 @@ pub fn json_defaults() -> Value {
     let rules = rules
         .iter()
         .map(|written| json_rule(&written.rule, written.enabled));
-    json!({ "settings": settings(&Config::default()), "rules": rules.collect::<Vec<_>>() })
+    json!({ "settings": fields(Config::default()), "rules": rules.collect::<Vec<_>>() })
 }
 
 /// A rule with the keys that it has in a file.
@@ -59,59 +59,19 @@ fn json_rule(rule: &Rule, enabled: bool) -> Value {
     Value::Object(all)
 }
 
-fn settings(config: &Config) -> Map<String, Value> {
-    let path = |path: &Path| Value::from(path.to_string_lossy());
-    let events = match config.events {
-        EventScope::Agents => "agents",
-        EventScope::All => "all",
+/// The fields of a struct that are set.
+pub(super) fn fields(of: impl Serialize) -> Map<String, Value> {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(of) else {
+        unreachable!("a struct of texts, numbers and flags is an object");
     };
-    let kernel_reap = match config.kernel_reap {
-        KernelReap::Auto => "auto",
-        KernelReap::Off => "off",
-    };
-    let all = [
-        ("mode", config.mode.name().into()),
-        ("events", events.into()),
-        ("source", config.source.name().into()),
-        ("scan_min_interval", duration(config.scan.min_interval)),
-        ("scan_max_interval", duration(config.scan.max_interval)),
-        ("grace", duration(config.grace)),
-        ("kill_timeout", duration(config.kill_timeout)),
-        ("ring_size", size(config.ring_size.into())),
-        ("max_members", config.max_members.into()),
-        ("pin", config.pin.into()),
-        ("pin_dir", path(&config.pin_dir)),
-        ("kernel_reap", kernel_reap.into()),
-        ("reap_leftovers", config.reap_leftovers.into()),
-        ("runtime_dir", path(&config.runtime_dir)),
-        ("socket", config.socket.into()),
-        ("journal", config.journal.into()),
-        ("journal_dir", path(&config.journal_dir)),
-        ("journal_max_age", duration(config.journal_max_age)),
-        ("journal_max_size", size(config.journal_max_size)),
-        ("honor_keep", config.honor_keep.into()),
-    ];
-    all.map(|(key, value)| (key.into(), value))
-        .into_iter()
-        .collect()
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    fields.retain(|_, value| !value.is_null() && !is_empty(value));
+    fields
 }
 
 fn toml_settings(config: &Config) -> String {
     let line = |(key, value): (String, Value)| format!("{key} = {}\n", toml_value(&value));
-    settings(config).into_iter().map(line).collect()
-}
-
-fn duration(duration: Duration) -> Value {
-    humantime::format_duration(duration).to_string().into()
-}
-
-/// Exactly: sizes are read to the byte.
-fn size(bytes: u64) -> Value {
-    let short = reaper_model::rules::reader::size(bytes);
-    match short.parse::<ByteSize>() {
-        Ok(ByteSize(read)) if read == bytes => short.into(),
-        _ => format!("{bytes} B").into(),
-    }
+    fields(config).into_iter().map(line).collect()
 }
 
 /// Whether it asks for nothing that a `[[keep]]` could not say.
@@ -137,77 +97,30 @@ fn table_of(rule: &Rule) -> &'static str {
 
 /// What stands in the table of a rule.
 fn keys_of(rule: &Rule) -> Map<String, Value> {
-    let mut keys = Map::new();
+    let mut keys = fields(&rule.when);
+    let usual = match rule.action {
+        Action::Keep => SessionIs::Any,
+        _ => SessionIs::Gone,
+    };
+    if rule.when.session == usual {
+        keys.remove("session");
+    }
     keys.insert("name".into(), (&*rule.name).into());
     if table_of(rule) == "rule" {
         keys.insert("action".into(), rule.action.name().into());
     }
-    let mut put = |key: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            keys.insert(key.into(), value);
-        }
-    };
-    let nanoseconds = |time: u64| duration(Duration::from_nanos(time));
-    let when = &rule.when;
-    put("after", (rule.after > 0).then(|| nanoseconds(rule.after)));
-    let names = |names: Vec<&str>| (!names.is_empty()).then(|| Value::from(names));
-    put(
-        "agent",
-        names(when.agents.iter().map(|name| &**name).collect()),
-    );
-    put("session", session(rule).map(Value::from));
-    put("orphan", when.orphan.map(Value::from));
-    put("inferred", when.inferred.map(Value::from));
-    put("min_age", when.min_age.map(nanoseconds));
-    put("max_age", when.max_age.map(nanoseconds));
-    put("uid", when.uid.map(uid));
-    put(
-        "unit",
-        names(when.units.iter().map(Pattern::text).collect()),
-    );
-    put("own_unit", when.own_unit.map(Value::from));
-    put("tty", when.tty.map(Value::from));
-    put("multiplexed", when.multiplexed.map(Value::from));
-    put("new_session", when.new_session.map(Value::from));
-    put("min_cpu", when.min_cpu.map(Value::from));
-    put("listening", when.listening.map(Value::from));
-    put("children", when.children.map(Value::from));
-    put("idle", when.idle.map(nanoseconds));
-    put("hung_up", when.hung_up.then_some(Value::Bool(true)));
-    put("server", when.server.then_some(Value::Bool(true)));
-    put(
-        "environment",
-        names(when.markers.iter().map(Pattern::text).collect()),
-    );
-    let source = rule.conversation.as_deref();
-    put(
-        "conversation",
-        source.map(reaper_model::rules::conversation::show),
-    );
+    if rule.after > 0 {
+        let after = show_duration(Duration::from_nanos(rule.after));
+        keys.insert("after".into(), after.into());
+    }
+    if let Some(source) = &rule.conversation {
+        keys.insert(
+            "conversation".into(),
+            fields(conversation::show(source)).into(),
+        );
+    }
     keys.extend(program(rule));
     keys
-}
-
-fn session(rule: &Rule) -> Option<&'static str> {
-    match rule.when.session {
-        SessionIs::Any if rule.action == Action::Keep => None,
-        SessionIs::Gone if rule.action != Action::Keep => None,
-        SessionIs::Gone => Some("gone"),
-        SessionIs::Alive => Some("alive"),
-        SessionIs::Any => Some("any"),
-        SessionIs::Exited => Some("exited"),
-        SessionIs::Ok => Some("ok"),
-        SessionIs::Failed => Some("failed"),
-        SessionIs::Signalled => Some("signalled"),
-    }
-}
-
-fn uid(uid: UidIs) -> Value {
-    match uid {
-        UidIs::Other => "other".into(),
-        UidIs::Same => "same".into(),
-        UidIs::Id(uid) => uid.into(),
-    }
 }
 
 /// What all alternatives ask for, and the alternatives.

@@ -6,7 +6,6 @@ use toml::de::DeTable;
 
 use super::Defaults;
 use super::read::{self, RuleEntry};
-use super::reader::Reader;
 use crate::ruleset::{Action, Rule};
 
 #[cfg(test)]
@@ -18,9 +17,8 @@ pub const TEXT: &str = include_str!("catalogue.toml");
 /// All built-in rules, those among them that are off unless they are switched on.
 pub fn entries() -> Vec<RuleEntry> {
     let root = DeTable::parse(TEXT).expect("the built-in catalogue is TOML");
-    let mut reader = Reader::default();
-    let rules = read::read(&mut reader, root.get_ref());
-    let problems = reader.into_problems();
+    let mut problems = Vec::new();
+    let rules = read::read(root.get_ref(), &mut problems);
     assert!(problems.is_empty(), "catalogue.toml: {problems:?}");
     rules
 }

@@ -16,121 +16,112 @@
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-use toml::de::DeTable;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::reader::Reader;
 use crate::conversation::{ConversationSource, Registry};
+use crate::value::{list, text};
 
-const KEYS: [&str; 8] = [
-    "variable",
-    "directory_variable",
-    "directory",
-    "files",
-    "pid",
-    "start",
-    "job",
-    "adopted",
-];
-
-/// Reads the table. Problems are noted in `r`.
-pub(super) fn read(r: &mut Reader, rule: &DeTable<'_>) -> Option<Arc<ConversationSource>> {
-    let at = rule.get("conversation")?.span().start;
-    let table = r.table(rule, "conversation")?;
-    r.known_keys(table, &KEYS, " in `conversation`");
-    let Some(variable) = text(r, table, "variable") else {
-        r.problem(
-            at,
-            "`conversation` has no `variable`: name the environment variable that holds the id of a conversation",
-        );
-        return None;
-    };
-    let directory = text(r, table, "directory");
-    let files = paths(r, table, "files");
-    let (pid, start) = (texts(r, table, "pid"), texts(r, table, "start"));
-    if pid.len() != start.len() {
-        r.problem(
-            at,
-            "`pid` and `start` of `conversation` differ in length: write one key of each for each pair",
-        );
-    }
-    let has_registry = !files.is_empty() && !pid.is_empty();
-    if directory.is_some() != has_registry {
-        r.problem(
-            at,
-            "a registry in `conversation` needs `directory`, `files`, `pid` and `start`: add what is missing",
-        );
-    }
-    let registry = directory
-        .filter(|_| has_registry)
-        .map(|directory| Registry {
-            directory_variable: text(r, table, "directory_variable"),
-            directory,
-            files,
-            process: pid.into_iter().zip(start).collect(),
-            job: texts(r, table, "job"),
-            adopted: paths(r, table, "adopted"),
-        });
-    Some(Arc::new(ConversationSource { variable, registry }))
+/// Reads the table.
+pub(super) fn read<'de, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Arc<ConversationSource>, D::Error> {
+    let source = Table::deserialize(value)?.try_into();
+    source.map(Arc::new).map_err(D::Error::custom)
 }
 
 /// Returns the table as `config show` prints it.
-pub fn show(source: &ConversationSource) -> Value {
-    let mut table = Map::new();
-    let mut put = |key: &str, value: Value| drop(table.insert(key.into(), value));
-    let list = |texts: &[Arc<str>]| texts.iter().map(|text| Value::from(&**text)).collect();
-    put("variable", (&*source.variable).into());
-    if let Some(registry) = &source.registry {
-        if let Some(name) = &registry.directory_variable {
-            put("directory_variable", (&**name).into());
+pub fn show(source: &ConversationSource) -> impl Serialize {
+    Table::from(source.clone())
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table: [agent.conversation]")]
+struct Table {
+    #[serde(deserialize_with = "name")]
+    variable: Arc<str>,
+    #[serde(default, deserialize_with = "optional_name")]
+    directory_variable: Option<Arc<str>>,
+    #[serde(default, deserialize_with = "optional_name")]
+    directory: Option<Arc<str>>,
+    #[serde(default, deserialize_with = "paths")]
+    files: Vec<Arc<str>>,
+    #[serde(default, deserialize_with = "names")]
+    pid: Vec<Arc<str>>,
+    #[serde(default, deserialize_with = "names")]
+    start: Vec<Arc<str>>,
+    #[serde(default, deserialize_with = "names")]
+    job: Vec<Arc<str>>,
+    #[serde(default, deserialize_with = "paths")]
+    adopted: Vec<Arc<str>>,
+}
+
+impl TryFrom<Table> for ConversationSource {
+    type Error = &'static str;
+
+    fn try_from(table: Table) -> Result<ConversationSource, &'static str> {
+        if table.pid.len() != table.start.len() {
+            return Err("`pid` and `start` differ in length: write one key of each for each pair");
         }
-        put("directory", (&*registry.directory).into());
-        put("files", list(&registry.files));
-        let (pid, start): (Vec<_>, Vec<_>) = registry.process.iter().cloned().unzip();
-        put("pid", list(&pid));
-        put("start", list(&start));
-        for (key, texts) in [("job", &registry.job), ("adopted", &registry.adopted)] {
-            if !texts.is_empty() {
-                put(key, list(texts));
-            }
-        }
-    }
-    table.into()
-}
-
-fn text(r: &mut Reader, table: &DeTable<'_>, key: &str) -> Option<Arc<str>> {
-    let (at, text) = r.string(key, table.get(key)?, "NAME")?;
-    if text.is_empty() {
-        r.problem(at, format!("`{key}` is empty: fill it or leave it out"));
-    }
-    Some(text.into())
-}
-
-fn texts(r: &mut Reader, table: &DeTable<'_>, key: &str) -> Vec<Arc<str>> {
-    let Some(value) = table.get(key) else {
-        return Vec::new();
-    };
-    let texts = r.strings(key, value).into_iter();
-    texts.map(|(_, text)| text.into()).collect()
-}
-
-fn paths(r: &mut Reader, table: &DeTable<'_>, key: &str) -> Vec<Arc<str>> {
-    let Some(value) = table.get(key) else {
-        return Vec::new();
-    };
-    let mut paths = Vec::new();
-    for (at, path) in r.strings(key, value) {
-        let mut parts = Path::new(path).components();
-        if parts.all(|part| matches!(part, Component::Normal(_))) {
-            paths.push(path.into());
-        } else {
-            r.problem(
-                at,
-                format!(
-                    "`{key}` {path:?} leaves the directory: write a path below it, without `..`"
-                ),
+        let has_registry = !table.files.is_empty() && !table.pid.is_empty();
+        if table.directory.is_some() != has_registry {
+            return Err(
+                "a registry needs `directory`, `files`, `pid` and `start`: add what is missing",
             );
         }
+        let registry = table.directory.map(|directory| Registry {
+            directory_variable: table.directory_variable,
+            directory,
+            files: table.files,
+            process: table.pid.into_iter().zip(table.start).collect(),
+            job: table.job,
+            adopted: table.adopted,
+        });
+        let variable = table.variable;
+        Ok(ConversationSource { variable, registry })
     }
-    paths
+}
+
+impl From<ConversationSource> for Table {
+    fn from(source: ConversationSource) -> Table {
+        let registry = source.registry.unwrap_or_default();
+        let (pid, start) = registry.process.into_iter().unzip();
+        Table {
+            variable: source.variable,
+            directory_variable: registry.directory_variable,
+            directory: Some(registry.directory).filter(|directory| !directory.is_empty()),
+            files: registry.files,
+            pid,
+            start,
+            job: registry.job,
+            adopted: registry.adopted,
+        }
+    }
+}
+
+fn name<'de, D: Deserializer<'de>>(value: D) -> Result<Arc<str>, D::Error> {
+    text(value, "a string such as \"NAME\"", |name| match name {
+        "" => Err("it is empty: fill it or leave it out".into()),
+        name => Ok(name.into()),
+    })
+}
+
+fn optional_name<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Arc<str>>, D::Error> {
+    name(value).map(Some)
+}
+
+fn names<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Arc<str>>, D::Error> {
+    list(value, |name| Ok(name.into()))
+}
+
+fn paths<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Arc<str>>, D::Error> {
+    list(value, |path| {
+        let mut parts = Path::new(path).components();
+        if parts.all(|part| matches!(part, Component::Normal(_))) {
+            return Ok(path.into());
+        }
+        Err(format!(
+            "{path:?} leaves the directory: write a path below it, without `..`"
+        ))
+    })
 }

@@ -65,53 +65,39 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use reaper_common::RULE_MAX;
-use toml::de::DeTable;
+use serde::Deserialize as _;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use super::reader::{Reader, Value};
-use super::{conversation, when};
+use super::conversation;
 use crate::ruleset::{
-    Action, Condition, Field, Matcher, Pattern, PatternError, Rule, SessionIs, Syntax,
+    Action, Condition, Field, LONGEST, Matcher, Pattern, PatternError, Rule, SessionIs, Syntax,
 };
-
-const NOT: &str = "not_";
+use crate::value::{self, Problem, choice, get, list, nanoseconds, number, text, unknown_key};
 
 type Compile = fn(&str) -> Result<Pattern, PatternError>;
 
-/// The kinds of condition: key, what it looks at, and how its text is compiled.
-const KINDS: [(&str, Field, Compile); 8] = [
+/// Keys of the conditions on a program: what each looks at, and how its text is compiled.
+const CONDITIONS: [(&str, Field, Compile); 16] = [
     ("comm", Field::Comm, Pattern::comm),
     ("exe", Field::Exe, Pattern::exe),
     ("script", Field::Script, Pattern::script),
     ("arg0", Field::Arg0, Pattern::script),
     ("args", Field::Args, Pattern::argv),
     ("options", Field::Options, Pattern::option),
+    ("not_comm", Field::Comm, Pattern::comm),
+    ("not_exe", Field::Exe, Pattern::exe),
+    ("not_script", Field::Script, Pattern::script),
+    ("not_arg0", Field::Arg0, Pattern::script),
+    ("not_args", Field::Args, Pattern::argv),
+    ("not_options", Field::Options, Pattern::option),
     ("argv", Field::Argv, Pattern::argv),
     ("argv_regex", Field::Argv, Pattern::argv_regex),
+    ("not_argv", Field::Argv, Pattern::argv),
+    ("not_argv_regex", Field::Argv, Pattern::argv_regex),
 ];
 
-/// The keys of conditions on the joined arguments come last.
-const CONDITIONS: [&str; 16] = [
-    "comm",
-    "exe",
-    "script",
-    "arg0",
-    "args",
-    "options",
-    "not_comm",
-    "not_exe",
-    "not_script",
-    "not_arg0",
-    "not_args",
-    "not_options",
-    "argv",
-    "argv_regex",
-    "not_argv",
-    "not_argv_regex",
-];
-
-const JOINED: [&str; 4] = ["argv", "argv_regex", "not_argv", "not_argv_regex"];
-
-/// The keys that say how arguments are read.
+/// Keys that say how arguments are read.
 const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 
 /// A rule as it stands in a file.
@@ -124,306 +110,291 @@ pub struct RuleEntry {
     pub enabled: bool,
 }
 
-/// All rules of a file, in its order. Problems are noted in `r`.
-pub(super) fn read(r: &mut Reader, root: &DeTable<'_>) -> Vec<RuleEntry> {
+/// Reads all rules of a file, in its order. Notes the first problem of each.
+pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleEntry> {
     let mut rules = Vec::new();
-    let mut names = HashSet::new();
-    for key in ["agent", "server", "boundary", "keep", "rule"] {
-        for (at, table) in r.tables(
-            root,
-            key,
-            &format!("[[{key}]] with its keys in the lines below"),
-        ) {
-            let Some(written) = rule(r, key, at, table) else {
-                continue;
-            };
-            let name = &written.rule.name;
-            if !names.insert(name.clone()) {
-                r.problem(
-                    at,
-                    format!("`{name}` is the name of another rule too: rename one of them"),
-                );
+    for kind in ["agent", "server", "boundary", "keep", "rule"] {
+        let like = format!("[[{kind}]] with its keys in the lines below");
+        match tables(root, kind, &like) {
+            Ok(all) => {
+                for (at, table) in all.unwrap_or_default() {
+                    match rule(kind, at, table) {
+                        Ok(rule) => rules.push(rule),
+                        Err(problem) => problems.push(problem),
+                    }
+                }
             }
-            rules.push(written);
+            Err(problem) => problems.push(problem),
         }
     }
     rules.sort_by_key(|written: &RuleEntry| written.at);
+    let mut names = HashSet::new();
+    for RuleEntry { rule, at, .. } in &rules {
+        if !names.insert(&rule.name) {
+            let name = &rule.name;
+            let what = format!("`{name}` is the name of another rule too: rename one of them");
+            problems.push((*at, what));
+        }
+    }
     rules
 }
 
-/// One rule; `None` only where it has no usable name.
-fn rule(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<RuleEntry> {
-    let program = CONDITIONS.into_iter().chain(SYNTAX);
-    let mut known: Vec<&str> = ["name", "any"].into_iter().chain(program).collect();
-    let before = r.count();
-    let action = match key {
-        "agent" => Some(Action::Agent),
-        "server" => Some(Action::Server),
-        "boundary" => Some(Action::Boundary),
-        "keep" => Some(Action::Keep),
-        _ => when::action(r, table, at),
+fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem> {
+    let action = match kind {
+        "agent" => Action::Agent,
+        "server" => Action::Server,
+        "boundary" => Action::Boundary,
+        "keep" => Action::Keep,
+        _ => get(table, "action", choice)?.ok_or_else(|| {
+            let actions = "`action = \"reap\"`, \"keep\", \"boundary\" or \"report\"";
+            (at, format!("this [[rule]] has no action: add {actions}"))
+        })?,
     };
-    let judging = !action.is_some_and(Action::is_of_program);
-    match key {
-        "rule" if judging => known.extend(when::KEYS),
-        "rule" => known.extend(["action", "enabled"]),
-        "keep" => known.push("uid"),
-        "agent" => known.push("conversation"),
-        _ => {}
-    }
-    let place = match (key, &action) {
-        ("rule", Some(Action::Boundary)) => {
-            " in a [[rule]] whose `action` is boundary, which looks at the program alone".to_owned()
+    let judging = !action.is_of_program();
+    let own: &[&str] = match kind {
+        "agent" => &["conversation"],
+        "rule" if judging => &["action", "after", "enabled"],
+        "rule" => &["action", "enabled"],
+        _ => &[],
+    };
+    let known = [&["name", "any"], &program_keys()[..], own].concat();
+    let place = match kind {
+        "rule" if !judging => {
+            " in a [[rule]] whose `action` is boundary, which looks at the program alone".into()
         }
-        _ => format!(" in [[{key}]]"),
+        _ => format!(" in [[{kind}]]"),
     };
-    r.known_keys(table, &known, &place);
-    let name = name(r, key, at, table);
-    if !judging {
-        no_joined_line(r, table);
+    if kind == "keep" {
+        check_keys(table, &[&known[..], &["uid"]].concat(), &place)?;
+    } else if !judging {
+        check_keys(table, &known, &place)?;
     }
-    let matchers = matchers(r, table);
-    let mut enabled = true;
-    r.flag(table, "enabled", &mut enabled);
-    let mut rule = Rule::new(name.as_deref().unwrap_or("…"), action?, matchers);
-    if judging {
-        when::read(r, table, &mut rule);
+    let name = get(table, "name", |value| {
+        text(value, "a string such as \"my-rule\"", name)
+    })?;
+    let no_name = || format!("this [[{kind}]] has no name: add `name = \"…\"`");
+    let name = name.ok_or_else(|| (at, no_name()))?;
+    let mut rule = Rule::new(&name, action, matchers(table, judging)?);
+    rule.when = value::read(table, at, &known, &place)?;
+    if action == Action::Keep && !table.contains_key("session") {
+        // It would be odd if what is kept from the end of its agent had to fear the rules about living ones.
+        rule.when.session = SessionIs::Any;
     }
-    if key == "agent" {
-        rule.conversation = conversation::read(r, table);
+    let after = get(table, "after", nanoseconds::<_, 0, LONGEST>)?;
+    rule.after = after.flatten().unwrap_or(0);
+    rule.conversation = get(table, "conversation", conversation::read)?;
+    if let Some(problem) = contradiction(&rule, table) {
+        return Err(problem);
     }
-    // Whether it says enough can be told only where all that it says has been understood.
-    if r.count() == before {
-        enough(r, key, at, table, &rule);
+    let asks = table.keys().any(|key| !known.contains(&&**key.get_ref()));
+    if let Some(what) = too_little(&rule, asks) {
+        return Err((at, format!("[[{kind}]] `{name}` {what}")));
     }
-    name?;
-    Some(RuleEntry { rule, at, enabled })
+    let enabled = get(table, "enabled", bool::deserialize)?.unwrap_or(true);
+    Ok(RuleEntry { rule, at, enabled })
 }
 
-/// The joined arguments do not tell a prompt that names a sub-command from the sub-command.
-fn no_joined_line(r: &mut Reader, table: &DeTable<'_>) {
-    for (key, value) in table {
-        let name = &**key.get_ref();
-        if JOINED.contains(&name) {
-            let not = if name.starts_with(NOT) { NOT } else { "" };
-            r.problem(
-                key.span().start,
-                format!(
-                    "`{name}` matches the joined arguments, where a prompt reads like a sub-command or an option; agents and \
-                     boundaries match them one by one: write `{not}args = [\"serve\"]` for the first argument that is no \
-                     option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
-                ),
-            );
-        }
-        let alternatives = value.get_ref().as_array().filter(|_| name == "any");
-        for inner in alternatives.into_iter().flat_map(|all| all.iter()) {
-            if let Some(inner) = inner.get_ref().as_table() {
-                no_joined_line(r, inner);
-            }
-        }
-    }
-}
-
-fn matchers(r: &mut Reader, table: &DeTable<'_>) -> Vec<Matcher> {
-    let (common, how) = (conditions(r, table), syntax(r, table));
-    let Some(all) = alternatives(r, table) else {
-        let has_conditions = !common.is_empty();
-        let only = has_conditions.then(|| Matcher::new(common).with_syntax(how));
-        return only.into_iter().collect();
+/// Reads what a rule asks of the program, as alternatives.
+fn matchers(table: &DeTable<'_>, judging: bool) -> Result<Vec<Matcher>, Problem> {
+    let (common, how) = program(table, judging)?;
+    let like = "a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]";
+    let Some(all) = tables(table, "any", like)? else {
+        let only = (!common.is_empty()).then(|| Matcher::new(common).with_syntax(how));
+        return Ok(only.into_iter().collect());
     };
-    let with_common = |(own, own_syntax): (Vec<Condition>, Syntax)| {
-        let value_options = [&how.value_options[..], &own_syntax.value_options].concat();
-        let command_at = match own_syntax.command_at {
+    if let Some(value) = table.get("any").filter(|_| all.is_empty()) {
+        let what = "`any` has no alternative: fill it or leave it out";
+        return Err((value.span().start, what.into()));
+    }
+    let mut matchers = Vec::new();
+    for (at, inner) in all {
+        check_keys(inner, &program_keys(), " in `any`")?;
+        if inner.is_empty() {
+            let what =
+                "this alternative of `any` is empty, so it would always hold: fill it or remove it";
+            return Err((at, what.into()));
+        }
+        let (own, own_how) = program(inner, judging)?;
+        let value_options = [&how.value_options[..], &own_how.value_options].concat();
+        let command_at = match own_how.command_at {
             0 => how.command_at,
             own => own,
         };
-        Matcher::new([common.clone(), own].concat()).with_syntax(Syntax {
-            value_options,
-            command_at,
-        })
-    };
-    all.into_iter().map(with_common).collect()
+        matchers.push(
+            Matcher::new([&common[..], &own].concat()).with_syntax(Syntax {
+                value_options,
+                command_at,
+            }),
+        );
+    }
+    Ok(matchers)
 }
 
-/// A rule that says too little would hold for everything.
-fn enough(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>, rule: &Rule) {
-    const PROGRAM: &str = "add `comm`, `exe`, `script`, `args` or `options`";
-    let (this, matchers) = (&rule.name, &rule.matchers);
-    let asks = table
-        .iter()
-        .any(|(name, _)| when::CONDITIONS.contains(&&**name.get_ref()));
-    let positive = matchers.iter().all(Matcher::is_positive);
-    if matchers.is_empty() && !asks {
-        r.problem(
-            at,
-            format!("[[{key}]] `{this}` has no condition: {PROGRAM}"),
-        );
-    } else if !positive && !asks {
-        r.problem(
-            at,
-            format!("[[{key}]] `{this}` says only what it is not: {PROGRAM}"),
-        );
-    }
-    let named = positive && !matchers.is_empty();
-    let of_root = rule.when.is_of_root();
-    if of_root && rule.when.session != SessionIs::Alive {
-        r.problem(
-            at,
-            format!(
-                "[[{key}]] `{this}` asks for `idle` or `server`, which only an agent that lives can be: add `session = \"alive\"`"
-            ),
-        );
-    }
-    let living = rule.action == Action::Reap && rule.when.is_of(true);
-    if living && rule.when.server && rule.when.idle.is_none() {
-        r.problem(
-            at,
-            format!(
-                "[[{key}]] `{this}` would reap servers that are in use: add `idle = \"30min\"`"
-            ),
-        );
-    }
-    if living && !of_root && !named && rule.when.orphan != Some(true) {
-        r.problem(
-            at,
-            format!(
-                "[[{key}]] `{this}` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`"
-            ),
-        );
-    }
+fn program_keys() -> Vec<&'static str> {
+    let conditions = CONDITIONS.iter().map(|(key, ..)| *key);
+    conditions.chain(SYNTAX).collect()
 }
 
-fn name(r: &mut Reader, key: &str, at: usize, table: &DeTable<'_>) -> Option<Arc<str>> {
-    let Some(value) = table.get("name") else {
-        r.problem(
-            at,
-            format!("this [[{key}]] has no name: add `name = \"…\"`"),
-        );
-        return None;
-    };
-    let (at, name) = r.string("name", value, "my-rule")?;
-    if name.is_empty()
-        || !name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    {
-        r.problem(
-            at,
-            format!("`name` is {name:?}: write letters, digits, `-`, `_` and `.`"),
-        );
-        return None;
-    }
-    if name.len() >= RULE_MAX {
-        r.problem(
-            at,
-            format!(
-                "`name` has {} letters, and the kernel keeps it with a session: write at most {}",
-                name.len(),
-                RULE_MAX - 1
-            ),
-        );
-        return None;
-    }
-    Some(name.into())
-}
-
-/// The entries of `any`.
-fn alternatives(r: &mut Reader, table: &DeTable<'_>) -> Option<Vec<(Vec<Condition>, Syntax)>> {
-    let value = table.get("any")?;
-    let like = "a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]";
-    let tables = r.tables(table, "any", like);
-    if value
-        .get_ref()
-        .as_array()
-        .is_some_and(|list| list.is_empty())
-    {
-        r.problem(
-            value.span().start,
-            "`any` has no alternative: fill it or leave it out",
-        );
-    }
-    let known: Vec<&str> = CONDITIONS.into_iter().chain(SYNTAX).collect();
-    let mut all = Vec::new();
-    for (at, inner) in tables {
-        r.known_keys(inner, &known, " in `any`");
-        if inner.is_empty() {
-            r.problem(
-                at,
-                "this alternative of `any` is empty, so it would always hold: fill it or remove it",
-            );
+fn check_keys(table: &DeTable<'_>, known: &[&str], place: &str) -> Result<(), Problem> {
+    let mut keys = table.keys();
+    match keys.find(|key| !known.contains(&&**key.get_ref())) {
+        Some(key) => {
+            let what = unknown_key(key.get_ref(), known, place);
+            Err((key.span().start, what))
         }
-        all.push((conditions(r, inner), syntax(r, inner)));
+        None => Ok(()),
     }
-    Some(all)
 }
 
-fn syntax(r: &mut Reader, table: &DeTable<'_>) -> Syntax {
-    let mut syntax = Syntax::default();
-    let options = table.get("value_options");
-    for (at, option) in options.map_or_else(Vec::new, |value| r.strings("value_options", value)) {
-        if option.len() < 2 || !option.starts_with('-') || option.contains(['=', '*', ' ']) {
-            r.problem(
-                at,
-                format!("`value_options` holds {option:?}: write the name of an option such as \"--config\""),
-            );
-        }
-        syntax.value_options.push(option.into());
-    }
-    let command_at = r.maybe_number(table, "command_at", 1..=99);
-    syntax.command_at = command_at.unwrap_or_default();
-    syntax
-}
-
-fn conditions(r: &mut Reader, table: &DeTable<'_>) -> Vec<Condition> {
-    let mut found = Vec::new();
-    for key in CONDITIONS {
-        let Some(value) = table.get(key) else {
+/// Reads the conditions on a program, and how it reads arguments.
+fn program(table: &DeTable<'_>, judging: bool) -> Result<(Vec<Condition>, Syntax), Problem> {
+    let mut conditions = Vec::new();
+    for (key, field, compile) in CONDITIONS {
+        let Some((place, value)) = table.get_key_value(key) else {
             continue;
         };
-        let positive = key.strip_prefix(NOT);
-        let (_, field, compile) = *KINDS
-            .iter()
-            .find(|k| k.0 == positive.unwrap_or(key))
-            .expect("each is of a kind");
-        let any_of = patterns(r, key, value, compile);
-        found.push(Condition {
+        let negative = key.starts_with("not_");
+        if field == Field::Argv && !judging {
+            // The joined arguments do not tell a prompt that names a sub-command from the sub-command.
+            let not = if negative { "not_" } else { "" };
+            let what = format!(
+                "`{key}` matches the joined arguments, where a prompt reads like a sub-command or an option; agents and \
+                 boundaries match them one by one: write `{not}args = [\"serve\"]` for the first argument that is no \
+                 option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
+            );
+            return Err((place.span().start, what));
+        }
+        let any_of = get(table, key, |value| {
+            list(value, |text| pattern(text, key, compile))
+        })?;
+        let any_of = any_of.unwrap_or_default();
+        let all = |pattern: &Pattern| matches_all(pattern.text(), pattern);
+        if any_of.iter().all(all) {
+            let what = format!("`{key}` matches any arguments: narrow it or leave it out");
+            return Err((value.span().start, what));
+        }
+        conditions.push(Condition {
             field,
             any_of,
-            negative: positive.is_some(),
+            negative,
         });
     }
-    found
+    let options = get(table, "value_options", |value| list(value, option_name))?;
+    let command_at = get(table, "command_at", number::<_, 1, 99>)?;
+    let syntax = Syntax {
+        value_options: options.unwrap_or_default(),
+        command_at: command_at.unwrap_or_default(),
+    };
+    Ok((conditions, syntax))
 }
 
-fn patterns(r: &mut Reader, key: &str, value: &Value<'_>, compile: Compile) -> Vec<Pattern> {
-    let what = if key.ends_with("regex") {
+fn pattern(text: &str, key: &str, compile: Compile) -> Result<Pattern, String> {
+    let kind = if key.ends_with("regex") {
         "regex"
     } else {
         "glob"
     };
-    let mut found = Vec::new();
-    for (at, text) in r.strings(key, value) {
-        match compile(text) {
-            // One argument of several may be any.
-            Ok(pattern) if key.ends_with("args") => found.push(pattern),
-            Ok(pattern) if matches_all(text, &pattern) => {
-                r.problem(
-                    at,
-                    format!("`{key}` {text:?} matches everything: narrow it or leave it out"),
-                );
-            }
-            Ok(pattern) => found.push(pattern),
-            Err(error) => r.problem(at, format!("`{key}` {text:?} is no good {what}: {error}")),
-        }
+    match compile(text) {
+        // One argument of several may be any.
+        Ok(pattern) if !key.ends_with("args") && matches_all(text, &pattern) => Err(format!(
+            "{text:?} matches everything: narrow it or leave it out"
+        )),
+        Ok(pattern) => Ok(pattern),
+        Err(error) => Err(format!("{text:?} is no good {kind}: {error}")),
     }
-    let all = |pattern: &Pattern| matches_all(pattern.text(), pattern);
-    if key.ends_with("args") && !found.is_empty() && found.iter().all(all) {
-        r.problem(
-            value.span().start,
-            format!("`{key}` matches any arguments: narrow it or leave it out"),
-        );
+}
+
+fn option_name(option: &str) -> Result<Box<str>, String> {
+    if option.len() < 2 || !option.starts_with('-') || option.contains(['=', '*', ' ']) {
+        return Err(format!(
+            "{option:?} is no option: write the name of one such as \"--config\""
+        ));
     }
-    found
+    Ok(option.into())
+}
+
+fn name(name: &str) -> Result<Arc<str>, String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match name.len() {
+        1..RULE_MAX if name.chars().all(is_allowed) => Ok(name.into()),
+        length @ RULE_MAX.. if name.chars().all(is_allowed) => Err(format!(
+            "it has {length} letters, and the kernel keeps it with a session: write at most {}",
+            RULE_MAX - 1
+        )),
+        _ => Err(format!(
+            "{name:?} is no name: write letters, digits, `-`, `_` and `.`"
+        )),
+    }
+}
+
+/// Returns what is wrong with conditions that only make sense beside others. `table` has their places.
+fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
+    let asked = &rule.when;
+    let wrong = [
+        (
+            "max_age",
+            asked
+                .min_age
+                .zip(asked.max_age)
+                .is_some_and(|(min, max)| min >= max),
+            "`max_age` is not more than `min_age`, so this can never hold: make it longer",
+        ),
+        (
+            "hung_up",
+            !asked.hung_up || asked.idle.is_none(),
+            "`hung_up` is true or left out, and needs `idle`: write `hung_up = true` and `idle = \"30s\"`",
+        ),
+        ("server", !asked.server, "`server` is true or left out"),
+    ];
+    wrong.into_iter().find_map(|(key, is_wrong, what)| {
+        let value = table.get(key).filter(|_| is_wrong)?;
+        Some((value.span().start, what.into()))
+    })
+}
+
+/// Returns what is wrong with a rule that would hold for everything, or for what is in use. `asks` is whether it has
+/// conditions besides the program.
+fn too_little(rule: &Rule, asks: bool) -> Option<&'static str> {
+    let when = &rule.when;
+    let positive = rule.matchers.iter().all(Matcher::is_positive);
+    let named = positive && !rule.matchers.is_empty();
+    let living = rule.action == Action::Reap && when.is_of(true);
+    if rule.matchers.is_empty() && !asks {
+        Some("has no condition: add `comm`, `exe`, `script`, `args` or `options`")
+    } else if !positive && !asks {
+        Some("says only what it is not: add `comm`, `exe`, `script`, `args` or `options`")
+    } else if when.is_of_root() && when.session != SessionIs::Alive {
+        Some(
+            "asks for `idle` or `server`, which only an agent that lives can be: add `session = \"alive\"`",
+        )
+    } else if living && when.server && when.idle.is_none() {
+        Some("would reap servers that are in use: add `idle = \"30min\"`")
+    } else if living && !when.is_of_root() && !named && when.orphan != Some(true) {
+        Some(
+            "would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`",
+        )
+    } else {
+        None
+    }
+}
+
+/// Reads a list of tables, each with its place, if the key is there.
+fn tables<'a, 't>(
+    table: &'a DeTable<'t>,
+    key: &str,
+    like: &str,
+) -> Result<Option<Vec<(usize, &'a DeTable<'t>)>>, Problem> {
+    let Some(value) = table.get(key) else {
+        return Ok(None);
+    };
+    let one =
+        |item: &'a Spanned<DeValue<'t>>| Some((item.span().start, item.get_ref().as_table()?));
+    let items = value.get_ref().as_array();
+    let all = items.and_then(|items| items.iter().map(one).collect::<Option<Vec<_>>>());
+    all.map(Some).ok_or_else(|| {
+        let what = format!("`{key}` is no list of tables: write {like}");
+        (value.span().start, what)
+    })
 }
 
 /// Whether a pattern would tell nothing apart, as a slip that makes an agent of every process.

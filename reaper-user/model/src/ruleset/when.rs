@@ -2,11 +2,18 @@
 
 use std::sync::Arc;
 
-use super::Pattern;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{Pattern, PatternError};
 use crate::event::{ExitStatus, Uids};
+use crate::value::{choice, list, nanoseconds, number, write_nanoseconds};
+
+/// Longest delay and age that a rule may name, in milliseconds.
+pub(crate) const LONGEST: u64 = 3650 * 24 * 3_600_000;
 
 /// What has become of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SessionIs {
     /// Its root is gone, however it ended.
     #[default]
@@ -24,12 +31,17 @@ pub enum SessionIs {
 }
 
 /// Under which uids a member runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(
+    rename_all = "lowercase",
+    expecting = "write \"other\", \"same\" or a number"
+)]
 pub enum UidIs {
     /// Another real or another effective one than the root of its session.
     Other,
     Same,
     /// This effective one.
+    #[serde(untagged)]
     Id(u32),
 }
 
@@ -44,21 +56,27 @@ impl UidIs {
     }
 }
 
-/// A conjunction of conditions; what is `None` or empty asks for nothing.
-#[derive(Clone, Debug, Default)]
+/// A conjunction of conditions; what is `None` or empty asks for nothing. A rule has them as keys.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct When {
+    #[serde(deserialize_with = "choice")]
     pub session: SessionIs,
     /// Names of agents: the session is one of them.
+    #[serde(rename = "agent", deserialize_with = "names")]
     pub agents: Vec<Arc<str>>,
     pub orphan: Option<bool>,
     /// Nothing but evidence makes it a member. What reaps such has to ask for it.
     pub inferred: Option<bool>,
     /// Nanoseconds.
+    #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub min_age: Option<u64>,
     /// Nanoseconds.
+    #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub max_age: Option<u64>,
     pub uid: Option<UidIs>,
     /// Over the name of the innermost systemd unit.
+    #[serde(rename = "unit", deserialize_with = "units")]
     pub units: Vec<Pattern>,
     /// It has a systemd unit, and not its root's.
     pub own_unit: Option<bool>,
@@ -69,20 +87,62 @@ pub struct When {
     /// Its session id is not that of its root.
     pub new_session: Option<bool>,
     /// Percent of one processor.
+    #[serde(deserialize_with = "percent")]
     pub min_cpu: Option<u32>,
     pub listening: Option<bool>,
     /// It has living children.
     pub children: Option<bool>,
     /// It is the root of a session, and nothing in that session's tree has worked for so many ns.
+    #[serde(deserialize_with = "idle", serialize_with = "write_nanoseconds")]
     pub idle: Option<u64>,
     /// Its standard input and output are pipes or sockets whose other ends are closed, for as long as `idle` says.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hung_up: bool,
     /// It is an agent's server.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub server: bool,
     /// Over `NAME=value` of its environment: one of them is there.
+    #[serde(rename = "environment", deserialize_with = "markers")]
     pub markers: Vec<Pattern>,
     /// Bits of `marks` in [`Facts::markers`](crate::facts::Facts::markers); a ruleset says which.
+    #[serde(skip)]
     pub marker_bits: u64,
+}
+
+fn age<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    nanoseconds::<D, 1, LONGEST>(value)
+}
+
+fn idle<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    nanoseconds::<D, 1000, LONGEST>(value)
+}
+
+fn percent<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+    number::<D, 1, 1_000_000>(value).map(Some)
+}
+
+fn names<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Arc<str>>, D::Error> {
+    list(value, |name| Ok(name.into()))
+}
+
+fn units<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Pattern>, D::Error> {
+    list(value, |glob| narrowing(glob, Pattern::unit))
+}
+
+fn markers<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Pattern>, D::Error> {
+    list(value, |glob| narrowing(glob, Pattern::marker))
+}
+
+fn narrowing(
+    glob: &str,
+    compile: fn(&str) -> Result<Pattern, PatternError>,
+) -> Result<Pattern, String> {
+    if glob.chars().all(|c| c == '*') {
+        return Err(format!(
+            "{glob:?} matches everything: narrow it or leave it out"
+        ));
+    }
+    compile(glob).map_err(|error| format!("{glob:?} is no good glob: {error}"))
 }
 
 impl SessionIs {

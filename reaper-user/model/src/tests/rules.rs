@@ -10,7 +10,6 @@ use crate::event::{ExitStatus, Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::{Reason, Verdict};
 use crate::rules::Rules;
-use crate::rules::reader::Reader;
 use crate::ruleset::Ruleset;
 use crate::user_keep::UserKeep;
 
@@ -36,10 +35,7 @@ pub(super) fn read(rules: &str) -> Ruleset {
         let (top, rest): (Vec<&str>, Vec<&str>) = text.lines().partition(top);
         let text = format!("{}\n{}", top.join("\n"), rest.join("\n"));
         let root = DeTable::parse(&text).unwrap();
-        let mut reader = Reader::default();
-        let rules = Rules::read(&mut reader, root.get_ref());
-        assert_eq!(reader.into_problems(), []);
-        rules.in_force
+        Rules::read(root.get_ref()).unwrap().in_force
     };
     READ.with_borrow_mut(|read| {
         let known = read.entry(rules.to_owned());

@@ -51,7 +51,7 @@ fn unknown_keys() {
     );
     wrong(
         "[defaults]\nkeep = true",
-        "r.toml:2:1: unknown key `keep` in [defaults]: did you mean `keeps`?",
+        "r.toml:2:1: unknown key `keep`: did you mean `keeps`?",
     );
     wrong(
         "[[agent]]\nname = 'x'\nexec = '/x'\ncomm = 'x'",
@@ -73,55 +73,55 @@ fn unknown_keys() {
 fn wrong_types() {
     wrong(
         "mode = 1",
-        "r.toml:1:8: `mode` is an integer: write a string such as \"enforce\"",
+        "r.toml:1:8: `mode`: invalid type: integer `1`, expected `enforce` or `observe`",
     );
     wrong(
         "grace = 5",
-        "r.toml:1:9: `grace` is an integer: write a string such as \"5s\"",
+        "r.toml:1:9: `grace`: invalid type: integer `5`, expected a string such as \"5s\"",
     );
     wrong(
         "ring_size = 65536",
-        "r.toml:1:13: `ring_size` is an integer: write a string such as \"8 MiB\"",
+        "r.toml:1:13: `ring_size`: invalid type: integer `65536`, expected a string such as \"64 MiB\"",
     );
     wrong(
         "max_members = '64k'",
-        "r.toml:1:15: `max_members` is a string: write a number from 1024 to 1048576",
+        "r.toml:1:15: `max_members`: invalid type: string \"64k\", expected a number from 1024 to 1048576",
     );
     wrong(
         "pin = 'yes'",
-        "r.toml:1:7: `pin` is a string: write true or false",
+        "r.toml:1:7: `pin`: invalid type: string \"yes\", expected a boolean",
     );
     wrong(
         "pin_dir = true",
-        "r.toml:1:11: `pin_dir` is a boolean: write a string such as \"/sys/fs/bpf/reaper\"",
+        "r.toml:1:11: `pin_dir`: invalid type: boolean `true`, expected an absolute path",
     );
     wrong(
         "defaults = true",
-        "r.toml:1:12: `defaults` is a boolean: write a table: [defaults]",
+        "r.toml:1:12: `defaults`: invalid type: boolean `true`, expected a table: [defaults]",
     );
     wrong(
         "[defaults]\nagents = 'yes'",
-        "r.toml:2:10: `agents` is a string: write true or false",
+        "r.toml:2:10: `agents`: invalid type: string \"yes\", expected a boolean",
     );
     wrong(
         "agent = 'x'",
-        "r.toml:1:9: `agent` is a string: write [[agent]] with its keys in the lines below",
+        "r.toml:1:9: `agent` is no list of tables: write [[agent]] with its keys in the lines below",
     );
     wrong(
         "[agent]\nname = 'x'",
-        "r.toml:1:1: `agent` is a table: write [[agent]] with its keys in the lines below",
+        "r.toml:1:1: `agent` is no list of tables: write [[agent]] with its keys in the lines below",
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = true",
-        "r.toml:3:8: `comm` is a boolean: write a string or a list of strings",
+        "r.toml:3:8: `comm`: invalid type: boolean `true`, expected a string or a list of strings",
     );
     wrong(
         "[[agent]]\nname = 'x'\nexe = ['/x', 1]",
-        "r.toml:3:14: `exe` holds an integer: write strings only",
+        "r.toml:3:14: `exe`: invalid type: integer `1`, expected a string",
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = { comm = 'x' }",
-        "r.toml:3:7: `any` is a table: write a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]",
+        "r.toml:3:7: `any` is no list of tables: write a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]",
     );
 }
 
@@ -129,52 +129,49 @@ fn wrong_types() {
 fn bad_values() {
     wrong(
         "mode = 'obsrve'",
-        "r.toml:1:8: `mode` is \"obsrve\": write \"enforce\" or \"observe\"",
+        "r.toml:1:8: `mode`: unknown variant `obsrve`, expected `enforce` or `observe`",
     );
     wrong(
         "events = ''",
-        "r.toml:1:10: `events` is \"\": write \"agents\" or \"all\"",
+        "r.toml:1:10: `events`: unknown variant ``, expected `agents` or `all`",
     );
     wrong(
         "[[keep]]\nname = 'x'\nuid = '0'",
-        "r.toml:3:7: `uid` is \"0\": write \"other\", \"same\" or a number",
+        "r.toml:3:7: `uid`: write \"other\", \"same\" or a number",
     );
     wrong(
         "runtime_dir = 'run'",
-        "r.toml:1:15: `runtime_dir` is \"run\": write an absolute path",
+        "r.toml:1:15: `runtime_dir`: \"run\": write an absolute path",
     );
     wrong(
         "pin_dir = 'bpf'",
-        "r.toml:1:11: `pin_dir` is \"bpf\": write an absolute path",
+        "r.toml:1:11: `pin_dir`: \"bpf\": write an absolute path",
     );
     wrong(
         "kernel_reap = 'on'",
-        "r.toml:1:15: `kernel_reap` is \"on\": write \"auto\" or \"off\"",
+        "r.toml:1:15: `kernel_reap`: unknown variant `on`, expected `auto` or `off`",
     );
 }
 
 #[test]
 fn bad_durations() {
-    let no = "which is no duration: write one such as \"5s\" or \"500ms\"";
+    let no = "is no duration: write one such as \"5s\" or \"500ms\"";
     wrong(
         "grace = '5 parsecs'",
-        &format!("r.toml:1:9: `grace` is \"5 parsecs\", {no}"),
+        &format!("r.toml:1:9: `grace`: \"5 parsecs\" {no}"),
     );
-    wrong(
-        "grace = '5'",
-        &format!("r.toml:1:9: `grace` is \"5\", {no}"),
-    );
+    wrong("grace = '5'", &format!("r.toml:1:9: `grace`: \"5\" {no}"));
     wrong(
         "grace = '-5s'",
-        &format!("r.toml:1:9: `grace` is \"-5s\", {no}"),
+        &format!("r.toml:1:9: `grace`: \"-5s\" {no}"),
     );
     wrong(
         "grace = '2h'",
-        "r.toml:1:9: `grace` is \"2h\": write a duration from 0s to 1h",
+        "r.toml:1:9: `grace`: \"2h\" is out of bounds: write a duration from 0s to 1h",
     );
     wrong(
         "kill_timeout = '0s'",
-        "r.toml:1:16: `kill_timeout` is \"0s\": write a duration from 1ms to 1h",
+        "r.toml:1:16: `kill_timeout`: \"0s\" is out of bounds: write a duration from 1ms to 1h",
     );
     assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
 }
@@ -183,33 +180,47 @@ fn bad_durations() {
 fn bad_sizes() {
     wrong(
         "ring_size = 'big'",
-        "r.toml:1:13: `ring_size` is \"big\", which is no size: write one such as \"8 MiB\"",
+        "r.toml:1:13: `ring_size`: \"big\" is no size: write one such as \"64 MiB\"",
     );
     wrong(
         "ring_size = '8 MB'",
-        "r.toml:1:13: `ring_size` is 8000000 bytes, which is no power of two: write for instance \"4 MiB\"",
+        "r.toml:1:13: `ring_size`: 8000000 bytes are no power of two: write for instance \"4 MiB\"",
     );
     wrong(
         "ring_size = '96 KiB'",
-        "r.toml:1:13: `ring_size` is 98304 bytes, which is no power of two: write for instance \"64 KiB\"",
+        "r.toml:1:13: `ring_size`: 98304 bytes are no power of two: write for instance \"64 KiB\"",
     );
-    let bounds = "write a power of two from \"64 KiB\" to \"1 GiB\"";
+    let bounds = "is out of bounds: write a size from \"64 KiB\" to \"1 GiB\"";
     wrong(
         "ring_size = '32 KiB'",
-        &format!("r.toml:1:13: `ring_size` is \"32 KiB\": {bounds}"),
+        &format!("r.toml:1:13: `ring_size`: \"32 KiB\" {bounds}"),
     );
     wrong(
         "ring_size = '16 GiB'",
-        &format!("r.toml:1:13: `ring_size` is \"16 GiB\": {bounds}"),
+        &format!("r.toml:1:13: `ring_size`: \"16 GiB\" {bounds}"),
     );
+    wrong(
+        "journal_max_size = '1 KiB'",
+        "r.toml:1:20: `journal_max_size`: \"1 KiB\" is out of bounds: write a size from \"1 MiB\" to \"1 TiB\"",
+    );
+    let config = parse("journal_max_size = '1048576'").unwrap();
+    assert_eq!(config.journal_max_size, 1 << 20);
 }
 
 #[test]
 fn bad_numbers() {
-    for number in ["1023", "1048577", "-1", "99999999999999999999"] {
+    for (number, what) in [
+        ("1023", "invalid value: integer `1023`"),
+        ("1048577", "invalid value: integer `1048577`"),
+        ("-1", "invalid value: integer `-1`"),
+        (
+            "99999999999999999999",
+            "invalid type: integer `99999999999999999999` as i128",
+        ),
+    ] {
         wrong(
             &format!("max_members = {number}"),
-            &format!("r.toml:1:15: `max_members` is {number}: write a number from 1024 to 1048576"),
+            &format!("r.toml:1:15: `max_members`: {what}, expected a number from 1024 to 1048576"),
         );
     }
     for (text, number) in [("1_024", 1024), ("1048576", 1 << 20)] {
@@ -227,12 +238,12 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x y'\ncomm = 'x'",
-        "r.toml:2:8: `name` is \"x y\": write letters, digits, `-`, `_` and `.`",
+        "r.toml:2:8: `name`: \"x y\" is no name: write letters, digits, `-`, `_` and `.`",
     );
     let name = "x".repeat(64);
     wrong(
         &format!("[[agent]]\nname = '{name}'\ncomm = 'x'"),
-        "r.toml:2:8: `name` has 64 letters, and the kernel keeps it with a session: write at most 63",
+        "r.toml:2:8: `name`: it has 64 letters, and the kernel keeps it with a session: write at most 63",
     );
     let longest = format!("[[agent]]\nname = '{}'\ncomm = 'x'", &name[1..]);
     assert!(parse(&longest).is_ok());
@@ -258,7 +269,7 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = []",
-        "r.toml:3:8: `comm` is an empty list, which can never match: fill it or leave it out",
+        "r.toml:3:8: `comm`: an empty list can never match: fill it or leave it out",
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = 'x'\n[[keep]]\nname = 'x'\ncomm = 'x'",
@@ -271,28 +282,28 @@ fn bad_patterns() {
     let rule = |line: &str| format!("[[keep]]\nname = 'x'\n{line}");
     wrong(
         &rule("exe = '/x[a'"),
-        "r.toml:3:7: `exe` \"/x[a\" is no good glob: unclosed character class; missing ']'",
+        "r.toml:3:7: `exe`: \"/x[a\" is no good glob: unclosed character class; missing ']'",
     );
     wrong(
         &rule("argv = ['a', '{b']"),
-        "r.toml:3:14: `argv` \"{b\" is no good glob: unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)",
+        "r.toml:3:14: `argv`: \"{b\" is no good glob: unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)",
     );
     wrong(
         &rule("not_argv_regex = '(a'"),
-        "r.toml:3:18: `not_argv_regex` \"(a\" is no good regex: unclosed group",
+        "r.toml:3:18: `not_argv_regex`: \"(a\" is no good regex: unclosed group",
     );
     wrong(
         &rule("argv_regex = 'a**{2'"),
-        "r.toml:3:14: `argv_regex` \"a**{2\" is no good regex: unclosed counted repetition",
+        "r.toml:3:14: `argv_regex`: \"a**{2\" is no good regex: unclosed counted repetition",
     );
     wrong(
         &rule("exe = '~/bin/x'"),
-        "r.toml:3:7: `exe` \"~/bin/x\" is no good glob: it is matched against the whole path, so start it with `/` \
+        "r.toml:3:7: `exe`: \"~/bin/x\" is no good glob: it is matched against the whole path, so start it with `/` \
          or `**/`: \"**/bin/x\"",
     );
     wrong(
         &rule("comm = 'a-name-of-sixteen'"),
-        "r.toml:3:8: `comm` \"a-name-of-sixteen\" is no good glob: the kernel keeps 15 bytes of a name: write \
+        "r.toml:3:8: `comm`: \"a-name-of-sixteen\" is no good glob: the kernel keeps 15 bytes of a name: write \
          \"a-name-of-sixte\", or match `exe`",
     );
     for all in [
@@ -312,15 +323,11 @@ fn bad_patterns() {
 }
 
 #[test]
-fn every_problem_is_told_in_the_order_of_the_file() {
+fn problems_of_settings_and_rules_are_in_file_order() {
     wrong(
         "grace = 5\nmoed = 'x'\n[[agent]]\nname = 'é'\nexe = ['é', 1]\n[[keep]]\n",
-        "r.toml:1:9: `grace` is an integer: write a string such as \"5s\"\n\
-         r.toml:2:1: unknown key `moed`: did you mean `mode`?\n\
-         r.toml:4:8: `name` is \"é\": write letters, digits, `-`, `_` and `.`\n\
-         r.toml:5:8: `exe` \"é\" is no good glob: it is matched against the whole path, so start it with `/` or \
-         `**/`: \"**/é\"\n\
-         r.toml:5:13: `exe` holds an integer: write strings only\n\
+        "r.toml:1:9: `grace`: invalid type: integer `5`, expected a string such as \"5s\"\n\
+         r.toml:4:8: `name`: \"é\" is no name: write letters, digits, `-`, `_` and `.`\n\
          r.toml:6:1: this [[keep]] has no name: add `name = \"…\"`",
     );
 }
@@ -377,14 +384,14 @@ fn bad_arguments() {
     let rule = |line: &str| format!("[[agent]]\nname = 'x'\ncomm = 'x'\n{line}");
     wrong(
         &rule("options = ['-v', 'all']"),
-        "r.toml:4:18: `options` \"all\" is no good glob: it is matched against an option, which starts with `-`: \"--all\"; \
+        "r.toml:4:18: `options`: \"all\" is no good glob: it is matched against an option, which starts with `-`: \"--all\"; \
          `args` matches the other arguments",
     );
     for name in ["c", "-", "--a=b", "--a*"] {
         wrong(
             &rule(&format!("args = 'y'\nvalue_options = ['{name}']")),
             &format!(
-                "r.toml:5:18: `value_options` holds \"{name}\": write the name of an option such as \"--config\""
+                "r.toml:5:18: `value_options`: \"{name}\" is no option: write the name of one such as \"--config\""
             ),
         );
     }
@@ -394,10 +401,41 @@ fn bad_arguments() {
     );
     wrong(
         &rule("args = 'y'\ncommand_at = 0"),
-        "r.toml:5:14: `command_at` is 0: write a number from 1 to 99",
+        "r.toml:5:14: `command_at`: invalid value: integer `0`, expected a number from 1 to 99",
     );
     wrong(
         "[[agent]]\nname = 'x'\nvalue_options = '-c'",
         "r.toml:1:1: [[agent]] `x` has no condition: add `comm`, `exe`, `script`, `args` or `options`",
     );
+}
+
+#[test]
+fn bad_conversations() {
+    let rule =
+        |table: &str| format!("[[agent]]\nname = 'x'\ncomm = 'x'\n[agent.conversation]\n{table}");
+    for (table, said) in [
+        (
+            "variabel = 'V'",
+            "5:1: unknown key `variabel`: did you mean `variable`?",
+        ),
+        ("job = 'j'", "4:1: `conversation`: missing field `variable`"),
+        (
+            "variable = ''",
+            "5:12: `variable`: it is empty: fill it or leave it out",
+        ),
+        (
+            "variable = 'V'\nfiles = ['../x']",
+            "6:10: `files`: \"../x\" leaves the directory: write a path below it, without `..`",
+        ),
+        (
+            "variable = 'V'\npid = 'p'",
+            "4:1: `conversation`: `pid` and `start` differ in length: write one key of each for each pair",
+        ),
+        (
+            "variable = 'V'\ndirectory = 'd'",
+            "4:1: `conversation`: a registry needs `directory`, `files`, `pid` and `start`: add what is missing",
+        ),
+    ] {
+        wrong(&rule(table), &format!("r.toml:{said}"));
+    }
 }

@@ -1,0 +1,282 @@
+//! Values of a config file, for serde: durations, sizes, numbers, names and lists. Each fails with an error that says
+//! what to write. [`get`] and [`read`] add the place and the key to that.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde::de::value::Error as NameError;
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Error, IntoDeserializer, SeqAccess, Unexpected,
+};
+use serde::{Deserializer, Serializer};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+/// A byte offset in the text, and what is wrong there.
+pub type Problem = (usize, String);
+
+/// Reads one key of a table; `None` if it is not there.
+///
+/// # Errors
+/// The value is not what `read` accepts.
+pub fn get<'t, T>(
+    table: &DeTable<'t>,
+    key: &str,
+    read: impl FnOnce(ValueDeserializer<'t>) -> Result<T, toml::de::Error>,
+) -> Result<Option<T>, Problem> {
+    let Some(value) = table.get(key) else {
+        return Ok(None);
+    };
+    let found = read(value.clone().into());
+    found
+        .map(Some)
+        .map_err(|error| problem(&error, table, value.span().start, &[], ""))
+}
+
+/// Reads a table that starts at an offset, but for the keys `others`. `place` says in errors where an unknown key is.
+///
+/// # Errors
+/// A key is unknown or its value is wrong.
+pub fn read<T: DeserializeOwned>(
+    table: &DeTable<'_>,
+    at: usize,
+    others: &[&str],
+    place: &str,
+) -> Result<T, Problem> {
+    let mine = table
+        .iter()
+        .filter(|(key, _)| !others.contains(&&**key.get_ref()));
+    let mine = mine.map(|(key, value)| (key.clone(), value.clone()));
+    let value = Spanned::new(at..at, DeValue::Table(mine.collect()));
+    T::deserialize(ValueDeserializer::from(value))
+        .map_err(|error| problem(&error, table, at, others, place))
+}
+
+fn problem(
+    error: &toml::de::Error,
+    table: &DeTable<'_>,
+    at: usize,
+    others: &[&str],
+    place: &str,
+) -> Problem {
+    let at = error.span().map_or(at, |span| span.start);
+    let message = error.message();
+    // serde quotes the unknown key first, then the known ones.
+    let mut names = message.split('`').skip(1).step_by(2);
+    let what = match (names.next(), key_at(table, at)) {
+        (Some(name), _) if message.starts_with("unknown field") => {
+            let known: Vec<&str> = names.chain(others.iter().copied()).collect();
+            unknown_key(name, &known, place)
+        }
+        (_, Some(key)) => format!("`{key}`: {message}"),
+        (_, None) => message.into(),
+    };
+    (at, what)
+}
+
+/// Returns the innermost key whose value is at a place of the text.
+fn key_at<'a>(table: &'a DeTable<'_>, at: usize) -> Option<&'a str> {
+    table.iter().find_map(|(key, value)| {
+        let inner = value.get_ref().as_table();
+        let inner = inner.and_then(|inner| key_at(inner, at));
+        inner.or_else(|| value.span().contains(&at).then_some(&**key.get_ref()))
+    })
+}
+
+/// Returns what to say of an unknown key: which known one it resembles. `place` follows its name.
+pub fn unknown_key(name: &str, known: &[&str], place: &str) -> String {
+    let hint = match nearest(name, known) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("known are {}", known.join(", ")),
+    };
+    format!("unknown key `{}`{place}: {hint}", name.escape_debug())
+}
+
+/// Returns the known name that a mistyped one is most likely to mean.
+pub fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+    let near = |key: &&&'k str| strsim::damerau_levenshtein(name, key);
+    let best = known.iter().min_by_key(near)?;
+    (near(&best) <= 1 + best.len() / 4).then_some(*best)
+}
+
+/// Reads a string by a function whose error says what is wrong with it.
+pub fn text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    expected: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    Text { expected, read }.deserialize(deserializer)
+}
+
+/// Reads one string, or a list of them that is not empty, by a function as in [`text`].
+pub fn list<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, D::Error> {
+    deserializer.deserialize_any(List(read))
+}
+
+/// Reads a name of an enum.
+pub fn choice<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    let read = |name: &str| {
+        let found = T::deserialize(name.into_deserializer());
+        found.map_err(|error: NameError| error.to_string())
+    };
+    // The error for a name that no enum has lists those that there are.
+    let unknown = read("").err().unwrap_or_default();
+    let expected = unknown.split_once("expected ");
+    text(
+        deserializer,
+        expected.map_or("a name", |(_, names)| names),
+        read,
+    )
+}
+
+/// Reads a number within bounds.
+pub fn number<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(
+    deserializer: D,
+) -> Result<u32, D::Error> {
+    deserializer.deserialize_any(Number::<MIN, MAX>)
+}
+
+/// Reads a duration within bounds in milliseconds.
+pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
+    let (min, max) = (Duration::from_millis(MIN), Duration::from_millis(MAX));
+    text(
+        deserializer,
+        "a string such as \"5s\"",
+        |text| match humantime::parse_duration(text) {
+            Ok(found) if (min..=max).contains(&found) => Ok(found),
+            Ok(_) => Err(format!(
+                "{text:?} is out of bounds: write a duration from {} to {}",
+                show_duration(min),
+                show_duration(max)
+            )),
+            Err(_) => Err(format!(
+                "{text:?} is no duration: write one such as \"5s\" or \"500ms\""
+            )),
+        },
+    )
+}
+
+/// Reads a duration as nanoseconds.
+pub fn nanoseconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
+    deserializer: D,
+) -> Result<Option<u64>, D::Error> {
+    let found = duration::<D, MIN, MAX>(deserializer)?;
+    Ok(u64::try_from(found.as_nanos()).ok())
+}
+
+/// Reads a size within bounds in bytes.
+pub fn size<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
+    deserializer: D,
+) -> Result<u64, D::Error> {
+    text(
+        deserializer,
+        "a string such as \"64 MiB\"",
+        |text| match text.parse::<ByteSize>() {
+            Ok(ByteSize(bytes)) if (MIN..=MAX).contains(&bytes) => Ok(bytes),
+            Ok(_) => Err(format!(
+                "{text:?} is out of bounds: write a size from {:?} to {:?}",
+                show_size(MIN),
+                show_size(MAX)
+            )),
+            Err(_) => Err(format!("{text:?} is no size: write one such as \"64 MiB\"")),
+        },
+    )
+}
+
+/// Returns a duration as it is written.
+pub fn show_duration(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+/// Returns a size as it is written, exact to the byte.
+pub fn show_size(bytes: u64) -> String {
+    let short = ByteSize::b(bytes).to_string().replace(".0 ", " ");
+    match short.parse::<ByteSize>() {
+        Ok(ByteSize(read)) if read == bytes => short,
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// Writes nanoseconds as a duration.
+pub fn write_nanoseconds<S: Serializer>(time: &Option<u64>, out: S) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => out.serialize_str(&show_duration(Duration::from_nanos(*time))),
+        None => out.serialize_none(),
+    }
+}
+
+struct Text<'a, F> {
+    expected: &'a str,
+    read: F,
+}
+
+impl<'de, T, F: Fn(&str) -> Result<T, String>> DeserializeSeed<'de> for Text<'_, F> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<T, F: Fn(&str) -> Result<T, String>> serde::de::Visitor<'_> for Text<'_, F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.read)(text).map_err(E::custom)
+    }
+}
+
+struct List<F>(F);
+
+impl<'de, T, F: Fn(&str) -> Result<T, String>> serde::de::Visitor<'de> for List<F> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of strings")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+        (self.0)(text).map(|one| vec![one]).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let (expected, read) = ("a string", &self.0);
+        let mut all = Vec::new();
+        while let Some(one) = list.next_element_seed(Text { expected, read })? {
+            all.push(one);
+        }
+        if all.is_empty() {
+            let what = "an empty list can never match: fill it or leave it out";
+            return Err(A::Error::custom(what));
+        }
+        Ok(all)
+    }
+}
+
+struct Number<const MIN: u32, const MAX: u32>;
+
+impl<const MIN: u32, const MAX: u32> serde::de::Visitor<'_> for Number<MIN, MAX> {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a number from {MIN} to {MAX}")
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<u32, E> {
+        let found = u32::try_from(number).ok();
+        let found = found.filter(|found| (MIN..=MAX).contains(found));
+        found.ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+    }
+}
