@@ -52,10 +52,7 @@ impl ConfigError {
             }
             _ => format!("cannot be read: {}", error.to_string().to_lowercase()),
         };
-        ConfigError {
-            path: path.into(),
-            problems: vec![Diagnostic { place: None, what }],
-        }
+        ConfigError::of_file(path, what)
     }
 
     pub(super) fn not_trusted(path: &Path, uid: u32, mode: u32) -> ConfigError {
@@ -64,10 +61,7 @@ impl ConfigError {
              who is killed: `chown root` and `chmod go-w` it and its directory",
             mode & 0o7777
         );
-        ConfigError {
-            path: path.into(),
-            problems: vec![Diagnostic { place: None, what }],
-        }
+        ConfigError::of_file(path, what)
     }
 
     pub(super) fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> ConfigError {
@@ -81,14 +75,16 @@ impl ConfigError {
 
     pub(super) fn not_toml(path: &Path, text: &str, errors: &[toml::de::Error]) -> ConfigError {
         let what = |e: &toml::de::Error| format!("not TOML: {}", e.message().replace('\n', ": "));
-        ConfigError::at(
-            path,
-            text,
-            errors
-                .iter()
-                .map(|e| (e.span().map_or(0, |s| s.start), what(e)))
-                .collect(),
-        )
+        let errors = errors.iter();
+        let problems = errors.map(|e| (e.span().map_or(0, |s| s.start), what(e)));
+        ConfigError::at(path, text, problems.collect())
+    }
+
+    fn of_file(path: &Path, what: String) -> ConfigError {
+        ConfigError {
+            path: path.into(),
+            problems: vec![Diagnostic { place: None, what }],
+        }
     }
 
     /// Of problems at byte offsets into `text`.
