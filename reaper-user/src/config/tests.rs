@@ -28,7 +28,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("r.toml"))
 }
 
-/// Every problem of a text, a line each.
+/// All that is reported of a text, a line each.
 #[track_caller]
 fn wrong(text: &str, expected: &str) {
     assert_eq!(parse(text).expect_err(text).to_string(), expected, "{text}");

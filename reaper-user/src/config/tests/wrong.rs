@@ -174,6 +174,12 @@ fn bad_durations() {
         "r.toml:1:16: `kill_timeout`: \"0s\" is out of bounds: write a duration from 1ms to 1h",
     );
     assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
+    wrong(
+        "scan_min_interval = '10s'\nscan_max_interval = '1s'",
+        "r.toml:2:21: `scan_max_interval`: it is less than `scan_min_interval`: write a longer duration",
+    );
+    let longer = parse("scan_min_interval = '10s'").unwrap();
+    assert_eq!(longer.scan_max_interval, Duration::from_secs(10));
 }
 
 #[test]
