@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 
 use anyhow::{Result, bail};
 
-use crate::shell::{as_root, built, run as run_command, say};
+use crate::shell::{as_root, built_reaper, run as run_command, say};
 
 /// Builds as the user, runs as root: the demo to its end, then the daemon in this process's place.
 pub fn run(arguments: &[String]) -> Result<()> {
@@ -19,15 +19,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     };
 
     say("building reaper; the kernel probes come with the sources, built");
-    let build = [
-        "build",
-        "--release",
-        "--package",
-        "reaper-user",
-        "--bin",
-        "reaper",
-    ];
-    let reaper = built(&build, "reaper")?;
+    let reaper = built_reaper(&["--release"])?;
 
     say("demo: a small tree of its own loses its root, and its orphans are reaped");
     run_command(as_root(&reaper)?.arg("demo"))?;

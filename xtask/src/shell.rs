@@ -1,6 +1,7 @@
 //! Running other programs, saying so.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -152,6 +153,39 @@ pub fn cargo_tool(name: &str, version: &str, duration: &str) -> Result<PathBuf> 
         own.display()
     );
     Ok(own)
+}
+
+/// Has cargo build `reaper` with the options, and returns its path.
+///
+/// # Errors
+/// As [`built`].
+pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
+    let build = ["build", "--package", "reaper-user", "--bin", "reaper"];
+    built(&[&build, options].concat(), "reaper")
+}
+
+/// Copies all files that git tracks or would track, so that changes are included that were not committed. Files that
+/// are equal keep their time, so that cargo does not build them again.
+///
+/// # Errors
+/// git fails, or a file cannot be read or written.
+pub fn copy_sources(to: &Path) -> Result<()> {
+    let mut git = Command::new("git");
+    git.current_dir(workspace());
+    git.args(["ls-files", "-z", "--cached", "--others"]);
+    for name in output(git.arg("--exclude-standard"))?.split_terminator('\0') {
+        let (from, copy) = (workspace().join(name), to.join(name));
+        // A file that was deleted and not yet committed.
+        if !from.exists() {
+            continue;
+        }
+        let parent = copy.parent().unwrap_or(to);
+        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+        if fs::read(&from).ok() != fs::read(&copy).ok() {
+            fs::copy(&from, &copy).with_context(|| copy.display().to_string())?;
+        }
+    }
+    Ok(())
 }
 
 /// Looks a program up on PATH.

@@ -48,7 +48,7 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     for tool in ["tmux", "setpriv", "unshare", "ip", "npm"] {
         ensure!(shell::find_program(tool).is_some(), "{tool} is missing");
     }
-    let reaper = shell::built(&["build", "--package", "reaper-user"], "reaper")?;
+    let reaper = shell::built_reaper(&[])?;
     // Not below /tmp, which each world has for itself.
     let place = PathBuf::from(format!("/var/tmp/reaper-drive-{}", std::process::id()));
     fs::create_dir(&place).with_context(|| place.display().to_string())?;

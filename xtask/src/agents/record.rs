@@ -103,7 +103,7 @@ pub fn record(names: &[String]) -> Result<()> {
             "no such agent: {name}"
         );
     }
-    let reaper = shell::built(&["build", "--package", "reaper-user"], "reaper")?;
+    let reaper = shell::built_reaper(&[])?;
     for agent in agents {
         if !names.is_empty() && !names.contains(&agent.name) {
             continue;

@@ -35,7 +35,7 @@ use clap::ValueEnum;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::shell::{as_root, built, run as run_command, say};
+use crate::shell::{as_root, built_reaper, run as run_command, say};
 use table::Row;
 use undo::Undo;
 
@@ -134,17 +134,7 @@ pub fn bench(args: &Args) -> Result<()> {
             .with_context(|| reaper.display().to_string())?,
         None => {
             say("building reaper, optimised");
-            built(
-                &[
-                    "build",
-                    "--release",
-                    "--package",
-                    "reaper-user",
-                    "--bin",
-                    "reaper",
-                ],
-                "reaper",
-            )?
+            built_reaper(&["--release"])?
         }
     };
     let own = std::env::current_exe().context("cannot find this program")?;

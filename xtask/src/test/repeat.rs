@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::{Binaries, tests};
-use crate::shell::{cargo, output, say, target_dir, workspace};
+use crate::shell::{cargo, copy_sources, say, target_dir};
 use crate::tally::{Tally, minutes};
 
 /// Busy loops for each processor.
@@ -130,25 +130,4 @@ impl Drop for Load {
         let _ = self.second.kill();
         let _ = self.second.wait();
     }
-}
-
-/// Copies all files that git tracks or would track, so that changes are included that were not committed.
-fn copy_sources(checkout: &Path) -> Result<()> {
-    let mut git = Command::new("git");
-    git.current_dir(workspace());
-    git.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
-    for name in output(&mut git)?.lines() {
-        let (from, to) = (workspace().join(name), checkout.join(name));
-        // A file that was deleted and not yet committed.
-        if !from.exists() {
-            continue;
-        }
-        let parent = to.parent().unwrap_or(checkout);
-        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
-        // Unchanged files keep their time, so that cargo does not build them again.
-        if fs::read(&from).ok() != fs::read(&to).ok() {
-            fs::copy(&from, &to).with_context(|| to.display().to_string())?;
-        }
-    }
-    Ok(())
 }
