@@ -1,5 +1,6 @@
 //! Running other programs, saying so.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -164,21 +165,31 @@ pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
     built(&[&build, options].concat(), "reaper")
 }
 
-/// Copies all files that git tracks or would track, so that changes are included that were not committed. Files that
-/// are equal keep their time, so that cargo does not build them again.
+/// Returns all files that git tracks or would track, relative to the workspace, in order.
+///
+/// # Errors
+/// git fails.
+pub fn files() -> Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    // Root may look at another user's checkout.
+    git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached"]);
+    git.args(["--others", "--exclude-standard"]);
+    let list = output(git.current_dir(workspace()))?;
+    let files = list.split_terminator('\0').map(PathBuf::from);
+    // One that was deleted and not yet committed is listed too.
+    let files: BTreeSet<PathBuf> = files
+        .filter(|file| workspace().join(file).exists())
+        .collect();
+    Ok(files.into_iter().collect())
+}
+
+/// Copies all [`files`]. Files that are equal keep their time, so that cargo does not build them again.
 ///
 /// # Errors
 /// git fails, or a file cannot be read or written.
 pub fn copy_sources(to: &Path) -> Result<()> {
-    let mut git = Command::new("git");
-    git.current_dir(workspace());
-    git.args(["ls-files", "-z", "--cached", "--others"]);
-    for name in output(git.arg("--exclude-standard"))?.split_terminator('\0') {
-        let (from, copy) = (workspace().join(name), to.join(name));
-        // A file that was deleted and not yet committed.
-        if !from.exists() {
-            continue;
-        }
+    for name in files()? {
+        let (from, copy) = (workspace().join(&name), to.join(&name));
         let parent = copy.parent().unwrap_or(to);
         fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
         if fs::read(&from).ok() != fs::read(&copy).ok() {

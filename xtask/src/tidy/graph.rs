@@ -1,31 +1,18 @@
 //! The imports between files: no circle, and no arrow against the flow.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::scan::Mention;
+use super::scan::{self, Mention};
 
 /// Source directory of each product crate, with its rooms in the order of the flow, lowest first. A room is what lies
 /// directly below; it imports only from rooms before it. Cargo holds the flow between crates.
-const CRATES: [(&str, &[&str]); 3] = [
-    ("reaper-user/model/src", &[]),
-    (
-        "reaper-user/host/src",
-        &["sys", "source", "facts", "kernel"],
-    ),
+const CRATES: [(&str, &str); 3] = [
+    ("reaper-user/model/src", ""),
+    ("reaper-user/host/src", "sys source facts kernel"),
     (
         "reaper-user/src",
-        &[
-            "reap",
-            "export",
-            "journal",
-            "config",
-            "api",
-            "engine",
-            "leftovers",
-            "run",
-            "cli",
-        ],
+        "reap export journal config api engine leftovers run cli",
     ),
 ];
 
@@ -40,51 +27,40 @@ pub fn complaints(files: &[(PathBuf, Vec<Mention>)]) -> Vec<String> {
     for (directory, rooms) in CRATES {
         let of_crate = files.iter().filter_map(|(file, mentions)| {
             let inside = file.strip_prefix(directory).ok()?;
-            Some((module(inside)?, mentions.as_slice()))
+            let module = scan::module(inside);
+            // None of those that hold tests only.
+            let is_test = module.iter().any(|name| name == "tests");
+            (!is_test).then_some((module, mentions.as_slice()))
         });
         let graph = graph(&of_crate.collect());
-        let name = |file: &Module| format!("{directory}/{}", file.join("/"));
+        let arrow = |from: &Module, to: &Module| {
+            let names: Vec<&str> = graph[from][to].iter().map(String::as_str).collect();
+            let [from, to] = [from, to].map(|file| format!("{directory}/{}", file.join("/")));
+            format!("{from} -> {to}: {}", names.join(", "))
+        };
         for circle in circles(&graph) {
-            let arrows = circle.iter().flat_map(|from| {
-                let inside = graph[*from].iter().filter(|(to, _)| circle.contains(to));
-                inside.map(move |(to, names)| {
-                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                    format!("\n  {} -> {}: {}", name(from), name(to), names.join(", "))
-                })
-            });
-            let arrows: String = arrows.collect();
-            found.push(format!("import-circle: {} files{arrows}", circle.len()));
+            found.push(format!("import-circle: {} files", circle.len()));
+            for from in &circle {
+                let inside = graph[*from].keys().filter(|to| circle.contains(to));
+                found.extend(inside.map(|to| format!("  {}", arrow(from, to))));
+            }
         }
         let rank = |file: &Module| {
-            let room = file.first()?;
-            rooms.iter().position(|known| known == room)
+            rooms
+                .split_whitespace()
+                .position(|room| file.first().is_some_and(|f| f == room))
         };
         for (from, targets) in &graph {
-            for (to, names) in targets {
-                if let (Some(low), Some(high)) = (rank(from), rank(to))
-                    && low < high
-                {
-                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                    let (from, to) = (name(from), name(to));
-                    found.push(format!(
-                        "against-the-flow: {from} -> {to}: {}",
-                        names.join(", ")
-                    ));
-                }
-            }
+            let later = |to: &&Module| {
+                rank(from)
+                    .zip(rank(to))
+                    .is_some_and(|(low, high)| low < high)
+            };
+            let against = targets.keys().filter(later);
+            found.extend(against.map(|to| format!("against-the-flow: {}", arrow(from, to))));
         }
     }
     found
-}
-
-/// The module path of a file; None for one that holds tests only.
-fn module(inside: &Path) -> Option<Module> {
-    let names = inside.with_extension("");
-    let names = names.iter().map(|name| name.to_string_lossy().into_owned());
-    let path: Module = names
-        .filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main"))
-        .collect();
-    (!path.iter().any(|name| name == "tests")).then_some(path)
 }
 
 /// An import of a child from the file of its own module, or from one above that, is no arrow: they are one module in
@@ -153,123 +129,70 @@ fn child(module: &Module, name: &str) -> Module {
 
 /// Returns the strongly connected components of more than one file: files that can be reached from each other.
 fn circles(graph: &Graph) -> Vec<BTreeSet<&Module>> {
-    let reach: BTreeMap<&Module, BTreeSet<&Module>> = graph
-        .keys()
-        .map(|from| {
-            let mut seen = BTreeSet::new();
-            let mut open = vec![from];
-            while let Some(file) = open.pop() {
-                let next = graph.get(file).into_iter().flat_map(BTreeMap::keys);
-                open.extend(next.filter(|to| seen.insert(*to)));
-            }
-            (from, seen)
-        })
-        .collect();
-    let mut found: Vec<BTreeSet<&Module>> = Vec::new();
-    for (file, reached) in &reach {
-        if !reached.contains(file) || found.iter().any(|circle| circle.contains(file)) {
-            continue;
+    let reached = |from| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+        while let Some(file) = open.pop() {
+            let next = graph.get(file).into_iter().flat_map(BTreeMap::keys);
+            open.extend(next.filter(|to| seen.insert(*to)));
         }
-        let back = |other: &&&Module| reach.get(*other).is_some_and(|of| of.contains(file));
-        found.push(reached.iter().filter(back).copied().collect());
-    }
-    found
+        seen
+    };
+    let reach: BTreeMap<&Module, BTreeSet<&Module>> =
+        graph.keys().map(|from| (from, reached(from))).collect();
+    let circle = |file| {
+        let back = |other: &&Module| reach.get(other).is_some_and(|of| of.contains(file));
+        reach[file].iter().copied().filter(back).collect()
+    };
+    let all = graph.keys().filter(|file| reach[file].contains(file));
+    let all: BTreeSet<BTreeSet<&Module>> = all.map(circle).collect();
+    all.into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::scan::scan;
 
-    /// Files by their path below reaper-user, with their text.
-    type Sources = [(&'static str, &'static str)];
+    /// Each case: what is found, and below it files below reaper-user with their text.
+    const CASES: &str = "
+import-circle: 2 files
+    model/src/a     use crate::b::B; struct A;
+    model/src/b     use super::a::A; struct B;
+import-circle: 2 files, through a re-export and a path without `use`
+    model/src/a     pub use b::B; mod b; struct A;
+    model/src/a/b   use crate::c::C; struct B;
+    model/src/c     struct C(crate::a::B);
+none: one module in several files
+    model/src/a     mod b; use b::B; struct A(B);
+    model/src/a/b   use super::A; struct B;
+none: a test
+    model/src/a     struct A; #[cfg(test)] mod t { use crate::b::B; }
+    model/src/b     use crate::a::A; struct B;
+import-circle: 3 files
+    model/src/a     use crate::b::B;
+    model/src/b     use crate::c::C; struct B;
+    model/src/c     fn f() { crate::a::g() }
+none: with the flow
+    src/export/json use crate::export::sink::Sink;
+    src/export/sink use std::io; struct Sink;
+against-the-flow: reaper-user/src/export/line -> reaper-user/src/journal: Feed
+    src/export/line use crate::journal::Feed;
+    src/journal     use crate::export::clock::Clock; struct Feed;
+    src/export/clock struct Clock;
+";
 
-    fn check(sources: &Sources) -> Vec<String> {
-        let files: Vec<_> = sources
-            .iter()
-            .map(|(file, source)| {
+    #[test]
+    fn circles_and_imports_against_the_flow_are_found() {
+        for case in CASES.trim().replace("\n    ", "\0").lines() {
+            let (expected, sources) = case.split_once('\0').unwrap();
+            let files = sources.split('\0').map(|line| {
+                let (file, source) = line.split_once(' ').unwrap();
                 let file = PathBuf::from(format!("reaper-user/{file}.rs"));
-                let mentions = scan(&file, source).unwrap();
+                let mentions = scan::scan(&file, source).unwrap();
                 (file, mentions)
-            })
-            .collect();
-        let found = complaints(&files);
-        found
-            .iter()
-            .map(|line| line.split(" files").next().unwrap().to_owned())
-            .collect()
-    }
-
-    #[test]
-    fn circles_are_found_and_modules_in_several_files_are_none() {
-        let table: [(&Sources, &[&str]); 6] = [
-            (
-                &[
-                    ("model/src/a", "use crate::b::B; struct A;"),
-                    ("model/src/b", "use super::a::A; struct B;"),
-                ],
-                &["import-circle: 2"],
-            ),
-            // Through a re-export, and a path without `use`.
-            (
-                &[
-                    ("model/src/a", "pub use b::B; mod b; struct A;"),
-                    ("model/src/a/b", "use crate::c::C; struct B;"),
-                    ("model/src/c", "struct C(crate::a::B);"),
-                ],
-                &["import-circle: 2"],
-            ),
-            (
-                &[
-                    ("model/src/a", "mod b; use b::B; struct A(B);"),
-                    ("model/src/a/b", "use super::A; struct B;"),
-                ],
-                &[],
-            ),
-            (
-                &[
-                    (
-                        "model/src/a",
-                        "struct A; #[cfg(test)] mod t { use crate::b::B; }",
-                    ),
-                    ("model/src/b", "use crate::a::A; struct B;"),
-                ],
-                &[],
-            ),
-            (
-                &[
-                    ("model/src/a", "use crate::b::B;"),
-                    ("model/src/b", "use crate::c::C; struct B;"),
-                    ("model/src/c", "fn f() { crate::a::g() }"),
-                ],
-                &["import-circle: 3"],
-            ),
-            (
-                &[
-                    ("src/export/json", "use crate::export::sink::Sink;"),
-                    ("src/export/sink", "use std::io; struct Sink;"),
-                ],
-                &[],
-            ),
-        ];
-        for (sources, expected) in table {
-            assert_eq!(check(sources), expected, "{sources:?}");
+            });
+            let found = complaints(&files.collect::<Vec<_>>());
+            let found = found.first().map_or("none", String::as_str);
+            assert!(expected.starts_with(found), "{expected}: {found}");
         }
-    }
-
-    #[test]
-    fn import_from_a_later_room_is_against_the_flow() {
-        let sources = [
-            ("src/export/line", "use crate::journal::Feed;"),
-            (
-                "src/journal",
-                "use crate::export::clock::Clock; struct Feed;",
-            ),
-            ("src/export/clock", "struct Clock;"),
-        ];
-        assert_eq!(
-            check(&sources),
-            ["against-the-flow: reaper-user/src/export/line -> reaper-user/src/journal: Feed"]
-        );
     }
 }

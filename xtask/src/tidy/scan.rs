@@ -4,7 +4,7 @@
 //! that what stands inside of macros is seen like everything else.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
@@ -30,29 +30,34 @@ pub struct Mention {
 pub fn scan(file: &Path, source: &str) -> Result<Vec<Mention>> {
     let tokens = TokenStream::from_str(source)
         .map_err(|error| anyhow!("{}:{}: {error}", file.display(), error.span().start().line))?;
-    let module = module(file);
+    let inside: PathBuf = file
+        .iter()
+        .skip_while(|name| *name != "src")
+        .skip(1)
+        .collect();
+    let mut module = module(&inside);
     let test = module.iter().any(|name| name == "tests");
-    let mut scanner = Scanner {
-        mentions: Vec::new(),
-    };
-    scanner.block(
+    module.insert(0, "crate".to_owned());
+    let mut mentions = Vec::new();
+    let imports = HashMap::new();
+    block(
         tokens,
         &Scope {
             module,
             test,
-            imports: HashMap::new(),
+            imports,
         },
+        &mut mentions,
     );
-    Ok(scanner.mentions)
+    Ok(mentions)
 }
 
-/// `reaper-user/model/src/tree.rs` is `crate::tree`.
-fn module(file: &Path) -> Vec<String> {
-    let names = file.with_extension("");
+/// Returns the path of a file's module below its crate, from its path below `src`.
+pub fn module(inside: &Path) -> Vec<String> {
+    let names = inside.with_extension("");
     let names = names.iter().map(|name| name.to_string_lossy().into_owned());
-    let inside = names.skip_while(|name| name != "src").skip(1);
-    std::iter::once("crate".to_owned())
-        .chain(inside.filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main")))
+    names
+        .filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main"))
         .collect()
 }
 
@@ -94,91 +99,77 @@ impl Scope {
     }
 }
 
-struct Scanner {
-    mentions: Vec<Mention>,
-}
-
-impl Scanner {
-    fn block(&mut self, tokens: TokenStream, outside: &Scope) {
-        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-        let mut scope = outside.clone();
-        // A `use` holds for the whole block, what stands before it included.
-        for (at, token) in tokens.iter().enumerate() {
-            if is_word(token, "use") {
-                self.import(&tokens[at + 1..], &mut scope);
-            }
-        }
-        // Whether an attribute says that the item at hand is for tests.
-        let mut test_item = false;
-        let mut at = 0;
-        while let Some(token) = tokens.get(at) {
-            let here = Scope {
-                test: scope.test || test_item,
-                ..scope.clone()
-            };
-            at += 1;
-            match token {
-                TokenTree::Ident(word) if word == "use" => {
-                    let (paths, length) = use_paths(&tokens[at..]);
-                    for (path, _, line) in paths {
-                        self.mention(here.resolve(&path), line, false, here.test);
-                    }
-                    at += length;
-                }
-                TokenTree::Ident(_) => {
-                    let (path, length) = path(&tokens[at - 1..]);
-                    let before = at.checked_sub(2).map(|before| &tokens[before]);
-                    at += length - 1;
-                    let arguments = matches!(tokens.get(at), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis);
-                    let defined = before.is_some_and(|token| is_word(token, "fn"));
-                    let member = before.is_some_and(|token| is_punct(token, '.'));
-                    let resolved = if member { path } else { here.resolve(&path) };
-                    self.mention(
-                        resolved,
-                        token.span().start().line,
-                        arguments && !defined,
-                        here.test,
-                    );
-                }
-                TokenTree::Group(group) => {
-                    let braced = group.delimiter() == Delimiter::Brace;
-                    let before = |n: usize| at.checked_sub(1 + n).map(|before| &tokens[before]);
-                    let mut inside = here;
-                    if let (true, Some(TokenTree::Ident(name)), Some(keyword)) =
-                        (braced, before(1), before(2))
-                        && is_word(keyword, "mod")
-                    {
-                        inside.module.push(name.to_string());
-                        inside.imports.clear();
-                    }
-                    if before(1).is_some_and(|token| is_punct(token, '#'))
-                        && is_cfg_test(&group.stream())
-                    {
-                        test_item = true;
-                    }
-                    self.block(group.stream(), &inside);
-                    test_item &= !braced;
-                }
-                TokenTree::Punct(punct) if punct.as_char() == ';' => test_item = false,
-                _ => {}
+fn block(tokens: TokenStream, outside: &Scope, mentions: &mut Vec<Mention>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut scope = outside.clone();
+    // A `use` holds for the whole block, what stands before it included.
+    for (at, token) in tokens.iter().enumerate() {
+        if is_word(token, "use") {
+            for (path, name, _) in use_paths(&tokens[at + 1..]).0 {
+                let path = scope.resolve(&path);
+                scope.imports.insert(name, path);
             }
         }
     }
-
-    fn import(&mut self, tokens: &[TokenTree], scope: &mut Scope) {
-        for (path, name, _) in use_paths(tokens).0 {
-            let path = scope.resolve(&path);
-            scope.imports.insert(name, path);
+    // Whether an attribute says that the item at hand is for tests.
+    let mut test_item = false;
+    let mut at = 0;
+    while let Some(token) = tokens.get(at) {
+        let test = scope.test || test_item;
+        let before = |n: usize| at.checked_sub(n).map(|before| &tokens[before]);
+        match token {
+            TokenTree::Ident(word) if word == "use" => {
+                let (paths, length) = use_paths(&tokens[at + 1..]);
+                mentions.extend(paths.into_iter().map(|(path, _, line)| Mention {
+                    path: scope.resolve(&path),
+                    line,
+                    called: false,
+                    test,
+                }));
+                at += length;
+            }
+            TokenTree::Ident(_) => {
+                let (path, length) = path(&tokens[at..]);
+                let is_member = before(1).is_some_and(|token| is_punct(token, '.'));
+                let is_definition = before(1).is_some_and(|token| is_word(token, "fn"));
+                at += length - 1;
+                let has_arguments = matches!(tokens.get(at + 1), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis);
+                mentions.push(Mention {
+                    path: if is_member {
+                        path
+                    } else {
+                        scope.resolve(&path)
+                    },
+                    line: token.span().start().line,
+                    called: has_arguments && !is_definition,
+                    test,
+                });
+            }
+            TokenTree::Group(group) => {
+                let is_braced = group.delimiter() == Delimiter::Brace;
+                let mut inside = Scope {
+                    test,
+                    ..scope.clone()
+                };
+                if let (true, Some(TokenTree::Ident(name)), Some(keyword)) =
+                    (is_braced, before(1), before(2))
+                    && is_word(keyword, "mod")
+                {
+                    inside.module.push(name.to_string());
+                    inside.imports.clear();
+                }
+                if before(1).is_some_and(|token| is_punct(token, '#'))
+                    && group.stream().to_string().replace(' ', "") == "cfg(test)"
+                {
+                    test_item = true;
+                }
+                block(group.stream(), &inside, mentions);
+                test_item &= !is_braced;
+            }
+            TokenTree::Punct(punct) if punct.as_char() == ';' => test_item = false,
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
-    }
-
-    fn mention(&mut self, path: Vec<String>, line: usize, called: bool, test: bool) {
-        self.mentions.push(Mention {
-            path,
-            line,
-            called,
-            test,
-        });
+        at += 1;
     }
 }
 
@@ -250,8 +241,4 @@ fn is_word(token: &TokenTree, word: &str) -> bool {
 
 fn is_punct(token: &TokenTree, character: char) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == character)
-}
-
-fn is_cfg_test(attribute: &TokenStream) -> bool {
-    attribute.to_string().replace(' ', "") == "cfg(test)"
 }
