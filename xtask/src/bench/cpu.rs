@@ -9,13 +9,9 @@ use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut rows = outside(bench)?;
+    let mut rows = run(bench, LoadPlacement::Outside)?;
     rows.extend(run(bench, LoadPlacement::Inside)?);
     Ok(rows)
-}
-
-fn outside(bench: &Bench) -> Result<Vec<Row>> {
-    run(bench, LoadPlacement::Outside)
 }
 
 fn run(bench: &Bench, place: LoadPlacement) -> Result<Vec<Row>> {
@@ -33,14 +29,14 @@ fn run(bench: &Bench, place: LoadPlacement) -> Result<Vec<Row>> {
     let note = format!("user and system time over {events} events of {n} times /bin/true");
     let engine = format!("CPU for an event, engine, {name}");
     let mut rows = vec![
-        Row::new(engine, each(Some("engine")) / 1e3, "µs")
+        Row::new(engine, each("engine") / 1e3, "µs")
             .at_most(1.0)
             .note(note),
     ];
     if place == LoadPlacement::Inside {
         let export = format!("CPU for an event, export, {name}");
         let note = "each event as a line of JSON to a file";
-        rows.push(Row::new(export, each(Some("export")) / 1e3, "µs").note(note));
+        rows.push(Row::new(export, each("export") / 1e3, "µs").note(note));
     }
     Ok(rows)
 }

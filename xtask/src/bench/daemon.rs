@@ -3,9 +3,8 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,10 +14,13 @@ use serde_json::Value;
 
 use super::load::Load;
 use super::pins::Pins;
-use super::{Bench, process, raw, sieve, wait};
+use super::{Bench, process, raw, wait};
 
 /// A stream that has not grown for so long is at its end.
 const QUIET: Duration = Duration::from_millis(300);
+
+/// Lines on what happens to every process: a run with millions of events keeps none of them.
+const EACH_PROCESS: &str = "\"event\":\"(fork|exec|exit|reparent)\"";
 
 /// How a daemon is to be started. It knows one agent, [`process::AGENT`], considers the whole host and pins
 /// nothing, unless something else is said.
@@ -114,23 +116,30 @@ impl<'a> Setup<'a> {
         command.args(&self.arguments);
         command.stdin(Stdio::null());
         let file = File::create(&stream)?;
+        command.stderr(File::create(&errors)?);
+        let (reader, writer) = std::io::pipe()?;
         if self.sieved {
-            command.stdout(Stdio::piped());
+            command.stdout(writer);
         } else {
             command.stdout(file.try_clone()?);
         }
-        command.stderr(File::create(&errors)?);
         raw::end_with_us(&mut command);
         let started = Instant::now();
-        let mut child = command.spawn().context("cannot start reaper")?;
-        let output = child.stdout.take();
+        let child = command.spawn().context("cannot start reaper")?;
+        // Its copy of the pipe's end would keep the sieve from ending.
+        drop(command);
+        let mut sieve = None;
+        if self.sieved {
+            let mut grep = Command::new("grep");
+            grep.args(["--line-buffered", "-avE", EACH_PROCESS]);
+            let grep = grep.env("LC_ALL", "C").stdin(reader).stdout(file).spawn();
+            sieve = Some(grep.context("cannot start grep")?);
+        }
         let mut daemon = Daemon {
             child,
             stream,
             errors,
-            sieve: output
-                .map(|output| sieve::start(output, file))
-                .transpose()?,
+            sieve,
             started,
             ready_after: Duration::ZERO,
         };
@@ -153,9 +162,8 @@ pub struct Daemon {
     child: Child,
     stream: PathBuf,
     errors: PathBuf,
-    /// Gives the number of lines that it has left out.
-    sieve: Option<JoinHandle<Result<u64>>>,
-    pub started: Instant,
+    sieve: Option<Child>,
+    started: Instant,
     /// From before it was started until its `ready` could be read.
     pub ready_after: Duration,
 }
@@ -163,8 +171,6 @@ pub struct Daemon {
 /// What a daemon said, read once it has ended.
 pub struct DaemonOutput {
     stream: PathBuf,
-    /// Lines of the stream that were not kept.
-    left_out: u64,
     /// Its last line.
     pub summary: Value,
 }
@@ -180,17 +186,30 @@ impl Daemon {
         std::thread::sleep(Duration::from_millis(250));
     }
 
-    /// From before it was started until the last line was written; waits until none has come for a while.
-    pub fn time_to_last_event(&self) -> Duration {
+    /// From before it was started until the last line was written that follows an event of this name; waits until none
+    /// has come for a while.
+    ///
+    /// # Errors
+    /// There is no such event.
+    pub fn time_to_last_line_after(&self, event: &str) -> Result<Duration> {
         let (mut length, mut after) = (0, self.started.elapsed());
-        while self.started.elapsed() < after + QUIET {
-            let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
-            if now != length {
-                (length, after) = (now, self.started.elapsed());
+        let mut quiet = || {
+            while self.started.elapsed() < after + QUIET {
+                let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
+                if now != length {
+                    (length, after) = (now, self.started.elapsed());
+                }
+                std::thread::sleep(Duration::from_millis(1));
             }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        after
+            // What was quiet may have been busy with something else.
+            let is_told = events(&self.stream, event).is_ok_and(|found| !found.is_empty());
+            if !is_told {
+                after = self.started.elapsed();
+            }
+            is_told
+        };
+        ensure!(wait::until(&mut quiet), "reaper does not say {event}");
+        Ok(after)
     }
 
     /// Keeps it from running for a while, as a busy host does.
@@ -215,13 +234,10 @@ impl Daemon {
     pub fn stop(mut self) -> Result<DaemonOutput> {
         self.signal(Signal::SIGTERM)?;
         ensure!(wait::ended(&mut self.child), "reaper does not stop");
-        let left_out = self.sieve.take().map_or(Ok(0), |sieve| {
-            let left_out = sieve.join();
-            left_out.unwrap_or_else(|_| bail!("the stream's reader has panicked"))
-        });
+        let sieved = self.sieve.as_mut().is_none_or(wait::ended);
+        ensure!(sieved, "the stream does not end");
         let said = DaemonOutput {
             stream: self.stream.clone(),
-            left_out: left_out?,
             summary: Value::Null,
         };
         let summary = said.events("summary")?.pop();
@@ -253,15 +269,7 @@ impl DaemonOutput {
     /// # Errors
     /// The stream is no JSON lines.
     pub fn events(&self, name: &str) -> Result<Vec<Value>> {
-        let mark = format!("\"event\":\"{name}\"");
-        let mut found = Vec::new();
-        for line in BufReader::new(File::open(&self.stream)?).lines() {
-            let line = line?;
-            if line.contains(&mark) {
-                found.push(serde_json::from_str(&line).context("a line of the stream")?);
-            }
-        }
-        Ok(found)
+        events(&self.stream, name)
     }
 
     /// What it said when it was ready.
@@ -290,13 +298,27 @@ impl DaemonOutput {
         self.summary[key].as_u64().unwrap_or_default()
     }
 
-    /// Lines that should have been written and were not: the reader was too slow.
+    /// Lines that were not written, because the reader was too slow.
     ///
     /// # Errors
     /// The stream cannot be read.
     pub fn lines_missing(&self) -> Result<u64> {
-        let lines = BufReader::new(File::open(&self.stream)?).lines().count() as u64;
-        let lines = lines + self.left_out;
-        Ok(self.count("seq").saturating_sub(lines))
+        let dropped = self.events("dropped")?;
+        Ok(dropped
+            .iter()
+            .filter_map(|line| line["count"].as_u64())
+            .sum())
     }
+}
+
+fn events(stream: &Path, name: &str) -> Result<Vec<Value>> {
+    let mark = format!("\"event\":\"{name}\"");
+    let mut found = Vec::new();
+    for line in BufReader::new(File::open(stream)?).lines() {
+        let line = line?;
+        if line.contains(&mark) {
+            found.push(serde_json::from_str(&line).context("a line of the stream")?);
+        }
+    }
+    Ok(found)
 }

@@ -1,6 +1,5 @@
 //! What /proc tells of this host and of a process.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -32,8 +31,7 @@ pub struct Thread {
     pub name: String,
     /// Time on a CPU, in user space and in the kernel.
     pub cpu_ns: u64,
-    /// How often it went to sleep or was made to.
-    pub switches: u64,
+    switches: u64,
 }
 
 /// # Errors
@@ -59,12 +57,18 @@ pub fn threads(pid: u32) -> Result<Vec<Thread>> {
         .collect()
 }
 
-/// CPU time of the threads of one name, or of all.
-pub fn cpu_ns(threads: &[Thread], name: Option<&str>) -> u64 {
-    let wanted = threads
-        .iter()
-        .filter(|t| name.is_none_or(|name| t.name == name));
+/// CPU time of the threads of one name.
+pub fn cpu_ns(threads: &[Thread], name: &str) -> u64 {
+    let wanted = threads.iter().filter(|thread| thread.name == name);
     wanted.map(|thread| thread.cpu_ns).sum()
+}
+
+/// How often the threads of a process went to sleep or were made to.
+///
+/// # Errors
+/// The process is gone.
+pub fn switches(pid: u32) -> Result<u64> {
+    Ok(threads(pid)?.iter().map(|thread| thread.switches).sum())
 }
 
 /// Memory of a process, in bytes.
@@ -105,38 +109,22 @@ fn sum_up(smaps: &str) -> Memory {
     memory
 }
 
-/// Living processes that descend from one, by who their parents are now.
-///
-/// # Errors
-/// /proc cannot be read.
-pub fn descendants(of: u32) -> Result<u64> {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").context("cannot read /proc")? {
-        let path = entry?.path();
-        let pid = path
-            .file_name()
-            .and_then(|name| name.to_str()?.parse().ok());
-        // Whoever is gone by now does not live.
-        let stat = std::fs::read_to_string(path.join("stat")).unwrap_or_default();
-        if let Some((pid, parent)) = pid.zip(living_parent(&stat)) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let (mut found, mut next) = (0, vec![of]);
-    while let Some(pid) = next.pop() {
-        let below = children.remove(&pid).unwrap_or_default();
-        found += below.len() as u64;
-        next.extend(below);
-    }
-    Ok(found)
-}
-
-/// Parent of a process that is no zombie, from its line.
-fn living_parent(stat: &str) -> Option<u32> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let (state, rest) = rest.split_once(' ')?;
-    let parent = rest.split(' ').next()?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(parent)
+/// Number of living processes that descend from one, which has one thread, as have they.
+pub fn descendants(of: u32) -> u64 {
+    // What has exited by now has none.
+    let children = read(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    let children = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok());
+    let lives = |pid: u32| {
+        let status = read(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("\nState:")
+            && !status.contains("\nState:\tZ")
+            && !status.contains("\nState:\tX")
+    };
+    children
+        .map(|pid| u64::from(lives(pid)) + descendants(pid))
+        .sum()
 }
 
 /// What changes when a process of this host is born or dies: all forks so far, and living threads.
@@ -180,12 +168,6 @@ mod tests {
             maps: 16 << 10,
         };
         assert_eq!(sum_up(smaps), expected);
-    }
-
-    #[test]
-    fn zombies_are_nobodys_children() {
-        assert_eq!(living_parent("12 (a) Z) S 7 12 12 0"), Some(7));
-        assert_eq!(living_parent("12 (a) Z 7 12 12 0"), None);
     }
 
     #[test]

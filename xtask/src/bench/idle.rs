@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Bench;
-use super::daemon::{Daemon, Setup};
-use super::host::{births_and_tasks, threads};
+use super::daemon::Setup;
+use super::host::{births_and_tasks, switches};
 use super::pins::Pins;
 use super::table::Row;
 
@@ -22,12 +22,12 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let daemon = setup.start()?;
     daemon.settle();
     let (mut seconds, mut quiet, mut wakes, mut others) = (0, 0, 0, 0);
-    let mut before = (births_and_tasks()?, switches(&daemon)?);
+    let mut before = (births_and_tasks()?, switches(daemon.pid())?);
     let mut calm = true;
     while quiet < wanted && seconds < 2 * wanted {
         std::thread::sleep(Duration::from_secs(1));
         seconds += 1;
-        let now = (births_and_tasks()?, switches(&daemon)?);
+        let now = (births_and_tasks()?, switches(daemon.pid())?);
         let still = now.0 == before.0;
         if still && calm {
             quiet += 1;
@@ -50,9 +50,4 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     }
     let a_minute = wakes as f64 * 60.0 / f64::from(quiet);
     Ok(vec![Row::new(WHAT, a_minute, "").at_most(0.0).note(note)])
-}
-
-fn switches(daemon: &Daemon) -> Result<u64> {
-    let threads = threads(daemon.pid())?;
-    Ok(threads.iter().map(|thread| thread.switches).sum())
 }

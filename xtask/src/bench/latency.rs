@@ -7,7 +7,7 @@ use super::daemon::Setup;
 use super::load::{Load, LoadPlacement};
 use super::process::{AGENT, ORPHAN};
 use super::stats::{median, quantile};
-use super::table::Row;
+use super::table::{Goal, Row};
 use super::trace::{Stamp, Trace};
 
 /// What the trace's events mean, by their place in the list that it was started with.
@@ -48,16 +48,6 @@ const BY_KERNEL: Way = Way {
     goals: Some((30.0, 250.0)),
 };
 
-/// What was measured of agents that were killed.
-struct Killed {
-    /// For each, when its orphans were signalled after its exit, in µs and in order.
-    after: Vec<Vec<f64>>,
-    /// What the daemon itself measured, in ns.
-    own: Vec<f64>,
-    /// How many of the signals the kernel sent.
-    by_kernel: usize,
-}
-
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut rows = way(bench, BY_SERVICE)?;
     rows.extend(way(bench, OF_A_YOUNG_ONE)?);
@@ -67,47 +57,30 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
 
 fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
     let Way { name, goals, .. } = way;
-    let one = kill(bench, bench.pick(1000, 200), 1, way)?;
-    let first: Vec<f64> = one.after.iter().map(|round| round[0]).collect();
-    if way.kernel_reap != "off" && one.by_kernel == 0 {
-        let what = format!("exit to signal {name}, one orphan: median");
+    let (one, by_kernel) = kill(bench, bench.pick(1000, 200), 1, way)?;
+    let how = format!(" {name}, one orphan");
+    if way.kernel_reap != "off" && by_kernel == 0 {
+        let what = format!("exit to signal{how}: median");
         return Ok(vec![Row::missing(
             what,
             "this kernel cannot (6.16 and later can)",
         )]);
     }
-    let note = format!(
-        "{} kills of agents {} ms old, {} signals sent by the kernel; its stamps (whole µs)",
-        first.len(),
+    let mut rows = Vec::from(to_first_signal(&how, &one));
+    rows[0].note = format!(
+        "{} kills of agents {} ms old, {by_kernel} signals sent by the kernel; its stamps (whole µs)",
+        one.len(),
         way.lived,
-        one.by_kernel
     );
-    let mut rows: Vec<_> = [
-        ("median", 0.5, goals.map(|goals| goals.0)),
-        ("p99", 0.99, goals.map(|goals| goals.1)),
-        ("max", 1.0, None),
-    ]
-    .into_iter()
-    .map(|(part, of, goal)| {
-        let what = format!("exit to signal {name}, one orphan: {part}");
-        let row = Row::new(what, quantile(&first, of), "µs");
-        goal.map_or(row.clone(), |goal| row.at_most(goal))
-    })
-    .collect();
-    rows[0].note = note;
-    let own: Vec<f64> = one.own.iter().map(|ns| ns / 1e3).collect();
-    // The kernel does not say when it has sent one.
-    for (part, of) in [("median", 0.5), ("p99", 0.99), ("max", 1.0)] {
-        if !own.is_empty() {
-            let what = format!("the same by reaper's latency_ns: {part}");
-            let row = Row::new(what, quantile(&own, of), "µs");
-            rows.push(row.note("exit's record to after the signal was sent"));
-        }
+    let first = rows[0].measured.unwrap_or(f64::NAN);
+    if let Some((median, p99)) = goals {
+        rows[0].goal = Some(Goal::AtMost(median));
+        rows[1].goal = Some(Goal::AtMost(p99));
     }
 
-    let many = kill(bench, bench.pick(50, 10), MANY, way)?.after;
+    let (many, _) = kill(bench, bench.pick(50, 10), MANY, way)?;
     let at = |n: usize| median(&many.iter().map(|round| round[n]).collect::<Vec<_>>());
-    let further = (at(MANY - 1) - median(&first)) / (MANY - 1) as f64;
+    let further = (at(MANY - 1) - first) / (MANY - 1) as f64;
     let note = format!(
         "exit to the last of {MANY}, less one alone, {} kills; first {:.0} µs, last {:.0} µs",
         many.len(),
@@ -115,18 +88,25 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
         at(MANY - 1)
     );
     let what = format!("each further orphan of the same parent, {name}");
-    let row = Row::new(what, further, "µs").note(note);
-    rows.push(if goals.is_some() {
-        row.at_most(20.0)
-    } else {
-        row
+    rows.push(Row {
+        goal: goals.map(|_| Goal::AtMost(20.0)),
+        ..Row::new(what, further, "µs").note(note)
     });
     Ok(rows)
 }
 
+/// Median and p99 from each exit to the first signal after it.
+pub fn to_first_signal(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
+    let first: Vec<f64> = after.iter().map(|round| round[0]).collect();
+    [("median", 0.5), ("p99", 0.99)].map(|(part, of)| {
+        let what = format!("exit to signal{how}: {part}");
+        Row::new(what, quantile(&first, of), "µs")
+    })
+}
+
 /// Kills that many agents beside what `start` starts, and gives that with when their orphans were signalled after each
 /// exit, in µs and in order.
-pub(super) fn traced<T>(
+pub fn traced<T>(
     bench: &Bench,
     rounds: usize,
     orphans: usize,
@@ -155,8 +135,8 @@ pub(super) fn traced<T>(
     Ok((after, started))
 }
 
-/// Kills that many agents.
-fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<Killed> {
+/// Kills that many agents. Returns when their orphans were signalled, and how many of the signals the kernel sent.
+fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<(Vec<Vec<f64>>, usize)> {
     let start = |load: &Load| {
         let setup = Setup::new(bench, "enforce").scope([load]);
         let setup = setup.set(&format!("kernel_reap = \"{}\"", way.kernel_reap));
@@ -167,18 +147,8 @@ fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<Killed
     let said = daemon.stop()?;
     ensure!(said.count("lost") == 0, "events were lost meanwhile");
     let mut signals = said.events("signal")?;
-    signals.retain(|signal| signal["signal"] == "SIGTERM");
-    let own = signals
-        .iter()
-        .filter_map(|signal| signal["latency_ns"].as_f64());
-    let by_kernel = signals
-        .iter()
-        .filter(|signal| signal["sent_by"] == "kernel");
-    Ok(Killed {
-        after,
-        own: own.collect(),
-        by_kernel: by_kernel.count(),
-    })
+    signals.retain(|signal| signal["signal"] == "SIGTERM" && signal["sent_by"] == "kernel");
+    Ok((after, signals.len()))
 }
 
 /// The signals after each exit, up to the next.

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{Bench, process, raw, wait};
 
@@ -69,6 +69,16 @@ impl Load {
     pub fn request(&mut self, order: &str) -> Result<u64> {
         self.send_request(order)?;
         self.read_response()
+    }
+
+    /// Has it make that many sleeping processes.
+    ///
+    /// # Errors
+    /// The system does not allow so many.
+    pub fn sleepers(&mut self, n: u64) -> Result<()> {
+        let made = self.request(&format!("sleepers {n}"))?;
+        ensure!(made == n, "the system allowed {made} of {n} processes");
+        Ok(())
     }
 
     /// Gives an order, to be followed by [`Load::read_response`].

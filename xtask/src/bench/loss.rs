@@ -27,7 +27,7 @@ fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> 
         .sieved()
         .start()?;
     daemon.settle();
-    let before = cpu_ns(&threads(daemon.pid())?, Some("engine"));
+    let before = cpu_ns(&threads(daemon.pid())?, "engine");
     let start = Instant::now();
     for load in &mut loads {
         load.send_request(&format!("storm {}", seconds * 1000))?;
@@ -40,7 +40,7 @@ fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> 
     // What is left in the ring, and lines that are not written yet.
     std::thread::sleep(Duration::from_millis(500));
     daemon.settle();
-    let cpu = cpu_ns(&threads(daemon.pid())?, Some("engine")) - before;
+    let cpu = cpu_ns(&threads(daemon.pid())?, "engine") - before;
     let said = daemon.stop()?;
     let (events, lost) = (said.count("events"), said.count("lost"));
     // A fork and an exit each; others on this host only add to that.
@@ -51,21 +51,15 @@ fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> 
         said.ring()?,
         cpu as f64 / events.max(1) as f64 / 1e3
     );
+    let mut note_lost = format!("{events} seen; neither seen nor counted as lost: {missing}");
+    let rate = Row::new(format!("forks a second, {name}"), rate, "/s").note(note);
+    let rate = match place {
+        LoadPlacement::Outside => rate.at_least(25_000.0),
+        LoadPlacement::Inside => {
+            note_lost += &format!("; lines missing: {}", said.lines_missing()?);
+            rate
+        }
+    };
     let lost = Row::new(format!("events lost at that rate, {name}"), lost as f64, "");
-    let note_lost = format!("{events} seen; neither seen nor counted as lost: {missing}");
-    Ok(match place {
-        LoadPlacement::Outside => vec![
-            Row::new(format!("forks a second, {name}"), rate, "/s")
-                .at_least(25_000.0)
-                .note(note),
-            lost.at_most(0.0).note(note_lost),
-        ],
-        LoadPlacement::Inside => vec![
-            Row::new(format!("forks a second, {name}"), rate, "/s").note(note),
-            lost.at_most(0.0).note(format!(
-                "{note_lost}; lines missing: {}",
-                said.lines_missing()?
-            )),
-        ],
-    })
+    Ok(vec![rate, lost.at_most(0.0).note(note_lost)])
 }

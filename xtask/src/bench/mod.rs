@@ -17,7 +17,6 @@ pub mod process;
 mod raw;
 mod restart;
 mod run;
-mod sieve;
 mod slowdown;
 mod sources;
 mod start;
@@ -66,7 +65,7 @@ enum Part {
     Kernel,
     /// CPU time of the service for each event
     Cpu,
-    /// What others lose, beside forkstat and bpftrace
+    /// What others lose
     Slowdown,
     /// Events lost in a minute of forks at the highest rate
     Loss,
@@ -80,7 +79,7 @@ enum Part {
     Start,
     /// Wake-ups with nothing happening
     Idle,
-    /// A command with `reaper run` around it, beside tini, dumb-init, timeout and systemd-run
+    /// A command with `reaper run` around it, beside timeout
     Run,
 }
 

@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::Bench;
-use super::raw::bpf::Positions;
 use super::undo::Undo;
 
 /// Where daemons may pin; what they leave there goes with this.
@@ -40,23 +39,5 @@ impl Pins {
     /// For `--pin-dir`.
     pub fn dir(&self) -> PathBuf {
         self.dir.join("reaper")
-    }
-
-    /// Where the ring stands that one daemon has left here.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn ring(&self) -> Result<Positions> {
-        let below = |dir: PathBuf| -> Result<Vec<PathBuf>> {
-            let entries = fs::read_dir(&dir).with_context(|| format!("no pins: {}", dir.display()));
-            entries?.map(|entry| Ok(entry?.path())).collect()
-        };
-        let scopes = below(self.dir())?;
-        let versions = scopes.into_iter().map(below).collect::<Result<Vec<_>>>()?;
-        let mut rings = versions.iter().flatten().map(|path| path.join("EVENTS"));
-        let ring = rings
-            .find(|path| path.exists())
-            .context("no ring is pinned")?;
-        Positions::of_pinned(&ring).context("cannot look at the ring")
     }
 }

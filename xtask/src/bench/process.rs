@@ -89,11 +89,23 @@ fn obey(order: &str) -> Result<u64> {
         }
         ("sleepers", &[n]) => sleepers(n as usize),
         ("kill", &[rounds, orphans, ms]) => {
-            let lived = Duration::from_millis(ms);
-            (0..rounds).try_for_each(|_| kill_one(orphans as usize, lived))?;
+            let (said, lived) = (orphans as usize, Duration::from_millis(ms));
+            for _ in 0..rounds {
+                // Each of its children says one byte.
+                kill_agent(["agent", &orphans.to_string()], said, lived)?;
+                for _ in 0..orphans {
+                    waitpid(None, None).context("an orphan has another parent")?;
+                }
+            }
             Ok(rounds)
         }
-        ("bomb", &[forkers, ms]) => drop_bomb(forkers, Duration::from_millis(ms)),
+        ("bomb", &[forkers, ms]) => {
+            let role = ["bomb", &forkers.to_string()];
+            let took = kill_agent(role, 0, Duration::from_millis(ms))?;
+            // What it left came here; some may be on their last steps.
+            while waitpid(None, None).is_ok() {}
+            Ok(took)
+        }
         _ => bail!("no such order: {order}"),
     }
 }
@@ -134,18 +146,19 @@ fn sleepers(n: usize) -> Result<u64> {
     Ok(made.count() as u64)
 }
 
-/// Starts an agent with orphans-to-be, kills it when it has lived for a while, and waits until the orphans are gone.
-fn kill_one(orphans: usize, lived: Duration) -> Result<()> {
-    let mut agent = process_command(AGENT, &["agent", &orphans.to_string()])?
+/// Starts an agent in this role, whose children say so many bytes, kills it when it has lived for a while, and waits
+/// until all that it leaves is gone. Returns how many ns that took.
+fn kill_agent(role: [&str; 2], said: usize, lived: Duration) -> Result<u64> {
+    let mut agent = process_command(AGENT, &role)?
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start an agent")?;
     let mut output = agent.stdout.take().context("no pipe from the agent")?;
-    // Each of its children says one byte.
     output
-        .read_exact(&mut vec![0; orphans])
+        .read_exact(&mut vec![0; said])
         .context("the agent ended before its time")?;
     std::thread::sleep(lived);
+    let start = Instant::now();
     agent.kill().context("cannot kill the agent")?;
     let status = agent.wait().context("cannot wait for the agent")?;
     ensure!(
@@ -154,37 +167,8 @@ fn kill_one(orphans: usize, lived: Duration) -> Result<()> {
     );
     // The pipe's other end is the orphans' alone now: it is closed when the last is gone.
     let ended = hangup(output, PollTimeout::from(PATIENCE_MS))?;
-    ensure!(
-        ended,
-        "orphans still live {PATIENCE_MS} ms after their agent"
-    );
-    for _ in 0..orphans {
-        waitpid(None, None).context("an orphan went to somebody else")?;
-    }
-    Ok(())
-}
-
-/// Starts an agent whose tree forks without end, kills the agent after a while, and waits until all of its
-/// tree is gone. Gives how many ns that took.
-fn drop_bomb(forkers: u64, storm: Duration) -> Result<u64> {
-    let mut root = process_command(AGENT, &["bomb", &forkers.to_string()])?
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start an agent")?;
-    let output = root.stdout.take().context("no pipe from the agent")?;
-    std::thread::sleep(storm);
-    let start = Instant::now();
-    root.kill().context("cannot kill the agent")?;
-    let status = root.wait().context("cannot wait for the agent")?;
-    ensure!(
-        status.code().is_none(),
-        "the agent ended by itself: {status}"
-    );
-    let ended = hangup(output, PollTimeout::from(PATIENCE_MS))?;
     let took = start.elapsed();
     ensure!(ended, "some still live {PATIENCE_MS} ms after their agent");
-    // What it left came here; some may be on their last steps.
-    while waitpid(None, None).is_ok() {}
     Ok(u64::try_from(took.as_nanos())?)
 }
 

@@ -1,7 +1,5 @@
 //! What std and nix have no safe call for: children without a copy of memory, and being told of Ctrl-C.
 
-pub mod bpf;
-
 use std::ffi::{c_int, c_void};
 use std::io::{PipeWriter, Write};
 use std::os::unix::process::CommandExt;
@@ -24,7 +22,7 @@ pub fn vfork_exit(stack: &mut [u8; STACK]) -> nix::Result<Pid> {
         0
     }
     // SAFETY: CLONE_VFORK holds this thread up until the child is gone, which borrows the stack alone.
-    unsafe { clone(stack, libc::CLONE_VFORK, exit) }
+    unsafe { clone(stack, libc::CLONE_VFORK, exit, std::ptr::null_mut()) }
 }
 
 /// A child that exits at once and leaves a [`sleeper`] behind.
@@ -42,7 +40,7 @@ pub fn spawn_orphan(
     }
     let orphans = std::ptr::from_mut(orphans).cast();
     // SAFETY: as in `vfork_exit`; the orphan has its own stack.
-    unsafe { clone_with(stack, libc::CLONE_VFORK, beget, orphans) }
+    unsafe { clone(stack, libc::CLONE_VFORK, beget, orphans) }
 }
 
 /// A child that sleeps until the other end of its standard input is closed, and then exits.
@@ -60,42 +58,25 @@ pub fn sleeper(stack: &'static mut [u8; STACK]) -> nix::Result<Pid> {
         while unsafe { libc::poll(&raw mut input, 1, -1) } < 0 {}
         0
     }
-    // SAFETY: the child has its stack for good, and touches nothing else but errno, for which nobody
-    // in this single-threaded program looks after a call that succeeded.
-    unsafe { clone(stack, 0, sleep) }
+    // SAFETY: the child has its stack for good, and touches nothing else but errno, which is not read
+    // in this single-threaded program after a call that succeeded.
+    unsafe { clone(stack, 0, sleep, std::ptr::null_mut()) }
 }
 
 /// # Safety
 /// The child shares all memory with its parent: it must not outlive its stack or touch what the parent
-/// uses.
+/// uses. `argument` is what `main` takes.
 unsafe fn clone(
-    stack: &mut [u8; STACK],
-    flags: c_int,
-    main: extern "C" fn(*mut c_void) -> c_int,
-) -> nix::Result<Pid> {
-    // SAFETY: as the caller promises.
-    unsafe { clone_with(stack, flags, main, std::ptr::null_mut()) }
-}
-
-/// # Safety
-/// As [`clone`]; `argument` is what `main` takes.
-unsafe fn clone_with(
     stack: &mut [u8; STACK],
     flags: c_int,
     main: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
 ) -> nix::Result<Pid> {
     let top = stack.as_mut_ptr_range().end;
-    let top = top.wrapping_sub(top.addr() % 16);
-    // SAFETY: `top` is the aligned end of a stack that is the child's; what it does is the caller's word.
-    let pid = unsafe {
-        libc::clone(
-            main,
-            top.cast(),
-            flags | libc::CLONE_VM | libc::SIGCHLD,
-            argument,
-        )
-    };
+    let top = top.wrapping_sub(top.addr() % 16).cast();
+    let flags = flags | libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: `top` is the aligned end of a stack that is the child's; what it does, the caller has promised.
+    let pid = unsafe { libc::clone(main, top, flags, argument) };
     nix::Error::result(pid).map(Pid::from_raw)
 }
 

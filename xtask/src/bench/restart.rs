@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 
+use super::Bench;
 use super::daemon::Setup;
 use super::host::{cpu_ns, threads};
 use super::load::{Load, LoadPlacement};
 use super::pins::Pins;
 use super::stats::{median, quantile};
 use super::table::Row;
-use super::{Bench, wait};
 
 /// Records that the goal speaks of.
 const RECORDS: u64 = 100_000;
@@ -20,7 +20,6 @@ struct Restart {
     caught_up: f64,
     told: f64,
     records: u64,
-    bytes: u64,
     lost: u64,
     missing: u64,
     engine: f64,
@@ -37,8 +36,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let records = least(|r| r.records);
     let caught_up = all(|r| r.caught_up);
     let note = format!(
-        "{records} records ({:.1} MiB, ring of {}) read and decided about; {} restarts, max {:.0} ms; engine's CPU {:.0} ms",
-        least(|r| r.bytes) as f64 / f64::from(1 << 20),
+        "{records} records (ring of {} MiB) read and decided about; {} restarts, max {:.0} ms; engine's CPU {:.0} ms",
         bench.pick(RING[0], RING[1]),
         rounds.len(),
         quantile(&caught_up, 1.0),
@@ -88,20 +86,13 @@ fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
     daemon.settle();
     // As SIGKILL ends it.
     drop(daemon);
-    let ring = pins.ring()?;
     // Each is a fork, an exec and an exit.
     let n = bench.pick(RECORDS / 3 + 1, 5_000);
     load.request(&format!("spawn {n}"))?;
-    let (end, bytes) = (ring.produced(), ring.produced() - ring.consumed());
 
     let before = boot_ns()?;
     let daemon = setup.start()?;
-    // Given back only once it is told.
-    ensure!(
-        wait::until(|| ring.consumed() >= end),
-        "reaper does not catch up"
-    );
-    let told = daemon.time_to_last_event();
+    let told = daemon.time_to_last_line_after("caught_up")?;
     let threads = threads(daemon.pid())?;
     let said = daemon.stop()?;
     let resumed = said.ready()?;
@@ -120,12 +111,11 @@ fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
         lost_before > 0 || records >= 3 * n,
         "{records} records for {n} processes"
     );
-    let cpu = |name| cpu_ns(&threads, Some(name)) as f64 / 1e6;
+    let cpu = |name| cpu_ns(&threads, name) as f64 / 1e6;
     Ok(Restart {
         caught_up: caught_up as f64 / 1e6,
         told: told.as_secs_f64() * 1e3,
         records,
-        bytes,
         lost: lost_before + said.count("lost"),
         missing: said.lines_missing()?,
         engine: cpu("engine"),

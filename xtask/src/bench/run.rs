@@ -1,4 +1,4 @@
-//! What it costs to run a command with an owner: `reaper run`, beside others that stand between a command and its caller.
+//! What it costs to run a command with an owner: `reaper run`, beside `timeout`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,64 +7,35 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::host::{field, read, threads};
+use super::host::{field, read, switches};
 use super::stats::{median, quantile};
 use super::table::Row;
 use super::{Bench, wait};
-use crate::shell::find_program;
 
-/// The words before a command, by what they are called here.
-const OTHERS: [(&str, &[&str]); 4] = [
-    ("tini", &["tini", "-s", "--"]),
-    ("dumb-init", &["dumb-init"]),
-    ("timeout", &["timeout", "9"]),
-    ("systemd-run", &["systemd-run", "--quiet", "--scope"]),
-];
 const MIB: f64 = 1024.0;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let own = bench.reaper.display().to_string();
     let own = [own.as_str(), "run", "--"];
-    let present = OTHERS
-        .iter()
-        .filter(|(program, words)| find_program(program).is_some() && once(words).is_ok());
-    let mut all: Vec<(&str, &[&str])> = vec![("nobody", &[]), ("reaper run", &own)];
-    all.extend(present);
-    let mut took = vec![Vec::new(); all.len()];
+    let all: [&[&str]; 3] = [&[], &own, &["timeout", "9"]];
+    let mut took: [Vec<f64>; 3] = Default::default();
     for _ in 0..bench.pick(300, 30) {
-        for ((_, words), took) in all.iter().zip(&mut took) {
+        for (words, took) in all.iter().zip(&mut took) {
             took.push(once(words)?);
         }
     }
     let alone = median(&took[0]);
-    let mut rows = vec![Row::new("start to end of true, alone", alone, "ms")];
-    for ((name, _), took) in all.iter().zip(&took).skip(1) {
-        let more = Row::new(
-            format!("start to end of true, more with {name}"),
-            median(took) - alone,
-            "ms",
-        );
-        let note = format!(
-            "{} starts, 99 % within {:.1} ms",
-            took.len(),
-            quantile(took, 0.99)
-        );
-        let more = more.note(note);
-        rows.push(if *name == "reaper run" {
-            more.at_most(3.0)
-        } else {
-            more
-        });
-    }
-    let missing = OTHERS
-        .iter()
-        .filter(|(name, _)| all.iter().all(|(it, _)| it != name));
-    rows.extend(missing.map(|(name, _)| {
-        Row::missing(
-            format!("start to end of true, more with {name}"),
-            "not to be had here",
-        )
-    }));
+    let more = |name: &str, took: &[f64]| {
+        let (starts, most) = (took.len(), quantile(took, 0.99));
+        let what = format!("start to end of true, more with {name}");
+        let note = format!("{starts} starts, 99 % within {most:.1} ms");
+        Row::new(what, median(took) - alone, "ms").note(note)
+    };
+    let mut rows = vec![
+        Row::new("start to end of true, alone", alone, "ms"),
+        more("reaper run", &took[1]).at_most(3.0),
+        more("timeout", &took[2]),
+    ];
     rows.extend(at_rest(bench, &own)?);
     Ok(rows)
 }
@@ -98,9 +69,9 @@ fn at_rest(bench: &Bench, own: &[&str]) -> Result<[Row; 2]> {
     let owned = Sleeper::start(own)?;
     let (alone, peak) = (sleep.peak()?, owned.peak()?);
     let seconds = bench.pick(10, 3);
-    let before = owned.wakes()?;
+    let before = switches(owned.0.id())?;
     std::thread::sleep(Duration::from_secs(seconds));
-    let wakes = owned.wakes()? - before;
+    let wakes = switches(owned.0.id())? - before;
     let note = format!(
         "{:.1} MiB at its peak, `sleep` {:.1} MiB",
         peak as f64 / MIB,
@@ -149,13 +120,6 @@ impl Sleeper {
     /// Most that it has had resident, in KiB.
     fn peak(&self) -> Result<u64> {
         field(&read(format!("/proc/{}/status", self.0.id()))?, "VmHWM")
-    }
-
-    fn wakes(&self) -> Result<u64> {
-        Ok(threads(self.0.id())?
-            .iter()
-            .map(|thread| thread.switches)
-            .sum())
     }
 }
 

@@ -8,7 +8,7 @@ use nix::libc::SYS_getdents64;
 
 use super::daemon::Setup;
 use super::host::{births_and_tasks, threads};
-use super::latency::traced;
+use super::latency::{to_first_signal, traced};
 use super::load::{Load, LoadPlacement};
 use super::process::{AGENT, ORPHAN};
 use super::stats::{median, quantile};
@@ -46,7 +46,7 @@ fn through(bench: &Bench, source: &str) -> Result<[Row; 2]> {
     daemon.settle();
     let said = daemon.stop()?;
     ensure!(said.count("lost") == 0, "events were lost meanwhile");
-    Ok(rows(&format!("through {source}"), &after))
+    Ok(rows(&format!(", through {source}"), &after))
 }
 
 /// A loop of `ps` that kills the bench's orphans, and nobody else.
@@ -65,30 +65,20 @@ fn scanner(bench: &Bench) -> Result<[Row; 2]> {
     };
     let (after, scanner) = traced(bench, bench.pick(20, 4), 1, LIVED, start)?;
     drop(scanner);
-    Ok(rows(&format!("by a loop of ps every {EVERY} s"), &after))
+    Ok(rows(&format!(", by a loop of ps every {EVERY} s"), &after))
 }
 
 fn rows(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
-    let first: Vec<f64> = after.iter().map(|round| round[0]).collect();
-    let row = |part, of| {
-        let what = format!("exit to signal, {how}: {part}");
-        Row::new(what, quantile(&first, of), "µs")
-    };
-    let note = format!(
-        "{} kills of agents {LIVED} ms old; the kernel's stamps",
-        first.len()
-    );
-    [row("median", 0.5).note(note), row("p99", 0.99)]
+    let mut rows = to_first_signal(how, after);
+    let kills = after.len();
+    rows[0].note = format!("{kills} kills of agents {LIVED} ms old; the kernel's stamps");
+    rows
 }
 
 /// One look at all processes, of which nothing has changed.
 fn pass(bench: &Bench) -> Result<Row> {
     let mut load = Load::start(bench, LoadPlacement::Outside)?;
-    let made = load.request(&format!("sleepers {SLEEPERS}"))?;
-    ensure!(
-        made == SLEEPERS,
-        "the system allowed {made} of {SLEEPERS} processes"
-    );
+    load.sleepers(SLEEPERS)?;
     let setup = Setup::new(bench, "observe").scope([&load]);
     let setup = setup.set("source = \"procfs\"");
     let setup = setup.set("scan_min_interval = \"50ms\"\nscan_max_interval = \"50ms\"");
