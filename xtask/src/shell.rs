@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -70,6 +71,31 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     Ok(command)
 }
 
+/// A child process that is killed and waited for when this is dropped.
+pub struct OwnedChild(pub Child);
+
+impl Deref for OwnedChild {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for OwnedChild {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for OwnedChild {
+    fn drop(&mut self) {
+        // Both fail only where it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Runs a command to its end, after printing it.
 ///
 /// # Errors
@@ -97,24 +123,40 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("output of `{}`", line(command)))
 }
 
-/// Has cargo build, and tells where the executable of the target `name` is.
-///
-/// `arguments` begin with the subcommand, `build` or `test --no-run`.
+/// Has cargo build, and returns what it reports of each artifact that can be executed. `arguments` begin with the
+/// subcommand, `build` or `test --no-run`.
 ///
 /// # Errors
-/// The build fails, or makes no such executable.
-pub fn built(arguments: &[&str], name: &str) -> Result<PathBuf> {
+/// The build fails.
+pub fn executables(arguments: &[&str]) -> Result<Vec<(PathBuf, Value)>> {
     println!("$ cargo {}", arguments.join(" "));
     let mut cargo = cargo();
     cargo
         .args(arguments)
         .arg("--message-format=json-render-diagnostics");
-    output(&mut cargo)?
-        .lines()
-        .filter_map(|message| serde_json::from_str::<Value>(message).ok())
-        .filter(|message| message["target"]["name"] == name)
-        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
-        .with_context(|| format!("cargo built no executable named {name}"))
+    Ok(read_executables(&output(&mut cargo)?))
+}
+
+/// Reads the messages of cargo.
+pub fn read_executables(messages: &str) -> Vec<(PathBuf, Value)> {
+    let messages = messages.lines().map(serde_json::from_str::<Value>);
+    messages
+        .filter_map(|message| {
+            let message = message.ok()?;
+            Some((PathBuf::from(message["executable"].as_str()?), message))
+        })
+        .collect()
+}
+
+/// Has cargo build `reaper` with the options, and returns its path.
+///
+/// # Errors
+/// The build fails, or makes no such executable.
+pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
+    let build = ["build", "--package", "reaper-user", "--bin", "reaper"];
+    let built = executables(&[&build, options].concat())?.pop();
+    let (reaper, _) = built.context("cargo built no executable named reaper")?;
+    Ok(reaper)
 }
 
 /// Returns a program from crates.io in a pinned version: this checkout's own, the user's, or installed now, which takes
@@ -154,15 +196,6 @@ pub fn cargo_tool(name: &str, version: &str, duration: &str) -> Result<PathBuf> 
         own.display()
     );
     Ok(own)
-}
-
-/// Has cargo build `reaper` with the options, and returns its path.
-///
-/// # Errors
-/// As [`built`].
-pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
-    let build = ["build", "--package", "reaper-user", "--bin", "reaper"];
-    built(&[&build, options].concat(), "reaper")
 }
 
 /// Returns all files that git tracks or would track, relative to the workspace, in order.
@@ -241,8 +274,22 @@ pub fn fetch_lists() -> Result<()> {
     run(env.args(["apt-get", "--quiet=2", "update"]))
 }
 
+/// Returns today's date in UTC, as in 2026-11-25.
+///
+/// # Errors
+/// There is no `date`.
+pub fn date() -> Result<String> {
+    let date = output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    Ok(date.trim().to_owned())
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A command as one would type it.
-fn line(command: &Command) -> String {
+pub fn line(command: &Command) -> String {
     let program = command.get_program();
     let own_cargo = std::env::var_os("CARGO").is_some_and(|cargo| cargo == program);
     let program = if own_cargo {
@@ -250,9 +297,10 @@ fn line(command: &Command) -> String {
     } else {
         program
     };
-    std::iter::once(program)
-        .chain(command.get_args())
-        .map(OsStr::to_string_lossy)
-        .collect::<Vec<_>>()
-        .join(" ")
+    let words = std::iter::once(program).chain(command.get_args());
+    let words = words.map(|word| match word.to_string_lossy() {
+        word if word.contains(' ') => format!("'{word}'"),
+        word => word.into_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
 }

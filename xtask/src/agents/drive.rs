@@ -23,7 +23,7 @@ use super::packages;
 use crate::bench::undo::{self, Undo};
 use crate::shell::{self, say};
 use cell::Cell;
-use spec::{MODES, Spec};
+use spec::{Spec, modes};
 use table::Driven;
 
 /// Worlds at the same time.
@@ -55,12 +55,7 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     // The program in the target directory may be built anew meanwhile.
     fs::copy("/proc/self/exe", place.join(process::COMMAND)).context("cannot copy this program")?;
     undo::at_signals()?;
-    let removed = place.clone();
-    let _removed = Undo::later(move || {
-        if let Err(error) = fs::remove_dir_all(&removed) {
-            say(format_args!("cannot remove {}: {error}", removed.display()));
-        }
-    });
+    let _removed = Undo::removes(&place);
     let logs = shell::target_dir().join("agents-drive");
     let mut driven = Driven::read()?;
     let specs = spec::read()?.into_iter();
@@ -123,7 +118,7 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
             });
         }
     });
-    driven.0["date"] = json!(date()?);
+    driven.0["date"] = json!(shell::date()?);
     driven.0["reaper"] =
         json!(shell::output(std::process::Command::new(&reaper).arg("--version"))?.trim());
     driven.write()?;
@@ -154,7 +149,7 @@ fn queue<'a>(
         installed,
     } in ready
     {
-        for (mode, _) in MODES {
+        for (mode, _) in modes() {
             let Some(endings) = spec.endings(mode) else {
                 let why = spec.not_run(mode).unwrap_or("it has no such mode");
                 if let Ok(mut driven) = outcomes.lock() {
@@ -212,12 +207,4 @@ fn note(driven: &Mutex<&mut Driven>, version: &str, cell: &Cell<'_>, outcome: Va
             say(format_args!("{error:#}"));
         }
     }
-}
-
-fn date() -> Result<String> {
-    Ok(
-        shell::output(std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]))?
-            .trim()
-            .to_owned(),
-    )
 }

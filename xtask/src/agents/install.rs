@@ -13,16 +13,12 @@ use super::packages::{self, Package, Registry};
 use crate::shell::{self, say};
 
 /// Variables of this process that tell clients of registries how to reach them.
-const REGISTRY_VARIABLES: [&str; 8] = [
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "NODE_EXTRA_CA_CERTS",
-    "NO_PROXY",
-    "PIP_CERT",
-    "PIP_INDEX_URL",
-    "REQUESTS_CA_BUNDLE",
-    "SSL_CERT_FILE",
-];
+const REGISTRY_VARIABLES: &str = "HTTPS_PROXY HTTP_PROXY NODE_EXTRA_CA_CERTS NO_PROXY PIP_CERT PIP_INDEX_URL \
+    REQUESTS_CA_BUNDLE SSL_CERT_FILE";
+/// Variables of those clients: no install scripts, and no more words or files than needed.
+const QUIET: &str = "npm_config_ignore_scripts=true npm_config_update_notifier=false npm_config_audit=false \
+    npm_config_fund=false npm_config_loglevel=error PIP_ONLY_BINARY=:all: PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_QUIET=1 PIP_NO_CACHE_DIR=1";
 
 pub struct Installed {
     pub folder: PathBuf,
@@ -76,22 +72,8 @@ impl Installer<'_> {
     fn command(&self, bin: &str) -> Command {
         let mut command = as_user(self.folder, self.user, &self.folder.join(bin));
         command.current_dir(self.folder);
-        command.args([
-            "npm_config_ignore_scripts=true",
-            "npm_config_update_notifier=false",
-        ]);
-        command.args([
-            "npm_config_audit=false",
-            "npm_config_fund=false",
-            "npm_config_loglevel=error",
-        ]);
-        command.args([
-            "PIP_ONLY_BINARY=:all:",
-            "PIP_DISABLE_PIP_VERSION_CHECK=1",
-            "PIP_QUIET=1",
-        ]);
-        command.args(["PIP_NO_CACHE_DIR=1"]);
-        for name in REGISTRY_VARIABLES {
+        command.args(QUIET.split_whitespace());
+        for name in REGISTRY_VARIABLES.split_whitespace() {
             if let Ok(value) = std::env::var(name) {
                 command.arg(format!("{name}={value}"));
             }
@@ -248,11 +230,7 @@ fn check(package: &Package, archive: &Path) -> Result<()> {
     let hash = if package.integrity.starts_with("sha512-") {
         format!("sha512-{}", base64(&Sha512::digest(bytes)))
     } else {
-        let digits = Sha256::digest(bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>();
-        format!("sha256-{digits}")
+        format!("sha256-{}", shell::hex(&Sha256::digest(bytes)))
     };
     ensure!(
         hash == package.integrity,

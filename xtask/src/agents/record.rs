@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -158,9 +157,7 @@ fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> 
         forms.insert(form.name.to_owned(), processes);
     }
     Ok(RecordedPackage::Ran {
-        date: shell::output(Command::new("date").args(["--utc", "+%Y-%m-%d"]))?
-            .trim()
-            .to_owned(),
+        date: shell::date()?,
         package: package.name.clone(),
         version: package.version.clone(),
         integrity: package.integrity.clone(),

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::install::{self, Installed};
 use crate::bench::undo::Undo;
+use crate::shell::OwnedChild;
 
 /// The user that installs and runs agents: nobody.
 pub const USER: Uid = Uid::from_raw(65534);
@@ -39,12 +40,7 @@ impl Sandbox {
         let folder = own.join("agent");
         // Fails if another user has put something there.
         fs::create_dir(&own).with_context(|| own.display().to_string())?;
-        let removed = own.clone();
-        let removal = Undo::later(move || {
-            if let Err(error) = fs::remove_dir_all(&removed) {
-                eprintln!("cannot delete {}: {error}", removed.display());
-            }
-        });
+        let removal = Undo::removes(&own);
         fs::create_dir_all(folder.join("work"))?;
         // The user must get through, whatever the umask.
         fs::set_permissions(&own, fs::Permissions::from_mode(0o755))?;
@@ -67,34 +63,17 @@ impl Sandbox {
         let bin = installed.command.parent().unwrap_or(Path::new("/"));
         let user = install::as_user(&installed.folder, USER, bin);
         let mut command = ends_with_us("unshare");
-        command.args([
-            "--mount",
-            "--pid",
-            "--net",
-            "--mount-proc",
-            "--fork",
-            "--kill-child",
-        ]);
+        command.args("--mount --pid --net --mount-proc --fork --kill-child".split(' '));
         // The shell stays: a change of the user id would clear the signal that ends it with `unshare`.
         let script = "read go; ip link set lo up; \"$@\"; exit 0";
         command
             .args(["sh", "-c", script, "sh"])
             .arg(user.get_program())
             .args(user.get_args());
-        command.args(
-            installed
-                .environment
-                .iter()
-                .map(|(name, value)| format!("{name}={value}")),
-        );
-        command.args([
-            "script",
-            "--quiet",
-            "--flush",
-            "--command",
-            line,
-            "/dev/null",
-        ]);
+        let environment = installed.environment.iter();
+        command.args(environment.map(|(name, value)| format!("{name}={value}")));
+        command.args(["script", "--quiet", "--flush", "--command"]);
+        command.args([line, "/dev/null"]);
         command.current_dir(directory);
         let output = File::create(self.own.join("output"))?;
         command
@@ -102,7 +81,9 @@ impl Sandbox {
             .stdout(output.try_clone()?)
             .stderr(output);
         let child = command.spawn().context("cannot start unshare")?;
-        Ok(Run { child })
+        Ok(Run {
+            child: OwnedChild(child),
+        })
     }
 
     /// Starts a daemon that watches a run and sends no signals, with these further rules. `name` is its own.
@@ -122,7 +103,7 @@ impl Sandbox {
             .stdout(File::create(path("stream"))?);
         command.stderr(File::create(path("errors"))?);
         let mut watch = Watch {
-            child: command.spawn().context("cannot start reaper")?,
+            child: OwnedChild(command.spawn().context("cannot start reaper")?),
             stream: path("stream"),
         };
         let started = Instant::now();
@@ -150,9 +131,10 @@ impl Sandbox {
     }
 }
 
-/// An agent in its namespaces; killed with all of them when this is dropped.
+/// An agent in its namespaces. When this is dropped, `unshare` is killed. The kernel then kills the init of the PID
+/// namespace, and with it all that is left there.
 pub struct Run {
-    child: Child,
+    child: OwnedChild,
 }
 
 impl Run {
@@ -170,17 +152,9 @@ impl Run {
     }
 }
 
-impl Drop for Run {
-    fn drop(&mut self) {
-        // Both fail only if it has ended. The kernel kills what is left in the pid namespace with its init.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// A daemon; killed when this is dropped.
 pub struct Watch {
-    child: Child,
+    child: OwnedChild,
     stream: PathBuf,
 }
 
@@ -198,14 +172,6 @@ impl Watch {
         let stream = fs::read_to_string(&self.stream)?;
         let event = |line: &str| serde_json::from_str(line).context("a line of the stream");
         stream.lines().map(event).collect()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

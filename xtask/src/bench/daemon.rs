@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::load::Load;
 use super::pins::Pins;
 use super::{Bench, process, raw, wait};
+use crate::shell::OwnedChild;
 
 /// A stream that has not grown for so long is at its end.
 const QUIET: Duration = Duration::from_millis(300);
@@ -136,7 +137,7 @@ impl<'a> Setup<'a> {
             sieve = Some(grep.context("cannot start grep")?);
         }
         let mut daemon = Daemon {
-            child,
+            child: OwnedChild(child),
             stream,
             errors,
             sieve,
@@ -159,7 +160,7 @@ impl<'a> Setup<'a> {
 
 /// A running daemon; killed when this is dropped.
 pub struct Daemon {
-    child: Child,
+    child: OwnedChild,
     stream: PathBuf,
     errors: PathBuf,
     sieve: Option<Child>,
@@ -252,14 +253,6 @@ impl Daemon {
             .last()
             .unwrap_or("it says nothing")
             .to_owned()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -10,7 +10,7 @@ use super::daemon::{Daemon, Setup};
 use super::host::{field, read};
 use super::load::{Load, LoadPlacement};
 use super::stats::median;
-use super::table::{Goal, Row};
+use super::table::Row;
 use super::undo::Undo;
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
@@ -54,10 +54,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
             STRETCHES * n
         );
         let what = format!("kernel time for fork + exec + exit, {name}");
-        rows.push(Row {
-            goal: goal.map(Goal::AtMost),
-            ..Row::new(what, ns, "ns").note(note)
-        });
+        rows.push(Row::new(what, ns, "ns").note(note).at_most(goal));
     }
     Ok(rows)
 }

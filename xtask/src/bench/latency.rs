@@ -7,7 +7,7 @@ use super::daemon::Setup;
 use super::load::{Load, LoadPlacement};
 use super::process::{AGENT, ORPHAN};
 use super::stats::{median, quantile};
-use super::table::{Goal, Row};
+use super::table::Row;
 use super::trace::{Stamp, Trace};
 
 /// What the trace's events mean, by their place in the list that it was started with.
@@ -74,8 +74,8 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
     );
     let first = rows[0].measured.unwrap_or(f64::NAN);
     if let Some((median, p99)) = goals {
-        rows[0].goal = Some(Goal::AtMost(median));
-        rows[1].goal = Some(Goal::AtMost(p99));
+        rows[0].goal_at_most = Some(median);
+        rows[1].goal_at_most = Some(p99);
     }
 
     let (many, _) = kill(bench, bench.pick(50, 10), MANY, way)?;
@@ -88,10 +88,11 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
         at(MANY - 1)
     );
     let what = format!("each further orphan of the same parent, {name}");
-    rows.push(Row {
-        goal: goals.map(|_| Goal::AtMost(20.0)),
-        ..Row::new(what, further, "µs").note(note)
-    });
+    rows.push(
+        Row::new(what, further, "µs")
+            .note(note)
+            .at_most(goals.map(|_| 20.0)),
+    );
     Ok(rows)
 }
 

@@ -153,10 +153,7 @@ pub fn bench(args: &Args) -> Result<()> {
         .mode(0o700)
         .create(&dir)
         .with_context(|| format!("cannot make {}", dir.display()))?;
-    let gone = dir.clone();
-    let _removed = Undo::later(move || {
-        let _ = std::fs::remove_dir_all(gone);
-    });
+    let _removed = Undo::removes(&dir);
     for image in [process::LOAD, process::AGENT, process::ORPHAN] {
         symlink(&own, dir.join(image)).context("cannot name the loads")?;
     }

@@ -8,7 +8,7 @@ use super::Bench;
 use super::daemon::Setup;
 use super::load::{Load, LoadPlacement};
 use super::stats::{median, quantile};
-use super::table::{Goal, Row};
+use super::table::Row;
 
 /// What is timed, how often at a time, and the goal.
 const WORK: [(&str, &str, u64, Option<f64>); 2] = [
@@ -40,10 +40,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
                 slower(0.75)
             );
             let what = format!("{what}, slower with reaper, {}", place.name());
-            rows.push(Row {
-                goal: goal.map(Goal::AtMost),
-                ..Row::new(what, slower(0.5), "%").note(note)
-            });
+            rows.push(Row::new(what, slower(0.5), "%").note(note).at_most(goal));
         }
     }
     Ok(rows)

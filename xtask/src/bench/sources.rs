@@ -1,6 +1,6 @@
 //! The same orphans, ended by what sees them in other ways: each source, and a scanner as users run it today.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +15,7 @@ use super::stats::{median, quantile};
 use super::table::Row;
 use super::trace::{Stamp, Trace};
 use super::{Bench, raw};
+use crate::shell::OwnedChild;
 
 /// How long an agent has lived, in ms, before it is killed: a scan has seen it and its child.
 const LIVED: u32 = 300;
@@ -61,7 +62,7 @@ fn scanner(bench: &Bench) -> Result<[Row; 2]> {
         command.args(["-c", &look]).stdin(Stdio::null());
         raw::end_with_us(&mut command);
         let child = command.spawn().context("cannot start sh")?;
-        Ok(Ended(child))
+        Ok(OwnedChild(child))
     };
     let (after, scanner) = traced(bench, bench.pick(20, 4), 1, LIVED, start)?;
     drop(scanner);
@@ -125,17 +126,6 @@ fn passes(stamps: &[Stamp]) -> Vec<f64> {
         }
     }
     all
-}
-
-/// Killed when this is dropped.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

@@ -2,23 +2,18 @@
 
 use std::fmt::Write;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A figure to reach.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Goal {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-/// One line of the table.
-#[derive(Clone, Debug)]
+/// One line of the table: a figure, beside what it should be.
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub what: String,
     /// `None` if it could not be measured; the note says why.
     pub measured: Option<f64>,
     pub unit: &'static str,
-    pub goal: Option<Goal>,
+    pub goal_at_most: Option<f64>,
+    pub goal_at_least: Option<f64>,
     pub note: String,
 }
 
@@ -28,29 +23,28 @@ impl Row {
             what: what.into(),
             measured: Some(measured),
             unit,
-            goal: None,
-            note: String::new(),
+            ..Row::default()
         }
     }
 
     pub fn missing(what: impl Into<String>, why: impl Into<String>) -> Row {
         Row {
-            measured: None,
-            ..Row::new(what, 0.0, "")
+            what: what.into(),
+            note: why.into(),
+            ..Row::default()
         }
-        .note(why)
     }
 
-    pub fn at_most(self, goal: f64) -> Row {
+    pub fn at_most(self, goal: impl Into<Option<f64>>) -> Row {
         Row {
-            goal: Some(Goal::AtMost(goal)),
+            goal_at_most: goal.into(),
             ..self
         }
     }
 
     pub fn at_least(self, goal: f64) -> Row {
         Row {
-            goal: Some(Goal::AtLeast(goal)),
+            goal_at_least: Some(goal),
             ..self
         }
     }
@@ -64,33 +58,26 @@ impl Row {
 
     /// Whether the goal is reached, if there is one and a figure.
     pub fn met(&self) -> Option<bool> {
-        Some(match (self.goal?, self.measured?) {
-            (Goal::AtMost(goal), measured) => measured <= goal,
-            (Goal::AtLeast(goal), measured) => measured >= goal,
-        })
+        let measured = self.measured?;
+        let most = self.goal_at_most.map(|goal| measured <= goal);
+        most.or(self.goal_at_least.map(|goal| measured >= goal))
     }
 
     fn cells(&self) -> [String; 5] {
-        let figure = |sign, n: f64| {
-            format!("{sign}{} {}", number(n), self.unit)
-                .trim_end()
-                .to_owned()
+        let figure = |sign: &str, n: Option<f64>| {
+            let text = n.map(|n| format!("{sign}{} {}", number(n), self.unit));
+            text.map(|text| text.trim_end().to_owned())
         };
-        let goal = match self.goal {
-            Some(Goal::AtMost(n)) => figure("≤ ", n),
-            Some(Goal::AtLeast(n)) => figure("≥ ", n),
-            None => String::new(),
-        };
+        let goal = figure("≤ ", self.goal_at_most).or(figure("≥ ", self.goal_at_least));
         let met = match self.met() {
             Some(true) => "ok",
             Some(false) => "SHORT",
             None => "",
         };
-        let measured = self.measured.map_or("-".to_owned(), |n| figure("", n));
         [
             self.what.clone(),
-            measured,
-            goal,
+            figure("", self.measured).unwrap_or("-".to_owned()),
+            goal.unwrap_or_default(),
             met.to_owned(),
             self.note.clone(),
         ]
@@ -137,20 +124,9 @@ pub fn text(rows: &[Row]) -> String {
 /// For programs.
 pub fn json(rows: &[Row], host: &Value, quick: bool) -> Value {
     let rows = rows.iter().map(|row| {
-        let (at_most, at_least) = match row.goal {
-            Some(Goal::AtMost(n)) => (Some(n), None),
-            Some(Goal::AtLeast(n)) => (None, Some(n)),
-            None => (None, None),
-        };
-        json!({
-            "what": row.what,
-            "measured": row.measured,
-            "unit": row.unit,
-            "goal_at_most": at_most,
-            "goal_at_least": at_least,
-            "met": row.met(),
-            "note": row.note,
-        })
+        let mut object = json!(row);
+        object["met"] = json!(row.met());
+        object
     });
     json!({ "schema": 1, "host": host, "quick": quick, "rows": rows.collect::<Vec<_>>() })
 }

@@ -1,6 +1,8 @@
 //! What has to be put back, however this ends.
 
+use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -20,6 +22,16 @@ impl Undo {
         let number = actions.last().map_or(0, |(number, _)| number + 1);
         actions.push((number, Box::new(action)));
         Undo(number)
+    }
+
+    /// Removes a directory.
+    pub fn removes(dir: &Path) -> Undo {
+        let dir = dir.to_owned();
+        Undo::later(move || {
+            if let Err(error) = fs::remove_dir_all(&dir) {
+                eprintln!("cannot remove {}: {error}", dir.display());
+            }
+        })
     }
 }
 

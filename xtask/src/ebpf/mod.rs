@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::shell::{run, say, target_dir, workspace};
+use crate::shell::{hex, run, say, target_dir, workspace};
 use record::Record;
 use toolchain::Toolchain;
 pub use toolchain::compiler_with_sources;
@@ -138,8 +138,5 @@ fn remove(dir: &Path) -> Result<()> {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(&Sha256::digest(bytes))
 }

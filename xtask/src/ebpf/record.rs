@@ -3,27 +3,18 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-/// Where the compiler is from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// rustup's nightly with its component rust-src.
-    Rustup,
-    /// Debian's packages.
-    Debian,
-}
+/// Where the compiler is from: rustup's nightly with its component rust-src, or Debian's packages.
+pub const RUSTUP: &str = "rustup nightly";
+pub const DEBIAN: &str = "debian rustc-web";
 
-/// What has to be the same for the same bytes to come out.
+const KEYS: [&str; 5] = ["origin", "rustc", "commit", "llvm", "bpf-linker"];
+
+/// What has to be the same for the same bytes to come out: where the compiler is from, the first line of `rustc -vV`, its
+/// commit, the version of its LLVM and that of bpf-linker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    pub origin: Origin,
-    /// First line of `rustc -vV`.
-    pub rustc: String,
-    pub commit: String,
-    pub llvm: String,
-    pub bpf_linker: String,
-}
+pub struct Identity(pub [String; KEYS.len()]);
 
 /// The text file beside the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,28 +24,10 @@ pub struct Record {
     pub sha256: String,
 }
 
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Origin::Rustup => "rustup nightly",
-            Origin::Debian => "debian rustc-web",
-        })
-    }
-}
-
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Identity {
-            origin,
-            rustc,
-            llvm,
-            bpf_linker,
-            ..
-        } = self;
-        write!(
-            f,
-            "{rustc} from {origin}, LLVM {llvm}, bpf-linker {bpf_linker}"
-        )
+        let [origin, rustc, _, llvm, linker] = &self.0;
+        write!(f, "{rustc} from {origin}, LLVM {llvm}, bpf-linker {linker}")
     }
 }
 
@@ -64,18 +37,10 @@ impl fmt::Display for Record {
             f,
             "# What built reaper.bpf.o; written by `cargo xtask build-ebpf`, compared with `--check`."
         )?;
-        let Identity {
-            origin,
-            rustc,
-            commit,
-            llvm,
-            bpf_linker,
-        } = &self.identity;
-        writeln!(
-            f,
-            "origin: {origin}\nrustc: {rustc}\ncommit: {commit}\nllvm: {llvm}"
-        )?;
-        writeln!(f, "bpf-linker: {bpf_linker}\nsha256: {}", self.sha256)
+        for (key, value) in KEYS.iter().zip(&self.identity.0) {
+            writeln!(f, "{key}: {value}")?;
+        }
+        writeln!(f, "sha256: {}", self.sha256)
     }
 }
 
@@ -90,19 +55,9 @@ impl FromStr for Record {
                 .map(|(_, value)| value.trim().to_owned())
                 .with_context(|| format!("no line `{name}: …`"))
         };
-        let origin = match field("origin")?.as_str() {
-            name if name == Origin::Rustup.to_string() => Origin::Rustup,
-            name if name == Origin::Debian.to_string() => Origin::Debian,
-            other => bail!("unknown origin `{other}`"),
-        };
+        let [origin, rustc, commit, llvm, linker] = KEYS.map(field);
         Ok(Record {
-            identity: Identity {
-                origin,
-                rustc: field("rustc")?,
-                commit: field("commit")?,
-                llvm: field("llvm")?,
-                bpf_linker: field("bpf-linker")?,
-            },
+            identity: Identity([origin?, rustc?, commit?, llvm?, linker?]),
             sha256: field("sha256")?,
         })
     }
@@ -114,15 +69,15 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_as_written() {
+        let identity = [
+            DEBIAN,
+            "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)",
+            "ac68faa20c58cbccd01ee7208bf3b6e93a7d7f96",
+            "22.1.8",
+            "0.10.3",
+        ];
         let record = Record {
-            identity: Identity {
-                origin: Origin::Debian,
-                rustc: "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)"
-                    .to_owned(),
-                commit: "ac68faa20c58cbccd01ee7208bf3b6e93a7d7f96".to_owned(),
-                llvm: "22.1.8".to_owned(),
-                bpf_linker: "0.10.3".to_owned(),
-            },
+            identity: Identity(identity.map(str::to_owned)),
             sha256: "00ff".to_owned(),
         };
         assert_eq!(record.to_string().parse::<Record>().unwrap(), record);

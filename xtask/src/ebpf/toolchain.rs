@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::record::{Identity, Origin};
+use super::record::{DEBIAN, Identity, RUSTUP};
 use crate::shell::{cargo_tool, fetch_lists, find_program, install, output, say, target_dir};
 
 /// The linker decides about the bytes too, and each version is made for one LLVM.
@@ -45,14 +45,15 @@ impl Toolchain {
     /// It is not here and cannot be had.
     pub fn recorded(wanted: &Identity) -> Result<Toolchain> {
         let same = |toolchain: &Toolchain| toolchain.identity == *wanted;
-        let found = match wanted.origin {
-            Origin::Rustup => Toolchain::rustup().context(
+        let found = match wanted.0[0].as_str() {
+            RUSTUP => Toolchain::rustup().context(
                 "the recorded toolchain is rustup's nightly with rust-src and LLVM 22, which is not installed",
             )??,
-            Origin::Debian => match Toolchain::debian(false)? {
+            DEBIAN => match Toolchain::debian(false)? {
                 fits if same(&fits) => fits,
                 _ => Toolchain::debian(true)?,
             },
+            other => bail!("unknown origin `{other}`"),
         };
         ensure!(
             same(&found),
@@ -94,50 +95,37 @@ impl Toolchain {
         {
             return None;
         }
-        let (line, commit, version) = compiler(&rustc).ok()?;
-        if !fits_linker(&version) {
+        let identity = identity(RUSTUP, &rustc).ok()?;
+        if !fits_linker(&identity) {
             say(format_args!(
-                "not taking {line}: its LLVM is {version}, bpf-linker {BPF_LINKER} is for {LLVM_MAJOR}"
+                "not taking {identity}, which is for LLVM {LLVM_MAJOR}"
             ));
             return None;
         }
-        Some(
-            cargo_tool("bpf-linker", BPF_LINKER, "a minute").map(|linker| Toolchain {
-                identity: Identity {
-                    origin: Origin::Rustup,
-                    rustc: line,
-                    commit,
-                    llvm: version,
-                    bpf_linker: BPF_LINKER.to_owned(),
-                },
-                cargo,
-                rustc,
-                llvm,
-                linker,
-            }),
-        )
+        let linker = cargo_tool("bpf-linker", BPF_LINKER, "a minute");
+        Some(linker.map(|linker| Toolchain {
+            identity,
+            cargo,
+            rustc,
+            llvm,
+            linker,
+        }))
     }
 
     /// With `upgrade`, brings the packages to the newest version even if they are installed.
     fn debian(upgrade: bool) -> Result<Toolchain> {
         install_debian(upgrade)?;
         let rustc = PathBuf::from(DEBIAN_RUSTC);
-        let (line, commit, version) = compiler(&rustc)?;
+        let identity = identity(DEBIAN, &rustc)?;
         ensure!(
-            fits_linker(&version),
-            "{line} has LLVM {version}, and bpf-linker {BPF_LINKER} is for LLVM {LLVM_MAJOR}: \
+            fits_linker(&identity),
+            "{identity}, which is for LLVM {LLVM_MAJOR}: \
              this Debian has no compiler that fits, use rustup's nightly with rust-src"
         );
         Ok(Toolchain {
-            llvm: llvm_alone(&version)?,
+            llvm: llvm_alone(&identity.0[3])?,
             linker: cargo_tool("bpf-linker", BPF_LINKER, "a minute")?,
-            identity: Identity {
-                origin: Origin::Debian,
-                rustc: line,
-                commit,
-                llvm: version,
-                bpf_linker: BPF_LINKER.to_owned(),
-            },
+            identity,
             cargo: PathBuf::from("/usr/bin/cargo"),
             rustc,
         })
@@ -199,12 +187,11 @@ fn is_installed(package: &str) -> bool {
     status.is_ok_and(|output| output.stdout == b"installed")
 }
 
-fn fits_linker(llvm: &str) -> bool {
-    llvm.split('.').next() == Some(LLVM_MAJOR)
+fn fits_linker(identity: &Identity) -> bool {
+    identity.0[3].split('.').next() == Some(LLVM_MAJOR)
 }
 
-/// First line, commit and LLVM version of a compiler.
-fn compiler(rustc: &Path) -> Result<(String, String, String)> {
+fn identity(origin: &str, rustc: &Path) -> Result<Identity> {
     let text = output(Command::new(rustc).arg("-vV"))?;
     let field = |name| {
         let found = text.lines().find_map(|line| line.strip_prefix(name));
@@ -213,7 +200,14 @@ fn compiler(rustc: &Path) -> Result<(String, String, String)> {
             .with_context(|| format!("{}: -vV says no {name}", rustc.display()))
     };
     let first = text.lines().next().unwrap_or_default().to_owned();
-    Ok((first, field("commit-hash: ")?, field("LLVM version: ")?))
+    let (commit, llvm) = (field("commit-hash: ")?, field("LLVM version: ")?);
+    Ok(Identity([
+        origin.to_owned(),
+        first,
+        commit,
+        llvm,
+        BPF_LINKER.to_owned(),
+    ]))
 }
 
 /// A directory with nothing but a link to Debian's libLLVM of that version: bpf-linker takes the first

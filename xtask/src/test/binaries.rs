@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::shell::{as_root, cargo, output};
+use crate::shell::{as_root, executables, output};
 
 /// Name of the test target with the real process trees.
 const REAL: &str = "real";
@@ -37,25 +37,12 @@ impl Binaries {
     /// # Errors
     /// The build fails, or lacks an executable.
     pub fn build() -> Result<Binaries> {
-        let arguments = ["test", "--workspace", "--no-run"];
-        println!("$ cargo {}", arguments.join(" "));
-        let messages = output(
-            cargo()
-                .args(arguments)
-                .arg("--message-format=json-render-diagnostics"),
-        )?;
-        Binaries::read(&messages)
+        Binaries::read(executables(&["test", "--workspace", "--no-run"])?)
     }
 
-    fn read(messages: &str) -> Result<Binaries> {
+    fn read(executables: Vec<(PathBuf, Value)>) -> Result<Binaries> {
         let (mut unit, mut real, mut reaper) = (Vec::new(), None, None);
-        for message in messages.lines() {
-            let Ok(message) = serde_json::from_str::<Value>(message) else {
-                continue;
-            };
-            let Some(path) = message["executable"].as_str().map(PathBuf::from) else {
-                continue;
-            };
+        for (path, message) in executables {
             let target = &message["target"];
             if message["profile"]["test"] != true {
                 if target["name"] == "reaper" {
@@ -125,6 +112,7 @@ impl TestBinary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shell::read_executables;
 
     fn artifact(target: &str, test: bool, path: &str) -> String {
         format!(
@@ -141,12 +129,12 @@ mod tests {
             artifact("real", true, r#""/t/real-2""#),
             "not JSON".to_owned(),
         ];
-        let found = Binaries::read(&messages.join("\n")).unwrap();
+        let found = Binaries::read(read_executables(&messages.join("\n"))).unwrap();
         assert_eq!(found.reaper, Path::new("/t/reaper"));
         assert_eq!(found.real.path, Path::new("/t/real-2"));
         assert_eq!(found.unit[0].path, Path::new("/t/reaper-1"));
         assert_eq!(found.unit[0].package, "p");
         assert_eq!(found.unit.len(), 1);
-        assert!(Binaries::read("").is_err());
+        assert!(Binaries::read(Vec::new()).is_err());
     }
 }

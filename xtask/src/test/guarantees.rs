@@ -6,85 +6,30 @@ use anyhow::{Result, ensure};
 
 use super::binaries::{Binaries, TestBinary};
 
-/// Name and text of each guarantee.
-const GUARANTEES: &[(&str, &str)] = &[
-    (
-        "members",
-        "whatever a member starts is a member, whatever it does with setsid, forks, environment or uid",
-    ),
-    (
-        "orphans",
-        "a member is an orphan when its parent process exits, and is reaped at that moment",
-    ),
-    (
-        "identity",
-        "no signal without a pidfd that was verified after it was opened",
-    ),
-    (
-        "kept",
-        "what must live is never signalled; observe decides alike and sends nothing",
-    ),
-    (
-        "escalation",
-        "SIGTERM, grace, SIGKILL, until no member is left; fork bombs included",
-    ),
-    (
-        "zombies",
-        "zombies, stopped processes and leaders that exit before their threads are told apart",
-    ),
-    (
-        "agents",
-        "agents are recognised by what they run, and their sessions open, nest and close",
-    ),
-    (
-        "budgets",
-        "a time budget ends a command exactly as a stop does",
-    ),
-    (
-        "restart",
-        "SIGKILL of the service loses no session; nothing of another boot is signalled",
-    ),
-    (
-        "run",
-        "`reaper run` passes status, signals and terminal on, and leaves only after its tree is gone",
-    ),
-    (
-        "leftovers",
-        "what agents left behind before the service started is found by evidence alone",
-    ),
-    (
-        "loss",
-        "lost events are counted, reported and reconciled; idle costs no wake-up",
-    ),
-    (
-        "own-user",
-        "the service runs a command or removes a path only as the user who asked for it",
-    ),
-    (
-        "isolation",
-        "no user delays, hides or ends the processes of another",
-    ),
-    (
-        "fallback",
-        "where BPF cannot be used, the proc connector or a scan does the same, and says what it lacks",
-    ),
-    ("macos", "the same engine on a process-table scan of macOS"),
-    (
-        "stream",
-        "each event, decision and outcome is reported once, in order, and escaped",
-    ),
-    (
-        "journal",
-        "history and what users asked to keep survive crashes, within bounds",
-    ),
-    (
-        "answers",
-        "questions are answered from what is known, to those who may ask",
-    ),
-    ("input", "bad input gives a clear error and loses nothing"),
-    ("probes", "one BPF object loads on each kernel from 5.10 on"),
-    ("tools", "the developer's commands do what they say"),
-];
+/// Name and text of each guarantee, a line each.
+const GUARANTEES: &str = "\
+members      whatever a member starts is a member, whatever it does with setsid, forks, environment or uid
+orphans      a member is an orphan when its parent process exits, and is reaped at that moment
+identity     no signal without a pidfd that was verified after it was opened
+kept         what must live is never signalled; observe decides alike and sends nothing
+escalation   SIGTERM, grace, SIGKILL, until no member is left; fork bombs included
+zombies      zombies, stopped processes and leaders that exit before their threads are told apart
+agents       agents are recognised by what they run, and their sessions open, nest and close
+budgets      a time budget ends a command exactly as a stop does
+restart      SIGKILL of the service loses no session; nothing of another boot is signalled
+run          `reaper run` passes status, signals and terminal on, and leaves only after its tree is gone
+leftovers    what agents left behind before the service started is found by evidence alone
+loss         lost events are counted, reported and reconciled; idle costs no wake-up
+own-user     the service runs a command or removes a path only as the user who asked for it
+isolation    no user delays, hides or ends the processes of another
+fallback     where BPF cannot be used, the proc connector or a scan does the same, and says what it lacks
+macos        the same engine on a process-table scan of macOS
+stream       each event, decision and outcome is reported once, in order, and escaped
+journal      history and what users asked to keep survive crashes, within bounds
+answers      questions are answered from what is known, to those who may ask
+input        bad input gives a clear error and loses nothing
+probes       one BPF object loads on each kernel from 5.10 on
+tools        the developer's commands do what they say";
 
 /// Beginning of the name of a test, and the guarantees that it shows. The longest beginning counts.
 const SHOWN: &[(&str, &[&str])] = &[
@@ -209,10 +154,7 @@ pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
             }
         }
     }
-    println!();
-    for (name, text) in GUARANTEES {
-        println!("{name:<12} {text}");
-    }
+    println!("\n{GUARANTEES}");
     Ok(())
 }
 
@@ -238,7 +180,8 @@ pub fn check(binaries: &Binaries) -> Result<()> {
 }
 
 fn names_of_guarantees() -> BTreeSet<&'static str> {
-    GUARANTEES.iter().map(|(name, _)| *name).collect()
+    let names = GUARANTEES.lines().filter_map(|line| line.split(' ').next());
+    names.collect()
 }
 
 /// Returns the names of all tests.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use nix::sys::statvfs::statvfs;
 
 use crate::shell::{as_root, in_ci, say, target_dir};
@@ -21,29 +21,22 @@ const MEMORY_MIB: u64 = 1536;
 /// Something is missing without which nothing can be run.
 pub fn check() -> Result<()> {
     let target = target_dir();
-    let built = target.join("debug/deps").is_dir();
+    let is_built = target.join("debug/deps").is_dir();
     let existing = target.ancestors().find(|path| path.is_dir());
-    let needed = if built { WARM_MIB } else { COLD_MIB };
-    let temporary = std::env::temp_dir();
-    for (directory, needed, advice) in [
-        (
-            existing.unwrap_or(Path::new("/")),
-            needed,
-            "free some, or set CARGO_TARGET_DIR to a directory on another disk",
-        ),
-        (
-            temporary.as_path(),
-            TEMPORARY_MIB,
-            "free some, or set TMPDIR to a directory on another disk",
-        ),
+    let build = existing.unwrap_or(Path::new("/")).to_owned();
+    let needed = if is_built { WARM_MIB } else { COLD_MIB };
+    for (directory, needed, variable) in [
+        (build, needed, "CARGO_TARGET_DIR"),
+        (std::env::temp_dir(), TEMPORARY_MIB, "TMPDIR"),
     ] {
-        let free = free_mib(directory)?;
-        if free < needed {
-            bail!(
-                "{}: {free} MiB of disk are free, {needed} MiB are needed: {advice}",
-                directory.display()
-            );
-        }
+        let name = directory.display().to_string();
+        let stat = statvfs(&directory).with_context(|| name.clone())?;
+        let free = (stat.blocks_available() * stat.fragment_size()) >> 20;
+        ensure!(
+            free >= needed,
+            "{name}: {free} MiB of disk are free, {needed} MiB are needed: \
+             free some, or set {variable} to a directory on another disk"
+        );
     }
     if let Some(free) = available_mib().filter(|free| *free < MEMORY_MIB) {
         say(format_args!(
@@ -61,11 +54,6 @@ pub fn check() -> Result<()> {
         }
         Ok(_) => Ok(()),
     }
-}
-
-fn free_mib(directory: &Path) -> Result<u64> {
-    let stat = statvfs(directory).with_context(|| directory.display().to_string())?;
-    Ok((stat.blocks_available() * stat.fragment_size()) >> 20)
 }
 
 /// Returns the memory that can be had without swapping, or None if the kernel does not say.

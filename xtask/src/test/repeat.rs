@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::{Binaries, tests};
-use crate::shell::{cargo, copy_sources, say, target_dir};
+use crate::shell::{OwnedChild, cargo, copy_sources, say, target_dir};
 use crate::tally::{Tally, minutes};
 
 /// Busy loops for each processor.
@@ -61,7 +61,8 @@ pub fn repeat(names: &[String], rounds: u32, loaded: bool) -> Result<()> {
 /// What keeps the machine busy, until it is dropped.
 struct Load {
     over: Arc<AtomicBool>,
-    second: Child,
+    /// When it is killed, what it runs at that moment goes on to its end.
+    second: OwnedChild,
     log: PathBuf,
 }
 
@@ -98,7 +99,11 @@ impl Load {
                 }
             });
         }
-        Ok(Load { over, second, log })
+        Ok(Load {
+            over,
+            second: OwnedChild(second),
+            log,
+        })
     }
 
     /// Waits for the second copy, which goes on without the busy loops, and prints its table.
@@ -126,8 +131,5 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        // What it runs at this moment goes on to its end.
-        let _ = self.second.kill();
-        let _ = self.second.wait();
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use super::kernel::Kernel;
 use super::left_out;
 use super::report::{LEFT_OUT, Run};
-use crate::shell::{find_program, say};
+use crate::shell::{find_program, line, say};
 
 pub const QEMU: &str = "qemu-system-x86_64";
 
@@ -98,7 +98,7 @@ impl Machine<'_> {
             run.tests.insert(test.to_owned(), LEFT_OUT.to_owned());
         }
         let mut qemu = self.command(kernel, log);
-        println!("$ {}", typed(&qemu));
+        println!("$ {}", line(&qemu));
         let mut qemu = qemu.spawn().context("cannot start QEMU")?;
         run.trouble = self.listen(&mut qemu, &mut run);
         // It has powered itself off, or is to be gone.
@@ -201,16 +201,6 @@ impl Machine<'_> {
         };
         tests.into_iter()
     }
-}
-
-/// A command as one would type it.
-fn typed(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let words = words.map(|word| match word.to_string_lossy() {
-        word if word.contains(' ') => format!("'{word}'"),
-        word => word.into_owned(),
-    });
-    words.collect::<Vec<_>>().join(" ")
 }
 
 /// The end of a console.

@@ -10,25 +10,22 @@ use crate::shell::{find_program, install, workspace};
 use crate::test::Binaries;
 
 /// Debian packages, and which of their programs tests and the demo call.
-const PROGRAMS: &[(&str, &[&str])] = &[
-    ("dash", &["sh"]),
-    ("bash", &["bash"]),
+const PROGRAMS: &[(&str, &str)] = &[
+    ("dash", "sh"),
+    ("bash", "bash"),
     (
         "coreutils",
-        &[
-            "cat", "chmod", "cut", "date", "dd", "env", "false", "head", "id", "ln", "ls", "mkdir",
-            "mkfifo", "mv", "nice", "nohup", "readlink", "rm", "seq", "sleep", "sort", "stty",
-            "tail", "touch", "tr", "true", "tty", "wc", "yes",
-        ],
+        "cat chmod cut date dd env false head id ln ls mkdir mkfifo mv nice nohup readlink rm seq sleep sort stty tail \
+         touch tr true tty wc yes",
     ),
-    ("git", &["git"]),
-    ("grep", &["grep"]),
-    ("less", &["less"]),
-    ("mount", &["mount", "umount"]),
-    ("openssh-client", &["ssh-agent"]),
-    ("sed", &["sed"]),
-    ("tmux", &["tmux"]),
-    ("util-linux", &["nsenter", "setpriv", "setsid", "unshare"]),
+    ("git", "git"),
+    ("grep", "grep"),
+    ("less", "less"),
+    ("mount", "mount umount"),
+    ("openssh-client", "ssh-agent"),
+    ("sed", "sed"),
+    ("tmux", "tmux"),
+    ("util-linux", "nsenter setpriv setsid unshare"),
 ];
 
 /// The tests look for it at its path in the workspace.
@@ -47,27 +44,25 @@ const LOCALE: &str = "/usr/lib/locale/C.utf8/LC_CTYPE";
 pub fn build(path: &Path, binaries: &Binaries) -> Result<()> {
     let mut archive = Archive::create(path)?;
     let (tests, reaper) = (binaries.real.path(), binaries.reaper.as_path());
-    // `reaper` at its path here: that is compiled into the tests.
-    for (program, place) in [(tests, Path::new("/init")), (reaper, reaper)] {
+    let mut add = |program: &Path, place: &Path| -> Result<()> {
         archive.copy(program, place)?;
-        for library in libraries(program)? {
-            archive.copy(&library, &library)?;
+        let mut libraries = libraries(program)?.into_iter();
+        libraries.try_for_each(|library| archive.copy(&library, &library))
+    };
+    // `reaper` at its path here: that is compiled into the tests.
+    add(tests, Path::new("/init"))?;
+    add(reaper, reaper)?;
+    for (package, names) in PROGRAMS {
+        for name in names.split(' ') {
+            if find_program(name).is_none() {
+                install(&[package], &format!("tests drive {name}"))?;
+            }
+            let program = find_program(name).with_context(|| format!("{name} is not on PATH"))?;
+            add(&program, &Path::new("/bin").join(name))?;
         }
     }
     let object = workspace().join(OBJECT);
     archive.copy(&object, &object)?;
-    let all = PROGRAMS.iter();
-    for (package, name) in all.flat_map(|(package, names)| names.iter().map(move |n| (package, n)))
-    {
-        if find_program(name).is_none() {
-            install(&[package], &format!("tests drive {name}"))?;
-        }
-        let program = find_program(name).with_context(|| format!("{name} is not on PATH"))?;
-        archive.copy(&program, &Path::new("/bin").join(name))?;
-        for library in libraries(&program)? {
-            archive.copy(&library, &library)?;
-        }
-    }
     archive.file(Path::new("/etc/passwd"), 0o644, PASSWD.as_bytes())?;
     let locale = Path::new(LOCALE);
     if locale.exists() {

@@ -14,6 +14,7 @@ use super::mock;
 use super::process::{self, LEFTOVERS};
 use super::spec::Spec;
 use super::world::{World, WorldOptions, WorldProcess};
+use crate::shell::hex;
 
 /// How long an agent may take until it waits for a prompt, and until the tool's result is back.
 const READY: Duration = Duration::from_secs(45);
@@ -28,18 +29,8 @@ const ABANDONED: Duration = Duration::from_secs(80);
 const STAYS: Duration = Duration::from_secs(4);
 const STEP: Duration = Duration::from_millis(200);
 /// Files of a world that make its log.
-const LOGS: [&str; 10] = [
-    "before.txt",
-    "running.txt",
-    "left.txt",
-    "screen.txt",
-    "client.txt",
-    "mock.log",
-    "stream.jsonl",
-    "explain.jsonl",
-    "daemon.log",
-    "daemon.errors",
-];
+const LOGS: &str = "before.txt running.txt left.txt screen.txt client.txt mock.log stream.jsonl explain.jsonl daemon.log \
+    daemon.errors";
 
 pub struct Cell<'a> {
     pub spec: &'a Spec,
@@ -334,18 +325,14 @@ impl Cell<'_> {
     fn keep_logs(&self) -> Result<String> {
         fs::create_dir_all(&self.log)?;
         let mut hash = Sha256::new();
-        for name in LOGS {
+        for name in LOGS.split_whitespace() {
             if let Ok(content) = fs::read(self.world.join(name)) {
                 hash.update(name);
                 hash.update(&content);
                 fs::write(self.log.join(name), content)?;
             }
         }
-        Ok(hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect())
+        Ok(hex(&hash.finalize()))
     }
 }
 

@@ -22,21 +22,8 @@ pub const RESULT: &str = "tool-result";
 pub const ANSWERED: &str = "answered";
 
 /// Names of shell tools, the preferred ones first.
-const SHELLS: [&str; 13] = [
-    "exec_command",
-    "Bash",
-    "bash",
-    "run_shell_command",
-    "shell",
-    "shell_command",
-    "execute_command",
-    "run_commands",
-    "run_command",
-    "Execute",
-    "execute",
-    "terminal",
-    "run_terminal_cmd",
-];
+const SHELLS: &str = "exec_command Bash bash run_shell_command shell shell_command execute_command run_commands \
+    run_command Execute execute terminal run_terminal_cmd";
 const USAGE: u64 = 10;
 
 /// What all connections share.
@@ -266,15 +253,12 @@ fn tools(request: &Value) -> Vec<(String, Value, bool)> {
 }
 
 fn shell(tools: &[(String, Value, bool)]) -> Option<&(String, Value, bool)> {
-    let named = |wanted: &str| {
-        tools
-            .iter()
-            .find(|(name, _, custom)| name == wanted && !custom)
+    let mut shells = SHELLS.split_whitespace().map(|shell| (shell, false));
+    let find = |(wanted, is_custom): (&str, bool)| {
+        let mut tools = tools.iter();
+        tools.find(|(name, _, custom)| name == wanted && *custom == is_custom)
     };
-    let custom = tools
-        .iter()
-        .find(|(name, _, custom)| name == "exec" && *custom);
-    SHELLS.iter().find_map(|name| named(name)).or(custom)
+    shells.find_map(find).or_else(|| find(("exec", true)))
 }
 
 /// Whether a tool's result is part of a conversation.

@@ -105,20 +105,7 @@ fn init(world: &Path) -> Result<()> {
     let status = Command::new("tmux")
         .arg("-S")
         .arg(world.join("tmux.sock"))
-        .args([
-            "-f",
-            "/dev/null",
-            "new-session",
-            "-d",
-            "-s",
-            "person",
-            "-n",
-            "agent",
-            "-x",
-            "150",
-            "-y",
-            "50",
-        ])
+        .args("-f /dev/null new-session -d -s person -n agent -x 150 -y 50".split(' '))
         .args(["bash", "--norc", "--noprofile"])
         .stdin(Stdio::null())
         .status();

@@ -14,46 +14,28 @@ use crate::shell;
 pub struct Spec(Value);
 
 /// The ways in which an agent runs, and how each can end.
-pub const MODES: [(&str, &[&str]); 4] = [
-    (
-        "print",
-        &["exit", "INT", "TERM", "HUP", "KILL", "closed pane"],
-    ),
+const MODES: [(&str, &str); 4] = [
+    ("print", "exit, INT, TERM, HUP, KILL, closed pane"),
     (
         "interactive",
-        &[
-            "exit",
-            "quit",
-            "INT",
-            "TERM",
-            "HUP",
-            "KILL",
-            "closed pane",
-            "killed server",
-        ],
+        "exit, quit, INT, TERM, HUP, KILL, closed pane, killed server",
     ),
     (
         "acp",
-        &[
-            "exit",
-            "TERM",
-            "killed client",
-            "killed server",
-            "closed pane",
-        ],
+        "exit, TERM, killed client, killed server, closed pane",
     ),
     (
         "server",
-        &[
-            "INT",
-            "TERM",
-            "HUP",
-            "killed client",
-            "killed server",
-            "closed pane",
-        ],
+        "INT, TERM, HUP, killed client, killed server, closed pane",
     ),
 ];
+
+/// Returns the ways in which an agent runs, and how each can end.
+pub fn modes() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+    MODES
+        .into_iter()
+        .map(|(mode, endings)| (mode, endings.split(", ").collect()))
+}
 
 /// Reads the file.
 ///
@@ -84,14 +66,15 @@ impl Spec {
 
     /// Returns the endings of a mode, None where the agent is not driven in it.
     pub fn endings(&self, mode: &str) -> Option<Vec<&'static str>> {
-        let (_, endings) = MODES.iter().find(|(name, _)| *name == mode)?;
+        let (_, mut endings) = modes().find(|(name, _)| *name == mode)?;
         let settings = self.0[mode].as_object()?;
         let has = |ending: &&str| match *ending {
             "quit" => settings.contains_key("quit"),
             "killed server" => mode != "interactive" || settings.contains_key("server"),
             _ => true,
         };
-        Some(endings.iter().copied().filter(has).collect())
+        endings.retain(has);
+        Some(endings)
     }
 
     /// Returns a text of a mode, with placeholders filled in.

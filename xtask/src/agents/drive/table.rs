@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::spec::MODES;
+use super::spec::modes;
 use crate::shell;
 
 /// What was driven: `tests/agents/driven.json`.
@@ -63,9 +63,9 @@ pub fn markdown(driven: &Driven) -> String {
     let reaper = driven.0["reaper"].as_str().unwrap_or_default();
     let _ = writeln!(text, "\nDriven on {date}, with {reaper}.");
     let agents = || driven.0["agents"].as_object().into_iter().flatten();
-    for (mode, endings) in MODES {
+    for (mode, endings) in modes() {
         let _ = write!(text, "\n| {mode} |");
-        for ending in endings {
+        for ending in &endings {
             let _ = write!(text, " {ending} |");
         }
         let _ = writeln!(text, "\n|---|{}", "---|".repeat(endings.len()));
@@ -76,8 +76,8 @@ pub fn markdown(driven: &Driven) -> String {
             }
             let version = agent["version"].as_str().unwrap_or_default();
             let _ = write!(text, "| {name} {version} |");
-            for ending in endings {
-                let _ = write!(text, " {} |", cell(&cells[ending]));
+            for ending in &endings {
+                let _ = write!(text, " {} |", cell(&cells[*ending]));
             }
             text.push('\n');
         }

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::mock;
 use super::process::{self, CANARIES, LEFTOVERS};
+use crate::shell::OwnedChild;
 
 /// How long anything of the world itself may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,11 +32,12 @@ pub struct WorldProcess {
 
 pub struct World {
     pub dir: PathBuf,
-    /// The `unshare` that the namespaces end with.
-    outer: Child,
     init: i32,
     namespace: PathBuf,
-    daemon: Option<Child>,
+    /// Ends before the namespaces do.
+    daemon: Option<OwnedChild>,
+    /// The `unshare` that its child, and so the namespaces, end with.
+    outer: OwnedChild,
     reaper: Option<PathBuf>,
     /// PATH of what runs there.
     path: String,
@@ -89,16 +91,7 @@ impl World {
         let path = format!("{}:{system}", needs.path.display());
         let mut command = Command::new("setpriv");
         command
-            .args([
-                "--pdeathsig",
-                "KILL",
-                "unshare",
-                "--mount",
-                "--pid",
-                "--net",
-                "--mount-proc",
-                "--fork",
-            ])
+            .args("--pdeathsig KILL unshare --mount --pid --net --mount-proc --fork".split(' '))
             .args(["--kill-child=KILL", "--"])
             .arg(dir.join("bin/person"))
             .args([process::COMMAND, "init"])
@@ -122,7 +115,7 @@ impl World {
             .context("cannot start setpriv and unshare")?;
         let mut world = World {
             dir: dir.to_owned(),
-            outer,
+            outer: OwnedChild(outer),
             init: 0,
             namespace: PathBuf::new(),
             daemon: None,
@@ -181,15 +174,8 @@ impl World {
         let daemon = Command::new("setpriv")
             .args(["--pdeathsig", "TERM"])
             .arg(reaper)
-            .args([
-                "daemon",
-                "--enforce",
-                "--no-pin",
-                "--no-journal",
-                "--scope",
-                &self.init.to_string(),
-                "--config",
-            ])
+            .args(["daemon", "--enforce", "--no-pin", "--no-journal", "--scope"])
+            .args([&self.init.to_string(), "--config"])
             .arg(&config)
             .arg("--runtime-dir")
             .arg(self.run_dir())
@@ -200,7 +186,7 @@ impl World {
             .stderr(File::create(self.dir.join("daemon.errors"))?)
             .spawn()
             .context("cannot start reaper")?;
-        self.daemon = Some(daemon);
+        self.daemon = Some(OwnedChild(daemon));
         self.wait("reaper", |world| {
             let stream = fs::read_to_string(world.dir.join("stream.jsonl")).unwrap_or_default();
             stream.contains("\"event\":\"ready\"")
@@ -335,19 +321,14 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // All of these fail only where the process has ended already.
         if let Some(daemon) = &mut self.daemon {
+            // Fails only where it has ended already.
             let _ = kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM);
             let end = Instant::now() + Duration::from_secs(5);
             while matches!(daemon.try_wait(), Ok(None)) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let _ = daemon.kill();
-            let _ = daemon.wait();
         }
-        // Its child, and so the namespace, ends with it.
-        let _ = self.outer.kill();
-        let _ = self.outer.wait();
     }
 }
 
