@@ -232,6 +232,12 @@ pub fn copy_sources(to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Returns the ids of all processes, with their directories in /proc.
+pub fn processes() -> impl Iterator<Item = (i32, PathBuf)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
+}
+
 /// Looks a program up on PATH.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

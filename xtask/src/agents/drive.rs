@@ -8,7 +8,6 @@ mod spec;
 pub mod table;
 mod world;
 
-use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -107,11 +106,13 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
         }
     }
     let outcomes = Mutex::new(&mut driven);
-    let queue = Mutex::new(queue(&ready, cells, &place, &logs, &reaper, &outcomes));
+    let queue = queue(&ready, cells, &place, &logs, &reaper, &outcomes);
+    let queue = Mutex::new(queue.into_iter());
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
-                while let Some((version, cell)) = pop(&queue) {
+                let next = || queue.lock().ok()?.next();
+                while let Some((version, cell)) = next() {
                     let outcome = cell.run();
                     note(&outcomes, version, &cell, outcome);
                 }
@@ -127,12 +128,6 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     Ok(())
 }
 
-type Queue<'a> = VecDeque<(&'a str, Cell<'a>)>;
-
-fn pop<'a>(queue: &Mutex<Queue<'a>>) -> Option<(&'a str, Cell<'a>)> {
-    queue.lock().ok()?.pop_front()
-}
-
 /// Lists the runs of all agents; `cells` names those wanted, such as `print` or `print:TERM`.
 fn queue<'a>(
     ready: &'a [Ready],
@@ -141,8 +136,8 @@ fn queue<'a>(
     logs: &Path,
     reaper: &'a Path,
     outcomes: &Mutex<&mut Driven>,
-) -> Queue<'a> {
-    let mut queue = VecDeque::new();
+) -> Vec<(&'a str, Cell<'a>)> {
+    let mut queue = Vec::new();
     for Ready {
         spec,
         version,
@@ -164,7 +159,7 @@ fn queue<'a>(
                 }
                 for (side, reaper) in [("without", None), ("with", Some(reaper))] {
                     let name = format!("{mode}-{}-{side}", ending.replace(' ', "-"));
-                    queue.push_back((
+                    queue.push((
                         version.as_str(),
                         Cell {
                             spec,

@@ -258,7 +258,7 @@ impl Form {
         }
         run.go()?;
         sleep(time);
-        let Some(package) = native_package(&installed.folder)? else {
+        let Some(package) = native_package(&installed.folder) else {
             // It has ended, or its program does not run yet.
             return Ok(Vec::new());
         };
@@ -280,12 +280,8 @@ impl Form {
 fn running(run: &Run) -> Result<Vec<Value>> {
     let namespace = fs::read_link(format!("/proc/{}/ns/pid_for_children", run.pid()))?;
     let mut processes = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let pid = path
-            .file_name()
-            .and_then(|name| name.to_str()?.parse::<u32>().ok());
-        let (Some(pid), Ok(exe)) = (pid, fs::read_link(path.join("exe"))) else {
+    for (pid, path) in shell::processes() {
+        let Ok(exe) = fs::read_link(path.join("exe")) else {
             continue;
         };
         if fs::read_link(path.join("ns/pid")).ok().as_ref() != Some(&namespace) {
@@ -304,11 +300,9 @@ fn running(run: &Run) -> Result<Vec<Value>> {
 }
 
 /// Returns the npm package of which a native program runs, if there is one.
-fn native_package(folder: &Path) -> Result<Option<PathBuf>> {
-    for process in fs::read_dir("/proc")? {
-        let Ok(exe) = fs::read_link(process?.path().join("exe")) else {
-            continue;
-        };
+fn native_package(folder: &Path) -> Option<PathBuf> {
+    for (_, process) in shell::processes() {
+        let exe = fs::read_link(process.join("exe")).unwrap_or_default();
         let Ok(below) = exe.strip_prefix(folder) else {
             continue;
         };
@@ -316,10 +310,10 @@ fn native_package(folder: &Path) -> Result<Option<PathBuf>> {
         if let Some((modules, rest)) = below.rsplit_once("node_modules/") {
             let parts = if rest.starts_with('@') { 2 } else { 1 };
             let name: PathBuf = rest.split('/').take(parts).collect();
-            return Ok(Some(folder.join(modules).join("node_modules").join(name)));
+            return Some(folder.join(modules).join("node_modules").join(name));
         }
     }
-    Ok(None)
+    None
 }
 
 /// Reads an agent's processes out of events.

@@ -71,42 +71,26 @@ pub fn switches(pid: u32) -> Result<u64> {
     Ok(threads(pid)?.iter().map(|thread| thread.switches).sum())
 }
 
-/// Memory of a process, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Resident, but for BPF maps.
-    pub own: u64,
-    /// Address space in BPF maps: the ring, whose data is mapped twice.
-    pub maps: u64,
-}
-
+/// Resident memory of a process in bytes, without BPF maps: the ring, whose data is mapped twice.
+///
 /// # Errors
 /// The process is gone.
-pub fn memory(pid: u32) -> Result<Memory> {
+pub fn memory(pid: u32) -> Result<u64> {
     Ok(sum_up(&read(format!("/proc/{pid}/smaps"))?))
 }
 
-fn sum_up(smaps: &str) -> Memory {
-    let mut memory = Memory::default();
-    let mut in_map = false;
+fn sum_up(smaps: &str) -> u64 {
+    let (mut bytes, mut is_map) = (0, false);
     for line in smaps.lines() {
-        let kib = |key: &str| -> Option<u64> {
-            let rest = line.strip_prefix(key)?.trim().strip_suffix(" kB")?;
-            rest.parse().ok()
-        };
-        if let Some(rss) = kib("Rss:") {
-            memory.own += if in_map { 0 } else { rss * 1024 };
-        } else if let Some(size) = kib("Size:") {
-            memory.maps += if in_map { size * 1024 } else { 0 };
-        } else if !line
-            .split(' ')
-            .next()
-            .is_some_and(|word| word.ends_with(':'))
-        {
-            in_map = line.contains("bpf-map");
+        let first = line.split(' ').next().unwrap_or_default();
+        if !first.ends_with(':') {
+            // The head of a mapping.
+            is_map = line.contains("bpf-map");
+        } else if first == "Rss:" && !is_map {
+            bytes += field(line, "Rss").unwrap_or_default() * 1024;
         }
     }
-    memory
+    bytes
 }
 
 /// Number of living processes that descend from one, which has one thread, as have they.
@@ -163,11 +147,7 @@ mod tests {
         let smaps = "55d0-55d1 r-xp 00000000 08:01 7  /usr/bin/reaper\nSize: 8 kB\nRss: 4 kB\n\
                      7f00-7f01 rw-s 00000000 00:0e 9  anon_inode:bpf-map\nSize: 16 kB\nRss: 12 kB\n\
                      7f10-7f11 rw-p 00000000 00:00 0 \nSize: 4 kB\nRss: 4 kB\nVmFlags: rd wr\n";
-        let expected = Memory {
-            own: 8 << 10,
-            maps: 16 << 10,
-        };
-        assert_eq!(sum_up(smaps), expected);
+        assert_eq!(sum_up(smaps), 8 << 10);
     }
 
     #[test]

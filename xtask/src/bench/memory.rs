@@ -29,11 +29,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
         said.count("events") >= made,
         "reaper has not seen all {made} forks"
     );
-    let ring = format!(
-        "without {:.1} MiB of address space in the ring, its data mapped twice",
-        idle.maps as f64 / MIB
-    );
-    let each = full.own.saturating_sub(idle.own) / made.max(1);
+    let ring = format!("without the {}, whose data is mapped twice", said.ring()?);
+    let each = full.saturating_sub(idle) / made.max(1);
     let mut note = format!("{each} bytes each");
     if made < 30_000 {
         note += &format!(
@@ -47,11 +44,11 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     }
     let tracked = Row::new(
         format!("memory with {made} tracked processes"),
-        full.own as f64 / MIB,
+        full as f64 / MIB,
         "MiB",
     );
     Ok(vec![
-        Row::new("memory, idle", idle.own as f64 / MIB, "MiB")
+        Row::new("memory, idle", idle as f64 / MIB, "MiB")
             .at_most(10.0)
             .note(ring),
         // Fewer than the goal speaks of prove nothing.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::mock;
 use super::process::{self, CANARIES, LEFTOVERS};
-use crate::shell::OwnedChild;
+use crate::shell::{OwnedChild, processes};
 
 /// How long anything of the world itself may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -212,13 +212,13 @@ impl World {
 
     /// Returns all processes of the world that have not exited.
     pub fn processes(&self) -> Vec<WorldProcess> {
-        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let inside = pids.filter(|pid| {
-            fs::read_link(format!("/proc/{pid}/ns/pid"))
-                .is_ok_and(|namespace| namespace == self.namespace)
-        });
-        inside.filter_map(WorldProcess::read).collect()
+        let is_inside = |path: &Path| {
+            fs::read_link(path.join("ns/pid")).is_ok_and(|namespace| namespace == self.namespace)
+        };
+        let inside = processes().filter(|(_, path)| is_inside(path));
+        inside
+            .filter_map(|(pid, _)| WorldProcess::read(pid))
+            .collect()
     }
 
     /// Runs a tmux command on the person's server.
