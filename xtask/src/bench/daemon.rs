@@ -193,23 +193,17 @@ impl Daemon {
     /// # Errors
     /// There is no such event.
     pub fn time_to_last_line_after(&self, event: &str) -> Result<Duration> {
-        let (mut length, mut after) = (0, self.started.elapsed());
-        let mut quiet = || {
-            while self.started.elapsed() < after + QUIET {
-                let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
-                if now != length {
-                    (length, after) = (now, self.started.elapsed());
-                }
-                std::thread::sleep(Duration::from_millis(1));
+        let (mut length, mut after) = (0, Duration::ZERO);
+        let is_told = wait::until(|| {
+            let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
+            if now != length {
+                (length, after) = (now, self.started.elapsed());
             }
-            // What was quiet may have been busy with something else.
-            let is_told = events(&self.stream, event).is_ok_and(|found| !found.is_empty());
-            if !is_told {
-                after = self.started.elapsed();
-            }
-            is_told
-        };
-        ensure!(wait::until(&mut quiet), "reaper does not say {event}");
+            // What is quiet may be busy with something else.
+            self.started.elapsed() > after + QUIET
+                && events(&self.stream, event).is_ok_and(|found| !found.is_empty())
+        });
+        ensure!(is_told, "reaper does not say {event}");
         Ok(after)
     }
 
@@ -296,11 +290,10 @@ impl DaemonOutput {
     /// # Errors
     /// The stream cannot be read.
     pub fn lines_missing(&self) -> Result<u64> {
-        let dropped = self.events("dropped")?;
-        Ok(dropped
-            .iter()
-            .filter_map(|line| line["count"].as_u64())
-            .sum())
+        let mut dropped = self.events("dropped")?;
+        dropped.retain(|line| line["dropped_by"] == "stream");
+        let counts = dropped.iter().filter_map(|line| line["count"].as_u64());
+        Ok(counts.sum())
     }
 }
 

@@ -56,7 +56,7 @@ fn round(
     let mut load = Load::start(bench, place)?;
     load.request("pin")?;
     let before = work(&mut load)?;
-    // The whole host: the load is nobody's, or an agent and what descends from it.
+    // The whole host: the load belongs to no agent, or is an agent and what descends from it.
     let daemon = Setup::new(bench, "enforce").named().start()?;
     let with = work(&mut load)?;
     drop(daemon);
