@@ -77,7 +77,7 @@ impl Model {
         }
     }
 
-    fn inherit_awaited(&mut self, key: ProcessKey) {
+    pub(super) fn inherit_awaited(&mut self, key: ProcessKey) {
         if self.awaited.is_empty() {
             return;
         }

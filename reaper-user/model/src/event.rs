@@ -88,6 +88,19 @@ pub struct Image {
 }
 
 impl Image {
+    /// Returns the image of a process whose exec is reported before its program could be read.
+    pub fn unread() -> Image {
+        Image {
+            truncated: true,
+            ..Image::default()
+        }
+    }
+
+    /// Whether the program could not be read yet: its exec is reported again when it has been.
+    pub fn is_unread(&self) -> bool {
+        self.truncated && self.comm.is_empty() && self.argv.is_empty()
+    }
+
     /// The arguments one by one; the last one may be cut short.
     pub fn args(&self) -> impl Iterator<Item = &[u8]> {
         let whole = self.argv.strip_suffix(&[0]).unwrap_or(&self.argv);

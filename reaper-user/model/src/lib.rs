@@ -18,6 +18,7 @@ mod fact_updates;
 pub mod facts;
 mod idle;
 pub mod keeps;
+mod late_program;
 pub mod leftover;
 mod map_entries;
 mod matched_rules;
@@ -89,6 +90,12 @@ impl Scope {
 pub enum Output {
     Tree(TreeChange),
     Session(SessionEvent),
+    /// The session of a process, or its program, is known better: that of the process it comes from has been read.
+    Settled {
+        key: ProcessKey,
+        /// Whether it is a member only since then.
+        joined: bool,
+    },
 }
 
 /// See the module.
@@ -198,7 +205,11 @@ impl Model {
             }
             _ => {}
         }
+        let late = self.late_program(event);
         self.apply_to_tree(event, out, |tree, changes| tree.apply(event, changes));
+        if let Some((key, left)) = late {
+            self.settle_below(key, left, time, out);
+        }
     }
 
     /// Takes up again a session that the service before this one has left.

@@ -122,6 +122,13 @@ impl Ingest {
             Output::Session(session_event) => {
                 self.on_session_event(model, event.time, session_event)
             }
+            Output::Settled { key, joined: true } => self.on_late_join(model, *key, event.time),
+            Output::Settled { key, .. } => {
+                self.new_images.push(*key);
+                if self.decided.contains_key(key) {
+                    self.queued.push(Queued::Process(*key));
+                }
+            }
         }
     }
 

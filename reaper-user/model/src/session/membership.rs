@@ -138,7 +138,10 @@ impl Sessions {
 
     /// Whose a process's children are; `None` if nothing is known of it.
     fn lineage_of_children(&self, tree: &Tree, key: ProcessKey) -> Option<Lineage> {
-        let lineage = tree.lineage_of(key)?;
+        let mut lineage = tree.lineage_of(key)?;
+        // It may have become a boundary.
+        lineage.is_uncertain |=
+            lineage.session.is_some() && tree.get(key).is_some_and(|node| node.image.is_unread());
         if !self.is_restoring {
             return Some(lineage);
         }
@@ -381,29 +384,49 @@ impl Sessions {
         root: ProcessKey,
         mut below: Vec<ProcessKey>,
     ) -> Vec<ProcessKey> {
-        let Some(id) = tree.get(root).and_then(|node| node.state.member.session) else {
-            return Vec::new();
-        };
-        below.retain(|key| {
-            let Some(node) = tree
-                .get(*key)
-                .filter(|node| node.state.member.boundary.is_none())
-            else {
-                return false;
-            };
-            let Some(own) = node.state.member.session else {
-                self.join(tree, *key, id, false);
-                return true;
-            };
-            let kind = self.get(own).map(|own| own.kind);
-            let outer = kind.and_then(|kind| self.outer_of(kind, Some(id)));
-            let own = self.by_id.get_mut(&own).filter(|own| own.root == *key);
-            if let Some(own) = own.filter(|own| own.outer.is_none() && own.id != id) {
-                own.outer = outer;
-            }
-            false
-        });
+        let id = tree.get(root).and_then(|node| node.state.member.session);
+        below.retain(|key| id.is_some() && self.settle_with(tree, *key, root, None));
         below
+    }
+
+    /// Makes a descendant of `top` what that has become: a member of its session, or of none. `left` is the session that
+    /// `top` was a member of before. An agent keeps its session, which is nested in that of `top` then. Returns whether
+    /// the process goes with `top`.
+    pub(crate) fn settle_with(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        top: ProcessKey,
+        left: Option<SessionId>,
+    ) -> bool {
+        let Some(member) = tree.get(top).map(|top| &top.state.member) else {
+            return false;
+        };
+        let (own, unsure) = (member.session, member.is_lineage_uncertain);
+        let Some(node) = tree.get_mut(key) else {
+            return false;
+        };
+        if let Some(id) = node.state.member.session
+            && let Some(session) = self.get(id).filter(|session| session.root == key)
+        {
+            let outer = self.outer_of(session.kind, own).filter(|_| !unsure);
+            let outer = outer.filter(|outer| self.may_nest(id, *outer));
+            let session = self.get_mut(id);
+            let is_left = |session: &&mut Session| session.outer.is_none() || session.outer == left;
+            if let Some(session) = session.filter(is_left) {
+                let old = std::mem::replace(&mut session.outer, outer);
+                self.to_check.extend(old);
+            }
+            return false;
+        }
+        if node.state.member.boundary.is_some() || node.state.member.session != left {
+            return false;
+        }
+        match own {
+            Some(own) => self.join(tree, key, own, unsure),
+            None => self.leave(node),
+        }
+        true
     }
 
     /// It is a member of nothing any more.

@@ -154,7 +154,11 @@ impl Sessions {
             .map(|facts| facts.unit.clone())
             .unwrap_or_default();
         let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
+        // An exec that is reported after the exit of the agent above, though it came first, may be that of its successor.
+        let exits_later = |outer: &Session| outer.root_exit.is_some_and(|exit| exit.at > now);
+        let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
         let outer = self.outer_of(kind, starter);
+        let outer = outer.filter(|outer| self.is_restoring || !is_late(outer));
         self.by_id.insert(
             id,
             Session {

@@ -6,6 +6,7 @@ mod idle;
 mod inferred;
 mod keeps;
 mod kin;
+mod late_program;
 mod looks;
 mod marks;
 mod merging;

@@ -327,7 +327,7 @@ impl World {
 pub fn named(model: &Model, out: &[Output]) -> Vec<String> {
     let session_events = out.iter().filter_map(|output| match output {
         Output::Session(session_event) => Some(name(model, session_event)),
-        Output::Tree(_) => None,
+        Output::Tree(_) | Output::Settled { .. } => None,
     });
     session_events.collect()
 }

@@ -129,7 +129,7 @@ impl<S: NodeState> Node<S> {
     }
 
     /// Its start as well as it is known.
-    pub(super) fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.exact_start.unwrap_or(self.key.start)
     }
 

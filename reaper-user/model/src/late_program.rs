@@ -1,0 +1,74 @@
+//! Programs that are known only some time after their exec.
+//!
+//! A source that reads programs from /proc reports an exec at once. If the program could not be read by then, the source
+//! reports the exec once more, with the same time. What the process has forked in between belongs to no session until
+//! then, or not for sure to the session of the process: it is kept.
+//!
+//! A child that has lost its parent in between stays so.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::event::{Event, EventKind, ProcessKey};
+use super::session::SessionId;
+use super::{Model, Output};
+
+impl Model {
+    /// Returns the process whose program this event reports late, and its session before that.
+    pub(super) fn late_program(&self, event: &Event) -> Option<(ProcessKey, Option<SessionId>)> {
+        let EventKind::Exec { key, .. } = event.kind else {
+            return None;
+        };
+        let node = self.tree.get(key).filter(|node| node.image.is_unread())?;
+        Some((node.key, node.state.member.session))
+    }
+
+    /// Makes the descendants that a process has forked since its exec what it is. `left` is the session that it was a
+    /// member of until its program was known.
+    pub(super) fn settle_below(
+        &mut self,
+        top: ProcessKey,
+        left: Option<SessionId>,
+        since: u64,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(node) = self.tree.get(top).filter(|node| !node.image.is_unread()) else {
+            return;
+        };
+        let image = Arc::clone(&node.image);
+        let below = self.tree.descendants(top);
+        let below = below.filter(|node| node.start() > since);
+        let below: Vec<ProcessKey> = below.map(|node| node.key).collect();
+        let mut settled: HashSet<ProcessKey> = HashSet::from([top]);
+        for key in below {
+            let parent = self.tree.get(key).and_then(|node| node.parent);
+            if !parent.is_some_and(|parent| settled.contains(&parent))
+                || !self.sessions.settle_with(&mut self.tree, key, top, left)
+            {
+                continue;
+            }
+            let Some(node) = self.tree.get_mut(key) else {
+                continue;
+            };
+            if !node.reported.execed && node.image.is_unread() {
+                node.image = Arc::clone(&image);
+                node.state.cached.matched_rules = None;
+            }
+            // Its own program decides about its children.
+            if !node.image.is_unread() {
+                settled.insert(key);
+            }
+            let joined = left.is_none() && node.state.member.session.is_some();
+            if joined {
+                self.inherit_keep(key, None);
+            }
+            self.inherit_awaited(key);
+            self.match_rules(key);
+            out.push(Output::Settled { key, joined });
+        }
+        let mut session_events = std::mem::take(&mut self.session_events);
+        self.emit_session_events(&mut session_events, out);
+        self.session_events = session_events;
+    }
+}
