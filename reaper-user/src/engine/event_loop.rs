@@ -369,7 +369,7 @@ impl Engine {
         if drained.lost > self.lost.total {
             self.look_for_loss();
         }
-        if !self.fail_over() && !self.source.has_unreported() && self.gap.is_none() {
+        if !self.fail_over() && !self.source.has_undrained() && self.gap.is_none() {
             self.complete_until = began;
         }
         drained.records

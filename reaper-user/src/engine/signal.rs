@@ -54,7 +54,7 @@ impl Engine {
             false => round.lost,
         };
         let lossless = lost == round.lost && self.lost.total == round.lost && !missed;
-        if missed || self.source.has_unreported() {
+        if missed || self.source.has_undrained() {
             // What has happened to them is not known, or not yet.
             self.reread_unsignalled();
         }

@@ -65,13 +65,9 @@ pub trait Source: AsFd {
         false
     }
 
-    /// Whether more can be drained although the file descriptor is not readable.
+    /// Whether it has received events that it has not passed on yet: more can be drained although the file descriptor
+    /// is not readable.
     fn has_undrained(&self) -> bool {
-        false
-    }
-
-    /// Whether it has received events that it has not passed on yet.
-    fn has_unreported(&self) -> bool {
         false
     }
 

@@ -4,7 +4,7 @@
 //! It names processes by pid alone. Who is meant is known from the times of their forks, from /proc, and from the
 //! numbers that the kernel gives pidfds (6.9), which are read as events come, and so a moment late: of a process that
 //! lived for less, the program is not known, nor is one of which another had taken the place by then. Where a machine is too
-//! busy for that look, what follows from it [waits](translate::held) for the next one.
+//! busy for that look, the program is [reported later](translate).
 //!
 //! Of a fork it tells who is the child's parent and not who called it, which differs where that was with
 //! `CLONE_PARENT`: such a child counts as made by the parent that it shares with its creator.
@@ -33,7 +33,7 @@ pub use error::ConnectorError;
 use inbox::Inbox;
 use listening::Listening;
 use reaper_model::event::{Event, ProcessKey};
-use translate::Translator;
+use translate::{Output, Translator};
 
 /// Room for what is told while it is asked.
 const PROBE_ROOM: u32 = 1 << 20;
@@ -115,11 +115,10 @@ impl Source for ProcConnector {
         SourceKind::ProcConnector
     }
 
-    /// Hands over what was told before this call, in order, as far as that goes in a short time, but for what waits until it
-    /// is known [what its maker runs](translate::held). As soon as it is found that something was lost, it leaves off: that is
-    /// to be told first. What is told meanwhile is left for the next call too: there may be no end to it.
-    /// An end of which /proc cannot be asked in time counts as lost.
-    fn drain(&mut self, mut sink: &mut dyn FnMut(Event)) -> Drained {
+    /// Hands over what was told before this call, in order, as far as that goes in a short time. As soon as it is found that
+    /// something was lost, it leaves off: that is to be told first. What is told meanwhile is left for the next call too:
+    /// there may be no end to it. An exit that /proc cannot confirm counts as lost.
+    fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
         let began = sys::monotonic();
         let behind = sys::suspended();
         if behind.abs_diff(self.behind) > CLOCKS_APART {
@@ -149,9 +148,11 @@ impl Source for ProcConnector {
                 records += 1;
                 told_at = message.time;
                 let time = message.time.saturating_add(self.behind);
-                let mut has_moved_on = |pid| self.inbox.has_moved_on(pid);
-                self.translator
-                    .take(time, message.what, &mut has_moved_on, &mut sink);
+                let mut out = Output {
+                    has_moved_on: &mut |pid| self.inbox.has_moved_on(pid),
+                    sink: &mut *sink,
+                };
+                self.translator.take(time, message.what, &mut out);
             }
         }
         let next = self.inbox.first().map(|message| message.time);
@@ -168,11 +169,11 @@ impl Source for ProcConnector {
         self.look_for_delay(next);
         let lost = self.inbox.lost().total;
         // Counted, so that there is another look soon.
-        let mut has_moved_on = |pid| self.inbox.has_moved_on(pid);
-        let now = sys::monotonic();
-        records += self
-            .translator
-            .look_again(now, &mut has_moved_on, &mut sink) as u64;
+        let mut out = Output {
+            has_moved_on: &mut |pid| self.inbox.has_moved_on(pid),
+            sink,
+        };
+        records += self.translator.retry(sys::monotonic(), &mut out) as u64;
         self.inbox.count_as_lost(self.translator.take_missed());
         if self.inbox.lost().total != lost {
             self.survey_after = Some(sys::monotonic());
@@ -197,10 +198,6 @@ impl Source for ProcConnector {
 
     fn has_undrained(&self) -> bool {
         self.inbox.first().is_some()
-    }
-
-    fn has_unreported(&self) -> bool {
-        self.has_undrained() || self.translator.holds_back()
     }
 
     fn failure(&self) -> Option<SourceError> {

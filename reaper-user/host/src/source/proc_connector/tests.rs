@@ -78,12 +78,20 @@ impl World {
 
     /// What is told of something, in short.
     fn told(&mut self, time: u64, what: ConnectorEvent) -> String {
+        self.translated(|translator, out| translator.take(time, what, out))
+            .0
+    }
+    fn translated<T>(
+        &mut self,
+        work: impl FnOnce(&mut Translator, &mut Output<'_>) -> T,
+    ) -> (String, T) {
         let mut told = Vec::new();
-        let mut sink = |event| told.push(short(&event));
-        let mut has_moved_on = |pid| self.moved_on.contains(&pid);
-        self.translator
-            .take(time, what, &mut has_moved_on, &mut sink);
-        told.join(", ")
+        let mut out = Output {
+            has_moved_on: &mut |pid| self.moved_on.contains(&pid),
+            sink: &mut |event| told.push(short(&event)),
+        };
+        let result = work(&mut self.translator, &mut out);
+        (told.join(", "), result)
     }
     fn survey(&mut self) {
         self.translator.survey().unwrap();
@@ -147,6 +155,7 @@ fn short(event: &Event) -> String {
             ..
         } => {
             let exe = String::from_utf8_lossy(&image.exe);
+            let exe = if image.is_unread() { "?" } else { &exe };
             format!(
                 "exec {} of {} uid {} {exe}",
                 name(*key),
@@ -317,7 +326,7 @@ fn programs_that_cannot_be_known() {
     w.fork(START + 1, 1, 10);
     // It is there, and says nothing: nothing that was known of its program holds.
     w.file(10, "status", "Uid:\tnobody\n");
-    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of nobody uid 1000 ");
+    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of nobody uid 1000 ?");
     // Somebody else has its pid.
     w.process(10, 1, 501);
     let unknown = "exec 10+1 of nobody uid 1000 ";

@@ -1,10 +1,10 @@
-//! From what the connector tells, and what /proc adds to it, to events: who is who, and when one is gone.
+//! Translates messages of the connector to events, with what /proc adds to them.
+//!
+//! Each message is translated at once. Where the program of an exec cannot be read in time, the exec is reported without
+//! it, and once more, with the same time, when it has been read: the model then settles what the process has forked since.
 
-pub(super) mod again;
-pub(super) mod held;
-pub(super) mod unread;
-
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
@@ -12,13 +12,19 @@ use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::ConnectorEvent;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
-use held::{HasMovedOn, Held, Out};
 use reaper_model::event::{
-    Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
+    Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
-use unread::{Doubted, Unread};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
+
+/// Number of further attempts to read a program, and of programs for which they are made.
+pub const TRIES: u32 = 3;
+pub const UNREAD_MAX: usize = 1024;
+/// Delay between two of these attempts, in ns. The reason may be a lack of open files, which other threads have to close.
+pub const RETRY_NS: u64 = 40_000_000;
+/// Time limit for all attempts of one call: signals, timers and requests wait for it.
+const RETRIES_MAX: Duration = Duration::from_millis(20);
 
 /// Knows the living processes, so that an end that leaves nothing in /proc is that of one with a name.
 pub struct Translator {
@@ -26,13 +32,30 @@ pub struct Translator {
     pub(super) programs: Aside,
     glimpses: Glimpses,
     known: Map<u32, TrackedProcess>,
-    /// Whose programs could not be read in time: makers before their copies.
+    /// Execs whose program could not be read in time.
     unread: Vec<Unread>,
-    held: Held,
-    /// Who may have ended, and could not be read.
-    doubted: Vec<Doubted>,
-    /// How many of these have been given up.
+    /// Number of exits that may have happened and could not be verified.
     missed: u64,
+}
+
+/// An exec whose program is still to be read.
+struct Unread {
+    key: ProcessKey,
+    /// Time of the exec, in ns since boot.
+    time: u64,
+    /// Number of attempts left.
+    tries: u32,
+    /// Time of the next one, in ns of CLOCK_MONOTONIC.
+    at: u64,
+}
+
+/// Where events go, and whether a process that has just been read has run another program since the message that is being
+/// translated: then that may be what was read. True also if messages were lost meanwhile. The kernel reports an exec a
+/// moment after /proc shows the new program (`exec_binprm` in fs/exec.c); a debugger can make that moment long, and then
+/// the answer is false.
+pub struct Output<'a> {
+    pub has_moved_on: &'a mut dyn FnMut(u32) -> bool,
+    pub sink: &'a mut dyn FnMut(Event),
 }
 
 /// What is known of a living process.
@@ -40,8 +63,6 @@ pub struct Translator {
 struct TrackedProcess {
     /// The start is a whole tick where no fork was told.
     key: ProcessKey,
-    /// The pid of who made it; `None` where no fork was told.
-    maker: Option<u32>,
     /// What the kernel has numbered it by at its fork; 0 if that is not known.
     number: u64,
     /// Unknown until something told or needed them.
@@ -50,7 +71,7 @@ struct TrackedProcess {
     half_dead: bool,
     /// How the last thread that was asked about ended.
     status: Option<u32>,
-    /// What it runs could not be read in time.
+    /// Its program will not be known.
     unknown: bool,
     /// A survey has not found it any more.
     gone: bool,
@@ -65,23 +86,15 @@ impl Translator {
             procfs,
             known: Map::default(),
             unread: Vec::new(),
-            held: Held::default(),
-            doubted: Vec::new(),
             missed: 0,
         }
     }
 
-    /// Takes in one thing that happened at a time since boot.
-    pub fn take(
-        &mut self,
-        time: u64,
-        what: ConnectorEvent,
-        has_moved_on: HasMovedOn<'_>,
-        sink: &mut impl FnMut(Event),
-    ) {
-        self.through(has_moved_on, sink, |this, out| match what {
-            ConnectorEvent::Fork { parent, child } => this.fork(time, parent, child, out),
-            ConnectorEvent::Exec { process } => this.exec(time, process, out),
+    /// Translates what happened at a time since boot.
+    pub fn take(&mut self, time: u64, what: ConnectorEvent, out: &mut Output<'_>) {
+        match what {
+            ConnectorEvent::Fork { parent, child } => self.fork(time, parent, child, out),
+            ConnectorEvent::Exec { process } => self.exec(time, process, out),
             ConnectorEvent::Uids {
                 thread,
                 process,
@@ -89,7 +102,7 @@ impl Translator {
             } => {
                 // The C library changes those of all threads; the first one's are the process's.
                 if thread == process {
-                    this.change_uids(time, process, uids, out);
+                    self.change_uids(time, process, uids, out);
                 }
             }
             ConnectorEvent::Exit {
@@ -97,34 +110,50 @@ impl Translator {
                 process,
                 status,
                 parent,
-            } => this.exit(time, thread, process, status, parent, out),
+            } => self.exit(time, thread, process, status, parent, out),
             ConnectorEvent::Answer { .. } | ConnectorEvent::Other => {}
-        });
+        }
     }
 
-    /// Does what tells of something, and then tells what need not wait any more.
-    fn through(
-        &mut self,
-        has_moved_on: HasMovedOn<'_>,
-        sink: &mut impl FnMut(Event),
-        work: impl FnOnce(&mut Translator, &mut Out<'_>),
-    ) {
-        let mut held = std::mem::take(&mut self.held);
-        work(
-            self,
-            &mut Out {
-                held: &mut held,
-                has_moved_on,
-                sink,
-            },
-        );
-        held.release(|key, time| self.awaits(key, time), sink);
-        self.held = held;
+    /// Tries again to read the programs that could not be read in time. `now` is monotonic. Returns the number of those
+    /// that are left.
+    pub fn retry(&mut self, now: u64, out: &mut Output<'_>) -> usize {
+        let began = Instant::now();
+        for mut unread in std::mem::take(&mut self.unread) {
+            let Unread { key, time, .. } = unread;
+            if self
+                .known
+                .get(&key.pid)
+                .is_none_or(|known| known.key != key)
+            {
+                continue;
+            }
+            if unread.at > now || began.elapsed() > RETRIES_MAX {
+                self.unread.push(unread);
+                continue;
+            }
+            match self.read(key, out) {
+                Some(seen) => self.report_exec(time, key, seen, out),
+                None if unread.tries > 1 => {
+                    unread.tries -= 1;
+                    unread.at = now.saturating_add(RETRY_NS);
+                    self.unread.push(unread);
+                }
+                None => self.set_unknown(key, true),
+            }
+        }
+        self.unread.len()
     }
 
-    /// Whether some of what was taken in waits to be told.
-    pub fn holds_back(&self) -> bool {
-        !self.held.is_empty()
+    fn set_unknown(&mut self, key: ProcessKey, unknown: bool) {
+        if let Some(process) = self.known.get_mut(&key.pid) {
+            process.unknown = unknown;
+        }
+    }
+
+    /// Returns the number of exits since the last call that could not be verified.
+    pub fn take_missed(&mut self) -> u64 {
+        std::mem::take(&mut self.missed)
     }
 
     /// Puts what is known right by /proc: at the beginning, and after a loss. Who is gone is told of by whoever looks for
@@ -194,7 +223,7 @@ impl Translator {
         self.glimpses.state(key, number)
     }
 
-    fn fork(&mut self, time: u64, parent: u32, child: u32, out: &mut Out<'_>) {
+    fn fork(&mut self, time: u64, parent: u32, child: u32, out: &mut Output<'_>) {
         let born = self
             .glimpses
             .newborn(child)
@@ -220,7 +249,7 @@ impl Translator {
         if let Some(known) = known.filter(|_| !outdated && found.is_none()) {
             // Who had the pid before is gone, though nobody has told so.
             self.known.remove(&child);
-            out.tell(ended(time, Provenance::Inferred, &known, None));
+            (out.sink)(ended(time, Provenance::Inferred, &known, None));
         }
         let parent = self.key_of(parent, time);
         let maker = parent.and_then(|parent| self.known.get(&parent.pid).copied());
@@ -232,7 +261,6 @@ impl Translator {
         let number = number.map_or(0, |born| born.number);
         if !outdated {
             let process = TrackedProcess {
-                maker: parent.map(|parent| parent.pid),
                 number,
                 uids,
                 unknown,
@@ -240,7 +268,7 @@ impl Translator {
             };
             self.known.insert(child, process);
         }
-        out.tell(Event {
+        (out.sink)(Event {
             time,
             provenance: Provenance::Kernel,
             kind: EventKind::Fork {
@@ -253,13 +281,13 @@ impl Translator {
                 membership: None,
             },
         });
-        // It runs what its maker ran, which it may still be there to tell.
-        if unknown && !outdated && !self.await_as_copy(time, key, parent, out) && born.is_some() {
-            self.tell_program(time, key, false, out);
+        // It runs the program of its parent, which it may still show.
+        if unknown && !outdated && born.is_some() {
+            self.report_program(time, key, out);
         }
     }
 
-    fn exec(&mut self, time: u64, pid: u32, out: &mut Out<'_>) {
+    fn exec(&mut self, time: u64, pid: u32, out: &mut Output<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
         };
@@ -267,68 +295,93 @@ impl Translator {
         if let Some(process) = self.known.get_mut(&pid) {
             (process.half_dead, process.status) = (false, None);
         }
-        // Nobody will know any more what it ran before.
+        // What it ran before will not be known any more.
         self.unread.retain(|unread| unread.key != key);
         // Most that are gone need no thread to say so.
-        let gone = self.state(key) == State::Gone;
-        self.tell_program(time, key, gone, out);
-    }
-
-    /// Tells which program a process runs by now. Where that cannot be read any more it is unknown: nothing that was
-    /// known of the last one holds for it, nor for whom it has forked since.
-    fn tell_program(&mut self, time: u64, key: ProcessKey, gone: bool, out: &mut Out<'_>) {
-        let found = match gone {
-            true => None,
-            false => self.programs.look(key.pid),
-        };
-        let doubtful = found.is_none() && !gone;
-        let seen = found.and_then(|found| match found {
-            // Whoever it forked before it ran the next one is none of that one's.
-            ProcessReading::Alive(seen)
-                if seen.key.has_same_tick(key) && !out.has_moved_on(key.pid) =>
-            {
-                Some(seen)
-            }
-            // Of what it runs by now, as of whoever has the pid by now, events of its own tell.
-            _ => None,
-        });
-        self.tell(time, key, seen, out);
-        if doubtful {
-            self.await_program(key, time, out);
+        match self.state(key) {
+            State::Gone => self.report_exec(time, key, None, out),
+            _ => self.report_program(time, key, out),
         }
     }
 
-    fn tell(&mut self, time: u64, key: ProcessKey, seen: Option<ProcEntry>, out: &mut Out<'_>) {
-        let (uids, parent, image) = match seen {
-            Some(seen) => (
-                Some(seen.uids),
-                self.key_of(seen.parent, seen.read_at),
-                Some(seen.image),
-            ),
-            None => (None, None, None),
-        };
-        let Some(process) = self.known.get_mut(&key.pid) else {
+    /// Reports the program that a process runs. Where that cannot be read any more it is unknown: nothing that was
+    /// known of the last one holds for the process, nor for its children since. Where it cannot be read yet, there will be
+    /// another attempt.
+    fn report_program(&mut self, time: u64, key: ProcessKey, out: &mut Output<'_>) {
+        if let Some(seen) = self.read(key, out) {
+            return self.report_exec(time, key, seen, out);
+        }
+        self.emit_exec(time, key, None, Image::unread(), out);
+        let gives_up = self.unread.len() == UNREAD_MAX;
+        self.set_unknown(key, gives_up);
+        if gives_up {
             return;
-        };
-        process.uids = uids.or(process.uids);
-        process.unknown = image.is_none();
-        let image = image.unwrap_or_default();
-        out.tell(Event {
+        }
+        self.unread.push(Unread {
+            key,
+            time,
+            tries: TRIES,
+            at: 0,
+        });
+    }
+
+    /// Reads a process that is known by this key. Returns `None` if it is there and cannot be read, or not in time;
+    /// `Some(None)` if it has exited or runs another program by now: events of its own report that.
+    fn read(&mut self, key: ProcessKey, out: &mut Output<'_>) -> Option<Option<ProcEntry>> {
+        Some(match self.programs.look(key.pid)? {
+            ProcessReading::Alive(seen)
+                if seen.key.has_same_tick(key) && !(out.has_moved_on)(key.pid) =>
+            {
+                Some(seen)
+            }
+            _ => None,
+        })
+    }
+
+    /// Reports an exec with what was read of the process afterwards, if it was read.
+    fn report_exec(
+        &mut self,
+        time: u64,
+        key: ProcessKey,
+        seen: Option<ProcEntry>,
+        out: &mut Output<'_>,
+    ) {
+        let parent = seen
+            .as_ref()
+            .and_then(|seen| self.key_of(seen.parent, seen.read_at));
+        if let Some(process) = self.known.get_mut(&key.pid) {
+            process.uids = seen.as_ref().map(|seen| seen.uids).or(process.uids);
+            process.unknown = seen.is_none();
+        }
+        let image = seen.map(|seen| seen.image).unwrap_or_default();
+        self.emit_exec(time, key, parent, image, out);
+    }
+
+    fn emit_exec(
+        &self,
+        time: u64,
+        key: ProcessKey,
+        parent: Option<ProcessKey>,
+        image: impl Into<Arc<Image>>,
+        out: &mut Output<'_>,
+    ) {
+        let uids = self.known.get(&key.pid).and_then(|process| process.uids);
+        (out.sink)(Event {
             time,
             provenance: Provenance::Kernel,
             kind: EventKind::Exec {
                 key,
                 parent,
-                uids: process.uids.unwrap_or_default(),
+                uids: uids.unwrap_or_default(),
                 pidfd_inode: 0,
-                image,
+                image: image.into(),
                 membership: None,
             },
         });
     }
 
     /// The model learns of new user ids by a row of the process table.
-    fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, out: &mut Out<'_>) {
+    fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, out: &mut Output<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
         };
@@ -338,13 +391,14 @@ impl Translator {
         if process.uids.replace(uids) == Some(uids) {
             return;
         }
-        let Some(ProcessReading::Alive(mut seen)) = self.programs.look(pid) else {
+        // The exec reports them too, if its program is still to be read.
+        if self.unread.iter().any(|unread| unread.key == key) {
             return;
-        };
-        // The exec tells of them too.
-        if seen.key.has_same_tick(key) && !out.has_moved_on(pid) {
+        }
+        // If it has run another program, the exec reports them too.
+        if let Some(Some(mut seen)) = self.read(key, out) {
             (seen.key, seen.exact) = (key, key.exact_start().is_some());
-            out.tell(Event {
+            (out.sink)(Event {
                 time: seen.read_at,
                 provenance: Provenance::Procfs,
                 kind: EventKind::Discovered(seen),
@@ -359,7 +413,7 @@ impl Translator {
         pid: u32,
         status: u32,
         parent: u32,
-        out: &mut Out<'_>,
+        out: &mut Output<'_>,
     ) {
         let first = thread == pid;
         let known = self.known.get(&pid).copied();
@@ -386,9 +440,10 @@ impl Translator {
                 if let EventKind::Exit { parent: of, .. } = &mut event.kind {
                     *of = self.known.get(&parent).map(|parent| parent.key);
                 }
-                return out.tell(event);
+                return (out.sink)(event);
             }
-            State::Unknown => self.doubt(process.key),
+            // Whether it has exited is to be found out like what was lost.
+            State::Unknown => self.missed += 1,
             State::Lives { .. } | State::Hidden => {}
         }
         let process = TrackedProcess {
@@ -438,7 +493,6 @@ impl TrackedProcess {
     fn new(key: ProcessKey) -> TrackedProcess {
         TrackedProcess {
             key,
-            maker: None,
             number: 0,
             uids: None,
             half_dead: false,

@@ -35,8 +35,10 @@ fn successors_in_the_same_tick_have_other_numbers() {
         parent: 1,
         child: 11,
     };
-    let mut sink = |event: Event| told.push(event.kind);
-    w.translator
-        .take(START + 4, fork, &mut |_| false, &mut sink);
+    let mut out = Output {
+        has_moved_on: &mut |_| false,
+        sink: &mut |event| told.push(event.kind),
+    };
+    w.translator.take(START + 4, fork, &mut out);
     assert!(matches!(told[..], [EventKind::Fork { pidfd_inode: 0, .. }]));
 }
