@@ -88,7 +88,7 @@ impl Inbox {
     pub fn receive(&mut self) {
         let mut buffer = [0; DATAGRAM_MAX];
         while self.waiting.len() < WAITING_MAX {
-            let datagram = match self.listening.receive(&mut buffer) {
+            let datagram = match self.listening.0.receive(&mut buffer) {
                 Ok(Some(datagram)) => datagram,
                 Ok(None) => return,
                 Err(Errno::ENOBUFS) => {

@@ -1,6 +1,5 @@
 //! Becoming one of those whom the kernel tells of processes, and being one no more.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -18,22 +17,9 @@ pub(super) const WAITING_MAX: usize = 1 << 20;
 pub const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The socket of a listener, which says so when it is one no more: older kernels go on telling otherwise.
-pub struct Listening(Connector);
+pub struct Listening(pub Connector);
 
 impl Listening {
-    /// See [`Connector::receive`].
-    ///
-    /// # Errors
-    /// As it has them.
-    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> nix::Result<Option<&'a [u8]>> {
-        self.0.receive(buffer)
-    }
-
-    /// See [`Connector::wait`].
-    pub fn wait(&self, timeout: Duration) -> bool {
-        self.0.wait(timeout)
-    }
-
     /// To whom nothing is told.
     #[cfg(test)]
     pub fn deaf() -> Listening {
@@ -49,7 +35,7 @@ impl Listening {
 
     /// Gives the number by which the answer will be known.
     pub fn ask(room: u32) -> Result<(Listening, u32), ConnectorError> {
-        let room = i32::try_from(room).unwrap_or(i32::MAX);
+        let room = room.min(i32::MAX.cast_unsigned()) as usize;
         let socket = Connector::open(libc::CN_IDX_PROC, room).map_err(ConnectorError::open)?;
         // Answers go to all listeners: this tells which is its own.
         let own = (sys::boot_time() as u32).rotate_left(16) ^ std::process::id();
@@ -78,7 +64,7 @@ impl Listening {
                 }
                 Ok(None) => {
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if !self.wait(left) {
+                    if !self.0.wait(left) {
                         return Err(ConnectorError::Silent);
                     }
                 }
@@ -89,12 +75,6 @@ impl Listening {
             }
         }
         Err(ConnectorError::Silent)
-    }
-}
-
-impl AsFd for Listening {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

@@ -213,7 +213,7 @@ impl Source for ProcConnector {
 
 impl AsFd for ProcConnector {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.listening.as_fd()
+        self.inbox.listening.0.as_fd()
     }
 }
 

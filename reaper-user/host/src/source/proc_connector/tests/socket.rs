@@ -119,7 +119,7 @@ fn is_told_of_a_life() -> bool {
             return false;
         }
         assert!(Instant::now() < deadline, "{story:?}");
-        source.inbox.listening.wait(Duration::from_millis(100));
+        source.inbox.listening.0.wait(Duration::from_millis(100));
         source.drain(&mut |event| match event.kind {
             EventKind::Fork {
                 child,
