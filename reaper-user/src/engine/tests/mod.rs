@@ -150,3 +150,22 @@ fn process_that_ignores_sigterm_is_killed_after_the_grace() {
     let signals = [Signal::SIGTERM, Signal::SIGCONT, Signal::SIGKILL];
     assert_eq!(sent, signals.map(|signal| (CHILD, signal)));
 }
+
+#[test]
+fn orphan_of_an_agent_that_was_read_late_is_reaped() {
+    const LATE: u32 = 150;
+    const TOOL: u32 = 151;
+    let happen = |sim: &SimKernel| {
+        let time = sim.report_unread(LATE, 1, "agent");
+        let tool_time = sim.report_unread(TOOL, LATE, "tool");
+        sim.report_late(TOOL, tool_time);
+        sim.report_late(LATE, time);
+        let (signal, core) = (Signal::SIGKILL as u8, false);
+        sim.exit(LATE, ExitStatus::Signalled { signal, core });
+    };
+    let (totals, sent) = run(Mode::Enforce, "child", happen, |body| {
+        matches!(body, EventBody::SessionClose { .. })
+    });
+    assert_eq!((totals.sessions, totals.reaped, totals.failed), (2, 1, 0));
+    assert_eq!(sent, [(TOOL, Signal::SIGTERM)]);
+}

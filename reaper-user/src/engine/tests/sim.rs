@@ -115,6 +115,56 @@ impl SimKernel {
         state.now += 20_000_000;
     }
 
+    /// Starts a process and reports its fork and its exec, which at first names no program. Returns the time of the exec.
+    pub fn report_unread(&self, pid: u32, parent: u32, comm: &'static str) -> u64 {
+        self.start(pid, parent, comm);
+        let mut state = self.state();
+        let key_of = |pid| state.processes[&pid].key;
+        let (key, parent) = (key_of(pid), Some(key_of(parent)));
+        let fork = EventKind::Fork {
+            child: key,
+            parent,
+            creator: parent,
+            uids: UIDS,
+            pidfd_inode: 0,
+            namespace_init: false,
+            membership: None,
+        };
+        state.events.push_back(Event {
+            time: key.start,
+            provenance: Provenance::Kernel,
+            kind: fork,
+        });
+        let time = state.now;
+        drop(state);
+        self.report_exec(pid, time, Image::unread());
+        time
+    }
+
+    /// Reports the program of a process that was reported unread.
+    pub fn report_late(&self, pid: u32, time: u64) {
+        let image = image(self.state().processes[&pid].comm);
+        self.report_exec(pid, time, image);
+    }
+
+    fn report_exec(&self, pid: u32, time: u64, image: Image) {
+        let mut state = self.state();
+        let key = state.processes[&pid].key;
+        state.events.push_back(Event {
+            time,
+            provenance: Provenance::Kernel,
+            kind: EventKind::Exec {
+                key,
+                parent: None,
+                uids: UIDS,
+                pidfd_inode: 0,
+                image: image.into(),
+                membership: None,
+            },
+        });
+        self.event_fd.write(1).unwrap();
+    }
+
     pub fn exit(&self, pid: u32, exit_status: ExitStatus) {
         let mut state = self.state();
         let Some(process) = state.processes.remove(&pid) else {
@@ -145,6 +195,14 @@ impl SimKernel {
             state.exited.push(token);
             self.exit_fd.write(1).unwrap();
         }
+    }
+}
+
+fn image(comm: &str) -> Image {
+    Image {
+        comm: comm.into(),
+        exe: format!("/usr/bin/{comm}").into(),
+        ..Image::default()
     }
 }
 
@@ -243,11 +301,7 @@ impl ProcessTable for SimTable {
             membership: None,
             parent: process.parent,
             uids: UIDS,
-            image: Arc::new(Image {
-                comm: process.comm.into(),
-                exe: format!("/usr/bin/{}", process.comm).into(),
-                ..Image::default()
-            }),
+            image: image(process.comm).into(),
             kernel_thread: false,
             namespace_init: false,
         });
