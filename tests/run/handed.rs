@@ -201,7 +201,7 @@ fn hastened(place: &RunWorld) {
     place.await_content("over", |said| !said.is_empty());
     let report = report(place, "report");
     assert!(report["ended"].as_u64() >= Some(1), "{report}");
-    // Who goes at the first signal may be gone before it is weighed; this one was there for that.
+    // Who goes at the first signal may be gone before its memory is read; this one was there for that.
     assert!(report["memory.rss"].as_u64() > Some(0), "{report}");
     watched.await_event(is_sent("SIGKILL"));
     open(place, "leave");

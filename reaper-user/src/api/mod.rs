@@ -155,9 +155,6 @@ pub struct Status {
     /// Resident memory that those reaped have given back, in bytes.
     #[serde(rename = "memory.rss")]
     pub rss: u64,
-    /// The same, with the share of each in pages that several had, where that was read in time.
-    #[serde(rename = "memory.pss")]
-    pub pss: u64,
     /// What of them was swapped out, in bytes.
     #[serde(rename = "memory.swap")]
     pub swap: u64,

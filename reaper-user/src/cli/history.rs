@@ -212,14 +212,14 @@ fn sum(session: &HistorySession) -> String {
         reaped,
         kept,
         failed,
-        pss,
+        rss,
         swap,
         unread,
         lost_before,
         ..
     } = session;
     let mut text = format!("{reaped} reaped, {kept} kept, {failed} failed");
-    let memory = pss.saturating_add(*swap);
+    let memory = rss.saturating_add(*swap);
     if memory > 0 {
         let _ = write!(text, ", {} given back", ByteSize::b(memory));
     }
@@ -290,8 +290,7 @@ fn came(outcome: &HistoryOutcome) -> String {
         let _ = write!(text, ", {} after the first signal", duration(ns));
     }
     let memory = outcome
-        .pss
-        .or(outcome.rss)
+        .rss
         .unwrap_or(0)
         .saturating_add(outcome.swap.unwrap_or(0));
     if memory > 0 {
@@ -365,8 +364,7 @@ mod tests {
                 signal: None,
             },
             duration_ns: Some(1_200_000),
-            rss: Some(4 << 20),
-            pss: Some(3 << 20),
+            rss: Some(3 << 20),
             swap: Some(0),
         };
         let session = HistorySession {
@@ -387,8 +385,7 @@ mod tests {
             kept: 1,
             failed: 0,
             lost_before: 0,
-            rss: 4 << 20,
-            pss: 3 << 20,
+            rss: 3 << 20,
             swap: 0,
             unread: 0,
             processes: vec![

@@ -99,5 +99,5 @@ fn given_back(status: &Status) -> String {
         0 => String::new(),
         unread => format!(", {unread} of them too quick to weigh"),
     };
-    format!("{}{swap}{unread}", ByteSize::b(status.pss))
+    format!("{}{swap}{unread}", ByteSize::b(status.rss))
 }

@@ -142,7 +142,6 @@ impl Engine {
             failed: count.failed,
             would_have_reaped: self.would_have_reaped,
             rss: count.memory.rss,
-            pss: count.memory.pss,
             swap: count.memory.swap,
             unread: count.memory.unmeasured,
             zombies: 0,

@@ -396,11 +396,8 @@ impl<W: Write> Line<'_, '_, W> {
                 if let Some(signal) = signal {
                     self.put("signal", signal)?;
                 }
-                if let Some(ProcessMemory { rss, swap, pss }) = memory {
+                if let Some(ProcessMemory { rss, swap }) = memory {
                     self.put("memory.rss", rss)?;
-                    if let Some(pss) = pss {
-                        self.put("memory.pss", pss)?;
-                    }
                     self.put("memory.swap", swap)?;
                 }
                 match duration {
@@ -540,12 +537,10 @@ impl<W: Write> Line<'_, '_, W> {
     fn given_back(&mut self, memory: &FreedMemory) -> Result {
         let FreedMemory {
             rss,
-            pss,
             swap,
             unmeasured: unread,
         } = memory;
         self.put("memory.rss", rss)?;
-        self.put("memory.pss", pss)?;
         self.put("memory.swap", swap)?;
         self.put("memory.unmeasured", unread)
     }

@@ -134,8 +134,6 @@ pub enum Lifecycle {
 pub struct FreedMemory {
     /// Bytes that were resident; pages that several of them shared count for each.
     pub rss: u64,
-    /// The same, with the share of each in pages that several have, where that was read in time.
-    pub pss: u64,
     /// Bytes that were swapped out.
     pub swap: u64,
     /// Ended ones of which there was no reading: they were too quick, or it was not this service that
@@ -147,9 +145,8 @@ impl FreedMemory {
     /// Counts one that has ended.
     pub fn add(&mut self, memory: Option<ProcessMemory>) {
         match memory {
-            Some(ProcessMemory { rss, swap, pss }) => {
+            Some(ProcessMemory { rss, swap }) => {
                 self.rss = self.rss.saturating_add(rss);
-                self.pss = self.pss.saturating_add(pss.unwrap_or(rss));
                 self.swap = self.swap.saturating_add(swap);
             }
             None => self.unmeasured += 1,

@@ -258,39 +258,26 @@ fn lines() {
             },
             "stopped  SIGTERM: 0 sessions, 0 reaped, 0 kept, 0 failed; 0 signals sent, 0 events read, 0 lost; \
              left armed in /sys/fs/bpf/r",
-            json!({"event": "summary", "pin_dir": "/sys/fs/bpf/r", "memory.rss": 0, "memory.pss": 0, "memory.unmeasured": 0}),
+            json!({"event": "summary", "pin_dir": "/sys/fs/bpf/r", "memory.rss": 0, "memory.unmeasured": 0}),
         ),
         (
             outcome(Some(ProcessMemory {
                 rss: 3 << 20,
                 swap: 0,
-                pss: None,
             })),
             "claude         ended           42  claude --token [redacted]  SIGTERM, 2.0 ms after the first \
              signal, 3.0 MiB given back",
-            json!({"event": "outcome", "memory.rss": 3 << 20, "memory.swap": 0, "signal": "SIGTERM",
-                "memory.pss": null}),
-        ),
-        (
-            outcome(Some(ProcessMemory {
-                rss: 3 << 20,
-                swap: 0,
-                pss: Some(2 << 20),
-            })),
-            "claude         ended           42  claude --token [redacted]  SIGTERM, 2.0 ms after the first \
-             signal, 2.0 MiB given back",
-            json!({"event": "outcome", "memory.rss": 3 << 20, "memory.pss": 2 << 20}),
+            json!({"event": "outcome", "memory.rss": 3 << 20, "memory.swap": 0, "signal": "SIGTERM"}),
         ),
         (
             closed(FreedMemory {
-                rss: 3 << 30,
-                pss: 1 << 30,
+                rss: 1 << 30,
                 swap: 1 << 29,
                 unmeasured: 2,
             }),
             "claude         closed          42  5 reaped, 1 kept, 0 failed, 1.5 GiB given back (512.0 MiB of \
              it swapped out), 2 too quick to weigh",
-            json!({"event": "session.close", "memory.rss": 3u64 << 30, "memory.pss": 1 << 30, "memory.swap": 1 << 29,
+            json!({"event": "session.close", "memory.rss": 1 << 30, "memory.swap": 1 << 29,
                 "memory.unmeasured": 2, "reaped": 5}),
         ),
         (

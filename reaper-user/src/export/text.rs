@@ -16,13 +16,13 @@ const COMMAND_MAX: usize = 48;
 /// `, 1.2 GiB given back`, and what is not in that; empty where nobody has ended.
 pub(super) fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
-        pss,
+        rss,
         swap,
         unmeasured: unread,
         ..
     } = *memory;
     let mut text = String::new();
-    let whole = pss.saturating_add(swap);
+    let whole = rss.saturating_add(swap);
     if whole > 0 {
         let _ = write!(text, ", {} given back", ByteSize::b(whole));
     }

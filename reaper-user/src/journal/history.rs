@@ -57,8 +57,6 @@ pub struct HistorySession {
     pub lost_before: u64,
     #[serde(rename = "memory.rss")]
     pub rss: u64,
-    #[serde(rename = "memory.pss")]
-    pub pss: u64,
     #[serde(rename = "memory.swap")]
     pub swap: u64,
     #[serde(rename = "memory.unmeasured")]
@@ -120,8 +118,6 @@ pub struct HistoryOutcome {
     pub duration_ns: Option<u64>,
     #[serde(rename = "memory.rss", skip_serializing_if = "Option::is_none")]
     pub rss: Option<u64>,
-    #[serde(rename = "memory.pss", skip_serializing_if = "Option::is_none")]
-    pub pss: Option<u64>,
     #[serde(rename = "memory.swap", skip_serializing_if = "Option::is_none")]
     pub swap: Option<u64>,
 }
@@ -256,7 +252,7 @@ fn sessions(
     let mut statement = connection.prepare(
         "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
              s.exit_code, s.exit_signal, s.closed, s.reaped, s.kept, s.failed, s.lost_before, s.rss, s.swap,
-             s.unread, s.pss
+             s.unread
          FROM session s LEFT JOIN process root ON root.id = s.root LEFT JOIN session o ON o.id = s.outer
          WHERE s.seen >= ?1 AND (?2 IS NULL OR s.agent = ?2) AND (?3 IS NULL OR s.uid = ?3)
          ORDER BY s.opened, s.id",
@@ -309,7 +305,6 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         failed: row.get(16)?,
         lost_before: unsigned(row, 17)?,
         rss: unsigned(row, 18)?,
-        pss: unsigned(row, 21)?,
         swap: unsigned(row, 19)?,
         unread: unsigned(row, 20)?,
         processes: Vec::new(),
@@ -375,7 +370,7 @@ fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Hist
 
 fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<HistoryOutcome>> {
     let mut statement = connection.prepare_cached(
-        "SELECT time, outcome, reason, signal, exit_code, exit_signal, duration, rss, swap, pss
+        "SELECT time, outcome, reason, signal, exit_code, exit_signal, duration, rss, swap
          FROM outcome WHERE process = ?1 ORDER BY id",
     )?;
     let rows = statement.query_map([process], |row| {
@@ -394,7 +389,6 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Histo
             },
             duration_ns: number(6)?,
             rss: number(7)?,
-            pss: number(9)?,
             swap: number(8)?,
         })
     })?;

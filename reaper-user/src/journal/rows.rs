@@ -80,7 +80,6 @@ impl RowWriter<'_> {
                 memory:
                     FreedMemory {
                         rss,
-                        pss,
                         swap,
                         unmeasured: unread,
                     },
@@ -91,8 +90,7 @@ impl RowWriter<'_> {
                 self.execute(
                     "UPDATE session SET closed = coalesce(closed, ?2), reaped = max(reaped, ?3),
                          kept = ?4, failed = max(failed, ?5), lost_before = max(lost_before, ?6),
-                         rss = max(rss, ?7), swap = max(swap, ?8), unread = max(unread, ?9),
-                         pss = max(pss, ?10)
+                         rss = max(rss, ?7), swap = max(swap, ?8), unread = max(unread, ?9)
                      WHERE id = ?1",
                     params![
                         self.session(session, time)?,
@@ -103,8 +101,7 @@ impl RowWriter<'_> {
                         int(*lost_before),
                         int(*rss),
                         int(*swap),
-                        int(*unread),
-                        int(*pss)
+                        int(*unread)
                     ],
                 )
             }
@@ -147,8 +144,8 @@ impl RowWriter<'_> {
                 let (code, exit_signal) = exit(ended);
                 self.execute(
                     "INSERT INTO outcome (process, time, outcome, reason, signal, exit_code, exit_signal,
-                         duration, rss, swap, pss)
-                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11 WHERE NOT EXISTS (
+                         duration, rss, swap)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE NOT EXISTS (
                          SELECT 1 FROM outcome
                          WHERE id = (SELECT max(id) FROM outcome WHERE process = ?1)
                              AND outcome = ?3 AND reason IS ?4)",
@@ -162,8 +159,7 @@ impl RowWriter<'_> {
                         exit_signal,
                         duration.map(int),
                         memory.map(|memory| int(memory.rss)),
-                        memory.map(|memory| int(memory.swap)),
-                        memory.and_then(|memory| memory.pss).map(int)
+                        memory.map(|memory| int(memory.swap))
                     ],
                 )
             }

@@ -281,7 +281,7 @@ impl PollingReaper {
         }
         // Those too of whom the other has no reading.
         for (key, target) in signalled.into_iter().chain(unread) {
-            target.weigh(*key, &self.procfs);
+            target.measure_memory(*key, &self.procfs);
         }
         Ok(self.targets.len() - before)
     }

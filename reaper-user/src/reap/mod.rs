@@ -22,7 +22,6 @@ mod escalation;
 mod reaper;
 mod send;
 mod target;
-mod weigh;
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;

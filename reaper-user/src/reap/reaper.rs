@@ -12,7 +12,6 @@ use hashbrown::HashMap;
 use nix::sys::signal::Signal;
 
 use super::target::Target;
-use super::weigh::Scales;
 use super::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
 use reaper_host::kernel::{Clock, Kernel, Signals};
 use reaper_host::source::procfs::ProcessMemory;
@@ -40,9 +39,8 @@ pub struct Reaper {
     queue: Vec<ProcessKey>,
     /// To be opened once there is room for more open files.
     waiting_for_files: Vec<ProcessKey>,
-    /// Sent their first signal since they were last weighed.
-    unweighed: Vec<ProcessKey>,
-    scales: Scales,
+    /// Processes that were sent their first signal since the last [`Reaper::measure_memory`].
+    unmeasured: Vec<ProcessKey>,
     clock: Arc<dyn Clock>,
     signals: Arc<dyn Signals>,
     tokens: HashMap<u64, ProcessKey>,
@@ -63,8 +61,7 @@ impl Reaper {
             files_max: files_max(),
             queue: Vec::new(),
             waiting_for_files: Vec::new(),
-            unweighed: Vec::new(),
-            scales: Scales::new(Arc::clone(&kernel.processes)),
+            unmeasured: Vec::new(),
             clock: Arc::clone(&kernel.clock),
             signals: Arc::clone(&kernel.signals),
             tokens: HashMap::new(),
@@ -151,7 +148,7 @@ impl Reaper {
     pub fn claimed_memory(&self, key: ProcessKey) -> Option<Option<ProcessMemory>> {
         let target = self.targets.get(&key);
         let target = target.filter(|one| one.exit_status.is_none() && one.signal_failure.is_none());
-        target.map(Target::memory)
+        target.map(|target| target.memory)
     }
 
     /// Whether something waits to be signalled.
@@ -220,7 +217,6 @@ impl Reaper {
             signal_failure: None,
             rss: u64::MAX,
             memory: None,
-            share: None,
         };
         self.targets.insert(key, target);
         *self.members.entry(session).or_default() += 1;

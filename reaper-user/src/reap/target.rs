@@ -3,7 +3,6 @@
 use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
-use super::weigh::Share;
 use super::{ReapFailure, ReapOutcome, ReleaseReason};
 use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
@@ -36,8 +35,6 @@ pub(super) struct Target {
     pub(super) rss: u64,
     /// What it had right after its first signal.
     pub(super) memory: Option<ProcessMemory>,
-    /// How much of that is its own, if that was asked for.
-    pub(super) share: Option<Share>,
 }
 
 impl Target {
@@ -49,12 +46,6 @@ impl Target {
             let had = (self.signals_had & MEMBER_SIGTERM_SENT != 0).then_some(Signal::SIGTERM);
             self.last_signal.or(had)
         }
-    }
-
-    /// What it had right after its first signal.
-    pub(super) fn memory(&self) -> Option<ProcessMemory> {
-        let pss = self.share.as_ref().and_then(|share| share.get().copied());
-        self.memory.map(|memory| ProcessMemory { pss, ..memory })
     }
 
     /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.

@@ -46,9 +46,6 @@ pub trait ProcessTable: Send + Sync {
     /// Returns the memory of a process; `None` if it is gone or has exited. Swapped memory is only read if `swaps` is true.
     fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory>;
 
-    /// Returns its proportional share of resident memory in bytes; `None` if it is gone or cannot be read. May take long.
-    fn pss(&self, pid: u32) -> Option<u64>;
-
     /// Whether anything is swapped out.
     fn is_swap_used(&self) -> bool;
 
@@ -90,10 +87,6 @@ impl ProcessTable for Procfs {
 
     fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
         Procfs::memory(self, pid, swaps)
-    }
-
-    fn pss(&self, pid: u32) -> Option<u64> {
-        Procfs::pss(self, pid)
     }
 
     fn is_swap_used(&self) -> bool {

@@ -56,8 +56,6 @@ pub struct ProcessMemory {
     pub rss: u64,
     /// Swapped out.
     pub swap: u64,
-    /// Resident, each page that is shared divided among those who share it; `None` where it was not read.
-    pub pss: Option<u64>,
 }
 
 impl Snapshot {

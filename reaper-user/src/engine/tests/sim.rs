@@ -328,12 +328,7 @@ impl ProcessTable for SimTable {
         alive.then_some(ProcessMemory {
             rss: 1 << 20,
             swap: 0,
-            pss: None,
         })
-    }
-
-    fn pss(&self, _: u32) -> Option<u64> {
-        None
     }
 
     fn is_swap_used(&self) -> bool {

@@ -169,7 +169,6 @@ fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
         failed: 0,
         memory: FreedMemory {
             rss: 4096,
-            pss: 2048,
             swap: 0,
             unmeasured: 1,
         },
@@ -200,11 +199,7 @@ fn ended(time: u64, who: ProcessRef) -> EventRecord {
         outcome: crate::reap::ReapOutcome::Exited(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
-        memory: Some(ProcessMemory {
-            rss: 4096,
-            swap: 0,
-            pss: Some(2048),
-        }),
+        memory: Some(ProcessMemory { rss: 4096, swap: 0 }),
     };
     record(time, body)
 }

@@ -12,11 +12,13 @@ use crate::journal::schema::{MIGRATIONS, OLDEST, SCHEMA, migrate};
 const V3: &[u8] = include_bytes!("fixtures/v3.sqlite");
 /// Its sessions, as `reaper history --json` of that commit writes them.
 const V3_HISTORY: &str = include_str!("fixtures/v3.jsonl");
-/// The renames since: of reasons, by `migrations/4.sql`, and of a key of `reaper history --json`.
-const RENAMED: [(&str, &str); 3] = [
+/// The renames since: of reasons, by `migrations/4.sql`, and of a key of `reaper history --json`. `memory.pss` is no longer shown.
+const RENAMED: [(&str, &str); 5] = [
     ("\"keep_mark\"", "\"keep_marker\""),
     ("\"root_gone\"", "\"root_exited\""),
     ("\"memory.unread\"", "\"memory.unmeasured\""),
+    ("\"memory.pss\":2048,", ""),
+    ("\"memory.pss\":0,", ""),
 ];
 
 impl World {

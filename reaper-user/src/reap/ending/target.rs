@@ -74,7 +74,7 @@ impl Target {
     }
 
     /// Notes what it has after its first signal.
-    pub(super) fn weigh(&mut self, key: ProcessKey, procfs: &Procfs) {
+    pub(super) fn measure_memory(&mut self, key: ProcessKey, procfs: &Procfs) {
         if self.memory.is_none() {
             let memory = procfs.memory(key.pid, true);
             // By then the pid may be somebody else's.

@@ -138,7 +138,7 @@ impl Reaper {
             outcome,
             signal: target.signal(),
             duration: target.first_signal.map(|first| now.saturating_sub(first)),
-            memory: target.memory().filter(|_| ended),
+            memory: target.memory.filter(|_| ended),
         });
         if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
             ladder.on_finished(self.clock.monotonic());

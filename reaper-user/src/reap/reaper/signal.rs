@@ -1,4 +1,4 @@
-//! The signals of a round: who is queued is opened, looked at once more, signalled, and then weighed.
+//! The signals of a round: who is queued is opened, looked at once more, signalled, and then has its memory read.
 
 use nix::errno::Errno;
 
@@ -16,7 +16,7 @@ use reaper_model::policy::Evaluation;
 /// its turn comes, and what they have in common is to be found out once.
 const TOGETHER: usize = 128;
 /// Processes whose memory is read after a round of signals, at most: the next round waits for that.
-const WEIGHED_MAX: usize = 256;
+const MEASURED_MAX: usize = 256;
 
 impl Reaper {
     /// Opens what is queued. Whatever the ring holds when this returns must be drained into the model
@@ -159,23 +159,14 @@ impl Reaper {
     ///
     /// Who has ended meanwhile has no reading: its pid may be another's.
     pub fn measure_memory(&mut self, memory: impl Fn(u32) -> Option<ProcessMemory>) {
-        let mut keys = std::mem::take(&mut self.unweighed);
-        keys.truncate(WEIGHED_MAX);
-        for key in &keys {
-            if let Some(target) = self.targets.get_mut(key)
+        for key in std::mem::take(&mut self.unmeasured)
+            .into_iter()
+            .take(MEASURED_MAX)
+        {
+            if let Some(target) = self.targets.get_mut(&key)
                 && let Some(pidfd) = &target.pidfd
             {
                 target.memory = memory(key.pid).filter(|_| !pidfd.has_exited());
-            }
-        }
-        // When all have been read whom that delays.
-        for key in &keys {
-            if let Some(target) = self.targets.get_mut(key)
-                && let (Some(pidfd), Some(memory)) = (&target.pidfd, &target.memory)
-            {
-                target.share = self
-                    .scales
-                    .ask(&*self.signals, key.pid, &**pidfd, memory.rss);
             }
         }
     }
@@ -232,7 +223,7 @@ impl Reaper {
             Ok(()) => {
                 target.signal_failure = None;
                 if target.last_signal.replace(step.signal()).is_none() {
-                    self.unweighed.push(key);
+                    self.unmeasured.push(key);
                 }
                 if step != SignalStep::Continue {
                     let now = self.clock.boot_time();

@@ -144,15 +144,7 @@ impl Procfs {
         (usage.resident > 0).then_some(ProcessMemory {
             rss: usage.resident,
             swap: 0,
-            pss: None,
         })
-    }
-
-    /// The share that whoever has the pid has of what is resident, in bytes: what is its own, which is counted here and
-    /// costs nothing to ask for.
-    pub fn pss(&self, pid: u32) -> Option<u64> {
-        let usage = darwin::usage(pid)?;
-        Some(usage.footprint.min(usage.resident))
     }
 }
 

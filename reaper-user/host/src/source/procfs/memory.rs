@@ -20,7 +20,6 @@ impl Procfs {
             return Some(ProcessMemory {
                 rss: bytes(b"VmRSS:")?,
                 swap: bytes(b"VmSwap:").unwrap_or(0),
-                pss: None,
             });
         }
         let statm = std::fs::read(directory.join("statm")).ok()?;
@@ -29,20 +28,7 @@ impl Procfs {
         (size > 0).then(|| ProcessMemory {
             rss: resident.saturating_mul(sys::page_size()),
             swap: 0,
-            pss: None,
         })
-    }
-
-    /// The share that whoever has the pid has of what is resident, in bytes; `None` for one that is gone or may not
-    /// be read.
-    ///
-    /// The kernel goes through all of its memory for that, and whoever changes that meanwhile may have to wait:
-    /// about 100 µs for each MiB of small pages.
-    pub fn pss(&self, pid: u32) -> Option<u64> {
-        let path = self.root.join(pid.to_string()).join("smaps_rollup");
-        let rollup = std::fs::read(path).ok()?;
-        let kib: u64 = words(field(&rollup, b"Pss:")?).next().and_then(number)?;
-        Some(kib.saturating_mul(1024))
     }
 }
 
@@ -59,8 +45,6 @@ mod tests {
         let (statm, status) = (proc.memory(own, false), proc.memory(own, true));
         let (statm, status) = (statm.unwrap().rss, status.unwrap().rss);
         assert!(statm > 1 << 20, "{statm}");
-        let pss = proc.pss(own).unwrap();
-        assert!(pss > 1 << 20 && pss < status + (64 << 20), "{pss} {status}");
         // The kernel counts by processor, and other tests run meanwhile.
         assert!(statm.abs_diff(status) < 64 << 20, "{statm} {status}");
     }
@@ -79,7 +63,6 @@ mod tests {
         while proc.state(pid) != Some('Z') {
             std::thread::yield_now();
         }
-        assert_eq!(proc.pss(pid), None);
         assert_eq!(
             (proc.memory(pid, false), proc.memory(pid, true)),
             (None, None)

@@ -25,8 +25,6 @@ const DESCRIPTOR: usize = 8;
 pub struct Usage {
     /// Resident, in bytes.
     pub resident: u64,
-    /// What is given back when it ends, in bytes: its own, whether it is resident or compressed.
-    pub footprint: u64,
     /// Processor time, in ns.
     pub cpu: u64,
 }
@@ -196,7 +194,6 @@ pub fn usage(pid: u32) -> Option<Usage> {
         unsafe { libc::proc_pid_rusage(signed(pid), libc::RUSAGE_INFO_V0, (&raw mut info).cast()) };
     (read == 0).then(|| Usage {
         resident: info.ri_resident_size,
-        footprint: info.ri_phys_footprint,
         cpu: nanoseconds(info.ri_user_time.saturating_add(info.ri_system_time)),
     })
 }

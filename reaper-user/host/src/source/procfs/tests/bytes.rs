@@ -117,7 +117,6 @@ proptest! {
         }
         procfs.memory(7, false);
         procfs.memory(7, true);
-        procfs.pss(7);
         procfs.rss_bytes(7);
         procfs.zombies().unwrap();
     }
