@@ -73,9 +73,6 @@ pub(super) struct RunArgs {
     /// End it when it has written nothing to stdout and stderr for so long.
     #[arg(long, value_name = "TIME", value_parser = limit)]
     idle: Option<Duration>,
-    /// Silence counts only where the tree has used less than 1 % of a processor meanwhile.
-    #[arg(long, requires = "idle")]
-    idle_cpu: bool,
     /// From the first signal to SIGKILL.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     grace: Duration,
@@ -309,7 +306,6 @@ fn owned(args: RunArgs) -> Run {
     run.leader_first = args.leader_first;
     run.timeout = args.timeout;
     run.idle = args.idle;
-    run.idle_cpu = args.idle_cpu;
     let every = args.every;
     run.done_when = args.done_when.map(|command| DoneWhen { command, every });
     run.on_success = args.on_success;

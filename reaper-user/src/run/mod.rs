@@ -93,8 +93,6 @@ pub struct Run {
     pub timeout: Option<Duration>,
     /// How long it may say nothing on stdout and stderr.
     pub idle: Option<Duration>,
-    /// Silence counts only where hardly a processor was used meanwhile.
-    pub idle_cpu: bool,
     /// What tells whether it is done.
     pub done_when: Option<DoneWhen>,
     /// For `sh -c`, when nothing is left of the run, with `REAPER_OUTCOME` in its environment; it is owned as the run is.
@@ -170,7 +168,6 @@ impl Run {
             leader_first: false,
             timeout: None,
             idle: None,
-            idle_cpu: false,
             done_when: None,
             on_success: None,
             on_failure: None,

@@ -18,9 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::fstat;
 
 use super::RunError;
-use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
-use reaper_model::event::TICK_NS;
 use terminal::Terminal;
 
 /// How long what is still in a pipe is waited for when nobody of the tree is left to write to it.
@@ -32,7 +30,6 @@ pub(super) struct OutputMonitor {
     terminals: Vec<Terminal>,
     /// Ends when all pipes have.
     piped: Receiver<()>,
-    cpu: Option<Cpu>,
 }
 
 /// What is noted of what is written.
@@ -45,16 +42,10 @@ struct OutputActivity {
     writing: AtomicUsize,
 }
 
-/// The processor time that the tree had used when it was looked at last.
-struct Cpu {
-    ticks: u64,
-    at: u64,
-}
-
 impl OutputMonitor {
     /// Has the command that is to be started write to a pipe wherever it would not write to a terminal; to one alone
-    /// where both would go to the same file, so that they stay in order. With `cpu` one that works is not silent.
-    pub(super) fn begin(command: &mut Command, cpu: bool) -> Result<OutputMonitor, RunError> {
+    /// where both would go to the same file, so that they stay in order.
+    pub(super) fn begin(command: &mut Command) -> Result<OutputMonitor, RunError> {
         let cannot = |source| RunError::System {
             what: "its output cannot be passed on",
             source,
@@ -69,7 +60,6 @@ impl OutputMonitor {
             }),
             terminals: Vec::new(),
             piped,
-            cpu: cpu.then_some(Cpu { ticks: 0, at: now }),
         };
         let out = silence.pipe(io::stdout(), &done).map_err(cannot)?;
         let err = match (&out, same(&io::stdout(), &io::stderr())) {
@@ -113,39 +103,16 @@ impl OutputMonitor {
         Ok(Some(pipe))
     }
 
-    /// For how long nothing was said by now. Where that matters, at the limit, it is asked who works in silence.
-    pub(super) fn idle_for(&mut self, limit: Duration) -> Duration {
+    /// Returns how long nothing has been written.
+    pub(super) fn idle_for(&self) -> Duration {
         let now = sys::monotonic();
         let last = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let last = last(&self.passed.piped).max(last(&self.passed.shown));
         let told = now.saturating_sub(last);
-        let silent = self
-            .terminals
+        self.terminals
             .iter()
             .filter_map(Terminal::written)
-            .fold(Duration::from_nanos(told), Duration::min);
-        let Some(cpu) = &mut self.cpu else {
-            return silent;
-        };
-        let resting = Duration::from_nanos(now.saturating_sub(cpu.at));
-        let silent = silent.min(resting);
-        if silent < limit {
-            return silent;
-        }
-        let all = Procfs::default()
-            .descendants(std::process::id())
-            .unwrap_or_default();
-        let ticks = all.iter().map(|one| one.cpu).sum::<u64>();
-        let used = Duration::from_nanos(ticks.saturating_sub(cpu.ticks).saturating_mul(TICK_NS));
-        *cpu = Cpu { ticks, at: now };
-        // On a busy machine one that works may have had no processor.
-        let is_at_work = all.iter().any(|one| one.is_runnable);
-        // A hundredth of one processor is nothing.
-        if is_at_work || used > resting / 100 {
-            Duration::ZERO
-        } else {
-            silent
-        }
+            .fold(Duration::from_nanos(told), Duration::min)
     }
 
     /// Waits until all that was written has been passed on, or somebody outside of the tree holds a pipe open. Whoever

@@ -54,9 +54,7 @@ pub(super) fn attend(
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
     held.inherited.restore_signals(&mut run.command);
-    let silence = run
-        .idle
-        .map(|_| OutputMonitor::begin(&mut run.command, run.idle_cpu));
+    let silence = run.idle.map(|_| OutputMonitor::begin(&mut run.command));
     let silence = silence.transpose()?;
     if let Some(signal) = held.pending_termination() {
         return Err(RunError::Stopped(signal));
@@ -148,7 +146,7 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    fn facts(&mut self) -> RunState {
+    fn facts(&self) -> RunState {
         let now = sys::monotonic();
         // With a probe the end counts once that has been asked about it.
         let probe = self.probe.as_ref();
@@ -161,10 +159,10 @@ impl SupervisedCommand<'_> {
             stop: self.stopped_by(),
             age: Duration::from_nanos(now.saturating_sub(self.began)),
             budget: self.run.timeout.filter(|_| lives),
-            silent: match &mut self.silence {
-                Some(silence) => silence.idle_for(self.run.idle.unwrap_or_default()),
-                None => Duration::ZERO,
-            },
+            silent: self
+                .silence
+                .as_ref()
+                .map_or(Duration::ZERO, OutputMonitor::idle_for),
             idle: self.run.idle.filter(|_| lives),
         }
     }

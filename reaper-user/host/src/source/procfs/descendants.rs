@@ -14,10 +14,6 @@ pub struct Descendant {
     pub key: ProcessKey,
     /// Pid of its parent.
     pub parent: u32,
-    /// Processor time that it has used, and those of its children that it has waited for, in ticks of [`TICK_NS`].
-    pub cpu: u64,
-    /// Whether its first thread runs or waits for a processor.
-    pub is_runnable: bool,
 }
 
 /// A process, and whether it is no zombie.
@@ -117,8 +113,6 @@ impl Procfs {
                 let descendant = Descendant {
                     key: ProcessKey { pid, start },
                     parent: stat.parent,
-                    cpu: stat.cpu.saturating_add(stat.waited_cpu),
-                    is_runnable: stat.state == b'R',
                 };
                 // The first of its threads may be dead, and others not.
                 (descendant, !stat.is_leader_dead() || stat.threads > 1)

@@ -20,8 +20,6 @@ pub struct Stat<'a> {
     pub flags: u64,
     /// Ticks of processor time that all of its threads have used.
     pub cpu: u64,
-    /// The same of all that it has waited for.
-    pub waited_cpu: u64,
     pub threads: u64,
     /// Ticks since boot.
     pub start: u64,
@@ -68,7 +66,6 @@ impl Stat<'_> {
             tty: fields[7].try_into().ok()?,
             flags: fields[9],
             cpu: fields[14].saturating_add(fields[15]),
-            waited_cpu: fields[16].saturating_add(fields[17]),
             threads: fields[20],
             start: fields[22],
             stack: fields[28],
