@@ -269,14 +269,15 @@ impl Family<'_> {
     fn end(&mut self, record: &RunRecord) -> Result<Vec<ReapResult>, ProcfsError> {
         let start = &record.header;
         let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
-        let mut grace = Duration::from_millis(start.grace_ms);
-        if !start.leader_first {
-            self.hold()?;
-        } else if !self.end_leader(record, grace, signal)? {
-            grace = Duration::ZERO;
-        }
+        let grace = Duration::from_millis(start.grace_ms);
+        self.hold()?;
         let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
-        let mut endings = patient(grace, signal).within(cgroup);
+        // This loop ends the grace itself, once the whole tree is stopped again.
+        let times = Times {
+            grace: grace.saturating_add(2 * HOLD_MAX),
+            ..Times::default()
+        };
+        let mut endings = PollingReaper::new(times, signal).within(cgroup);
         let until = sys::after(grace);
         while !endings.is_over() {
             if endings.is_gentle() && sys::monotonic() >= until {
@@ -332,36 +333,4 @@ impl Family<'_> {
     fn moves(&self, key: ProcessKey, pidfd: &Pidfd) -> bool {
         !pidfd.has_exited() && matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'))
     }
-
-    /// Asks the command alone to end, as long as the grace lasts; whether it has.
-    fn end_leader(
-        &mut self,
-        record: &RunRecord,
-        grace: Duration,
-        signal: Signal,
-    ) -> Result<bool, ProcfsError> {
-        let leader = record.commands.first().map(|one| one.process.key());
-        let mut endings = patient(grace, signal);
-        let until = sys::after(grace);
-        while sys::monotonic() < until {
-            endings.round(|_: &HashSet<ProcessKey>| {
-                let mut found = self.look()?;
-                found.retain(|key, _| leader.is_some_and(|leader| leader.has_same_tick(*key)));
-                Ok::<Due, ProcfsError>(found)
-            })?;
-            if endings.wait(None) == 0 {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-}
-
-/// Endings whose grace is over when it is said so, or a while later.
-fn patient(grace: Duration, signal: Signal) -> PollingReaper {
-    let times = Times {
-        grace: grace.saturating_add(2 * HOLD_MAX),
-        ..Times::default()
-    };
-    PollingReaper::new(times, signal)
 }

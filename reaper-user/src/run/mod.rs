@@ -87,7 +87,8 @@ pub struct Run {
     pub times: Times,
     /// Sent first to who is to end.
     pub signal: Signal,
-    /// The command itself is asked to end first, and what it has started only when it is gone or the grace is over.
+    /// The command itself is asked to end first, and what it has started only when it is gone or the grace is over. Where this
+    /// process is killed, whatever ends the tree instead asks all of it at once.
     pub leader_first: bool,
     /// How long it may take.
     pub timeout: Option<Duration>,
