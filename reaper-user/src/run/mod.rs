@@ -37,7 +37,6 @@
 mod cgroup;
 mod closing;
 mod end;
-mod hearing;
 mod hooks;
 mod limit;
 mod outcome;

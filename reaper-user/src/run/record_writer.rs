@@ -17,7 +17,7 @@ use super::record::{
     preview,
 };
 use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs};
-use super::{Run, RunOutcome, hearing};
+use super::{Run, RunOutcome};
 use crate::export::write_object;
 use reaper_host::sys::host::boot_id;
 use reaper_host::sys::{self, child};
@@ -174,9 +174,8 @@ impl RecordWriter {
         RunRecord::parse(&runs::content(&self.file).ok()?).ok()
     }
 
-    /// Writes down what has come of it, and lets it go. By then whoever would have it stop has said so.
+    /// Writes down what has come of it, and lets it go.
     pub(super) fn close(self, over: RunResult) -> io::Result<()> {
-        hearing::end(&self.file);
         close(&self.file, &self.path, over, self.lasting)?;
         self.runs.prune_some();
         Ok(())

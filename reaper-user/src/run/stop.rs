@@ -13,7 +13,6 @@ use nix::sys::signal::Signal;
 
 use super::RunOutcome;
 use super::closing::{Closing, close_if_dead};
-use super::hearing::Hearing;
 use super::record::RunRecord;
 use super::record_writer::claim;
 use super::runs::{self, RecordError, RecordedRun, Runs};
@@ -86,14 +85,14 @@ fn owner(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     }
 }
 
-/// While this is there, an owner that still is the owner stays it; `None` where it is it no more.
-fn heard<'a>(known: &RecordedRun, file: &'a File) -> Result<Option<Hearing<'a>>, StopError> {
-    let hearing = Hearing::get(file);
+/// Returns whether the run still has its owner. One that embeds runs may live on after it has closed its record, so this is
+/// asked right before each signal.
+fn is_owned(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
     let owned = match known.has_supervisor() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         owned => owned.map_err(failed(known))?,
     };
-    Ok(hearing.filter(|_| owned && runs::is_at(file, &known.path)))
+    Ok(owned && runs::is_at(file, &known.path))
 }
 
 impl Runs {
@@ -112,9 +111,9 @@ impl Runs {
         let Some(owner) = owner(known)? else {
             return Ok(());
         };
-        let Some(mut hearing) = heard(known, &file)? else {
+        if !is_owned(known, &file)? {
             return Ok(());
-        };
+        }
         let is_over =
             |record: &RunRecord| record.result.is_some() || !runs::is_at(&file, &known.path);
         let claimed = claim(&file, RunOutcome::Cancelled);
@@ -122,17 +121,13 @@ impl Runs {
             return Ok(());
         }
         let decided = |record: &RunRecord| record.outcome() != Some(RunOutcome::Cancelled);
-        if claimed.as_ref().is_ok_and(decided) {
-            // What is to come of it was decided before. Then it is about to be over, unless its end or a command that
-            // follows takes its time: that is cut short.
-            drop(hearing);
-            if self.is_over_soon(known)? {
-                return Ok(());
-            }
-            hearing = match heard(known, &file)? {
-                Some(hearing) if self.reload(known)?.record.result.is_none() => hearing,
-                _ => return Ok(()),
-            };
+        // If its outcome was decided before, it is about to be over, unless its end or a command that follows takes its time:
+        // that is cut short.
+        if claimed.as_ref().is_ok_and(decided) && self.is_over_soon(known)? {
+            return Ok(());
+        }
+        if !is_owned(known, &file)? {
+            return Ok(());
         }
         let pid = known.record.header.wrapper.pid;
         let sent = match claimed {
@@ -143,7 +138,6 @@ impl Runs {
                 stop_supervisor(&owner, pid)
             }
         };
-        drop(hearing);
         match sent {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(Errno::EPERM) => Err(refused(known, "may not be signalled by this user")),

@@ -1,12 +1,10 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
-use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
 use nix::fcntl::{FallocateFlags, Flock, fallocate};
 
-use super::super::hearing::{self, Hearing};
 use super::super::record::{
     CommandStarted, Line, RecordedProcess, RunHeader, RunResult, tests::start,
 };
@@ -433,55 +431,6 @@ fn a_name_is_free_when_its_owner_is_gone() {
     drop(owner);
     let recording = runs.begin(&named("web")).unwrap();
     assert_eq!(runs.find("web").unwrap().id(), recording.id());
-}
-
-/// How long an owner that is about to leave is watched, which is to wait.
-const LOOK: Duration = Duration::from_millis(20);
-/// After this an owner waits no more for somebody who does not say their word.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Whoever is about to signal it is waited for, and whoever comes later reads that it is over.
-#[test]
-fn an_owner_leaves_when_nobody_is_about_to_signal_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let runs = runs(&dir);
-    for _ in 0..10 {
-        let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
-        let path = runs.path(recording.id(), OPEN);
-        let record = open(&path).unwrap();
-        let word = Hearing::get(&record).expect("the owner is there");
-        let claim = super::super::record_writer::claim(&record, RunOutcome::Cancelled).unwrap();
-        assert!(claim.result.is_none());
-        thread::scope(|scope| {
-            let (tell, told) = channel();
-            scope.spawn(move || {
-                tell.send(Instant::now()).unwrap();
-                let over = RunResult::unobserved(RunOutcome::Success, "x");
-                recording.close(over).unwrap();
-            });
-            let about_to: Instant = told.recv().unwrap();
-            while path.exists() && about_to.elapsed() < LOOK {
-                thread::sleep(Duration::from_millis(1));
-            }
-            let waits = path.exists() || about_to.elapsed() >= PATIENCE;
-            assert!(waits, "it was not waited for");
-            drop(word);
-        });
-        let late = open(&path.with_extension(CLOSED)).unwrap();
-        let over = RunRecord::parse(&content(&late).unwrap()).unwrap().result;
-        assert!(over.is_some());
-    }
-}
-
-#[test]
-fn nobody_begins_to_signal_an_owner_that_is_about_to_leave() {
-    let dir = tempfile::tempdir().unwrap();
-    let runs = runs(&dir);
-    let path = leave(&runs, None, |_| ());
-    let (owner, other) = (open(&path).unwrap(), open(&path).unwrap());
-    assert!(Hearing::get(&other).is_some());
-    hearing::end(&owner);
-    assert!(Hearing::get(&other).is_none());
 }
 
 #[test]
