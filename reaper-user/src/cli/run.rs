@@ -106,8 +106,8 @@ pub(super) struct RunArgs {
     /// Of whom it is: the same.
     #[arg(long, value_name = "NAME", value_parser = label)]
     agent: Option<String>,
-    /// Not more than N runs of this group of yours at a time: it waits for its turn, first come, first served. One that
-    /// is stopped (Ctrl-Z) while it waits keeps its turn, and those behind it wait too.
+    /// Not more than N runs of this group of yours at a time: it waits for its turn. One that is stopped (Ctrl-Z) while it
+    /// waits may keep its turn, and those behind it wait too.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<ConcurrencyLimit>,
     /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.
@@ -333,9 +333,9 @@ fn show(run: &Run, tell: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
                 tell.write_to(log);
             }
         }
-        Progress::Waiting(before) => {
+        Progress::Waiting => {
             if let Some(group) = &group {
-                message!("reaper: waits for a place in {group}: {before} before it");
+                message!("reaper: waits for a place in {group}");
             }
             tell.begun(&id);
         }

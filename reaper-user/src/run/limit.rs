@@ -1,34 +1,33 @@
-//! How many runs of a group there may be at a time: who comes first goes first.
+//! Limits how many runs of a group there are at a time.
 //!
-//! Each has a file in the group's directory, whose name is its number, in which its id is, and which it has locked for as long as
-//! it lives; the lock is given back however it ends. Whoever has fewer than the limit before it may go. Of those that wait, the
-//! first one watches the directory, and each other one waits for the one before it, by a lock that this one has while it
-//! waits: nothing is asked for again and again, and however many wait, the kernel has one watch.
+//! A group of N has N slot files in its directory. A run holds the lock of one (flock(2)) for as long as it lives, and the
+//! kernel releases the lock however the run ends. Runs that wait queue for the lock of `turn`. Only the run that holds
+//! `turn` takes slots. It watches the directory and sleeps until a slot file is closed. So however many runs wait, the kernel has
+//! one watch. The order in which they get a slot is that in which the kernel hands out `turn`.
 //!
-//! The place of one whose owner was killed is free once what that has left is ended: whoever is next sees to it. One that is
-//! stopped (Ctrl-Z) keeps its turn, and those behind it wait for it to go on: it was there before them.
+//! A slot file names the run that has or had the slot. If that run was killed, the next holder first ends what is left of it.
+//! A run that is stopped (Ctrl-Z) while it has `turn` holds up those behind it.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::libc::O_CREAT;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::closing::{cannot_close, close_if_dead};
 use super::runs::{OPEN, RecordError, Runs};
 
-/// What the file of one is called that has a place or is to have one, and the other while it waits.
-const TICKET: &str = "ticket";
-const WAITS: &str = "waits";
-/// More than any id has.
+/// Lock of the run that is next.
+const TURN: &str = "turn";
+/// Upper bound of the length of a run's id.
 const ID_MAX: u64 = 64;
+/// Time after which the first wait looks again: a slot that was closed right before the watch began may have been still locked.
 const LOOK_AGAIN_MS: u8 = 200;
 
 /// A group, and how many of it may run at a time.
@@ -36,285 +35,169 @@ const LOOK_AGAIN_MS: u8 = 200;
 pub struct ConcurrencyLimit {
     /// Letters, digits, `.`, `_` and `-`.
     pub group: String,
+    /// Where runs of a group differ in this, the largest number counts.
     pub runs: usize,
 }
 
-/// A place among those that may run, until this is dropped.
+/// A slot of the group, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
-    _ticket: Ticket,
-}
-
-/// A file that is removed when it is let go.
-#[derive(Debug)]
-struct Ticket {
-    file: Flock<File>,
-    path: PathBuf,
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        // Whoever finds it without a lock removes it.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// What there is to do.
-enum Turn {
-    Go,
-    /// So many are before it.
-    Wait(usize, For),
-}
-
-/// What whoever has no place waits for.
-enum For {
-    /// The one before it, which waits too.
-    Predecessor(PathBuf),
-    /// That what is left of these is ended: their tickets and records. Their owners are gone.
-    Dead(Vec<(PathBuf, PathBuf)>),
-    /// That somebody lets go.
-    Places,
+    _lock: Flock<File>,
+    /// Its close, which comes with this process's exit at the latest, wakes the run that is next.
+    _writer: File,
 }
 
 impl Runs {
-    /// Waits for a place for the run of this id. `waits` is told, once, how many are before it.
-    pub(super) fn place(
+    /// Waits for a slot for the run of this id. Calls `waits` once if none is free.
+    pub(super) fn take_slot(
         &self,
         limit: &ConcurrencyLimit,
         id: &str,
-        waits: impl FnOnce(usize),
+        waits: impl FnOnce(),
     ) -> Result<Slot, RecordError> {
         let dir = self.dir().join("limits").join(&limit.group);
-        let queue = Queue {
+        let slots = Slots {
             runs: self,
             dir: &dir,
-            limit,
+            count: limit.runs,
+            id,
         };
-        let place = queue.wait(id, waits);
-        place.map_err(RecordError::file(&dir))
+        slots.wait(waits).map_err(RecordError::file(&dir))
     }
 }
 
-struct Queue<'a> {
+struct Slots<'a> {
     runs: &'a Runs,
     dir: &'a Path,
-    limit: &'a ConcurrencyLimit,
+    count: usize,
+    /// The run that is to have one.
+    id: &'a str,
 }
 
-impl Queue<'_> {
-    fn wait(&self, id: &str, waits: impl FnOnce(usize)) -> io::Result<Slot> {
+impl Slots<'_> {
+    fn wait(&self, waits: impl FnOnce()) -> io::Result<Slot> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(self.dir)?;
-        let (number, ticket, waiting) = self.join(id)?;
-        let mut waits = Some(waits);
-        let mut buried = HashSet::new();
-        // Before the first look: what happens after that is told.
-        let mut watch: Option<Inotify> = None;
-        // It may have begun between the word that a file is closed and the lock's return: looked for again once.
-        let mut patience = PollTimeout::from(LOOK_AGAIN_MS);
+        let turn = self.dir.join(TURN);
+        let mut held = try_lock(&turn)?;
+        if held.is_some()
+            && let Some(slot) = self.take_free()?
+        {
+            return Ok(slot);
+        }
+        waits();
+        if held.is_none() {
+            held = Some(lock(&turn)?);
+        }
+        let slot = self.await_slot();
+        drop(held);
+        slot
+    }
+
+    /// Waits for a slot. This process holds `turn`.
+    fn await_slot(&self) -> io::Result<Slot> {
+        let watch = self.watch();
+        let mut timeout = PollTimeout::from(LOOK_AGAIN_MS);
         loop {
-            let (before, what) = match self.turn(number, &buried)? {
-                Turn::Go => break,
-                Turn::Wait(before, what) => (before, what),
+            if let Some(slot) = self.take_free()? {
+                return Ok(slot);
+            }
+            let Ok(watch) = &watch else {
+                // The user has too many watches. The first slot is waited for, though another may be free before.
+                drop(lock(&self.path(0))?);
+                continue;
             };
-            if let Some(waits) = waits.take() {
-                waits(before);
+            let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, timeout) {
+                Ok(0) => timeout = PollTimeout::NONE,
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
-            match (what, &watch) {
-                (For::Predecessor(path), _) => await_unlocked(&path)?,
-                (For::Dead(all), _) => {
-                    for (ticket, run) in all {
-                        bury(&ticket, &run);
-                        buried.insert(ticket);
-                    }
-                }
-                (For::Places, Some(watch)) => {
-                    let once = std::mem::replace(&mut patience, PollTimeout::NONE);
-                    self.await_events(watch, once, number)?;
-                }
-                (For::Places, None) => match self.watch() {
-                    Ok(begun) => watch = Some(begun),
-                    // There are too many: the oldest is waited for, even if another ends before it.
-                    Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) => {
-                        self.await_oldest(number)?
-                    }
-                    Err(errno) => return Err(errno.into()),
-                },
+            let events = watch.read_events().unwrap_or_default();
+            let names = events.iter().filter_map(|event| event.name.as_ref());
+            for slot in names.filter_map(|name| self.slot_of(Path::new(name))) {
+                // The kernel reports the close before it releases the lock (`__fput` in fs/file_table.c). While this process
+                // holds `turn` no other takes the slot, so this wait is short.
+                drop(lock(&self.path(slot))?);
             }
-        }
-        drop(waiting);
-        Ok(Slot { _ticket: ticket })
-    }
-
-    /// Takes the next number.
-    fn join(&self, id: &str) -> io::Result<(u64, Ticket, Ticket)> {
-        let _lock = self.lock()?;
-        let last = self.numbers(TICKET)?.pop().unwrap_or_default();
-        let number = last + 1;
-        let ticket = self.hold(number, TICKET)?;
-        (&*ticket.file).write_all(id.as_bytes())?;
-        Ok((number, ticket, self.hold(number, WAITS)?))
-    }
-
-    fn hold(&self, number: u64, kind: &str) -> io::Result<Ticket> {
-        let path = self.path(number, kind);
-        let mut options = File::options();
-        // One that is left of somebody who is gone is taken over.
-        let file = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => Ok(Ticket { file, path }),
-            Err((_, errno)) => Err(errno.into()),
         }
     }
 
-    /// Of those that were `buried` nothing more can be done, be it that their files are still there.
-    fn turn(&self, number: u64, buried: &HashSet<PathBuf>) -> io::Result<Turn> {
-        let _lock = self.lock()?;
-        let (mut before, mut dead) = (0, Vec::new());
-        let tickets = self.numbers(TICKET)?.into_iter();
-        for other in tickets.filter(|other| *other < number) {
-            let path = self.path(other, TICKET);
-            match (self.id_unless_lives(&path)?, path) {
-                (None, _) => before += 1,
-                (Some(id), path) => match self.open_record(&id) {
-                    Some(record) if !buried.contains(&path) => {
-                        before += 1;
-                        dead.push((path, record));
-                    }
-                    _ => drop(fs::remove_file(path)),
-                },
-            }
-        }
-        if before < self.limit.runs {
-            return Ok(Turn::Go);
-        }
-        let waiting = self.numbers(WAITS)?.into_iter().rev();
-        for other in waiting.filter(|other| *other < number) {
-            let path = self.path(other, WAITS);
-            match self.id_unless_lives(&path)? {
-                None => return Ok(Turn::Wait(before, For::Predecessor(path))),
-                Some(_) => drop(fs::remove_file(path)),
-            }
-        }
-        let what = match dead.is_empty() {
-            true => For::Places,
-            false => For::Dead(dead),
-        };
-        Ok(Turn::Wait(before, what))
+    fn watch(&self) -> nix::Result<Inotify> {
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        watch.add_watch(self.dir, AddWatchFlags::IN_CLOSE_WRITE)?;
+        Ok(watch)
     }
 
-    /// What is in a file that nobody has locked; `None` where somebody has.
-    fn id_unless_lives(&self, path: &Path) -> io::Result<Option<String>> {
-        // Not for writing: that this is closed is to wake nobody.
-        let file = match File::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(String::new())),
-            file => file?,
-        };
-        // Shared: two who look are not in each other's way.
-        match Flock::lock(file, FlockArg::LockSharedNonblock) {
-            Ok(file) => {
-                let mut id = Vec::new();
-                (&*file).take(ID_MAX).read_to_end(&mut id)?;
-                Ok(Some(String::from_utf8_lossy(&id).into_owned()))
+    fn take_free(&self) -> io::Result<Option<Slot>> {
+        for slot in 0..self.count {
+            if let Some(lock) = try_lock(&self.path(slot))? {
+                return self.take(lock, &self.path(slot)).map(Some);
             }
-            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, errno)) => Err(errno.into()),
         }
+        Ok(None)
     }
 
-    /// The record of a run that is not closed, if it is one.
+    /// Ends what is left of the run that had the slot, and enters this one.
+    fn take(&self, lock: Flock<File>, path: &Path) -> io::Result<Slot> {
+        let mut last = Vec::new();
+        (&*lock).take(ID_MAX).read_to_end(&mut last)?;
+        if let Some(record) = self.open_record(&String::from_utf8_lossy(&last))
+            // Where it cannot be closed from here the slot is free all the same: nothing could ever wait for it.
+            && let Err(error) = close_if_dead(&record, true)
+        {
+            cannot_close(&record, &error);
+        }
+        let mut writer = File::options().write(true).truncate(true).open(path)?;
+        writer.write_all(self.id.as_bytes())?;
+        Ok(Slot {
+            _lock: lock,
+            _writer: writer,
+        })
+    }
+
+    /// Returns the record of a run that is not closed.
     fn open_record(&self, id: &str) -> Option<PathBuf> {
         let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let path = is_id.then(|| self.runs.path(id, OPEN));
         path.filter(|path| fs::symlink_metadata(path).is_ok())
     }
 
-    fn watch(&self) -> nix::Result<Inotify> {
-        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        watch.add_watch(
-            self.dir,
-            AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_DELETE,
-        )?;
-        Ok(watch)
+    fn path(&self, slot: usize) -> PathBuf {
+        self.dir.join(format!("{slot}.slot"))
     }
 
-    /// Waits until somebody who came before this number may have let go.
-    fn await_events(&self, watch: &Inotify, timeout: PollTimeout, number: u64) -> io::Result<()> {
-        let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        while let Ok(events) = watch.read_events()
-            && !events.is_empty()
-        {
-            let names = events.iter().filter_map(|event| event.name.as_ref());
-            let numbers = names.filter_map(|name| number_of(Path::new(name), TICKET));
-            for other in numbers.filter(|other| *other < number) {
-                // That a file is closed the kernel tells before it gives back the lock (`__fput` in fs/file_table.c).
-                await_unlocked(&self.path(other, TICKET))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn await_oldest(&self, number: u64) -> io::Result<()> {
-        let all = self.numbers(TICKET)?;
-        match all.into_iter().find(|other| *other < number) {
-            Some(oldest) => await_unlocked(&self.path(oldest, TICKET)),
-            None => Ok(()),
-        }
-    }
-
-    /// In order.
-    fn numbers(&self, kind: &str) -> io::Result<Vec<u64>> {
-        let entries = fs::read_dir(self.dir)?.flatten().map(|entry| entry.path());
-        let mut numbers: Vec<u64> = entries.filter_map(|path| number_of(&path, kind)).collect();
-        numbers.sort_unstable();
-        Ok(numbers)
-    }
-
-    fn path(&self, number: u64, kind: &str) -> PathBuf {
-        self.dir.join(format!("{number}.{kind}"))
-    }
-
-    fn lock(&self) -> io::Result<Flock<File>> {
-        let locked = Flock::lock(File::open(self.dir)?, FlockArg::LockExclusive);
-        locked.map_err(|(_, errno)| errno.into())
+    fn slot_of(&self, name: &Path) -> Option<usize> {
+        let slot = name.file_stem()?.to_str()?.parse().ok()?;
+        let is_one = name.extension() == Some("slot".as_ref()) && slot < self.count;
+        is_one.then_some(slot)
     }
 }
 
-fn await_unlocked(path: &Path) -> io::Result<()> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        file => file?,
-    };
-    // Shared: who is told of it is not in the way of others.
-    match Flock::lock(file, FlockArg::LockShared) {
-        Ok(_) | Err((_, Errno::EINTR)) => Ok(()),
+fn try_lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    match Flock::lock(open(path)?, FlockArg::LockExclusiveNonblock) {
+        Ok(file) => Ok(Some(file)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, errno)) => Err(errno.into()),
     }
 }
 
-/// The number in the name of a file of this kind.
-fn number_of(path: &Path, kind: &str) -> Option<u64> {
-    let its = path.extension().and_then(OsStr::to_str) == Some(kind);
-    path.file_stem().filter(|_| its)?.to_str()?.parse().ok()
+fn lock(path: &Path) -> io::Result<Flock<File>> {
+    let mut file = open(path)?;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusive) {
+            Ok(file) => return Ok(file),
+            Err((file, Errno::EINTR)) => file,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
 }
 
-/// Has a run that is dead be closed, what is left of it ended by that. Where that cannot be done from here its place is free all the
-/// same: nobody could ever wait for it.
-fn bury(ticket: &Path, run: &Path) {
-    if let Err(error) = close_if_dead(run, true) {
-        cannot_close(run, &error);
-    }
-    // Its number is given to nobody else as long as somebody waits behind it.
-    let _ = fs::remove_file(ticket);
+/// Opens a file for reading, so that its close wakes nothing. Creates it if it is not there.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).mode(0o600).custom_flags(O_CREAT);
+    options.open(path)
 }
 
 #[cfg(test)]

@@ -143,8 +143,8 @@ pub type ProgressListener = Box<dyn FnMut(Progress<'_>)>;
 pub enum Progress<'a> {
     /// It is written down.
     Recorded(&'a RecordWriter),
-    /// It has to wait until fewer run; so many do, or come before it.
-    Waiting(usize),
+    /// It has to wait until fewer run.
+    Waiting,
     /// The command has been started, with this pid.
     Started(u32),
 }
@@ -238,7 +238,7 @@ impl Run {
     ) -> Result<RunReport, RunError> {
         // Before it is waited for: that it cannot be made is told at once.
         let leaf = self.make_leaf()?;
-        let _place = self.acquire_slot()?;
+        let _slot = self.acquire_slot()?;
         child::adopt_orphans().map_err(RunError::system("orphans cannot be adopted"))?;
         if let Some(recording) = &self.recording {
             let noted = recording.note(&mut self.command);
@@ -302,8 +302,8 @@ impl Run {
             return Ok(None);
         };
         let id = recording.id().to_owned();
-        let place = runs.place(&limit, &id, |before| self.tell(Progress::Waiting(before)));
-        place.map(Some).map_err(RunError::Record)
+        let slot = runs.take_slot(&limit, &id, || self.tell(Progress::Waiting));
+        slot.map(Some).map_err(RunError::Record)
     }
 
     fn tell(&mut self, progress: Progress<'_>) {

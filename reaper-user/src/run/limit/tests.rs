@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 
-/// The run that asks for a place.
+/// The run that asks for a slot.
 const OWN: &str = "self22";
 
 fn limit(runs: usize) -> ConcurrencyLimit {
@@ -15,29 +15,32 @@ fn limit(runs: usize) -> ConcurrencyLimit {
     }
 }
 
+fn free() {
+    panic!("a slot is free")
+}
+
 #[test]
-fn who_comes_first_goes_first() {
+fn all_that_wait_for_a_slot_get_it_in_turn() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
-    let first = runs
-        .place(&limit(1), OWN, |_| panic!("there is a place"))
-        .unwrap();
+    let first = runs.take_slot(&limit(1), OWN, free).unwrap();
     let order = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 0..5 {
             let (tell, told) = channel();
             let (order, runs) = (&order, &runs);
             scope.spawn(move || {
-                let place = runs.place(&limit(1), OWN, |before| tell.send(before).unwrap());
+                let slot = runs.take_slot(&limit(1), OWN, || tell.send(()).unwrap());
                 order.lock().unwrap().push(n);
-                drop(place.unwrap());
+                drop(slot.unwrap());
             });
-            // It has its number, and waits.
-            assert_eq!(told.recv().unwrap(), n + 1);
+            told.recv().unwrap();
         }
         drop(first);
     });
-    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4]);
+    let mut order = order.into_inner().unwrap();
+    order.sort_unstable();
+    assert_eq!(order, [0, 1, 2, 3, 4]);
 }
 
 #[test]
@@ -48,31 +51,49 @@ fn there_are_never_more_than_the_limit() {
     thread::scope(|scope| {
         for _ in 0..40 {
             scope.spawn(|| {
-                let place = runs.place(&limit(3), OWN, |_| ()).unwrap();
+                let slot = runs.take_slot(&limit(3), OWN, || ()).unwrap();
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 thread::yield_now();
                 now.fetch_sub(1, Ordering::SeqCst);
-                drop(place);
+                drop(slot);
             });
         }
     });
     let most = most.load(Ordering::SeqCst);
     assert!((1..=3).contains(&most), "{most} at once");
-    let left: Vec<_> = fs::read_dir(dir.path().join("limits/x")).unwrap().collect();
-    assert!(left.is_empty(), "{left:?}");
 }
 
-/// Killed, nobody has removed their files.
+/// Whichever slot is released first wakes the run that waits.
 #[test]
-fn the_places_of_those_who_are_gone_are_free() {
+fn run_that_waits_gets_the_first_slot_that_is_released() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = Runs::open(dir.path()).unwrap();
+    for released in [0, 1, 2] {
+        let mut held: Vec<_> = (0..3)
+            .map(|_| runs.take_slot(&limit(3), OWN, free).unwrap())
+            .collect();
+        thread::scope(|scope| {
+            let (tell, told) = channel();
+            let runs = &runs;
+            let waits = move || tell.send(()).unwrap();
+            let waiting = scope.spawn(move || runs.take_slot(&limit(3), OWN, waits));
+            told.recv().unwrap();
+            drop(held.remove(released));
+            waiting.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn slot_of_a_run_that_was_killed_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
     let group = dir.path().join("limits/x");
     fs::create_dir_all(&group).unwrap();
-    for name in ["1.ticket", "2.ticket", "2.waits", "7.ticket", "junk"] {
-        fs::write(group.join(name), "").unwrap();
+    for (name, content) in [("0.slot", "gone22-and-more"), ("9.slot", ""), ("junk", "")] {
+        fs::write(group.join(name), content).unwrap();
     }
-    let place = runs.place(&limit(1), OWN, |_| panic!("there is a place"));
-    assert!(group.join("8.ticket").exists());
-    drop(place);
+    let slot = runs.take_slot(&limit(1), OWN, free).unwrap();
+    assert_eq!(fs::read_to_string(group.join("0.slot")).unwrap(), OWN);
+    drop(slot);
 }
