@@ -222,14 +222,14 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
 /// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
 fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
     let mut outwards = model.sessions.with_enclosing(session.id);
-    let open = outwards.find(|session| session.succession != Succession::Excluded)?;
-    Some(match open.succession {
-        Succession::Unknown => Decision::keep(Reason::SuccessorUnknown),
-        _ => Decision {
+    outwards.find_map(|session| match session.succession {
+        Succession::Excluded | Succession::LeftToRun => None,
+        Succession::Unknown => Some(Decision::keep(Reason::SuccessorUnknown)),
+        Succession::Awaited => Some(Decision {
             verdict: Verdict::Wait,
-            until: model.succession_deadline(open),
+            until: model.succession_deadline(session),
             ..Decision::keep(Reason::SuccessorAwaited)
-        },
+        }),
     })
 }
 
@@ -393,7 +393,8 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
         && unheld
         && !is_kept(round, node)
         && is_read
-        && session_of(model, node).is_some_and(clear)
+        && session_of(model, node)
+            .is_some_and(|it| clear(it) && !model.sessions.is_ended_by_run(it.id))
 }
 
 /// The end of a root by a signal, as of now.

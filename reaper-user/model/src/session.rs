@@ -35,6 +35,8 @@ pub use succession::{Succession, SuccessorSearch};
 
 /// Number of the signal that a root is sent first.
 const SIGTERM: u8 = 15;
+/// Name of the rule that recognises `reaper run`.
+const RUN: &str = "reaper-run";
 
 /// Closed sessions that are kept for members of which nothing was known when they closed.
 pub const CLOSED_MAX: usize = 64;
@@ -284,6 +286,21 @@ impl Sessions {
         Some((outermost, first))
     }
 
+    /// Whether the root is the command of a `reaper run` that lives.
+    fn is_command_of_run(&self, session: &Session) -> bool {
+        let run = session.outer.and_then(|outer| self.get(outer));
+        let parent = session.parent.as_ref().map(|parent| parent.key);
+        run.is_some_and(|run| {
+            &*run.agent == RUN && run.root_exit.is_none() && parent == Some(run.root)
+        })
+    }
+
+    /// Whether a `reaper run` ends the members of a session, which is its command's or nested in that, when the command exits.
+    pub(super) fn is_ended_by_run(&self, id: SessionId) -> bool {
+        self.with_enclosing(id)
+            .any(|session| self.is_command_of_run(session))
+    }
+
     /// The session that has this process for its root.
     pub fn by_root(&self, key: ProcessKey) -> Option<&Session> {
         self.by_id
@@ -329,11 +346,15 @@ impl Sessions {
                 self.set_successor(tree, id, heir, session_events);
                 continue;
             }
+            let is_left_to_run = self.get(id).is_some_and(|it| self.is_command_of_run(it));
             let Some(session) = self.by_id.get_mut(&id) else {
                 break;
             };
             session.root_exit = Some(gone);
-            session.succession = Succession::after(rules, session.rule, gone.cause());
+            session.succession = match is_left_to_run {
+                true => Succession::LeftToRun,
+                false => Succession::after(rules, session.rule, gone.cause()),
+            };
             session_events.push(SessionEvent::RootExited { session: id });
             // It need not have been a member of it still: it may be a boundary.
             self.to_check.push(id);

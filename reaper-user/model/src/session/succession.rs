@@ -33,6 +33,9 @@ pub enum Succession {
     Awaited,
     /// What would show a successor could not be read. Nothing of the session is due.
     Unknown,
+    /// No: the root was the command of a living `reaper run`, which ends what it has left. Nothing of the session is due
+    /// before that exits: a second SIGTERM could cut a clean-up short.
+    LeftToRun,
 }
 
 impl Succession {

@@ -1,6 +1,7 @@
 //! What follows from which events, as tables of little stories. See [`world::World`] for their words.
 
 mod arguments;
+mod commands;
 mod decisions;
 mod idle;
 mod inferred;

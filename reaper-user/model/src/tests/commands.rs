@@ -1,0 +1,59 @@
+//! Commands of `reaper run`, which ends what they leave.
+
+use super::rules::{marked, read, world};
+use super::world::{INIT, World};
+use crate::event::{ExitStatus, ProcessKey};
+use crate::facts::Fact;
+
+/// A run whose command is an agent, with what that has started: a shell, and another agent with a shell.
+fn tree() -> (World, [ProcessKey; 5]) {
+    let mut w = world(read("[[agent]]\nname = 'reaper-run'\ncomm = 'reaper'\n"));
+    let run = w.spawn(INIT, "reaper");
+    let agent = w.spawn(run, "claude");
+    let shell = w.spawn(agent, "bash");
+    let nested = w.spawn(shell, "claude");
+    let inside = w.spawn(nested, "bash");
+    for key in [shell, nested, inside] {
+        marked(&mut w, key, Fact::Known(0));
+    }
+    (w, [run, agent, shell, nested, inside])
+}
+
+#[test]
+fn what_a_command_leaves_is_due_when_its_run_exits() {
+    let (mut w, [run, agent, shell, nested, inside]) = tree();
+    let killed = ExitStatus::Signalled {
+        signal: 9,
+        core: false,
+    };
+    w.end(agent, killed, Some(run));
+    for key in [shell, nested, inside] {
+        assert!(w.why(key).starts_with("keep "), "{}", w.why(key));
+    }
+    w.dies_by_signal(run);
+    for key in [shell, nested, inside] {
+        assert_eq!(w.why(key), "reap root_exited");
+    }
+}
+
+#[test]
+fn what_an_agent_below_a_command_leaves_is_due_at_once() {
+    let (mut w, [_, _, shell, nested, inside]) = tree();
+    w.dies_by_signal(nested);
+    assert_eq!(w.why(inside), "reap root_exited");
+    assert_eq!(w.why(shell), "keep root_alive");
+}
+
+#[test]
+fn kernel_signals_nothing_of_a_command_while_its_run_lives() {
+    let (mut w, [run, agent, shell, _, inside]) = tree();
+    let other = w.spawn(INIT, "claude");
+    let others = w.spawn(other, "bash");
+    marked(&mut w, others, Fact::Known(0));
+    let killable = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
+    assert!(killable(&w, others));
+    assert!(!killable(&w, shell) && !killable(&w, inside));
+    w.dies_by_signal(run);
+    assert!(w.model.tree.get(agent).is_some());
+    assert!(killable(&w, shell) && killable(&w, inside));
+}
