@@ -5,7 +5,6 @@
 mod before;
 mod beside;
 mod cgroup;
-mod handed;
 mod hostile;
 mod lost;
 mod owner;
@@ -17,6 +16,7 @@ mod signals;
 mod status;
 mod terminal;
 mod trees;
+mod watched;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -96,7 +96,7 @@ fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
 
 /// Those for which a service is needed too, which signals for root and for others alike.
 pub fn beside_a_service() -> Vec<Trial> {
-    let scenarios = [beside::STORIES, handed::STORIES, before::BESIDE_A_SERVICE].concat();
+    let scenarios = [beside::STORIES, watched::STORIES, before::BESIDE_A_SERVICE].concat();
     let mut trials = as_nobody(&scenarios);
     trials.extend(as_root(&scenarios));
     trials

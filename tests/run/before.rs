@@ -3,7 +3,7 @@
 use nix::libc;
 use nix::sys::signal::Signal;
 
-use super::handed::{Watched, open};
+use super::watched::{Watched, open};
 use super::{RunWorld, ScenarioFn, Started};
 use crate::proc::ProcessKey;
 use crate::world::eventually;

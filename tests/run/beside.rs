@@ -1,20 +1,12 @@
 //! `reaper run` with a service at work on what it starts: who owns a command ends it as without one, and neither gets in the
 //! other's way.
 
-use super::handed::{Watched, open};
+use super::watched::{Watched, open};
 use super::{RunWorld, ScenarioFn};
 use crate::daemon;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
-    ("beside-a-service", |place| beside(place, ALIKE)),
-    ("by-a-service", |place| {
-        beside(
-            place,
-            &ALIKE.replace("reaper run", "reaper run --socket sock"),
-        )
-    }),
-];
+pub const STORIES: &[(&str, ScenarioFn)] = &[("beside-a-service", beside)];
 
 /// What is to be as it is without: each says what is wrong, if something is.
 const ALIKE: &str = r#"
@@ -50,9 +42,9 @@ const KILLED: &str = "
     until [ -s owner ]; do sleep 0.01; done; kill -KILL $(cat owner)
     wait";
 
-fn beside(place: &RunWorld, alike: &str) {
+fn beside(place: &RunWorld) {
     let script = format!(
-        "{alike} echo over > alike; until [ -e kill ]; do sleep 0.01; done; {KILLED}
+        "{ALIKE} echo over > alike; until [ -e kill ]; do sleep 0.01; done; {KILLED}
         echo over > killed; until [ -e leave ]; do sleep 0.01; done"
     );
     let Watched { mut shell, service } = Watched::begin(place, &script, &[]);

@@ -28,8 +28,7 @@ The command has the terminal, stdin, signals and exit status as if it had been s
 when it ends, all that descends from it is ended: SIGTERM, and SIGKILL after the grace. That holds whatever
 it does with setsid, nohup, double forks or user ids, and needs neither root nor a service. Not followed is what another
 program starts for it: docker, systemd-run, cron, a tmux server that is there already. If this program itself is
-killed by SIGKILL, a service that runs ends the rest; without one, see below. Where there is one, it does so in any case: this
-program asks it, and does it itself if the service does not answer within a second, dies, or is late by a second.
+killed by SIGKILL, a service that runs ends the rest; without one, see below.
 
 With --cgroup the command is born in a cgroup (v2) below the one that this is started in, and whoever is in there is ended
 with it, at last all at once by cgroup.kill (Linux 5.14): also what runs under another user id, and, where this
@@ -116,9 +115,6 @@ pub(super) struct RunArgs {
     /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
-    /// The socket of a service that may end what is left, and tell of it, instead of the usual one.
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
     /// Write what has become of it to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -317,7 +313,6 @@ fn owned(args: RunArgs) -> Run {
     run.limit = args.limit;
     run.cgroup = args.cgroup;
     run.detached = args.detach;
-    run.service = Some(args.socket.unwrap_or_else(super::client::default_socket));
     run
 }
 

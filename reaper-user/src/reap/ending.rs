@@ -42,16 +42,6 @@ pub struct ReapResult {
     pub memory: Option<ProcessMemory>,
 }
 
-/// One that another has begun to end.
-#[derive(Clone, Copy, Debug)]
-pub struct Handed {
-    pub key: ProcessKey,
-    /// What it was sent.
-    pub signal: Signal,
-    /// As in [`ReapResult`].
-    pub memory: Option<ProcessMemory>,
-}
-
 /// Ends all that `find` says is to be ended, up to where it finds nobody new. It is given those who are being
 /// ended, who may have lost by that what they were known by, and is to say of each whether it still is to be.
 ///
@@ -75,15 +65,6 @@ pub fn reap_all<E>(
 pub struct PollingReaper {
     targets: HashMap<ProcessKey, Target>,
     ladder: Escalation,
-    /// Those who were handed over to another, by pid.
-    handed: HashMap<u32, Handed>,
-    /// That is at it.
-    by_another: bool,
-    /// Some have come in the last round who may be theirs too.
-    has_unasked: bool,
-    /// Until when those have to be gone, once it is time for SIGKILL, on the monotonic clock.
-    until: Option<u64>,
-    kill_timeout: Duration,
     /// Whatever is in there is to be ended.
     cgroup: Option<Arc<Cgroup>>,
     procfs: Procfs,
@@ -106,11 +87,6 @@ impl PollingReaper {
         PollingReaper {
             targets: HashMap::new(),
             ladder: Escalation::new(times, now).with_first_signal(gentle),
-            handed: HashMap::new(),
-            by_another: false,
-            has_unasked: false,
-            until: None,
-            kill_timeout: times.kill_timeout,
             cgroup: None,
             procfs: Procfs::default(),
             resident: u64::MAX,
@@ -125,62 +101,11 @@ impl PollingReaper {
         PollingReaper { cgroup, ..self }
     }
 
-    /// Leaves these to another, who ends them, as a rule by the same signal and with the same grace: they are only waited
-    /// for, until [`PollingReaper::take_over`], or until they live for so long after they should have been killed as a stuck one is
-    /// waited for.
-    pub fn hand_over(&mut self, handed: Vec<Handed>) {
-        for one in handed {
-            // Of one that is told of again the first is right.
-            if !is_among(&self.handed, one.key) {
-                self.handed.insert(one.key.pid, one);
-            }
-        }
-        self.by_another = true;
-        if !self.ladder.is_before_kill() && self.until.is_none() {
-            self.until = Some(sys::after(self.kill_timeout));
-        }
-    }
-
-    /// Whether somebody has come in the last round, in the grace, whom the other may have begun to end too, as one that was born to
-    /// those whom they are ending. They are signalled in the next, unless they are handed over.
-    pub fn has_unasked(&self) -> bool {
-        self.has_unasked
-    }
-
-    /// The other is not there any more: those who are left of theirs get from here what is due by now, though they may have had
-    /// it.
-    pub fn take_over(&mut self) {
-        self.by_another = false;
-        for (key, target) in &mut self.targets {
-            if is_among(&self.handed, *key) {
-                target.strongest = None;
-            }
-        }
-        if !self.ladder.is_before_kill() {
-            // With as much patience as if they had been its own.
-            self.ladder = self.ladder.begun_anew(sys::monotonic());
-            self.resident = u64::MAX;
-        }
-    }
-
     /// The grace is over now.
     pub fn hasten(&mut self) {
-        if !self.ladder.is_before_kill() {
-            return;
+        if self.ladder.is_before_kill() {
+            self.ladder.kill(sys::monotonic());
         }
-        self.kill(sys::monotonic());
-        // They may be gone before they are looked at again.
-        let handed = &self.handed;
-        let targets = self.targets.iter_mut();
-        let theirs = targets.filter(|(key, target)| {
-            self.by_another && target.done.is_none() && is_among(handed, **key)
-        });
-        theirs.for_each(|(_, target)| target.handed(SignalStep::Kill));
-    }
-
-    fn kill(&mut self, now: u64) {
-        self.ladder.kill(now);
-        self.until = Some(now.saturating_add(sys::nanoseconds(self.kill_timeout)));
     }
 
     /// Whether it is not time for SIGKILL.
@@ -217,7 +142,6 @@ impl PollingReaper {
         let mut due = find(&held)?;
         let mut opened = HashMap::new();
         let before = self.targets.len();
-        let mut fresh = HashSet::new();
         let open = self.targets.values().any(|target| target.pidfd.is_some());
         for key in due.keys().filter(|key| !held.contains(*key)) {
             match Pidfd::open(key.pid) {
@@ -238,35 +162,22 @@ impl PollingReaper {
             for _ in &opened {
                 self.ladder.on_claim();
             }
-            if self.by_another && self.ladder.is_before_kill() {
-                let handed = |key: &&ProcessKey| is_among(&self.handed, **key);
-                fresh.extend(opened.keys().filter(|key| !handed(key)).copied());
-            }
             self.targets.extend(opened);
         }
-        self.has_unasked = !fresh.is_empty();
         let now = sys::monotonic();
         if self.ladder.is_before_kill() && self.ladder.deadline() <= now {
-            self.kill(now);
-        }
-        if self.by_another && self.until.is_some_and(|until| until <= now) {
-            self.take_over();
+            self.ladder.kill(now);
         }
         let (own, step) = (std::process::id(), self.ladder.step(0, false));
         let left = self.targets.iter_mut();
-        let (mut signalled, mut unread) = (Vec::new(), Vec::new());
+        let mut signalled = Vec::new();
         for (key, target) in left.filter(|(_, target)| target.done.is_none()) {
             target.spared = match due.get(key) {
                 Some(None) => false,
                 Some(Some(uids)) => target.uids(key.pid) != Some(*uids),
                 None => true,
             };
-            if self.by_another && is_among(&self.handed, *key) {
-                target.handed(step);
-                unread.push((key, target));
-            } else if fresh.contains(key) {
-                // Its turn comes when the other has been asked whether it is theirs.
-            } else if !target.spared && target.signal(*key, own, step) {
+            if !target.spared && target.signal(*key, own, step) {
                 signalled.push((key, target));
             }
         }
@@ -279,8 +190,7 @@ impl PollingReaper {
                 }
             }
         }
-        // Those too of whom the other has no reading.
-        for (key, target) in signalled.into_iter().chain(unread) {
+        for (key, target) in signalled {
             target.measure_memory(*key, &self.procfs);
         }
         Ok(self.targets.len() - before)
@@ -376,7 +286,7 @@ impl PollingReaper {
         if runs || resident < self.resident || !self.ladder.on_stall() {
             self.resident = resident;
             self.ladder.on_progress(sys::monotonic());
-        } else if !self.by_another {
+        } else {
             self.stuck = true;
         }
     }
@@ -385,36 +295,11 @@ impl PollingReaper {
     pub fn told(mut self) -> Vec<ReapResult> {
         // Somebody else may have seen their end first.
         self.confirm();
-        let (mut handed, mut told) = (self.handed, Vec::new());
-        for (key, mut target) in self.targets {
-            if is_among(&handed, key)
-                && let Some(one) = handed.remove(&key.pid)
-            {
-                target.memory = one.memory.or(target.memory);
-            }
-            told.push(target.told(key, &self.procfs));
-        }
-        // Gone before they were looked for.
-        told.extend(handed.into_values().map(Handed::told));
+        let targets = self.targets.into_iter();
+        let told = targets.map(|(key, target)| target.told(key, &self.procfs));
+        let mut told: Vec<ReapResult> = told.collect();
         told.sort_by_key(|ending| ending.key);
         told
-    }
-}
-
-fn is_among(handed: &HashMap<u32, Handed>, key: ProcessKey) -> bool {
-    let one = handed.get(&key.pid);
-    one.is_some_and(|one| one.key.has_same_tick(key))
-}
-
-impl Handed {
-    fn told(self) -> ReapResult {
-        ReapResult {
-            key: self.key,
-            outcome: ReapOutcome::Exited(ExitStatus::Unknown),
-            signal: Some(self.signal),
-            duration: None,
-            memory: self.memory,
-        }
     }
 }
 

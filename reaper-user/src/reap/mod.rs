@@ -31,7 +31,7 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
-pub use ending::{Due, Handed, PollingReaper, ReapResult, reap_all};
+pub use ending::{Due, PollingReaper, ReapResult, reap_all};
 pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
 pub use send::signal_own;

@@ -1,7 +1,6 @@
 //! Ending what is left of a command.
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
@@ -9,7 +8,6 @@ use nix::sys::signal::Signal;
 use super::cgroup::RunCgroup;
 use super::received_signal::ReceivedSignal;
 use super::report::children;
-use super::service::Service;
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
 use crate::reap::{Due, PollingReaper, ReapOutcome as Reaped, ReapResult};
@@ -35,12 +33,8 @@ impl SupervisedCommand<'_> {
         if !led {
             endings.hasten();
         }
-        let mut service = self.leave_to_service(&mut endings);
         let (procfs, own) = (Procfs::default(), std::process::id());
         while self.has_processes() && !endings.is_over() {
-            if service.take_if(|service| service.is_gone()).is_some() {
-                endings.take_over();
-            }
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
                 let with_leaf = self.leaf.as_ref().map(|leaf| {
@@ -65,19 +59,7 @@ impl SupervisedCommand<'_> {
                 }
             };
             let mut at_once = births.get() > BIRTHS_MAX;
-            let mut again = fresh > 0 && !endings.is_gentle();
-            if endings.has_unasked()
-                && let Some(asked) = &service
-            {
-                match asked.ask_again() {
-                    Some(handed) => endings.hand_over(handed),
-                    None => {
-                        endings.take_over();
-                        service = None;
-                    }
-                }
-                again = true;
-            }
+            let again = fresh > 0 && !endings.is_gentle();
             // Who forks without end is not to have time for it.
             if !again && !at_once {
                 endings.wait(Some(self.signals()));
@@ -86,26 +68,11 @@ impl SupervisedCommand<'_> {
                 .read_signals()
                 .iter()
                 .any(ReceivedSignal::requests_termination);
-            if at_once && endings.is_gentle() {
+            if at_once {
                 endings.hasten();
-                if service.take_if(|service| !service.hasten()).is_some() {
-                    endings.take_over();
-                }
             }
         }
         endings.told()
-    }
-
-    /// Has a service end those whom it knows to be of this tree, where there is one.
-    fn leave_to_service(&self, endings: &mut PollingReaper) -> Option<Service> {
-        let socket = self.run.service.as_deref()?;
-        let grace = match endings.is_gentle() {
-            true => self.run.times.grace,
-            false => Duration::ZERO,
-        };
-        let (service, handed) = Service::ask(socket, self.run.signal, grace)?;
-        endings.hand_over(handed);
-        Some(service)
     }
 
     /// A child of this process, or whoever is in the command's cgroup.

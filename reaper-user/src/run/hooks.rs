@@ -60,7 +60,6 @@ fn follow_up(
     let mut hook = Run {
         times: run.times,
         signal: run.signal,
-        service: run.service.clone(),
         ..Run::new(command)
     };
     let leaf = match run.make_leaf() {

@@ -8,7 +8,7 @@
 //! The command can have a cgroup for itself ([`Run::cgroup`]): then what is in there is the run's too, and can be ended by whoever
 //! may write to it.
 //!
-//! Where a service watches it ([`Run::service`]), that ends the tree in this process's place, and what it does is in its stream.
+//! A service that watches it ends what is left if this process is killed.
 //!
 //! A run can be written down ([`Runs`]): then it is found, stopped and waited for by others, and if this process is killed, the next
 //! one ends what is left.
@@ -47,7 +47,6 @@ mod record;
 mod record_writer;
 mod report;
 mod runs;
-mod service;
 mod stand_in;
 mod stop;
 mod supervise;
@@ -118,9 +117,6 @@ pub struct Run {
     /// those who run under another user id, and, where this process is killed, those who have lost all lineage. What
     /// [`Run::done_when`] asks is not in it. Starting takes some 10 ms more.
     pub cgroup: bool,
-    /// Socket of a service (`reaper daemon`) that ends those of the tree whom it watches, and tells of it. Where none answers within a
-    /// second, it dies, or they live a second after the grace, this process does that itself, as it does with whoever that does not know.
-    pub service: Option<PathBuf>,
     /// Whoever has started this process has let go of it.
     pub detached: bool,
     /// Permission to supervise it: this process has no children from before. See [`role`].
@@ -178,7 +174,6 @@ impl Run {
             agent: None,
             limit: None,
             cgroup: false,
-            service: None,
             detached: false,
             supervisor: None,
             progress: None,

@@ -67,12 +67,6 @@ impl Target {
         false
     }
 
-    /// Another sees to it that it is sent what is due.
-    pub(super) fn handed(&mut self, step: SignalStep) {
-        self.strongest = Some(step.signal());
-        self.first_signal = self.first_signal.or_else(|| Some(sys::boot_time()));
-    }
-
     /// Notes what it has after its first signal.
     pub(super) fn measure_memory(&mut self, key: ProcessKey, procfs: &Procfs) {
         if self.memory.is_none() {

@@ -1,4 +1,4 @@
-//! What is left to another, on processes of the test's own.
+//! Ending processes that are looked for again and again, on processes of the test's own.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -42,14 +42,6 @@ impl One {
         HashMap::from_iter([(self.key, None)])
     }
 
-    fn handed(&self) -> Vec<Handed> {
-        vec![Handed {
-            key: self.key,
-            signal: Signal::SIGTERM,
-            memory: None,
-        }]
-    }
-
     fn lives(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -76,89 +68,7 @@ fn endings(grace: Duration) -> PollingReaper {
     PollingReaper::new(times, Signal::SIGTERM)
 }
 
-/// One round, in which these are found.
-fn round(endings: &mut PollingReaper, one: &One) {
-    let found = endings.round(|_: &HashSet<ProcessKey>| Ok::<Due, ()>(one.due()));
-    found.unwrap();
-}
-
 const LONG: Duration = Duration::from_secs(600);
-
-#[test]
-fn who_should_have_been_killed_by_the_other_is_taken_over() {
-    for grace in [Duration::ZERO, Duration::from_millis(50)] {
-        let mut one = One::new(true);
-        let mut endings = endings(grace);
-        endings.hand_over(one.handed());
-        round(&mut endings, &one);
-        assert_eq!(endings.wait(None), 1, "it is the other's");
-        while endings.wait(None) > 0 {
-            assert!(!endings.is_over(), "it was given up");
-            round(&mut endings, &one);
-        }
-        assert_eq!(one.ended(), Some(9), "{grace:?}");
-        let told = endings.told();
-        assert_eq!(told[0].signal, Some(Signal::SIGKILL));
-        assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
-    }
-}
-
-#[test]
-fn where_the_other_is_gone_they_are_asked_from_here() {
-    let mut one = One::new(false);
-    let mut endings = endings(LONG);
-    endings.hand_over(one.handed());
-    for _ in 0..3 {
-        round(&mut endings, &one);
-    }
-    assert!(one.lives(), "it is the other's");
-    endings.take_over();
-    round(&mut endings, &one);
-    assert_eq!(one.ended(), Some(15));
-}
-
-#[test]
-fn what_was_asked_from_here_is_not_asked_again() {
-    let (own, others) = (One::new(true), One::new(true));
-    let mut endings = endings(LONG);
-    round(&mut endings, &own);
-    endings.hand_over(others.handed());
-    round(&mut endings, &others);
-    endings.take_over();
-    let sent = |key| endings.targets[&key].strongest;
-    assert_eq!(sent(own.key), Some(Signal::SIGTERM));
-    assert_eq!(sent(others.key), None, "it is its turn");
-}
-
-#[test]
-fn who_comes_in_the_grace_is_asked_once_it_is_known_whose_it_is() {
-    let (mut own, mut others) = (One::new(false), One::new(false));
-    let nobody = One::new(false);
-    let mut endings = endings(LONG);
-    endings.hand_over(nobody.handed());
-    for one in [&own, &others] {
-        round(&mut endings, one);
-        assert!(endings.has_unasked());
-    }
-    endings.hand_over(others.handed());
-    round(&mut endings, &own);
-    assert!(!endings.has_unasked());
-    assert_eq!(own.ended(), Some(15));
-    round(&mut endings, &others);
-    assert!(others.lives(), "it is the other's");
-}
-
-#[test]
-fn who_was_gone_before_they_were_looked_for_was_ended_by_the_other() {
-    let one = One::new(false);
-    let key = one.key;
-    let mut endings = endings(LONG);
-    endings.hand_over(one.handed());
-    drop(one);
-    let told = endings.told();
-    assert_eq!((told[0].key, told[0].signal), (key, Some(Signal::SIGTERM)));
-    assert!(matches!(told[0].outcome, ReapOutcome::Exited(_)));
-}
 
 #[test]
 fn all_that_is_due_is_ended_and_told_of() {
@@ -213,22 +123,20 @@ fn without_free_files_one_is_ended_at_a_time() {
 #[test]
 fn only_the_killed_are_given_up_and_only_when_nothing_moves() {
     let soon = Duration::from_nanos(1);
-    // Grace, patience, how many are left, whether they are another's, and whether they are given up.
+    // Grace, patience, how many are left, and whether they are given up.
     let cases = [
-        (Duration::ZERO, Duration::ZERO, 1, false, true),
-        (Duration::ZERO, Duration::ZERO, 1, true, false),
-        (Duration::ZERO, Duration::ZERO, 0, false, false),
-        (Duration::ZERO, LONG, 1, false, false),
-        (soon, Duration::ZERO, 1, false, false),
+        (Duration::ZERO, Duration::ZERO, 1, true),
+        (Duration::ZERO, Duration::ZERO, 0, false),
+        (Duration::ZERO, LONG, 1, false),
+        (soon, Duration::ZERO, 1, false),
     ];
     for case in cases {
-        let (grace, kill_timeout, left, by_another, given_up) = case;
+        let (grace, kill_timeout, left, given_up) = case;
         let times = Times {
             grace,
             kill_timeout,
         };
         let mut endings = PollingReaper::new(times, Signal::SIGTERM);
-        endings.by_another = by_another;
         for _ in 0..5 {
             endings.look_for_progress(left);
         }
@@ -252,14 +160,5 @@ fn killed_process_that_still_runs_is_not_given_up() {
             endings.look_for_progress(1);
         }
         assert_eq!(endings.is_over(), given_up, "{sent}");
-    }
-}
-
-#[test]
-fn the_other_has_the_whole_grace_before_it_is_taken_over() {
-    for (grace, is_limited) in [(LONG, false), (Duration::ZERO, true)] {
-        let mut endings = endings(grace);
-        endings.hand_over(Vec::new());
-        assert_eq!(endings.until.is_some(), is_limited, "{grace:?}");
     }
 }
