@@ -18,7 +18,6 @@ mod attribution;
 mod cgroups;
 mod decide;
 mod deferred;
-mod end;
 mod event_loop;
 mod failover;
 mod gaps;

@@ -1,11 +1,8 @@
-//! Keeps of users and orders of roots: what they are, and which of them are for one process.
-
-use std::sync::Arc;
+//! Keeps of users: what they are, and which of them are for one process.
 
 use hashbrown::HashSet;
 
 use crate::event::ProcessKey;
-use crate::session::member::SessionId;
 
 /// What somebody has asked for. No two wishes are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,43 +59,16 @@ pub(crate) struct KeepRequest {
     pub(crate) at: u64,
 }
 
-/// Order of the root of a session to end all that descends from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndOrder {
-    /// On whose ladder it is.
-    pub session: SessionId,
-    /// Uid of who has given it, whom it takes no further than kill(2) would.
-    pub by_uid: u32,
-    /// Nanoseconds since boot.
-    pub at: u64,
-}
-
-impl EndOrder {
-    /// Whether the user that gave the order may signal a process with this real uid.
-    pub(crate) fn applies_to(&self, uid: u32) -> bool {
-        self.by_uid == 0 || self.by_uid == uid
-    }
-}
-
-/// What users and roots have asked for one living process.
+/// What users have asked for one living process.
 #[derive(Clone, Debug, Default)]
 pub struct Keeps {
     /// Requests of users to keep it, expired ones included.
     pub(crate) user_keeps: Vec<UserKeep>,
-    /// Order by which it, or a process that it descends from, is to end.
-    pub(crate) end_order: Option<Arc<EndOrder>>,
 }
 
 impl Keeps {
     /// Returns the request of a user that keeps it for longest, expired ones included.
     pub fn user_keep(&self) -> Option<&UserKeep> {
         self.user_keeps.iter().max_by_key(|keep| keep.expires_at())
-    }
-
-    /// Returns the order by which it is to end, if that reaches a process with this real uid.
-    pub(crate) fn active_end_order(&self, uid: u32) -> Option<&Arc<EndOrder>> {
-        self.end_order
-            .as_ref()
-            .filter(|order| order.applies_to(uid))
     }
 }

@@ -10,7 +10,6 @@ mod awaited;
 mod cached_facts;
 mod clock;
 pub mod conversation;
-pub mod end_order;
 mod env_marker;
 pub mod event;
 mod fact;
@@ -51,7 +50,7 @@ use keeps::KeepRequest;
 use matched_rules::MatchedRules;
 use policy::{Decision, Evaluation};
 use ruleset::{Class, Ruleset};
-use session::{ImageSource, Origin, RootExit, SessionEvent, Sessions};
+use session::{ImageSource, Origin, RootExit, SessionEvent, SessionId, Sessions};
 pub use state::{Exited, Node, ProcessState, Tree, TreeChange};
 
 /// What the program is told to consider; everything where nothing is named.
@@ -144,6 +143,12 @@ impl Model {
             released: Vec::new(),
             misses_moves: false,
         }
+    }
+
+    /// Returns the session on whose ladder a member belongs that is due.
+    pub fn escalation_of(&self, node: &Node) -> Option<SessionId> {
+        let (ladder, _) = self.sessions.due(node.state.member.session?)?;
+        Some(ladder.id)
     }
 
     /// Nobody tells of a process that goes to another cgroup: what is known of the members' is not believed any more

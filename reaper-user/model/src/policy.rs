@@ -44,8 +44,6 @@ pub enum Reason {
     RootExited,
     /// It was born when its agent was gone already.
     ForkedAfterRootExit,
-    /// The root of its session has ordered that.
-    EndOrdered,
     /// Its parent is gone, its agent is not.
     Detached,
     /// Its agent lives, and so does its parent.
@@ -92,7 +90,6 @@ impl Reason {
         match self {
             Reason::RootExited => "root_exited",
             Reason::ForkedAfterRootExit => "forked_after_root_exit",
-            Reason::EndOrdered => "end_ordered",
             Reason::Detached => "detached",
             Reason::RootAlive => "root_alive",
             Reason::KeepMarker => "keep_marker",
@@ -187,7 +184,7 @@ impl<'a> Evaluation<'a> {
 
 /// Decides about a process; one that does not live is not a member.
 ///
-/// The first that says something wins: what is never signalled, what is no member, what its root has ordered, what a user
+/// The first that says something wins: what is never signalled, what is no member, what a user
 /// keeps, what is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
 /// due, and lives by right of its agent if not. Nothing is read that does not matter.
 fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
@@ -201,13 +198,6 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     let Some(session) = session_of(model, node) else {
         return Decision::keep(Reason::NotAMember);
     };
-    // Whoever has given that could do it themselves, so that nothing else keeps it.
-    if node.ordered_by().is_some() {
-        return Decision {
-            verdict: Verdict::Reap,
-            ..Decision::keep(Reason::EndOrdered)
-        };
-    }
     let due = model.sessions.due(session.id).map(|(_, due)| due);
     match due
         .is_none()

@@ -1,13 +1,11 @@
 //! State that sessions, policy and keeps hold for each process, beside what the tree knows of it.
 
-use std::sync::Arc;
-
 use super::activity::Idle;
 use super::cached_facts::CachedFacts;
-use super::event::{Image, Uids};
+use super::event::Image;
 use super::fact::{Fact, FactSet};
 use super::facts::Facts;
-use super::keeps::{EndOrder, Keeps, UserKeep};
+use super::keeps::{Keeps, UserKeep};
 use super::session::member::{Lineage, Member};
 use super::tree;
 
@@ -18,7 +16,7 @@ pub struct ProcessState {
     pub member: Member,
     /// Of policy.
     pub cached: CachedFacts,
-    /// Of users and roots.
+    /// Of users.
     pub keeps: Keeps,
 }
 
@@ -52,26 +50,19 @@ impl tree::NodeState for ProcessState {
         }
     }
 
-    fn at_birth(&self, uids: Uids, born: u64, is_current: bool) -> ProcessState {
-        let order = self.keeps.active_end_order(uids.real);
-        let end_order = order.filter(|_| self.member.session.is_some()).cloned();
+    fn at_birth(&self, born: u64, is_current: bool) -> ProcessState {
         ProcessState {
             cached: self.cached.at_birth(born, is_current),
-            keeps: Keeps {
-                end_order,
-                ..Keeps::default()
-            },
             ..ProcessState::default()
         }
     }
 
     fn on_fork(&mut self, inherited: Option<ProcessState>, is_new: bool) {
-        let ProcessState { cached, keeps, .. } = inherited.unwrap_or_default();
+        let ProcessState { cached, .. } = inherited.unwrap_or_default();
         if is_new {
             self.cached.readings = cached.readings;
             self.cached.keep_marker = cached.keep_marker;
         }
-        self.keeps.end_order = self.keeps.end_order.take().or(keeps.end_order);
     }
 
     fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool) {
@@ -139,11 +130,6 @@ impl Node {
     /// Returns the request of a user that keeps it for longest, expired ones included.
     pub fn user_keep(&self) -> Option<&UserKeep> {
         self.state.keeps.user_keep()
-    }
-
-    /// Returns the order by which it is to end, if that reaches it as it is now.
-    pub(crate) fn ordered_by(&self) -> Option<&Arc<EndOrder>> {
-        self.state.keeps.active_end_order(self.uids.real)
     }
 
     /// Returns what its children inherit.

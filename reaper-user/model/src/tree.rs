@@ -78,7 +78,7 @@ impl<S: NodeState> Tree<S> {
                 let maker = makers.filter_map(|key| self.get(key)).next();
                 let inherited = maker.map(|node| {
                     let is_current = node.is_current_at(time);
-                    node.state.at_birth(node.uids, time, is_current)
+                    node.state.at_birth(time, is_current)
                 });
                 let birth = Birth {
                     parent,

@@ -17,7 +17,6 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::ErrorResponse;
-use super::peer::pid_of;
 use crate::export::to_json;
 
 /// How long the service may take: longer than it gives itself.
@@ -34,8 +33,8 @@ pub enum ClientError {
     Refused(ErrorResponse),
     #[error("what answers on {} is no reaper service, or of another version: {what}", path.display())]
     UnexpectedResponse { path: PathBuf, what: String },
-    #[error("the service on {} does not answer within {} s", path.display(), patience.as_secs())]
-    TimedOut { path: PathBuf, patience: Duration },
+    #[error("the service on {} does not answer within {} s", path.display(), PATIENCE.as_secs())]
+    TimedOut { path: PathBuf },
     /// It may have been asked to do something, and may have done it.
     #[error("the service on {} ended before it had answered", .0.display())]
     ConnectionClosed(PathBuf),
@@ -64,15 +63,12 @@ fn why(path: &Path, source: &io::Error) -> String {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
-    patience: Duration,
 }
 
 /// What the service has said, as it was said.
 #[derive(Clone, Debug)]
 pub struct ServiceResponse {
     pub body: Bytes,
-    /// Of the service, where it is in this pid namespace.
-    pub pid: Option<u32>,
     socket: PathBuf,
 }
 
@@ -91,13 +87,7 @@ impl Client {
     pub fn new(socket: impl Into<PathBuf>) -> Client {
         Client {
             socket: socket.into(),
-            patience: PATIENCE,
         }
-    }
-
-    /// With this time for an answer.
-    pub fn within(self, patience: Duration) -> Client {
-        Client { patience, ..self }
     }
 
     pub fn socket(&self) -> &Path {
@@ -132,11 +122,10 @@ impl Client {
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let exchange = timeout(self.patience, self.exchange(method, path, body)).await;
+            let exchange = timeout(PATIENCE, self.exchange(method, path, body)).await;
             exchange.unwrap_or_else(|_| {
                 Err(ClientError::TimedOut {
                     path: self.socket.clone(),
-                    patience: self.patience,
                 })
             })
         })
@@ -157,7 +146,6 @@ impl Client {
             path: self.socket.clone(),
             what: error.to_string(),
         };
-        let pid = stream.peer_cred().ok().and_then(|cred| pid_of(&cred));
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|e| foreign(&e))?;
         let request = Request::builder()
@@ -180,7 +168,7 @@ impl Client {
             let body = body.map_err(|e| e.downcast_ref().map_or_else(|| foreign(&*e), broken))?;
             let body = body.to_bytes();
             let socket = self.socket.clone();
-            let said = ServiceResponse { body, pid, socket };
+            let said = ServiceResponse { body, socket };
             if status == StatusCode::OK {
                 return Ok(said);
             }

@@ -5,11 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use tokio::sync::oneshot;
 
 use super::peer::{Peer, SignalTarget};
-use super::{Claimed, ErrorResponse, KeepDone, Status};
+use super::{ErrorResponse, KeepDone, Status};
 use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
@@ -60,20 +59,6 @@ pub enum RequestKind {
     Emit(Vec<EventRecord>),
     /// Read the config anew.
     Reload,
-    /// End what descends from the one who asks.
-    End(EndAsked),
-}
-
-/// How the tree of a session's root is to be ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndAsked {
-    /// The one who asks; its start is a whole tick.
-    pub root: ProcessKey,
-    /// In nanoseconds since boot: after that it is not wanted any more.
-    pub until: u64,
-    /// Sent first.
-    pub signal: Signal,
-    pub grace: Duration,
 }
 
 #[derive(Debug)]
@@ -97,8 +82,6 @@ pub enum EngineReply {
     Emitted,
     /// What is in force now, or why that stays which was.
     Reload(Result<String, String>),
-    /// Who is being ended.
-    End(Vec<Claimed>),
     Refused(ErrorResponse),
 }
 
@@ -230,8 +213,6 @@ pub struct ExplainSnapshot {
     pub enforce: bool,
     /// Why the service only observes, whatever the config says.
     pub mode_reason: Option<String>,
-    /// What it is, or would be, sent first.
-    pub signal: Signal,
     /// How long before SIGKILL.
     pub grace: Duration,
     /// Events are missing, and nothing new is decided.

@@ -20,7 +20,6 @@
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
-//! | `POST /v1/end` | [`EndRequest`] → [`Claims`] |
 //!
 //! What is refused is answered by [`ErrorResponse`]; where there is no room now, `Retry-After` says when to ask again. Who asks is known by the socket's peer credentials: root sees and
 //! reaches all, others see the processes of their own uid and reach what kill(2) would let them signal.
@@ -324,44 +323,6 @@ pub struct KeepDone {
     pub processes: u64,
     /// It is written down, and holds for the service that comes next too.
     pub durable: bool,
-}
-
-/// Body of `POST /v1/end`, by which the root of a session has all that descends from it ended: what
-/// descends from anybody else is not to be had by it, whoever asks. Nothing keeps what kill(2) would let the root end.
-///
-/// Sent once more with a grace of 0, it cuts the grace of the first short, for those who were not being ended before that.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EndRequest {
-    /// Of the one who asks, which is to be the pid that it has for the service too: both are in one pid namespace.
-    pub pid: u32,
-    /// When it began, in nanoseconds since boot, to the tick: whoever has its pid after it is somebody else.
-    pub start_ns: u64,
-    /// Not to be begun later than that, in nanoseconds since boot: by then the one who asks has seen to it itself, and what it has
-    /// started since is not meant.
-    pub until_ns: u64,
-    /// Name of what is sent first, as `SIGTERM`.
-    pub signal: String,
-    /// From that to SIGKILL.
-    pub grace_ms: u64,
-}
-
-/// What an [`EndRequest`] came to: the service sees to it that these end, with whoever is born to them. Who is not among them is
-/// not its concern.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claims {
-    pub processes: Vec<Claimed>,
-}
-
-/// One that is being ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claimed {
-    pub pid: u32,
-    /// As in [`ProcessInfo`], maybe to the tick only.
-    pub start_ns: u64,
-    /// Resident memory that it had right after the signal, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rss: Option<u64>,
 }
 
 /// What one look found: of the service, members and what nobody watched; of `reaper scan` without one, the latter.

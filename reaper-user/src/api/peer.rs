@@ -6,7 +6,6 @@ mod target;
 use std::io;
 
 use tokio::net::UnixStream;
-use tokio::net::unix::UCred;
 
 use reaper_model::event::{ProcessKey, Uids};
 
@@ -28,20 +27,14 @@ pub struct SignalTarget {
     pub comm: String,
 }
 
-/// The pid, where that is one in this pid namespace.
-pub(super) fn pid_of(cred: &UCred) -> Option<u32> {
-    let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
-    pid.filter(|pid| *pid > 0)
-}
-
 impl Peer {
-    /// By `SO_PEERCRED`, with the pid that it has connected by, where that is one in this pid namespace.
+    /// By `SO_PEERCRED`.
     ///
     /// # Errors
     /// The kernel does not say.
-    pub fn of(stream: &UnixStream) -> io::Result<(Peer, Option<u32>)> {
+    pub fn of(stream: &UnixStream) -> io::Result<Peer> {
         let cred = stream.peer_cred()?;
-        Ok((Peer { uid: cred.uid() }, pid_of(&cred)))
+        Ok(Peer { uid: cred.uid() })
     }
 
     pub fn is_root(self) -> bool {

@@ -286,12 +286,12 @@ async fn accept(listener: UnixListener, backend: Backend, clock: EventClock, pat
                 continue;
             }
         };
-        let Ok((peer, pid)) = Peer::of(&stream) else {
+        let Ok(peer) = Peer::of(&stream) else {
             continue;
         };
         match ConnectionSlot::take(&shared, peer) {
             Some(place) => {
-                tokio::task::spawn_local(converse(stream, (peer, pid), place));
+                tokio::task::spawn_local(converse(stream, peer, place));
             }
             // Said without waiting for what it wants, and as far as its buffer takes it.
             None => drop(stream.try_write(route::busy().as_bytes())),
@@ -300,9 +300,9 @@ async fn accept(listener: UnixListener, backend: Backend, clock: EventClock, pat
 }
 
 /// One connection: one request, one answer.
-async fn converse(stream: UnixStream, who: (Peer, Option<u32>), place: ConnectionSlot) {
+async fn converse(stream: UnixStream, peer: Peer, place: ConnectionSlot) {
     let shared = &place.shared;
-    let service = service_fn(|request| route::answer(request, who, shared));
+    let service = service_fn(|request| route::answer(request, peer, shared));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.patience.request)

@@ -116,7 +116,7 @@ fn decided(judged: &DecisionInfo) -> Option<String> {
     let time = judged.remaining_s.map(span);
     Some(match (judged.decision.as_str(), judged.reason.as_str()) {
         ("keep", "root_alive" | "detached")
-        | ("reap", "root_exited" | "forked_after_root_exit" | "end_ordered") => {
+        | ("reap", "root_exited" | "forked_after_root_exit") => {
             return None;
         }
         ("wait", "unread") => "undecided".into(),

@@ -282,7 +282,6 @@ impl Engine {
                 }
                 // What is left of it and of those in it, if anything, is kept.
                 ReapEvent::Closed { session } => {
-                    self.model.clear_end_orders(session);
                     let gone = |session: &&Session| session.root_exit.is_some();
                     over.extend(
                         self.model

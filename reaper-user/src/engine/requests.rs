@@ -43,9 +43,6 @@ impl Engine {
         if answer.is_closed() {
             return 0;
         }
-        if let RequestKind::End(asked) = question {
-            return self.end(peer, &asked, answer);
-        }
         let mut read = self.settle();
         self.model.set_now(self.kernel.clock.boot_time());
         let said = self.reply(peer, question);
@@ -70,14 +67,10 @@ impl Engine {
                 let story = view.explain(pid)?;
                 let node = self.model.tree.get(story.row.key);
                 let ladder = node.and_then(|node| self.model.escalation_of(node));
-                let (signal, grace) = self
-                    .ingest
-                    .reaper
-                    .signal_and_grace(ladder, self.settings.times);
+                let grace = self.ingest.reaper.grace(ladder, self.settings.times);
                 EngineReply::Explain(Box::new(crate::api::messages::ExplainSnapshot {
                     enforce: self.settings.mode == Mode::Enforce,
                     mode_reason: self.settings.mode_reason.clone(),
-                    signal,
                     grace,
                     gap: self.gap.is_some(),
                     unwatched: self.settings.config.reap_leftovers
@@ -105,8 +98,8 @@ impl Engine {
                 self.emit_all(records);
                 EngineReply::Emitted
             }
-            // Answered elsewhere: they take more than a look.
-            RequestKind::Reload | RequestKind::End(_) => {
+            // Answered elsewhere: it takes more than a look.
+            RequestKind::Reload => {
                 return Err(ErrorResponse::new("conflict", "it is being seen to"));
             }
         })

@@ -30,7 +30,6 @@ pub fn reason_text(reason: &str) -> &str {
     match reason {
         "root_exited" => "its agent is gone",
         "forked_after_root_exit" => "born after its agent was gone",
-        "end_ordered" => "its session is ended",
         "detached" => "orphaned, and its agent lives",
         "root_alive" => "its agent lives",
         "keep_marker" => "REAPER_KEEP=1",

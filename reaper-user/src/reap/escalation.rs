@@ -85,9 +85,9 @@ impl Escalation {
         }
     }
 
-    /// What it sends first, and how long before SIGKILL.
-    pub fn signal_and_grace(&self) -> (Signal, Duration) {
-        (self.first_signal, self.times.grace)
+    /// How long before SIGKILL it sends its first signal.
+    pub fn grace(&self) -> Duration {
+        self.times.grace
     }
 
     /// One that another service has opened, whose SIGKILL is due at `kill_at`.
@@ -159,22 +159,10 @@ impl Escalation {
         };
     }
 
-    /// One that has come to SIGKILL, with those on it, as it was when it came to that.
-    pub fn begun_anew(&self, now: u64) -> Escalation {
-        let mut ladder = Escalation {
-            was_stalled: false,
-            is_stalled: false,
-            ..self.clone()
-        };
-        ladder.kill(now);
-        ladder
-    }
-
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
             claims: self.claims,
-            first_signal: self.first_signal,
             ..Escalation::new(times, now)
         }
     }

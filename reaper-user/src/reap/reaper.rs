@@ -9,16 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use nix::sys::signal::Signal;
 
 use super::target::Target;
 use super::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
 use reaper_host::kernel::{Clock, Kernel, Signals};
-use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
-use reaper_model::policy::Decision;
+use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
 /// See the module.
@@ -107,27 +105,6 @@ impl Reaper {
         }
     }
 
-    /// Opens a session's ladder with delays and a first signal of its own, before anybody is claimed on it. Where somebody is on
-    /// it already SIGKILL is due now if there is no grace; false where there is to be one, and the ladder has another, asks by
-    /// another signal, or has come to SIGKILL.
-    pub fn open_escalation(&mut self, session: SessionId, times: Times, gentle: Signal) -> bool {
-        let now = self.clock.monotonic();
-        let open = self.escalations.get_mut(&session);
-        let Some(ladder) = open.filter(|ladder| !ladder.is_empty()) else {
-            let ladder = Escalation::new(times, now).with_first_signal(gentle);
-            self.escalations.insert(session, ladder);
-            return true;
-        };
-        if !times.grace.is_zero() {
-            return ladder.is_before_kill() && ladder.signal_and_grace() == (gentle, times.grace);
-        }
-        if ladder.is_before_kill() {
-            ladder.kill(now);
-            self.queue_all(session);
-        }
-        true
-    }
-
     /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
     /// the tree is only now due.
     pub fn restart_grace(&mut self, session: SessionId) {
@@ -136,19 +113,10 @@ impl Reaper {
         }
     }
 
-    /// What a session's ladder sends first, and how long before SIGKILL: of that which goes on, or else of one that began now.
-    pub fn signal_and_grace(&self, session: Option<SessionId>, times: Times) -> (Signal, Duration) {
+    /// How long before SIGKILL a session's ladder sends SIGTERM: of that which goes on, or else of one that began now.
+    pub fn grace(&self, session: Option<SessionId>, times: Times) -> Duration {
         let open = session.and_then(|session| self.escalations.get(&session));
-        let usual = (Signal::SIGTERM, times.grace);
-        open.map_or(usual, Escalation::signal_and_grace)
-    }
-
-    /// What a claimed process had right after its first signal, as far as it has been read; `None` where it is not claimed,
-    /// has exited, or may not be signalled.
-    pub fn claimed_memory(&self, key: ProcessKey) -> Option<Option<ProcessMemory>> {
-        let target = self.targets.get(&key);
-        let target = target.filter(|one| one.exit_status.is_none() && one.signal_failure.is_none());
-        target.map(|target| target.memory)
+        open.map_or(times.grace, Escalation::grace)
     }
 
     /// Whether something waits to be signalled.
@@ -192,7 +160,7 @@ impl Reaper {
         };
         // A rule may want it reaped though its agent lives.
         let ladder = model.escalation_of(node).unwrap_or(session);
-        let late = model.is_born_late(node, decision);
+        let late = decision.reason == Reason::ForkedAfterRootExit;
         let had = node.state.member.signals_sent;
         let held =
             !self.observe && self.step_on(ladder, late) && node.orphaned.is_none() && had == 0;

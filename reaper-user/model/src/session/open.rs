@@ -79,7 +79,6 @@ impl Sessions {
             node.state.member.is_lineage_uncertain,
             node.state.member.inferred,
         ) = (false, None);
-        node.state.keeps.end_order = None;
         let Some(id) = node.state.member.session.take() else {
             return;
         };

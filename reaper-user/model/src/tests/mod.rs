@@ -12,7 +12,6 @@ mod looks;
 mod marks;
 mod merging;
 mod moves;
-mod ordered;
 mod properties;
 mod restart;
 mod restored;

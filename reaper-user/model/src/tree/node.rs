@@ -27,7 +27,7 @@ pub trait NodeState: Clone + Default {
 
     /// Returns what a child inherits that is born at `born`, in ns since boot. `uids` are those of the parent;
     /// `is_current`: no exec of the parent after that birth is known.
-    fn at_birth(&self, uids: Uids, born: u64, is_current: bool) -> Self;
+    fn at_birth(&self, born: u64, is_current: bool) -> Self;
 
     /// The fork of the process is reported. `is_new`: the process was not known before.
     fn on_fork(&mut self, inherited: Option<Self>, is_new: bool);

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{Claims, ErrorResponse, show};
+use crate::api::{ErrorResponse, show};
 use crate::export::to_json;
 use question::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
@@ -67,11 +67,11 @@ impl ErrorResponse {
 /// Answers one request. Never fails: what goes wrong is an answer too.
 pub(super) async fn answer(
     request: Request<Incoming>,
-    (peer, pid): (Peer, Option<u32>),
+    peer: Peer,
     shared: &Shared,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let allowed = methods(request.uri().path());
-    Ok(match converse(request, (peer, pid), shared).await {
+    Ok(match converse(request, peer, shared).await {
         Ok(body) => response(StatusCode::OK, body),
         Err(refusal) => {
             let mut response = response(refusal.status(), to_json(&refusal));
@@ -94,11 +94,7 @@ fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-async fn converse(
-    request: Request<Incoming>,
-    (peer, pid): (Peer, Option<u32>),
-    shared: &Shared,
-) -> ApiResult<Vec<u8>> {
+async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
         let what = format!("the body is larger than {BODY_MAX} bytes");
@@ -131,7 +127,7 @@ async fn converse(
         let told = history::read_history(shared.backend.journal.as_deref(), query);
         return shared.histories.run(shared.patience.answer, told).await;
     }
-    let question = parse_request(&head.method, path, query, &body, (peer, pid))?;
+    let question = parse_request(&head.method, path, query, &body, peer)?;
     let scan = match question {
         RequestKind::Scan { min_age, reap } => Some((min_age, reap)),
         _ => None,
@@ -223,7 +219,6 @@ async fn put(answer: EngineReply, clock: Arc<crate::export::EventClock>) -> ApiR
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
         EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
         EngineReply::Keep(done) => Ok(to_json(&done)),
-        EngineReply::End(processes) => Ok(to_json(&Claims { processes })),
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),

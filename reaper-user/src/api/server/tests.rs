@@ -3,16 +3,14 @@ use std::sync::mpsc as std_mpsc;
 use std::time::Instant;
 
 use super::*;
-use nix::sys::signal::Signal;
 
 use crate::api::client::{Client, ClientError};
-use crate::api::messages::{EndAsked, EngineReply, EngineRequest, RequestKind, ScanContext};
-use crate::api::{Claimed, Claims, EndRequest, ErrorResponse, Keeps};
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
+use crate::api::{ErrorResponse, Keeps};
 use crate::config::Config;
 use crate::leftovers::Scanner;
 use crate::reap::Times;
 use reaper_model::Scope;
-use reaper_model::event::ProcessKey;
 
 /// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
 const SHORT: Timeouts = Timeouts {
@@ -164,9 +162,6 @@ fn a_question_comes_through_with_who_asks() {
 fn wrong_requests_are_told_what_is_wrong() {
     let world = World::new(nothing_kept);
     let order = |body: &str| format!(r#"{{"pid":{}{body}}}"#, std::process::id());
-    let end = |pid: u32, signal: &str| {
-        format!(r#"{{"pid":{pid},"start_ns":1,"until_ns":2,"signal":"{signal}","grace_ms":3}}"#)
-    };
     for (line, body, status, word) in [
         ("GET /", String::new(), 404, "not_found"),
         ("GET /v2/status", String::new(), 404, "not_found"),
@@ -218,16 +213,6 @@ fn wrong_requests_are_told_what_is_wrong() {
             "not_found",
         ),
         ("POST /v1/keeps", "x".repeat(BODY_MAX + 1), 413, "too_large"),
-        ("GET /v1/end", String::new(), 405, "wrong_method"),
-        ("POST /v1/end", order(""), 400, "bad_request"),
-        (
-            "POST /v1/end",
-            end(std::process::id(), "TERM"),
-            400,
-            "bad_request",
-        ),
-        // Nobody orders the end of another's tree.
-        ("POST /v1/end", end(1, "SIGTERM"), 403, "eperm"),
     ] {
         let (code, said) = world.ask(line, &body);
         let about = format!("{line} {}: {said}", body.get(..80).unwrap_or(&body));
@@ -237,41 +222,6 @@ fn wrong_requests_are_told_what_is_wrong() {
         assert!(refusal.message.len() > 10, "{about}");
     }
     assert!(world.asked.try_recv().is_err(), "the engine was asked");
-}
-
-#[test]
-fn the_end_of_a_tree_is_asked_for_by_its_root() {
-    let world = World::new(|question| match question {
-        RequestKind::End(_) => Some(EngineReply::End(vec![Claimed {
-            pid: 42,
-            start_ns: 7,
-            rss: None,
-        }])),
-        _ => None,
-    });
-    let client = Client::new(world.path()).within(Duration::from_secs(10));
-    let pid = std::process::id();
-    let order = EndRequest {
-        pid,
-        start_ns: 70_000_000,
-        until_ns: 80_000_000,
-        signal: "SIGINT".into(),
-        grace_ms: 1500,
-    };
-    let said = client.post("/v1/end", &order).unwrap();
-    assert_eq!(said.pid, Some(pid), "of the service");
-    let ending: Claims = said.read().unwrap();
-    assert_eq!(ending.processes[0].pid, 42);
-    let asked = EndAsked {
-        root: ProcessKey {
-            pid,
-            start: 70_000_000,
-        },
-        until: 80_000_000,
-        signal: Signal::SIGINT,
-        grace: Duration::from_millis(1500),
-    };
-    assert_eq!(world.asked.recv().unwrap().1, RequestKind::End(asked));
 }
 
 #[test]

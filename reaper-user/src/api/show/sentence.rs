@@ -60,7 +60,6 @@ fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     match judged.reason {
         "root_exited" => by(&due()),
         "forked_after_root_exit" => by(&format!("{}, and it was born after that", due())),
-        "end_ordered" => format!("{} ends all that it has started", agent(story)),
         "detached" => format!(
             "its parent has exited, but its {} {} lives",
             kind(story),
@@ -231,7 +230,7 @@ fn signals(story: &ExplainSnapshot) -> String {
             + &reason.unwrap_or_default();
     }
     let grace = humantime::format_duration(story.grace);
-    format!("{}, and SIGKILL {grace} later", story.signal)
+    format!("SIGTERM, and SIGKILL {grace} later")
 }
 
 /// What has to be read.

@@ -2,8 +2,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-
 use super::*;
 use crate::api::messages::{self, UntrackedReason};
 use crate::export::SessionRef;
@@ -172,7 +170,6 @@ fn story(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
         facts: Facts::default(),
         enforce: true,
         mode_reason: None,
-        signal: Signal::SIGTERM,
         grace: Duration::from_secs(5),
         gap: false,
         unwatched: false,

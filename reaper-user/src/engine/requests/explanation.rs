@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-
 use super::view::View;
 use crate::api::ErrorResponse;
 use crate::api::messages::{
@@ -54,7 +52,6 @@ impl View<'_> {
             lineage,
             enforce: true,
             mode_reason: None,
-            signal: Signal::SIGTERM,
             grace: Duration::ZERO,
             gap: false,
             unwatched: false,

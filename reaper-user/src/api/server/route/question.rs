@@ -5,11 +5,10 @@ use std::time::Duration;
 use hyper::Method;
 
 use super::ApiResult;
-use crate::api::messages::{EndAsked, RequestKind};
+use crate::api::messages::RequestKind;
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{EndRequest, ErrorResponse, KEEP_MAX_S, KeepParams};
+use crate::api::{ErrorResponse, KEEP_MAX_S, KeepParams};
 use crate::export::printable;
-use reaper_model::event::ProcessKey;
 
 /// Characters of a name that is told of.
 const NAME_MAX: usize = 64;
@@ -20,7 +19,7 @@ pub(super) fn methods(path: &str) -> &'static str {
         ["v1", "status" | "tree" | "agents" | "history"] | ["v1", "explain", _] => "GET",
         ["v1", "keeps" | "scan"] => "GET, POST",
         ["v1", "keeps", _] => "DELETE",
-        ["v1", "end"] | ["v1", "config", "reload"] => "POST",
+        ["v1", "config", "reload"] => "POST",
         _ => "",
     }
 }
@@ -35,7 +34,7 @@ pub(super) fn parse_request(
     path: &str,
     query: Option<&str>,
     body: &[u8],
-    (peer, pid): (Peer, Option<u32>),
+    peer: Peer,
 ) -> ApiResult<RequestKind> {
     let mut query = Query::read(query)?;
     let question = match (method.as_str(), segments(path).as_slice()) {
@@ -65,7 +64,6 @@ pub(super) fn parse_request(
             only_root(peer, "reload the config")?;
             RequestKind::Reload
         }
-        ("POST", ["v1", "end"]) => end(body, pid)?,
         _ => return Err(unknown(method, path)),
     };
     query.finish()?;
@@ -104,31 +102,6 @@ fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
         lasts: order.for_s.map(Duration::from_secs),
         tree: order.tree,
     })
-}
-
-fn end(body: &[u8], pid: Option<u32>) -> ApiResult<RequestKind> {
-    let wrong = |why: &dyn std::fmt::Display| {
-        let what = format!(
-            r#"the body is not as {{"pid":42,"start_ns":120000000,"until_ns":130000000,"signal":"SIGTERM","grace_ms":5000}}: {why}"#
-        );
-        ErrorResponse::new("bad_request", what)
-    };
-    let order: EndRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
-    let signal = order.signal.parse().map_err(|_| wrong(&"no such signal"))?;
-    if pid != Some(order.pid) {
-        let what =
-            "only the process itself may ask for that, from the pid namespace of this service";
-        return Err(ErrorResponse::new("eperm", what));
-    }
-    Ok(RequestKind::End(EndAsked {
-        root: ProcessKey {
-            pid: order.pid,
-            start: order.start_ns,
-        },
-        until: order.until_ns,
-        signal,
-        grace: Duration::from_millis(order.grace_ms),
-    }))
 }
 
 /// A process that the one who asks may signal.
@@ -228,7 +201,7 @@ mod tests {
         let path = format!("/v1/keeps/{pid}");
         let body = format!(r#"{{"pid":{pid}}}"#);
         let asked = |method, path, body: &str, peer| {
-            let asked = parse_request(&method, path, None, body.as_bytes(), (peer, Some(pid)));
+            let asked = parse_request(&method, path, None, body.as_bytes(), peer);
             asked.map_err(|refusal| refusal.error)
         };
         for (method, path, body) in [
