@@ -99,10 +99,8 @@ impl Model {
                 Fact::Unread | Fact::Unreadable => None,
             })
             .collect();
-        if (has_client(&read) || self.has_agent_below(session))
-            && let Some(session) = self.sessions.get_mut(id)
-        {
-            session.last_use_at = now;
+        if has_client(&read) || self.has_agent_below(session) {
+            self.sessions.note_use(id, now);
         }
     }
 

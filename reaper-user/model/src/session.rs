@@ -11,6 +11,7 @@
 //! again by a restarted server, so it lives until its own end.
 
 mod attribution;
+mod index;
 mod inferred;
 mod lineage;
 pub mod member;
@@ -20,7 +21,7 @@ mod restore;
 mod root_facts;
 mod succession;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
@@ -29,6 +30,7 @@ use super::event::{ExitStatus, Image, ProcessKey, TICK_NS, Uids};
 use super::facts::{Fact, InheritedFacts};
 use super::ruleset::{RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
+use index::{Due, IndexKey, SessionIndex};
 pub use member::{Evidence, SessionId};
 pub(super) use membership::Origin;
 pub use succession::{Succession, SuccessorSearch};
@@ -124,12 +126,14 @@ pub struct Session {
     pub(super) last_use_at: u64,
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     is_discovered: bool,
+    /// Kept up by [`SessionIndex`].
+    due: Option<Due>,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
 impl Session {
     /// Pids of its living members, nested sessions' not among them, in no order.
-    pub fn members(&self) -> impl Iterator<Item = u32> {
+    pub fn members(&self) -> impl ExactSizeIterator<Item = u32> {
         self.members.iter().copied()
     }
 
@@ -158,10 +162,10 @@ impl Session {
         }
     }
 
-    /// Returns the session with the end that makes its members due. There is none while another agent may continue it.
-    fn with_end(&self) -> Option<(&Session, RootExit)> {
-        let end = self.root_exit?;
-        (self.succession == Succession::Excluded).then_some((self, end))
+    /// Returns the end that makes its members due. There is none while another agent may continue it.
+    fn end(&self) -> Option<RootExit> {
+        self.root_exit
+            .filter(|_| self.succession == Succession::Excluded)
     }
 }
 
@@ -213,7 +217,7 @@ pub enum SessionEvent {
 
 #[derive(Debug, Default)]
 pub struct Sessions {
-    by_id: BTreeMap<SessionId, Session>,
+    open: SessionIndex,
     /// Oldest first.
     closed: VecDeque<Session>,
     /// Real uid of all roots; `None`: any.
@@ -237,12 +241,17 @@ impl Sessions {
         }
     }
 
+    /// Notes that a client was connected to a session, or that an agent ran below it, at `now`.
+    pub(super) fn note_use(&mut self, id: SessionId, now: u64) {
+        self.open.update(id, |session| session.last_use_at = now);
+    }
+
     pub(super) fn allows_uid(&self, uid: u32) -> bool {
         self.uid.is_none_or(|only| only == uid)
     }
 
     pub fn get(&self, id: SessionId) -> Option<&Session> {
-        self.by_id.get(&id)
+        self.open.get(id)
     }
 
     /// Returns a session that is open, or one of those that have closed last.
@@ -251,39 +260,38 @@ impl Sessions {
         self.get(id).or_else(closed)
     }
 
-    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
-        self.by_id.get_mut(&id)
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
-        self.by_id.values()
+        self.open.iter()
     }
 
     /// The session of this name: of the process that was its root first.
     pub fn by_first_root(&self, name: ProcessKey) -> Option<&Session> {
-        self.iter().find(|session| session.has_name(name))
+        self.open.by_name(name)
     }
 
     /// The session and those it is nested in, innermost first.
     pub fn with_enclosing(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let outer = |session: &&Session| self.get(session.outer?);
-        std::iter::successors(self.get(id), outer).take(self.by_id.len())
+        std::iter::successors(self.get(id), outer).take(self.open.len())
     }
 
-    /// The sessions nested in one, itself first.
+    /// The session and those nested in it, oldest first.
     pub fn with_nested(&self, id: SessionId) -> impl Iterator<Item = &Session> {
-        self.by_id
-            .values()
-            .filter(move |session| self.with_enclosing(session.id).any(|outer| outer.id == id))
+        let mut ids: Vec<SessionId> = self.get(id).map(|session| session.id).into_iter().collect();
+        let mut at = 0;
+        while let Some(outer) = ids.get(at).copied() {
+            ids.extend(self.open.ids(IndexKey::Outer(outer)));
+            at += 1;
+        }
+        ids.sort_unstable();
+        ids.into_iter().filter_map(|id| self.get(id))
     }
 
     /// Whether the members of a session are due: the outermost session whose root is gone, on whose
     /// ladder they belong, and the first end of a root, which made them so.
     pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
-        let gone = || self.with_enclosing(id).filter_map(Session::with_end);
-        let (outermost, _) = gone().last()?;
-        let first = gone().map(|(_, end)| end).min_by_key(|end| end.at)?;
-        Some((outermost, first))
+        let Due { outermost, first } = self.get(id)?.due?;
+        Some((self.get(outermost)?, first))
     }
 
     /// Whether the root is the command of a `reaper run` that lives.
@@ -303,9 +311,8 @@ impl Sessions {
 
     /// The session that has this process for its root.
     pub fn by_root(&self, key: ProcessKey) -> Option<&Session> {
-        self.by_id
-            .values()
-            .find(|session| session.root == key && session.root_exit.is_none())
+        let mut all = self.open.all(IndexKey::Root(key));
+        all.find(|session| session.root_exit.is_none())
     }
 
     /// A process has exited.
@@ -318,16 +325,13 @@ impl Sessions {
         now: u64,
         session_events: &mut Vec<SessionEvent>,
     ) {
-        if let Some(session) = node
-            .state
-            .member
-            .session
-            .and_then(|id| self.by_id.get_mut(&id))
-        {
-            session.members.remove(&node.key.pid);
-            session.last_exit_at = now;
+        if let Some(id) = node.state.member.session {
+            self.open.update(id, |session| {
+                session.members.remove(&node.key.pid);
+                session.last_exit_at = now;
+            });
+            self.to_check.push(id);
         }
-        self.to_check.extend(node.state.member.session);
         // Two, if it had become the root of another's session: of its own and of that.
         while node.state.member.root
             && let Some(id) = self.by_root(node.key).map(|session| session.id)
@@ -347,14 +351,13 @@ impl Sessions {
                 continue;
             }
             let is_left_to_run = self.get(id).is_some_and(|it| self.is_command_of_run(it));
-            let Some(session) = self.by_id.get_mut(&id) else {
-                break;
-            };
-            session.root_exit = Some(gone);
-            session.succession = match is_left_to_run {
-                true => Succession::LeftToRun,
-                false => Succession::after(rules, session.rule, gone.cause()),
-            };
+            self.open.update(id, |session| {
+                session.root_exit = Some(gone);
+                session.succession = match is_left_to_run {
+                    true => Succession::LeftToRun,
+                    false => Succession::after(rules, session.rule, gone.cause()),
+                };
+            });
             session_events.push(SessionEvent::RootExited { session: id });
             // It need not have been a member of it still: it may be a boundary.
             self.to_check.push(id);
@@ -372,16 +375,15 @@ impl Sessions {
         root: ProcessKey,
         session_events: &mut Vec<SessionEvent>,
     ) {
-        let Some(session) = self.by_id.get_mut(&id) else {
-            return;
-        };
-        let old_root = std::mem::replace(&mut session.root, root);
-        (session.root_exit, session.succession) = (None, Succession::Excluded);
+        let old_root = self.open.update(id, |session| {
+            (session.root_exit, session.succession) = (None, Succession::Excluded);
+            let old_root = std::mem::replace(&mut session.root, root);
+            session.copy_from_root(tree.get(root));
+            old_root
+        });
+        let Some(old_root) = old_root else { return };
         if let Some(root) = tree.get_mut(root) {
             root.state.member.root = true;
-        }
-        if let Some(session) = self.by_id.get_mut(&id) {
-            session.copy_from_root(tree.get(root));
         }
         session_events.push(SessionEvent::Relaunched {
             session: id,
@@ -422,9 +424,9 @@ impl Sessions {
 
     /// There are other rules now.
     pub(super) fn resolve_rules(&mut self, rules: &Ruleset) {
-        for session in self.by_id.values_mut().chain(&mut self.closed) {
-            session.rule = rules.session_rule(&session.agent);
-        }
+        let resolve = |session: &mut Session| session.rule = rules.session_rule(&session.agent);
+        self.open.update_all(resolve);
+        self.closed.iter_mut().for_each(resolve);
     }
 
     /// Closes what is over since the last call. Apart from the rest, so that whoever follows the turns
@@ -441,12 +443,12 @@ impl Sessions {
     fn close_if_empty(&mut self, id: SessionId, session_events: &mut Vec<SessionEvent>) {
         let mut next = Some(id);
         while let Some(id) = next {
-            let nested = self.by_id.values().any(|session| session.outer == Some(id));
+            let nested = self.open.ids(IndexKey::Outer(id)).next().is_some();
             let finished = |session: &Session| session.is_empty() && session.root_exit.is_some();
-            if nested || !self.by_id.get(&id).is_some_and(finished) {
+            if nested || !self.get(id).is_some_and(finished) {
                 return;
             }
-            let Some(session) = self.by_id.remove(&id) else {
+            let Some(session) = self.open.remove(id) else {
                 return;
             };
             next = session.outer;

@@ -133,7 +133,7 @@ impl Sessions {
 
     /// Sessions, open or closed lately, that it may be a member of by the order of births and the user.
     fn possible(&self, node: &Node) -> impl Iterator<Item = &Session> {
-        let all = self.by_id.values().chain(&self.closed);
+        let all = self.iter().chain(&self.closed);
         all.filter(|session| {
             session.uids.real == node.uids.real && is_later(node.key, session.first_root)
         })

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::member::{Evidence, Lineage};
 use super::membership::LineageClaim;
-use super::{Session, Sessions};
+use super::{IndexKey, Session, Sessions};
 use crate::event::{ProcessKey, TICK_NS};
 use crate::facts::Fact;
 use crate::{Node, Tree};
@@ -117,9 +117,10 @@ impl Sessions {
         }
         let began_it = |session: &&Session| {
             let above = session.parent.as_ref().map(|above| above.image.cgroup_id);
-            session.cgroup_id == own && above.is_some_and(|above| above != 0 && above != own)
+            above.is_some_and(|above| above != 0 && above != own)
         };
-        let mut all = self.iter().filter(began_it);
+        let all = self.open.all(IndexKey::Cgroup(own));
+        let mut all = all.filter(began_it);
         let session = all.next()?;
         let only = all.next().is_none() && !is_later(session.first_root, node.key);
         let lineage = Lineage {

@@ -3,7 +3,7 @@
 
 use reaper_common::MEMBER_UNCERTAIN;
 
-use super::{Evidence, Session, SessionId, Sessions};
+use super::{Evidence, IndexKey, Session, SessionId, Sessions};
 use crate::event::{Membership, ProcessKey, Provenance};
 use crate::session::member::Lineage;
 use crate::{Node, Tree};
@@ -190,9 +190,9 @@ impl Sessions {
 
     /// The session of this name, also one that is closed: a birth may have been lost.
     pub(crate) fn id_by_name(&self, name: ProcessKey) -> Option<SessionId> {
-        let mut all = self.by_id.values().chain(&self.closed);
-        all.find(|session| session.has_name(name))
-            .map(|session| session.id)
+        let closed = || self.closed.iter().find(|session| session.has_name(name));
+        let session = self.open.by_name(name).or_else(closed)?;
+        Some(session.id)
     }
 
     /// What the ring still tells of a process that was found, and whose descent is not known for sure,
@@ -220,7 +220,7 @@ impl Sessions {
     /// A session has opened that the kernel has followed for longer: takes in who was found before it
     /// and is a member by the kernel's map.
     pub(super) fn adopt_marked(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
-        let Some(session) = self.by_id.get(&id) else {
+        let Some(session) = self.get(id) else {
             return;
         };
         let name = |mark: Membership| mark.session.is_some_and(|name| session.has_name(name));
@@ -280,11 +280,11 @@ impl Sessions {
                     && outer.is_none_or(|outer| self.may_nest(own, outer));
                 let kind = self.get(own).map(|own| own.kind);
                 let outer = kind.and_then(|kind| self.outer_of(kind, outer));
-                let own = self.by_id.get_mut(&own);
-                if let Some(own) = own.filter(|own| own.is_discovered && can) {
-                    let old = std::mem::replace(&mut own.outer, outer);
-                    self.to_check.extend(old);
-                }
+                let old = self.open.update(own, |own| {
+                    let can = own.is_discovered && can;
+                    can.then(|| std::mem::replace(&mut own.outer, outer))
+                });
+                self.to_check.extend(old.flatten().flatten());
             }
             (Some(own), Some(id)) if descent.is_certain && own == id => {
                 (
@@ -323,7 +323,7 @@ impl Sessions {
             return;
         };
         self.leave(node);
-        node.state.member.session = self.by_id.get_mut(&id).map(|session| {
+        node.state.member.session = self.open.update(id, |session| {
             session.members.insert(key.pid);
             session.last_birth_at = session.last_birth_at.max(key.start);
             node.state.member.is_lineage_uncertain = unsure;
@@ -341,9 +341,12 @@ impl Sessions {
         top: ProcessKey,
         left: SessionId,
     ) -> Vec<ProcessKey> {
-        for session in self.by_id.values_mut() {
-            if session.outer == Some(left) && tree.descends_from(session.root, top) {
-                self.to_check.extend(session.outer.take());
+        let nested: Vec<SessionId> = self.open.ids(IndexKey::Outer(left)).collect();
+        for id in nested {
+            let is_below = |session: &Session| tree.descends_from(session.root, top);
+            if self.get(id).is_some_and(is_below) {
+                self.open.update(id, |session| session.outer = None);
+                self.to_check.push(left);
             }
         }
         let own = tree.get(top).and_then(|node| node.state.member.session);
@@ -411,11 +414,11 @@ impl Sessions {
         {
             let outer = self.outer_of(session.kind, own).filter(|_| !unsure);
             let outer = outer.filter(|outer| self.may_nest(id, *outer));
-            let session = self.get_mut(id);
-            let is_left = |session: &&mut Session| session.outer.is_none() || session.outer == left;
-            if let Some(session) = session.filter(is_left) {
-                let old = std::mem::replace(&mut session.outer, outer);
-                self.to_check.extend(old);
+            if session.outer.is_none() || session.outer == left {
+                let old = self
+                    .open
+                    .update(id, |session| std::mem::replace(&mut session.outer, outer));
+                self.to_check.extend(old.flatten());
             }
             return false;
         }
@@ -438,9 +441,8 @@ impl Sessions {
         let Some(old) = node.state.member.session.take() else {
             return;
         };
-        if let Some(session) = self.by_id.get_mut(&old) {
-            session.members.remove(&node.key.pid);
-        }
+        self.open
+            .update(old, |session| session.members.remove(&node.key.pid));
         self.to_check.push(old);
     }
 
@@ -449,7 +451,7 @@ impl Sessions {
         if let Some(at) = self.closed.iter().position(|session| session.id == id)
             && let Some(session) = self.closed.remove(at)
         {
-            self.by_id.insert(id, session);
+            self.open.insert(session);
         }
     }
 }

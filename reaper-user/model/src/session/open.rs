@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{ImageSource, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
+use super::{
+    ImageSource, IndexKey, RootParent, Session, SessionEvent, SessionId, Sessions, Succession,
+};
 use crate::event::ProcessKey;
 use crate::facts::Fact;
 use crate::ruleset::{Class, Rule, RuleId, Ruleset, SessionKind};
@@ -82,13 +84,13 @@ impl Sessions {
         let Some(id) = node.state.member.session.take() else {
             return;
         };
-        if let Some(session) = self.by_id.get_mut(&id) {
+        let outer = self.open.update(id, |session| {
             session.members.remove(&key.pid);
-            if session.is_discovered && session.root == key {
-                // What it was found to be it has become below this boundary.
-                self.to_check.extend(session.outer.take());
-            }
-        }
+            // What it was found to be it has become below this boundary.
+            let is_below = session.is_discovered && session.root == key;
+            session.outer.take_if(|_| is_below)
+        });
+        self.to_check.extend(outer.flatten());
         session_events.push(SessionEvent::Boundary {
             key,
             session: id,
@@ -107,22 +109,23 @@ impl Sessions {
         session_events: &mut Vec<SessionEvent>,
     ) {
         let (rule_id, agent, kind) = (id, Arc::clone(&rule.name), SessionKind::of(rule.action));
-        let mut own = None;
-        for session in self.by_id.values_mut() {
-            // One that is told of when its end is known already has lost nothing of its name.
-            if session.root == key && session.root_exit.is_none() || session.first_root == key {
+        let living = self.open.all(IndexKey::Root(key));
+        let living = living.filter(|session| session.root_exit.is_none());
+        let mut own: Vec<SessionId> = living.map(|session| session.id).collect();
+        // One that is told of when its end is known already has lost nothing of its name.
+        own.extend(self.open.ids(IndexKey::FirstRoot(key)));
+        for id in &own {
+            let outer = self.open.update(*id, |session| {
                 // A shim that has turned into the agent itself.
                 (session.agent, session.rule) = (Arc::clone(&agent), Some(rule_id));
                 session.kind = kind;
-                if kind == SessionKind::Server {
-                    self.to_check.extend(session.outer.take());
-                }
                 session.copy_from_root(tree.get(key));
                 session.is_discovered &= ran == ImageSource::Discovered;
-                own = Some(session.id);
-            }
+                session.outer.take_if(|_| kind == SessionKind::Server)
+            });
+            self.to_check.extend(outer.flatten());
         }
-        if let Some(id) = own {
+        if let Some(id) = own.into_iter().max() {
             if kind == SessionKind::Server {
                 self.unnest(id);
             }
@@ -158,33 +161,31 @@ impl Sessions {
         let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
         let outer = self.outer_of(kind, starter);
         let outer = outer.filter(|outer| self.is_restoring || !is_late(outer));
-        self.by_id.insert(
+        self.open.insert(Session {
             id,
-            Session {
-                id,
-                agent,
-                kind,
-                rule: Some(rule_id),
-                root: key,
-                uids,
-                opened_at: now,
-                first_root: key,
-                parent: begetter.map(|key| RootParent::of(tree, key)),
-                outer,
-                cgroup_id,
-                sid,
-                unit,
-                inherited: Fact::Unread,
-                multiplexed,
-                root_exit: None,
-                succession: Succession::Excluded,
-                last_exit_at: 0,
-                last_birth_at: 0,
-                last_use_at: 0,
-                is_discovered: ran == ImageSource::Discovered,
-                members: HashSet::default(),
-            },
-        );
+            agent,
+            kind,
+            rule: Some(rule_id),
+            root: key,
+            uids,
+            opened_at: now,
+            first_root: key,
+            parent: begetter.map(|key| RootParent::of(tree, key)),
+            outer,
+            cgroup_id,
+            sid,
+            unit,
+            inherited: Fact::Unread,
+            multiplexed,
+            root_exit: None,
+            succession: Succession::Excluded,
+            last_exit_at: 0,
+            last_birth_at: 0,
+            last_use_at: 0,
+            is_discovered: ran == ImageSource::Discovered,
+            due: None,
+            members: HashSet::default(),
+        });
         self.join(tree, key, id, false);
         if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
             parent.state.member.watched |= parent.state.member.session.is_none();
@@ -198,10 +199,10 @@ impl Sessions {
 
     /// Makes sessions that are nested in a server's nested in none.
     fn unnest(&mut self, server: SessionId) {
-        for session in self.by_id.values_mut() {
-            if session.outer == Some(server) {
-                self.to_check.extend(session.outer.take());
-            }
+        let nested: Vec<SessionId> = self.open.ids(IndexKey::Outer(server)).collect();
+        for id in nested {
+            self.open.update(id, |session| session.outer = None);
+            self.to_check.push(server);
         }
     }
 }

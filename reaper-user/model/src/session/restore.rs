@@ -74,9 +74,10 @@ impl Sessions {
             last_birth_at: 0,
             last_use_at: 0,
             is_discovered: false,
+            due: None,
             members: HashSet::default(),
         };
-        self.by_id.insert(id, session);
+        self.open.insert(session);
         session_events.push(SessionEvent::Restored { session: id });
         if gone.is_some() {
             return;
@@ -140,14 +141,16 @@ impl Sessions {
     /// All that there is has been told: closes what is over.
     pub(crate) fn finish_restore(&mut self, tree: &Tree, session_events: &mut Vec<SessionEvent>) {
         self.is_restoring = false;
-        for parent in self.by_id.values_mut().filter_map(|s| s.parent.as_mut()) {
+        self.open.update_all(|session| {
             // Sessions were taken up before all that runs was.
-            if parent.image.comm.is_empty() {
+            if let Some(parent) = &mut session.parent
+                && parent.image.comm.is_empty()
+            {
                 *parent = RootParent::of(tree, parent.key);
             }
-        }
+        });
         self.exited_roots.clear();
-        self.to_check = self.by_id.keys().copied().collect();
+        self.to_check = self.iter().map(|session| session.id).collect();
         self.close_finished(session_events);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Session, Sessions};
+use super::{IndexKey, Session, SessionId, Sessions};
 use crate::Node;
 use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts, InheritedFacts};
@@ -25,13 +25,18 @@ impl Sessions {
     /// The unit of a process has been read: it is also that of the sessions whose root it is, or that have
     /// their root in the same cgroup.
     pub(crate) fn update_unit(&mut self, node: &Node, unit: &Fact<Arc<str>>) {
-        let cgroup_id = node.image.cgroup_id;
-        for session in self.by_id.values_mut() {
-            let is_root = session.root == node.key && session.root_exit.is_none();
-            let unknown = !matches!(session.unit, Fact::Known(_));
-            if is_root || unknown && cgroup_id != 0 && session.cgroup_id == cgroup_id {
-                session.set_unit(unit);
-            }
+        let of_root = self.open.ids(IndexKey::Root(node.key));
+        let in_cgroup = self.open.ids(IndexKey::Cgroup(node.image.cgroup_id));
+        let all: Vec<SessionId> = of_root.chain(in_cgroup).collect();
+        for id in all {
+            self.open.update(id, |session| {
+                let is_root = session.root == node.key && session.root_exit.is_none();
+                let shares_cgroup =
+                    session.cgroup_id != 0 && session.cgroup_id == node.image.cgroup_id;
+                if is_root || shares_cgroup && !matches!(session.unit, Fact::Known(_)) {
+                    session.set_unit(unit);
+                }
+            });
         }
     }
 
@@ -41,20 +46,26 @@ impl Sessions {
         root: ProcessKey,
         inherited: &Fact<Arc<InheritedFacts>>,
     ) {
-        let of_root = |session: &&mut Session| session.root == root;
-        let all = self.by_id.values_mut().chain(&mut self.closed);
-        for session in all.filter(of_root) {
+        let open: Vec<SessionId> = self.open.ids(IndexKey::Root(root)).collect();
+        for id in open {
+            let set = |session: &mut Session| session.set_inherited(inherited);
+            self.open.update(id, set);
+        }
+        let closed = self.closed.iter_mut();
+        for session in closed.filter(|session| session.root == root) {
             session.set_inherited(inherited);
         }
     }
 
     /// Of a process that is gone by now this has been read: its session is compared with it still.
     pub(crate) fn update_exited_root(&mut self, root: ProcessKey, asked: FactSet, found: &Facts) {
-        let of_root = |session: &&mut Session| session.root == root && session.root_exit.is_some();
-        for session in self.by_id.values_mut().filter(of_root) {
-            if asked.contains(FactSet::UNIT) {
-                session.set_unit(&found.unit);
-            }
+        let all: Vec<SessionId> = self.open.ids(IndexKey::Root(root)).collect();
+        for id in all {
+            self.open.update(id, |session| {
+                if session.root_exit.is_some() && asked.contains(FactSet::UNIT) {
+                    session.set_unit(&found.unit);
+                }
+            });
         }
         if asked.contains(FactSet::INHERITED) {
             self.update_inherited(root, &found.inherited);

@@ -152,9 +152,8 @@ impl Model {
 
     /// Sets the result of a search that has found no successor.
     pub fn set_succession(&mut self, id: SessionId, state: Succession) {
-        if let Some(session) = self.sessions.get_mut(id) {
-            session.succession = state;
-        }
+        let sessions = &mut self.sessions.open;
+        sessions.update(id, |session| session.succession = state);
     }
 
     /// Forgets the conversations of all processes that a search looks at, so that the next one reads them again.

@@ -4,6 +4,7 @@ mod arguments;
 mod commands;
 mod decisions;
 mod idle;
+mod index;
 mod inferred;
 mod keeps;
 mod kin;

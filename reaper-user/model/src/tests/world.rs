@@ -401,4 +401,5 @@ pub fn assert_consistent(model: &Model) {
         );
         assert!(session.outer != Some(session.id));
     }
+    model.sessions.assert_indexed();
 }

@@ -1,0 +1,48 @@
+//! Each lookup compared with a scan of all sessions.
+
+use super::*;
+use crate::session::Sessions;
+
+impl Sessions {
+    /// Asserts that each lookup finds what a scan of all sessions finds.
+    pub(crate) fn assert_indexed(&self) {
+        let keys = self.iter().flat_map(|session| {
+            let keys = session.index_keys().into_iter().flatten();
+            keys.map(|key| (key, session.id))
+        });
+        assert_eq!(self.open.by_key, keys.collect());
+        let mut nested: BTreeMap<SessionId, Vec<SessionId>> = BTreeMap::new();
+        for session in self.iter() {
+            let outwards: Vec<&Session> = self.with_enclosing(session.id).collect();
+            let outermost = outwards.last().and_then(|last| self.get(last.outer?));
+            assert!(outermost.is_none(), "{:?} is in itself", session.id);
+            for outer in &outwards {
+                nested.entry(outer.id).or_default().push(session.id);
+            }
+            let mut ended = outwards.iter().filter(|session| session.end().is_some());
+            let first = ended.clone().filter_map(|session| session.end());
+            let due = ended.next_back().map(|session| session.id);
+            let due = due.zip(first.min_by_key(|end| end.at));
+            let indexed = self.due(session.id);
+            assert_eq!(indexed.map(|(outer, first)| (outer.id, first)), due);
+
+            let living = |other: &&Session| other.root == session.root && other.root_exit.is_none();
+            let by_root = self.by_root(session.root).map(|session| session.id);
+            assert_eq!(by_root, self.iter().find(living).map(|session| session.id));
+            let start = session.first_root.start;
+            for start in [start, start - start % TICK_NS, start + 1] {
+                let name = ProcessKey {
+                    start,
+                    ..session.first_root
+                };
+                let named = self.iter().find(|other| other.has_name(name));
+                let by_name = self.by_first_root(name).map(|session| session.id);
+                assert_eq!(by_name, named.map(|session| session.id), "{name}");
+            }
+        }
+        for (outer, nested) in nested {
+            let found = self.with_nested(outer).map(|session| session.id);
+            assert_eq!(found.collect::<Vec<_>>(), nested);
+        }
+    }
+}
