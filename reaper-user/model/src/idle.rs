@@ -119,13 +119,7 @@ impl Model {
 
     /// Forgets how busy the processes of a root's session are, so that they are read again.
     pub fn forget_activity_within(&mut self, root: ProcessKey) {
-        // Most processes are no roots, and looking for their session is not free.
-        let is_root = self
-            .tree
-            .get(root)
-            .is_some_and(|node| node.state.member.root);
-        let session = is_root.then(|| self.sessions.by_root(root)).flatten();
-        let Some(id) = session.map(|session| session.id) else {
+        let Some(id) = self.sessions.by_root(root).map(|session| session.id) else {
             return;
         };
         let members: Vec<ProcessKey> = self.members_within(id).map(|node| node.key).collect();

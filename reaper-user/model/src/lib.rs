@@ -43,7 +43,8 @@ use awaited::Awaited;
 pub use awaited::Reclassified;
 use clock::Clock;
 use event::{
-    Event, EventKind, ExitStatus, Image, Membership, ProcessKey, RestoredSession, TICK_NS, Uids,
+    Event, EventKind, ExitStatus, Image, Membership, ProcEntry, ProcessKey, RestoredSession,
+    TICK_NS, Uids,
 };
 use facts::FactSet;
 use keeps::KeepRequest;
@@ -260,6 +261,11 @@ impl Model {
         let mut changes = std::mem::take(&mut self.changes);
         let mut session_events = std::mem::take(&mut self.session_events);
         report(&mut self.tree, &mut changes);
+        if let EventKind::Discovered(ProcEntry { key, .. }) | EventKind::Move { key, .. } =
+            event.kind
+        {
+            self.sessions.note_mark(&self.tree, key);
+        }
         for change in changes.drain(..) {
             self.on_change(&change, event, &mut session_events);
             self.update_own_ancestry(&change, event);

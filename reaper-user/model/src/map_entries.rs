@@ -96,6 +96,7 @@ impl Model {
         {
             self.tree.disown(exact);
         }
+        self.sessions.note_mark(&self.tree, key);
     }
 
     /// Takes note of signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `flags`.

@@ -21,14 +21,15 @@ mod restore;
 mod root_facts;
 mod succession;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::event::{ExitStatus, Image, ProcessKey, TICK_NS, Uids};
 use super::facts::{Fact, InheritedFacts};
 use super::ruleset::{RuleId, Ruleset, SessionKind};
+use crate::tree::tick;
 use crate::{Node, Tree};
 use index::{Due, IndexKey, SessionIndex};
 pub use member::{Evidence, SessionId};
@@ -227,8 +228,12 @@ pub struct Sessions {
     /// Sessions are being taken up again, and not all that is known of them has been told.
     pub(super) is_restoring: bool,
     /// Sessions whose root has left of its own accord since then, with no heir among its children: one
-    /// that was found with its adopter already is still to be told of.
-    exited_roots: Vec<(SessionId, Node)>,
+    /// that was found with its adopter already is still to be told of. By the pid of the root.
+    exited_roots: HashMap<u32, Vec<(SessionId, Node)>>,
+    /// Children that living processes have lost to an adopter since then.
+    reparented: HashMap<ProcessKey, Vec<ProcessKey>>,
+    /// Processes that were found with a mark of a session that has not opened, after its name to the tick.
+    early_members: BTreeSet<(ProcessKey, ProcessKey)>,
     last: u32,
 }
 
@@ -362,8 +367,13 @@ impl Sessions {
             // It need not have been a member of it still: it may be a boundary.
             self.to_check.push(id);
             if left && self.is_restoring {
-                self.exited_roots.push((id, node.clone()));
+                let roots = self.exited_roots.entry(node.key.pid).or_default();
+                roots.push((id, node.clone()));
             }
+        }
+        self.reparented.remove(&node.key);
+        if let Some(name) = node.membership.and_then(|mark| mark.session) {
+            self.early_members.remove(&(tick(name), node.key));
         }
     }
 

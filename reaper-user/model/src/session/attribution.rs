@@ -22,7 +22,7 @@ use hashbrown::HashSet;
 
 use super::inferred::{is_later, may_be_adopted};
 use super::member::Evidence;
-use super::{Session, SessionId, Sessions};
+use super::{IndexKey, Session, SessionId, Sessions};
 use crate::event::{Image, ProcessKey};
 use crate::facts::{Fact, FactSet, InheritedFacts};
 use crate::leftover::{EnvMarker, is_login, is_terminal};
@@ -183,9 +183,7 @@ impl Sessions {
 
     /// Open sessions of the same user whose root lives.
     fn living(&self, node: &Node) -> impl Iterator<Item = &Session> {
-        let uid = node.uids.real;
-        self.iter()
-            .filter(move |session| session.uids.real == uid && session.root_exit.is_none())
+        self.open.all(IndexKey::Living(node.uids.real))
     }
 
     /// Whether a living agent that is not of this session, or an ancestor of one, carries a mark, or may.

@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
 
+/// Number of properties by which a session is found.
+const KEYS: usize = 5;
+
 /// A property by which open sessions are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum IndexKey {
@@ -16,6 +19,8 @@ pub(super) enum IndexKey {
     FirstRoot(ProcessKey),
     Outer(SessionId),
     Cgroup(u64),
+    /// The real uid of a root that has not exited.
+    Living(u32),
 }
 
 /// Why the members of a session are due.
@@ -28,12 +33,13 @@ pub(super) struct Due {
 }
 
 impl Session {
-    fn index_keys(&self) -> [Option<IndexKey>; 4] {
+    fn index_keys(&self) -> [Option<IndexKey>; KEYS] {
         [
             Some(IndexKey::Root(self.root)),
             Some(IndexKey::FirstRoot(self.first_root)),
             self.outer.map(IndexKey::Outer),
             (self.cgroup_id != 0).then_some(IndexKey::Cgroup(self.cgroup_id)),
+            (self.root_exit.is_none()).then_some(IndexKey::Living(self.uids.real)),
         ]
     }
 
@@ -136,12 +142,12 @@ impl SessionIndex {
         }
     }
 
-    fn add_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; 4]) {
+    fn add_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; KEYS]) {
         let keys = keys.into_iter().flatten();
         self.by_key.extend(keys.map(|key| (key, id)));
     }
 
-    fn remove_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; 4]) {
+    fn remove_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; KEYS]) {
         for key in keys.into_iter().flatten() {
             self.by_key.remove(&(key, id));
         }

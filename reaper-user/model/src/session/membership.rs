@@ -6,6 +6,7 @@ use reaper_common::MEMBER_UNCERTAIN;
 use super::{Evidence, IndexKey, Session, SessionId, Sessions};
 use crate::event::{Membership, ProcessKey, Provenance};
 use crate::session::member::Lineage;
+use crate::tree::tick;
 use crate::{Node, Tree};
 
 /// How a process came to be known.
@@ -217,6 +218,16 @@ impl Sessions {
         true
     }
 
+    /// Notes a process that was found with a mark, if the session of that may open yet.
+    pub(crate) fn note_mark(&mut self, tree: &Tree, key: ProcessKey) {
+        if let Some(node) = tree.get(key).filter(|node| is_early(node))
+            && let Some(name) = node.membership.and_then(|mark| mark.session)
+            && self.by_first_root(name).is_none()
+        {
+            self.early_members.insert((tick(name), node.key));
+        }
+    }
+
     /// A session has opened that the kernel has followed for longer: takes in who was found before it
     /// and is a member by the kernel's map.
     pub(super) fn adopt_marked(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
@@ -230,15 +241,17 @@ impl Sessions {
         {
             return;
         }
-        let mut found: Vec<ProcessKey> = tree
-            .iter()
-            .filter(|node| {
-                !node.reported.by_probe
-                    && !node.state.member.is_lineage_certain
-                    && node.membership.is_some_and(name)
-            })
-            .map(|node| node.key)
-            .collect();
+        let first_root = tick(session.first_root);
+        let first = ProcessKey { pid: 0, start: 0 };
+        let early = self.early_members.range((first_root, first)..);
+        let early = early.take_while(|(name, _)| *name == first_root);
+        let early: Vec<_> = early.copied().collect();
+        let found = early.iter().filter_map(|(_, key)| tree.get(*key));
+        let found = found.filter(|node| is_early(node) && node.membership.is_some_and(name));
+        let mut found: Vec<ProcessKey> = found.map(|node| node.key).collect();
+        for entry in &early {
+            self.early_members.remove(entry);
+        }
         // Parents before their children.
         found.sort_unstable_by_key(|key| key.start);
         for key in found {
@@ -454,6 +467,11 @@ impl Sessions {
             self.open.insert(session);
         }
     }
+}
+
+/// Whether a process was found, and nothing yet has said for sure whose it is.
+fn is_early(node: &Node) -> bool {
+    !node.reported.by_probe && !node.state.member.is_lineage_certain
 }
 
 /// Whether a process is known to be nobody's that the kernel follows for a session, or has followed.

@@ -110,8 +110,9 @@ impl Sessions {
         }
         let was_child =
             |node: &&Node| (node.orphaned).is_some_and(|from| from.old_parent == root.key);
-        let children: Vec<ProcessKey> =
-            tree.iter().filter(was_child).map(|node| node.key).collect();
+        let children = self.reparented.get(&root.key)?.iter();
+        let children = children.filter_map(|key| tree.get(*key)).filter(was_child);
+        let children: Vec<ProcessKey> = children.map(|node| node.key).collect();
         self.successor_root(tree, root, id, &children)
     }
 
@@ -124,15 +125,19 @@ impl Sessions {
         child: ProcessKey,
         session_events: &mut Vec<SessionEvent>,
     ) {
+        if let Some(parent) = tree.get(old_parent) {
+            self.reparented.entry(parent.key).or_default().push(child);
+        }
         let Some(child) = tree.get(child).map(|child| child.key) else {
             return;
         };
-        let (to_it, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.exited_roots)
-            .into_iter()
-            .partition(|(id, root)| {
-                root.has_key(old_parent) && self.successor_root(tree, root, *id, &[child]).is_some()
-            });
-        self.exited_roots = others;
+        let Some(roots) = self.exited_roots.remove(&old_parent.pid) else {
+            return;
+        };
+        let (to_it, others): (Vec<_>, Vec<_>) = roots.into_iter().partition(|(id, root)| {
+            root.has_key(old_parent) && self.successor_root(tree, root, *id, &[child]).is_some()
+        });
+        self.exited_roots.insert(old_parent.pid, others);
         for (id, _) in to_it {
             self.set_successor(tree, id, child, session_events);
         }
@@ -150,6 +155,7 @@ impl Sessions {
             }
         });
         self.exited_roots.clear();
+        self.reparented.clear();
         self.to_check = self.iter().map(|session| session.id).collect();
         self.close_finished(session_events);
     }

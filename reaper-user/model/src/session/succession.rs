@@ -10,7 +10,7 @@
 //! that is left, or its command line or registry must name the id of a conversation that such a process carries. A marker
 //! in an environment alone connects nothing.
 
-use super::{Session, SessionEvent, SessionId, Sessions};
+use super::{IndexKey, Session, SessionEvent, SessionId, Sessions};
 use crate::Model;
 use crate::Node;
 use crate::conversation::{Conversations, Ids};
@@ -66,13 +66,12 @@ impl Sessions {
     fn candidates(&self, of: &Session) -> Vec<ProcessKey> {
         let may_continue = |session: &&Session| {
             session.agent == of.agent
-                && session.uids.real == of.uids.real
-                && session.root_exit.is_none()
                 && self
                     .with_enclosing(session.id)
                     .all(|outer| outer.id != of.id)
         };
-        let sessions = self.iter().filter(may_continue);
+        let living = self.open.all(IndexKey::Living(of.uids.real));
+        let sessions = living.filter(may_continue);
         let mut roots: Vec<ProcessKey> = sessions.map(|session| session.root).collect();
         roots.sort_unstable_by_key(|key| std::cmp::Reverse((key.start, key.pid)));
         roots.dedup();
