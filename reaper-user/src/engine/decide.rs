@@ -18,7 +18,7 @@ impl Engine {
     /// whose ladder is open.
     pub(super) fn decide(&mut self) {
         let (mut keys, mut ended) = (Vec::new(), Vec::new());
-        for pending in std::mem::take(&mut self.ingest.queued) {
+        for pending in self.ingest.queued.take() {
             if self.gap.is_some() && !self.has_escalation(&pending) {
                 self.ingest.queued.push(pending);
                 continue;
@@ -121,22 +121,25 @@ impl Engine {
 
     /// Returns the sessions nested in one.
     fn nested_in(&self, id: SessionId) -> impl Iterator<Item = &Session> {
-        // None is left in a session that is over, and the search goes over all sessions.
-        let open = self.model.sessions.get(id).into_iter();
-        let inwards = open.flat_map(move |_| self.model.sessions.with_nested(id));
+        let inwards = self.model.sessions.with_nested(id);
         inwards.filter(move |session| session.id != id)
     }
 
     /// Whether something is to be decided about a session.
     fn is_queued(&self, id: SessionId) -> bool {
-        let of_it = |pending: &Queued| match *pending {
-            Queued::Process(key) => {
-                let node = self.model.tree.get(key);
-                node.is_some_and(|node| node.state.member.session == Some(id))
-            }
-            Queued::Session(session) => session == id,
-        };
-        self.ingest.queued.iter().any(of_it)
+        let queued = &self.ingest.queued;
+        queued.contains(Queued::Session(id))
+            || self
+                .members_of(id)
+                .any(|key| queued.contains(Queued::Process(key)))
+    }
+
+    /// Returns the living members of a session.
+    fn members_of(&self, id: SessionId) -> impl Iterator<Item = ProcessKey> {
+        let members = self.model.sessions.get(id).into_iter();
+        let nodes = members.flat_map(Session::members);
+        let nodes = nodes.filter_map(|pid| self.model.tree.by_pid(pid));
+        nodes.map(|node| node.key)
     }
 
     fn has_escalation(&self, pending: &Queued) -> bool {
@@ -204,7 +207,6 @@ impl Engine {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
         let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
-        // Looking for the session of a root is not free.
         let root = by_rule
             .then(|| self.model.sessions.by_root(who.key))
             .flatten();
@@ -380,11 +382,9 @@ impl Engine {
 
     /// Returns the last decisions about the living members of a session whose agent is gone.
     fn decided_of(&self, id: SessionId) -> impl Iterator<Item = (Verdict, Reason)> {
-        let session = self.model.sessions.get(id);
-        let session = session.filter(|_| self.model.sessions.due(id).is_some());
-        let members = session.into_iter().flat_map(Session::members);
-        let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
-        members.filter_map(|node| self.ingest.decided.get(&node.key).copied())
+        let due = self.model.sessions.due(id).into_iter();
+        let members = due.flat_map(move |_| self.members_of(id));
+        members.filter_map(|key| self.ingest.decided.get(&key).copied())
     }
 
     /// Returns what is left of the sessions nested in one.

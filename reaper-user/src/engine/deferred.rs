@@ -1,5 +1,6 @@
 //! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -25,12 +26,12 @@ const TRIED_MAX: usize = 4096;
 pub struct Deferred {
     /// Reads what is asked for, in threads that nobody waits for.
     pub facts: Box<dyn FactReader>,
-    /// Whose facts a decision waits for.
-    requested: HashMap<ProcessKey, PendingRead>,
-    /// Number of the last that was asked.
+    /// Processes whose facts a decision waits for, by the number of the request.
+    requested: Waiting,
+    /// Number of the last request.
     last: u64,
-    /// Who waits for the facts of its kin.
-    waiting_for_relatives: HashMap<ProcessKey, PendingRead>,
+    /// Processes that wait for the facts of their relatives, by the number of the request.
+    waiting_for_relatives: Waiting,
     /// Processes that are being read for how busy they are, with the roots that wait for it: a member of a nested session
     /// belongs to the tree of the outer root too. No ladder waits for these roots: they live.
     unread: HashMap<ProcessKey, Vec<ProcessKey>>,
@@ -38,30 +39,84 @@ pub struct Deferred {
     looks: HashMap<ProcessKey, usize>,
     /// Sessions that are over but for those about whom something is still to be said.
     pub closing: HashSet<SessionId>,
-    /// Who is to be decided about anew at which time, in ns of the monotonic clock.
-    deadlines: HashMap<ProcessKey, (u64, SessionId)>,
+    /// Processes by the time of their re-evaluation, in ns of the monotonic clock.
+    deadlines: Waiting,
     /// How often what could not be read has been tried again.
     tries: HashMap<ProcessKey, u32>,
 }
 
-struct PendingRead {
-    /// Whose member it is.
-    session: SessionId,
-    /// Asks are numbered in their order.
-    number: u64,
+/// Processes that wait, each with a number (a time, or that of a request) and its session.
+#[derive(Default)]
+struct Waiting {
+    by_process: HashMap<ProcessKey, (u64, SessionId)>,
+    by_number: BTreeSet<(u64, ProcessKey)>,
+    by_session: BTreeSet<(SessionId, ProcessKey)>,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.by_process.is_empty()
+    }
+
+    fn contains(&self, key: ProcessKey) -> bool {
+        self.by_process.contains_key(&key)
+    }
+
+    /// Returns the lowest number.
+    fn first(&self) -> Option<u64> {
+        self.by_number.first().map(|(number, _)| *number)
+    }
+
+    /// Returns the processes of a session.
+    fn of(&self, id: SessionId) -> impl Iterator<Item = ProcessKey> {
+        let first = ProcessKey { pid: 0, start: 0 };
+        let all = self.by_session.range((id, first)..);
+        all.take_while(move |(session, _)| *session == id)
+            .map(|(_, key)| *key)
+    }
+
+    /// Adds a process, in place of what it waited for before.
+    fn insert(&mut self, key: ProcessKey, number: u64, session: SessionId) {
+        self.remove(key);
+        self.by_process.insert(key, (number, session));
+        self.by_number.insert((number, key));
+        self.by_session.insert((session, key));
+    }
+
+    /// Removes a process. Returns whether it waited.
+    fn remove(&mut self, key: ProcessKey) -> bool {
+        let Some((number, session)) = self.by_process.remove(&key) else {
+            return false;
+        };
+        self.by_number.remove(&(number, key));
+        self.by_session.remove(&(session, key));
+        true
+    }
+
+    /// Removes the processes up to a number. Returns them, the lowest number first.
+    fn take_until(&mut self, number: u64) -> Vec<ProcessKey> {
+        let mut taken = Vec::new();
+        while let Some((first, key)) = self.by_number.first().copied()
+            && first <= number
+        {
+            self.remove(key);
+            taken.push(key);
+        }
+        taken
+    }
 }
 
 impl Deferred {
     pub fn new(facts: Box<dyn FactReader>) -> Deferred {
         Deferred {
             facts,
-            requested: HashMap::new(),
+            requested: Waiting::default(),
             last: 0,
-            waiting_for_relatives: HashMap::new(),
+            waiting_for_relatives: Waiting::default(),
             unread: HashMap::new(),
             looks: HashMap::new(),
             closing: HashSet::new(),
-            deadlines: HashMap::new(),
+            deadlines: Waiting::default(),
             tries: HashMap::new(),
         }
     }
@@ -70,8 +125,8 @@ impl Deferred {
     pub fn read_by(&mut self, reader: Box<dyn FactReader>) {
         self.facts = reader;
         // Nobody answers these any more.
-        self.requested.clear();
-        self.waiting_for_relatives.clear();
+        self.requested = Waiting::default();
+        self.waiting_for_relatives = Waiting::default();
         self.unread.clear();
         self.looks.clear();
     }
@@ -83,7 +138,7 @@ impl Deferred {
 
     /// When somebody is to be decided about though nothing happens, in ns of the monotonic clock.
     pub fn next(&self) -> Option<u64> {
-        self.deadlines.values().map(|(at, _)| *at).min()
+        self.deadlines.first()
     }
 
     /// Returns when to read a process again that could not be read; `None` if that was tried often enough. Times are in
@@ -99,8 +154,9 @@ impl Deferred {
 
     /// Whether facts of living members of a session are being read.
     pub fn is_reading_facts_of(&self, id: SessionId, model: &Model) -> bool {
-        let mut asked = self.requested.iter().chain(&self.waiting_for_relatives);
-        asked.any(|(key, asked)| asked.session == id && model.tree.get(*key).is_some())
+        let asked = self.requested.of(id);
+        let mut asked = asked.chain(self.waiting_for_relatives.of(id));
+        asked.any(|key| model.tree.get(key).is_some())
     }
 
     /// Returns the living members of a session that are re-evaluated at a time of their own.
@@ -109,10 +165,8 @@ impl Deferred {
         id: SessionId,
         model: &Model,
     ) -> impl Iterator<Item = ProcessKey> {
-        let waiting = self.deadlines.iter();
-        waiting
-            .filter(move |(key, (_, session))| *session == id && model.tree.get(**key).is_some())
-            .map(|(key, _)| *key)
+        let waiting = self.deadlines.of(id);
+        waiting.filter(|key| model.tree.get(*key).is_some())
     }
 }
 
@@ -139,12 +193,13 @@ impl Engine {
         let deferred = &mut self.deferred;
         deferred.last += 1;
         let number = deferred.last;
-        let asked = |session| PendingRead { session, number };
-        deferred.requested.entry(of).or_insert(asked(its));
+        if !deferred.requested.contains(of) {
+            deferred.requested.insert(of, number, its);
+        }
         let image = node.map(|node| &node.image);
         deferred.facts.request(of, image, needs, Urgency::Urgent);
         if of != key {
-            deferred.waiting_for_relatives.insert(key, asked(session));
+            deferred.waiting_for_relatives.insert(key, number, session);
         }
     }
 
@@ -184,8 +239,8 @@ impl Engine {
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
     pub(super) fn defer(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
         match until {
-            Some(until) => drop(self.deferred.deadlines.insert(key, (until, session))),
-            None => drop(self.deferred.deadlines.remove(&key)),
+            Some(until) => self.deferred.deadlines.insert(key, until, session),
+            None => drop(self.deferred.deadlines.remove(key)),
         }
     }
 
@@ -289,7 +344,7 @@ impl Engine {
             }
             // That nothing spares it may have come to be known.
             self.ingest.map_changes.push(key);
-            let asked = self.deferred.requested.remove(&key).is_some();
+            let asked = self.deferred.requested.remove(key);
             let node = self.model.tree.get(key);
             // A stranger may have been asked in the place of a root.
             if asked && node.is_some_and(|node| node.state.member.session.is_some()) {
@@ -297,26 +352,16 @@ impl Engine {
             }
         }
         // Among its kin are often many who are asked about: once what was asked before it is all there.
-        let oldest = self
-            .deferred
-            .requested
-            .values()
-            .map(|asked| asked.number)
-            .min();
-        let is_free = |asked: &PendingRead| oldest.is_none_or(|oldest| oldest > asked.number);
-        let free = self
-            .deferred
-            .waiting_for_relatives
-            .extract_if(|_, asked| is_free(asked));
-        let free = free.map(|(key, _)| Queued::Process(key));
-        self.ingest.queued.extend(free);
-        if self.deferred.next().is_some_and(|at| at <= now) {
-            let over = self.deferred.deadlines.extract_if(|_, (at, _)| *at <= now);
-            for (key, _) in over {
-                self.model.forget_volatile(key);
-                self.model.forget_unreadable(key);
-                self.ingest.queued.push(Queued::Process(key));
-            }
+        let oldest = self.deferred.requested.first();
+        let before = oldest.map_or(u64::MAX, |oldest| oldest - 1);
+        let free = self.deferred.waiting_for_relatives.take_until(before);
+        self.ingest
+            .queued
+            .extend(free.into_iter().map(Queued::Process));
+        for key in self.deferred.deadlines.take_until(now) {
+            self.model.forget_volatile(key);
+            self.model.forget_unreadable(key);
+            self.ingest.queued.push(Queued::Process(key));
         }
     }
 }

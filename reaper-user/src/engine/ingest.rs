@@ -16,10 +16,56 @@ use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
 use reaper_model::{Model, Node, Output, TreeChange};
 
 /// What has to be decided about once the ring is drained.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Queued {
     Process(ProcessKey),
     /// All members of a session and of those nested in it.
     Session(SessionId),
+}
+
+/// All that has to be decided about, each once, in the order in which it came.
+#[derive(Default)]
+pub struct Queue {
+    waiting: HashSet<Queued>,
+    /// Some may not be in `waiting` any more.
+    order: Vec<Queued>,
+}
+
+impl Queue {
+    /// Adds one, unless it waits already.
+    pub fn push(&mut self, queued: Queued) {
+        if self.waiting.insert(queued) {
+            self.order.push(queued);
+        }
+    }
+
+    /// Removes one, if it waits.
+    pub fn remove(&mut self, queued: Queued) {
+        self.waiting.remove(&queued);
+    }
+
+    /// Whether one waits.
+    pub fn contains(&self, queued: Queued) -> bool {
+        self.waiting.contains(&queued)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Removes and returns all.
+    pub fn take(&mut self) -> Vec<Queued> {
+        let mut order = std::mem::take(&mut self.order);
+        order.retain(|queued| self.waiting.remove(queued));
+        order
+    }
+}
+
+impl Extend<Queued> for Queue {
+    fn extend<T: IntoIterator<Item = Queued>>(&mut self, all: T) {
+        all.into_iter().for_each(|queued| self.push(queued));
+    }
 }
 
 /// What was done about a session.
@@ -58,7 +104,7 @@ pub struct Ingest {
     scoped: bool,
     /// Who is found now is news: it came since the last look.
     pub emits_discovered: bool,
-    pub queued: Vec<Queued>,
+    pub queued: Queue,
     /// What was decided last about a living member.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Sessions whose root has exited and that another agent may continue.
@@ -97,7 +143,7 @@ impl Ingest {
             events,
             scoped,
             emits_discovered: false,
-            queued: Vec::new(),
+            queued: Queue::default(),
             decided: HashMap::new(),
             awaiting_successor: Vec::new(),
             without_adopter: Vec::new(),
@@ -486,8 +532,7 @@ impl Ingest {
                 root,
             } => {
                 // An end that was told of before was none.
-                self.queued
-                    .retain(|pending| !matches!(pending, Queued::Session(id) if id == session));
+                self.queued.remove(Queued::Session(*session));
                 self.changed_sessions.push(*session);
                 self.map_changes.push(*root);
                 if model.has_rules_for_root(*root) {
@@ -520,7 +565,7 @@ impl Ingest {
                 let members = model
                     .sessions
                     .with_nested(session.id)
-                    .map(|s| s.members().count())
+                    .map(|s| s.members().len())
                     .sum();
                 let Some(gone) = session.root_exit else {
                     return;

@@ -209,14 +209,12 @@ impl Engine {
                     .unwrap_or(key),
             )
         };
-        let ladder =
-            self.model.sessions.due(session.id).and_then(|(ladder, _)| {
-                self.ingest.reaper.stages().find(|(id, _)| *id == ladder.id)
-            });
-        let kill_at_ns = match ladder {
-            Some((_, Stage::Term { kill_at })) => kill_at,
+        let due = self.model.sessions.due(session.id);
+        let stage = due.and_then(|(ladder, _)| self.ingest.reaper.stage(ladder.id));
+        let kill_at_ns = match stage {
+            Some(Stage::Term { kill_at }) => kill_at,
             // Long past.
-            Some((_, Stage::Kill { .. })) => 1,
+            Some(Stage::Kill { .. }) => 1,
             None => 0,
         };
         let root = self.model.tree.get(session.root);

@@ -3,6 +3,9 @@
 //! A first search runs at once. If it finds nothing, a second one runs at the end of the time in which a successor may
 //! appear, and decides. The model says what has to be read; worker threads read it.
 
+use std::collections::BTreeMap;
+use std::mem;
+
 use super::Engine;
 use super::ingest::Queued;
 use reaper_host::facts::Urgency;
@@ -16,23 +19,18 @@ const TRY_AFTER_NS: u64 = 1_000_000_000;
 /// Sessions for which a successor is searched.
 #[derive(Default)]
 pub struct Successions {
-    open: Vec<Open>,
+    /// Numbers of searches after the deadline, by the time of the next search in ns of CLOCK_MONOTONIC and session.
+    timed: BTreeMap<(u64, SessionId), u32>,
+    /// The same of sessions for which facts are being read.
+    reading: Vec<(SessionId, u32)>,
     /// Whether facts that a search asked for have been read since the last search.
     has_facts: bool,
-}
-
-struct Open {
-    session: SessionId,
-    /// Time of the next search, in ns of CLOCK_MONOTONIC; `None` while facts for one are being read.
-    next: Option<u64>,
-    /// Searches after the deadline.
-    tries: u32,
 }
 
 impl Successions {
     /// Returns when the next search is due, in ns of CLOCK_MONOTONIC.
     pub fn next(&self) -> Option<u64> {
-        self.open.iter().filter_map(|open| open.next).min()
+        self.timed.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Notes that facts for a search have been read: those that wait for some run again.
@@ -44,36 +42,35 @@ impl Successions {
 impl Engine {
     /// Runs the searches that are due, and those whose facts have been read.
     pub(super) fn find_successors(&mut self) {
-        let new = std::mem::take(&mut self.ingest.awaiting_successor).into_iter();
-        self.successions.open.extend(new.map(|session| Open {
-            session,
-            next: Some(0),
-            tries: 0,
-        }));
+        let new = mem::take(&mut self.ingest.awaiting_successor).into_iter();
+        let successions = &mut self.successions;
+        successions.timed.extend(new.map(|id| ((0, id), 0)));
         // A successor may be among the processes that a gap hides.
-        if self.successions.open.is_empty() || self.gap.is_some() {
+        if self.gap.is_some() {
             return;
         }
         let now = self.kernel.clock.monotonic();
-        let has_facts = std::mem::take(&mut self.successions.has_facts);
-        let open = std::mem::take(&mut self.successions.open).into_iter();
-        let open: Vec<Open> = open
-            .filter_map(|open| self.search_successor(open, now, has_facts))
-            .collect();
-        self.successions.open.extend(open);
+        let later = successions.timed.split_off(&(now + 1, SessionId(0)));
+        let due = mem::replace(&mut successions.timed, later);
+        let read = match mem::take(&mut successions.has_facts) {
+            true => mem::take(&mut successions.reading),
+            false => Vec::new(),
+        };
+        for (id, tries) in read {
+            self.search_successor((id, tries), now, false);
+        }
+        for ((_, id), tries) in due {
+            self.search_successor((id, tries), now, true);
+        }
     }
 
-    /// Runs one search if it is due, or if facts for it may have been read. A search looks at all sessions, so it does not
-    /// run in each round. Returns what is left to do.
-    fn search_successor(&mut self, mut open: Open, now: u64, has_facts: bool) -> Option<Open> {
-        let id = open.session;
-        if self.model.succession(id)? == Succession::Excluded {
-            return None;
+    /// Runs one search, and notes when the next one is due. `rereads`: what was read for an earlier one may be out of date.
+    fn search_successor(&mut self, (id, tries): (SessionId, u32), now: u64, rereads: bool) {
+        let state = self.model.succession(id);
+        if state.is_none_or(|state| state == Succession::Excluded) {
+            return;
         }
-        if open.next.map_or(!has_facts, |next| next > now) {
-            return Some(open);
-        }
-        if open.next.take().is_some() {
+        if rereads {
             self.model.forget_conversations(id);
         }
         let found = self.model.find_successor(id);
@@ -83,7 +80,7 @@ impl Engine {
                     .facts
                     .request(key, None, needs, Urgency::Urgent);
             }
-            return Some(open);
+            return self.successions.reading.push((id, tries));
         }
         if let SuccessorSearch::Found(root) = found {
             for session_event in self.model.set_successor(id, root) {
@@ -93,14 +90,13 @@ impl Engine {
                     &session_event,
                 );
             }
-            self.reevaluate(id);
-            return None;
+            return self.reevaluate(id);
         }
-        let session = self.model.sessions.get(id)?;
-        let deadline = self.model.succession_deadline(session).unwrap_or(0);
-        if now < deadline {
-            open.next = Some(deadline);
-            return Some(open);
+        let session = self.model.sessions.get(id);
+        let deadline = session.and_then(|session| self.model.succession_deadline(session));
+        if let Some(deadline) = deadline.filter(|deadline| now < *deadline) {
+            self.successions.timed.insert((deadline, id), tries);
+            return;
         }
         let unreadable = found == SuccessorSearch::Unreadable;
         let state = match unreadable {
@@ -109,9 +105,10 @@ impl Engine {
         };
         self.model.set_succession(id, state);
         self.ingest.queued.push(Queued::Session(id));
-        open.next = Some(now + (TRY_AFTER_NS << (2 * open.tries)));
-        open.tries += 1;
-        (unreadable && open.tries <= TRIES).then_some(open)
+        if unreadable && tries < TRIES {
+            let next = now + (TRY_AFTER_NS << (2 * tries));
+            self.successions.timed.insert((next, id), tries + 1);
+        }
     }
 
     /// Re-evaluates the members of a session and of those nested in it.

@@ -88,6 +88,11 @@ impl Reaper {
         self.members.contains_key(&session)
     }
 
+    /// Returns where a session's ladder is; `None` if it is not open.
+    pub fn stage(&self, session: SessionId) -> Option<Stage> {
+        self.escalations.get(&session).map(Escalation::stage)
+    }
+
     /// The open ladders, and where they are.
     pub fn stages(&self) -> impl Iterator<Item = (SessionId, Stage)> {
         self.escalations
