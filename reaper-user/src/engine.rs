@@ -225,9 +225,23 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Leaves the probes at work for the next service, or ends all that was begun. Gives where they are.
+    /// Leaves the probes at work for the next service, or ends all that was begun. Returns where they are.
+    ///
+    /// They also stay at work if members are due and not decided about: the next service goes on with these.
     fn leave(&mut self) -> Option<String> {
-        if let Some(pinned) = self.pinned().filter(|_| self.settings.leave_pinned) {
+        let pinned = self.pinned();
+        let undecided = match self.settings.mode {
+            Mode::Enforce => self.undecided(),
+            Mode::Observe => 0,
+        };
+        if undecided > 0 {
+            let fate = match &pinned {
+                Some(dir) => format!("probes and maps stay pinned at {dir} for the next service"),
+                None => "they are left running".into(),
+            };
+            tracing::warn!("stopped before all is decided: {undecided} processes are due; {fate}");
+        }
+        if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {
             self.sync_maps();
             // Nobody is there to be woken.
             let said = self.source.announce_idle(false);

@@ -403,6 +403,15 @@ impl Engine {
         rest.collect()
     }
 
+    /// Returns the number of due members about which nothing has been decided yet.
+    pub(super) fn undecided(&self) -> usize {
+        let sessions = self.model.sessions.iter().map(|session| session.id);
+        let due = sessions.filter(|id| self.model.sessions.due(*id).is_some());
+        let members = due.flat_map(|id| self.members_of(id));
+        let undecided = members.filter(|key| !self.ingest.decided.contains_key(key));
+        undecided.count()
+    }
+
     /// Processes that are kept though their agent is gone.
     pub(super) fn kept(&self) -> u64 {
         let sessions = self.model.sessions.iter();

@@ -21,6 +21,8 @@ const ROUNDS_MAX: usize = 64;
 const DRAINS_MAX: usize = 10;
 /// Rounds of writing memberships while new processes appear.
 const SEED_ROUNDS_MAX: usize = 100;
+/// Longest time in which a stopped service decides about what is due, in nanoseconds.
+const FINISH_MAX_NS: u64 = 2_000_000_000;
 
 impl Engine {
     /// Takes in all that runs, and what an earlier service has left. What happens meanwhile waits in the ring, and is
@@ -184,6 +186,7 @@ impl Engine {
                 }
             }
         };
+        self.finish_due().await;
         self.stopping = true;
         self.settle();
         let armed = self.leave();
@@ -201,6 +204,21 @@ impl Engine {
         });
         self.ingest.out.flush();
         Ok(count)
+    }
+
+    /// Decides about the members that are due, for which facts may have to be read, for a limited time.
+    async fn finish_due(&mut self) {
+        let clock = Arc::clone(&self.kernel.clock);
+        let end = clock.monotonic() + FINISH_MAX_NS;
+        self.settle();
+        while self.undecided() > 0 && self.deferred.is_reading() && clock.monotonic() < end {
+            tokio::select! {
+                biased;
+                () = self.deferred.facts.ready() => {}
+                () = at(&*clock, Some(end)) => {}
+            }
+            self.settle();
+        }
     }
 
     /// Drains, decides and acts until nothing is left to do. Returns the number of records read.

@@ -47,6 +47,16 @@ fn run(
     happen: impl FnOnce(&SimKernel),
     is_last: fn(&EventBody) -> bool,
 ) -> (Totals, Vec<(u32, Signal)>) {
+    run_until(mode, child, happen, Some(is_last))
+}
+
+/// As [`run`]. Without a last record the engine is stopped before it runs.
+fn run_until(
+    mode: Mode,
+    child: &'static str,
+    happen: impl FnOnce(&SimKernel),
+    is_last: Option<fn(&EventBody) -> bool>,
+) -> (Totals, Vec<(u32, Signal)>) {
     let sim = SimKernel::boot();
     for (pid, parent, comm) in [
         (1, 0, "init"),
@@ -76,7 +86,8 @@ fn run(
     };
     let (mut sink, writer) = Writer::start(Vec::new(), EventClock::new(String::new())).unwrap();
     let (stop, stopped) = oneshot::channel();
-    let stop = Some(stop);
+    let stop = is_last.map(|_| stop);
+    let is_last = is_last.unwrap_or(|_| false);
     sink.set_consumer(StopAt { is_last, stop });
     let (kernel, source) = sim.interfaces();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -168,4 +179,22 @@ fn orphan_of_an_agent_that_was_read_late_is_reaped() {
     });
     assert_eq!((totals.sessions, totals.reaped, totals.failed), (2, 1, 0));
     assert_eq!(sent, [(TOOL, Signal::SIGTERM)]);
+}
+
+#[test]
+fn stopped_service_finishes_what_is_due() {
+    let (totals, sent) = run_until(Mode::Enforce, "child", kill_agent, None);
+    assert_eq!((totals.reaped, totals.failed), (1, 0));
+    assert_eq!(sent, [(CHILD, Signal::SIGTERM)]);
+}
+
+#[test]
+fn stopped_service_does_not_wait_for_facts_forever() {
+    let happen = |sim: &SimKernel| {
+        sim.hold_facts();
+        kill_agent(sim);
+    };
+    let (totals, sent) = run_until(Mode::Enforce, "child", happen, None);
+    assert_eq!((totals.reaped, totals.failed), (0, 0));
+    assert_eq!(sent, []);
 }

@@ -42,6 +42,8 @@ struct State {
     exited: Vec<u64>,
     /// Exits when a handle on it is opened, and another process takes its pid.
     reused: Option<u32>,
+    /// Whether no facts are read any more.
+    holds_facts: bool,
 }
 
 struct SimProcess {
@@ -81,13 +83,22 @@ impl SimKernel {
         self.state().reused = Some(pid);
     }
 
+    /// Leaves all requests for facts unanswered.
+    pub fn hold_facts(&self) {
+        self.state().holds_facts = true;
+    }
+
     /// Returns what the engine uses of this kernel.
     pub fn interfaces(self: &Arc<Self>) -> (Kernel, Box<dyn Source>) {
+        let facts = Arc::clone(self);
         let kernel = Kernel {
             clock: Arc::new(SimClock(Arc::clone(self))),
             processes: Arc::new(SimTable(Arc::clone(self))),
             signals: Arc::new(SimSignals(Arc::clone(self))),
-            start_facts: Box::new(|_| Ok(Box::<SimFacts>::default() as Box<dyn FactReader>)),
+            start_facts: Box::new(move |_| {
+                let facts = SimFacts(Arc::clone(&facts), Vec::new());
+                Ok(Box::new(facts) as Box<dyn FactReader>)
+            }),
             open_fallback: Box::new(|_| Err(ScanError::Wait(nix::Error::EMFILE).into())),
         };
         (kernel, Box::new(SimSource(Arc::clone(self))))
@@ -431,12 +442,11 @@ impl WatchedHandle for SimHandle {
 }
 
 /// Answers at once that a process has nothing that speaks for it.
-#[derive(Default)]
-struct SimFacts(Vec<FactAnswer>);
+struct SimFacts(Arc<SimKernel>, Vec<FactAnswer>);
 
 impl FactReader for SimFacts {
     fn request(&mut self, key: ProcessKey, _: Option<&Arc<Image>>, needs: FactSet, _: Urgency) {
-        self.0.push(FactAnswer {
+        self.1.push(FactAnswer {
             key,
             requested: needs,
             found: Facts {
@@ -455,13 +465,16 @@ impl FactReader for SimFacts {
 
     fn ready(&mut self) -> ReadyFuture<'_> {
         Box::pin(async {
-            if self.0.is_empty() {
+            if self.1.is_empty() || self.0.state().holds_facts {
                 std::future::pending().await
             }
         })
     }
 
     fn take(&mut self) -> Vec<FactAnswer> {
-        std::mem::take(&mut self.0)
+        match self.0.state().holds_facts {
+            true => Vec::new(),
+            false => std::mem::take(&mut self.1),
+        }
     }
 }
