@@ -15,6 +15,7 @@ mod overflow;
 mod pins;
 pub mod process;
 mod raw;
+mod replay;
 mod restart;
 mod run;
 mod slowdown;
@@ -52,6 +53,9 @@ pub struct Args {
     /// Measure this executable instead of building one
     #[arg(long, value_name = "FILE")]
     reaper: Option<PathBuf>,
+    /// Measure replays by these tests of the model instead of building them
+    #[arg(long, value_name = "FILE", hide = true)]
+    model_tests: Option<PathBuf>,
 }
 
 /// What can be measured.
@@ -73,6 +77,8 @@ enum Part {
     Overflow,
     /// From a start to where it has caught up with what the service before it left
     Restart,
+    /// Time in the model for each event of a backlog with thousands of sessions
+    Replay,
     /// Memory, idle and with 30,000 processes
     Memory,
     /// From the start to the first event
@@ -94,6 +100,7 @@ impl Part {
             Part::Loss => loss::measure(bench),
             Part::Overflow => overflow::measure(bench),
             Part::Restart => restart::measure(bench),
+            Part::Replay => replay::measure(bench),
             Part::Memory => memory::measure(bench),
             Part::Start => start::measure(bench),
             Part::Idle => idle::measure(bench),
@@ -110,6 +117,8 @@ impl Part {
 /// What every part needs.
 pub struct Bench {
     reaper: PathBuf,
+    /// Tests of the model, optimised.
+    model_tests: PathBuf,
     /// For files; the loads' names are links in it.
     dir: PathBuf,
     quick: bool,
@@ -136,6 +145,10 @@ pub fn bench(args: &Args) -> Result<()> {
             built_reaper(&["--release"])?
         }
     };
+    let model_tests = match &args.model_tests {
+        Some(tests) => tests.clone(),
+        None => replay::build()?,
+    };
     let own = std::env::current_exe().context("cannot find this program")?;
     if !nix::unistd::geteuid().is_root() {
         let mut again = as_root(own)?;
@@ -143,7 +156,9 @@ pub fn bench(args: &Args) -> Result<()> {
         again
             .args(std::env::args_os().skip(1))
             .arg("--reaper")
-            .arg(reaper);
+            .arg(reaper)
+            .arg("--model-tests")
+            .arg(model_tests);
         return run_command(&mut again);
     }
     own_mounts()?;
@@ -160,6 +175,7 @@ pub fn bench(args: &Args) -> Result<()> {
     trace::mount_tracefs()?;
     let bench = Bench {
         reaper,
+        model_tests,
         dir,
         quick: args.quick,
     };
