@@ -25,6 +25,16 @@ impl EventClock {
         }
     }
 
+    /// A clock of a boot on 2026-01-01, in UTC.
+    #[cfg(test)]
+    pub fn fixed() -> EventClock {
+        EventClock {
+            boot: 1_767_225_600_000_000_000,
+            boot_id: "boot".to_owned(),
+            zone: TimeZone::UTC,
+        }
+    }
+
     /// Returns the wall-clock time of an event.
     pub fn wall(&self, boot_ns: u64) -> Timestamp {
         Timestamp::from_nanosecond(self.boot + i128::from(boot_ns)).unwrap_or_default()
