@@ -33,11 +33,13 @@ pub struct Activity {
 }
 
 /// Memory of all processes of a session and of those nested in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct TreeMemory {
     /// Resident bytes. Pages that several processes share count for each.
+    #[serde(rename = "memory.rss")]
     pub rss: u64,
     /// Swapped out bytes.
+    #[serde(rename = "memory.swap")]
     pub swap: u64,
 }
 

@@ -38,7 +38,8 @@ impl std::fmt::Display for ProcessKey {
 }
 
 /// Where a piece of knowledge comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Provenance {
     /// A probe saw it happen.
     Kernel,

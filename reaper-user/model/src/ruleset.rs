@@ -113,7 +113,8 @@ impl Action {
 }
 
 /// What the root of a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SessionKind {
     Agent,
     /// An agent's server, which outlives the process that started it.

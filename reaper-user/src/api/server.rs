@@ -27,7 +27,6 @@ use tokio::time::timeout;
 use super::leftovers::Leftovers;
 use super::messages::EngineRequest;
 use super::peer::Peer;
-use crate::export::EventClock;
 use lane::Lane;
 
 /// Questions that wait for the engine at most.
@@ -144,16 +143,11 @@ impl Socket {
     ///
     /// # Errors
     /// No thread, or no runtime for it, can be started.
-    pub fn serve(self, backend: Backend, clock: EventClock) -> Result<Server, ServerError> {
-        self.serve_within(backend, clock, PATIENCE)
+    pub fn serve(self, backend: Backend) -> Result<Server, ServerError> {
+        self.serve_within(backend, PATIENCE)
     }
 
-    fn serve_within(
-        mut self,
-        backend: Backend,
-        clock: EventClock,
-        patience: Timeouts,
-    ) -> Result<Server, ServerError> {
+    fn serve_within(mut self, backend: Backend, patience: Timeouts) -> Result<Server, ServerError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(2)
@@ -167,7 +161,7 @@ impl Socket {
             let listen = async {
                 // Registered with the runtime that it is used in.
                 match listener.map(UnixListener::from_std) {
-                    Some(Ok(listener)) => accept(listener, backend, clock, patience).await,
+                    Some(Ok(listener)) => accept(listener, backend, patience).await,
                     Some(Err(error)) => tracing::error!("the socket is not served: {error}"),
                     None => {}
                 }
@@ -220,7 +214,6 @@ struct Shared {
     /// Scans that reap. [`Leftovers`] does one at a time and refuses others at once.
     reapings: Lane,
     histories: Lane,
-    clock: Arc<EventClock>,
     patience: Timeouts,
     /// Connections by who has them.
     open: std::cell::RefCell<HashMap<Peer, usize>>,
@@ -266,13 +259,12 @@ impl Drop for ConnectionSlot {
     }
 }
 
-async fn accept(listener: UnixListener, backend: Backend, clock: EventClock, patience: Timeouts) {
+async fn accept(listener: UnixListener, backend: Backend, patience: Timeouts) {
     let shared = Rc::new(Shared {
         backend,
         scans: Lane::new("scan", 1),
         reapings: Lane::new("reaping", 2),
         histories: Lane::new("history", 2),
-        clock: Arc::new(clock),
         patience,
         open: Default::default(),
     });

@@ -17,7 +17,7 @@ use super::{
     AgentInfo, Agents, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo, Keeps,
     NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
 };
-use crate::export::{EventClock, SessionId, SessionRef, command_line, exit_status_text};
+use crate::export::{SessionId, SessionRef, command_line, exit_status_text, wall_time};
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
@@ -28,7 +28,7 @@ use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
-pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &EventClock) -> Status {
+pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
     // Without them the rest is still true.
     let zombies = Procfs::default().zombies().unwrap_or_default();
     let members: HashSet<&u32> = members.iter().collect();
@@ -37,7 +37,7 @@ pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &EventC
         .filter(|zombie| members.contains(&zombie.parent));
     Status {
         zombies: left.count() as u64,
-        since: clock.wall(began).strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        since: wall_time(began).strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         uptime_s: seconds_since(began),
         ..status
     }

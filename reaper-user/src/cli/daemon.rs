@@ -17,7 +17,7 @@ use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::Loaded;
 use crate::engine::{Engine, KeepStore, Settings};
-use crate::export::{EventClock, Format, Sink, StreamOutput, Writer};
+use crate::export::{Format, Sink, StreamOutput, Writer};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -168,7 +168,6 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         warn_of_missing(&host);
     }
     let (asks, asked) = mpsc::channel(server::QUEUE);
-    let clock = EventClock::new(sys::host::Host::read().boot_id);
     let unsure = match &journal {
         None if config.journal && newer.is_none() => Some("no journal could be opened"),
         Some(journal) if journal.was_replaced() => Some("the journal was begun anew"),
@@ -184,7 +183,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         journal: kept_in,
         leftovers: Arc::new(scanner.clone()),
     };
-    let serve = |socket: Socket| socket.serve(backend, clock);
+    let serve = |socket: Socket| socket.serve(backend);
     let _server = socket.map(serve).transpose()?;
     let begun = scanner.begin(config.reap_leftovers);
     begun.context("cannot start a thread to look for what agents left behind")?;
@@ -440,9 +439,8 @@ pub(super) fn with_writer<T>(
     outputs: Vec<StreamOutput>,
     work: impl FnOnce(Sink) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let clock = EventClock::new(sys::host::Host::read().boot_id);
     let (sink, writer) =
-        Writer::start(outputs, clock).context("cannot start the event stream's writer")?;
+        Writer::start(outputs).context("cannot start the event stream's writer")?;
     let result = work(sink);
     writer.join();
     result

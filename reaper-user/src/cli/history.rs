@@ -16,9 +16,9 @@ use nix::unistd::geteuid;
 use super::client::client;
 use super::{Failure, ServiceArgs};
 use crate::api::History;
-use crate::export::{self, duration, message, printable, reason_text, write_object};
+use crate::export::{self, ExitInfo, duration, message, printable, reason_text, write_object};
 use crate::journal::history::{
-    HistoryError, HistoryExit, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
+    HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
 };
 use crate::journal::{DIRECTORY, path};
 
@@ -299,13 +299,13 @@ fn came(outcome: &HistoryOutcome) -> String {
     text
 }
 
-fn how(exit: &HistoryExit) -> String {
+fn how(exit: &ExitInfo) -> String {
     match exit {
-        HistoryExit {
+        ExitInfo {
             signal: Some(signal),
             ..
         } => printable(signal, 16),
-        HistoryExit {
+        ExitInfo {
             code: Some(code), ..
         } => format!("exit {code}"),
         _ => "nobody saw how".into(),
@@ -359,9 +359,9 @@ mod tests {
             outcome: "ended".into(),
             reason: None,
             signal: Some("SIGTERM".into()),
-            exit: HistoryExit {
+            exit: ExitInfo {
                 code: Some(3),
-                signal: None,
+                ..ExitInfo::default()
             },
             duration_ns: Some(1_200_000),
             rss: Some(3 << 20),
@@ -376,9 +376,9 @@ mod tests {
             outer_session_id: None,
             opened_at: at(0),
             root_exited_at: Some(at(900_000)),
-            exit: HistoryExit {
-                code: None,
+            exit: ExitInfo {
                 signal: Some("SIGKILL".into()),
+                ..ExitInfo::default()
             },
             closed_at: Some(at(901_000)),
             reaped: 1,

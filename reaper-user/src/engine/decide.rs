@@ -392,6 +392,7 @@ impl Engine {
         let living = self.nested_in(id).filter(|session| !session.is_empty());
         let rest = living.map(|session| NestedSummary {
             session: SessionRef::from(session),
+            root_pid: session.first_root.pid,
             kept: self.kept_reasons(session.id).len() as u32,
             waiting: {
                 let decided = self.decided_of(session.id);

@@ -7,7 +7,8 @@ use reaper_common::MEMBER_SIGKILL_SENT;
 
 use crate::config::EventScope;
 use crate::export::{
-    DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef, Sink,
+    Adopter, DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef,
+    Sink,
 };
 use crate::reap::{Reaper, SentBy, SentSignal};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
@@ -316,17 +317,16 @@ impl Ingest {
                 }
                 // By the key that the tree knows it by.
                 let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
-                let name = |key: Option<ProcessKey>| match key {
-                    Some(key) => model.tree.comm(key).to_vec(),
-                    None => Vec::new(),
-                };
                 let ending = node.orphaned.is_some_and(|from| from.namespace_ending);
                 let body = EventBody::Reparent {
                     process: ProcessRef::new(model, node),
                     old_parent,
-                    old_parent_comm: name(old_parent),
-                    adopter,
-                    adopter_comm: name(adopter),
+                    old_parent_comm: old_parent
+                        .map_or_else(Vec::new, |key| model.tree.comm(key).to_vec()),
+                    adopter: adopter.map(|key| Adopter {
+                        key,
+                        comm: model.tree.comm(key).to_vec(),
+                    }),
                     namespace_ending: adopter.is_none() && ending,
                     provenance: told_by,
                 };

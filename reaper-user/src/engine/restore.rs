@@ -13,7 +13,7 @@ use super::map_sync::exit_status_from_wait;
 use super::survey::{Survey, Surveyor, Whom};
 use super::{Engine, EngineError};
 use crate::config::Mode;
-use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
+use crate::export::{EventBody, ProcessRef, Resumed, ResumedRoot, SessionRef};
 use reaper_host::source::probes::model_key;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{
@@ -96,6 +96,7 @@ impl Engine {
             source: self.source.name(),
             rejected_sources: self.settings.rejected_sources.clone(),
             processes: self.model.tree.len(),
+            version: env!("CARGO_PKG_VERSION"),
             scope: self.settings.scope_names.clone(),
             resumed: restored.resumed,
             pin_dir: restored.pinned.clone(),
@@ -223,8 +224,13 @@ impl Engine {
             let handover = session.succession;
             let body = EventBody::SessionResume {
                 session: SessionRef::from(session),
-                root: session.root,
-                process: root.map(|root| ProcessRef::new(&self.model, root)),
+                root: match root {
+                    Some(root) => ResumedRoot::Alive(ProcessRef::new(&self.model, root)),
+                    None => ResumedRoot::Exited {
+                        session: SessionRef::from(session),
+                        key: session.root,
+                    },
+                },
                 members: session.members().count(),
                 root_exited: due,
             };

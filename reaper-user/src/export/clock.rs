@@ -1,55 +1,49 @@
-//! Conversion of event times to the time of day.
+//! Times and names of processes as they are written: times of day, and names that are never reused.
+
+use std::fmt::Display;
+use std::sync::LazyLock;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use serde::{Serialize, Serializer};
 
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
-/// Converts event times (nanoseconds since boot) to wall-clock times, as of when it was created.
-pub struct EventClock {
-    /// Boot time in nanoseconds since the Unix epoch.
-    boot: i128,
-    boot_id: String,
+/// This boot, as of the first record: a clock that is set later does not bring records out of order.
+static BOOT: LazyLock<Boot> = LazyLock::new(|| Boot {
+    time: i128::from(sys::wall_time()) - i128::from(sys::boot_time()),
+    id: sys::host::Host::read().boot_id,
+    zone: TimeZone::system(),
+});
+
+struct Boot {
+    /// Nanoseconds since the Unix epoch.
+    time: i128,
+    /// The kernel's random id of it.
+    id: String,
     zone: TimeZone,
 }
 
-impl EventClock {
-    /// `boot_id` is the kernel's random id of this boot.
-    pub fn new(boot_id: String) -> EventClock {
-        let boot = i128::from(sys::wall_time()) - i128::from(sys::boot_time());
-        EventClock {
-            boot,
-            boot_id,
-            zone: TimeZone::system(),
-        }
-    }
+/// Returns the time of day of an event, given in nanoseconds since boot.
+pub fn wall_time(boot_ns: u64) -> Timestamp {
+    Timestamp::from_nanosecond(BOOT.time + i128::from(boot_ns)).unwrap_or_default()
+}
 
-    /// A clock of a boot on 2026-01-01, in UTC.
-    #[cfg(test)]
-    pub fn fixed() -> EventClock {
-        EventClock {
-            boot: 1_767_225_600_000_000_000,
-            boot_id: "boot".to_owned(),
-            zone: TimeZone::UTC,
-        }
-    }
+/// Returns the local time of day of an event, in milliseconds.
+pub fn time_of_day(boot_ns: u64) -> impl Display {
+    wall_time(boot_ns)
+        .to_zoned(BOOT.zone.clone())
+        .strftime("%H:%M:%S%.3f")
+        .to_string()
+}
 
-    /// Returns the wall-clock time of an event.
-    pub fn wall(&self, boot_ns: u64) -> Timestamp {
-        Timestamp::from_nanosecond(self.boot + i128::from(boot_ns)).unwrap_or_default()
-    }
+/// A process name that is never reused: boot id, start time, pid.
+pub struct EntityId(pub ProcessKey);
 
-    /// Returns the local time of day of an event, in milliseconds.
-    pub fn time_of_day(&self, boot_ns: u64) -> impl std::fmt::Display + use<> {
-        self.wall(boot_ns)
-            .to_zoned(self.zone.clone())
-            .strftime("%H:%M:%S%.3f")
-            .to_string()
-    }
-
-    /// Returns a process name that is never reused: boot id, start time, pid.
-    pub fn entity_id(&self, key: ProcessKey) -> impl std::fmt::Display + use<'_> {
-        std::fmt::from_fn(move |f| write!(f, "{}-{}-{}", self.boot_id, key.start, key.pid))
+impl Serialize for EntityId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ProcessKey { pid, start } = self.0;
+        serializer.collect_str(&format_args!("{}-{start}-{pid}", BOOT.id))
     }
 }

@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 
-use super::clock::EventClock;
+use super::clock::time_of_day;
 use super::leftover::leftover_text;
 use super::names::FailureName;
 use super::record::{
-    EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, SessionRef,
+    EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, ResumedRoot, SessionRef,
 };
 use super::text::{
     by, command, duration, exit_status_text, freed, held, more, printable, process_label, rest,
@@ -44,8 +44,8 @@ pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
 }
 
 /// Writes one record as one line; colours are the writer's to take out.
-pub fn write(out: &mut impl Write, record: &EventRecord, clock: &EventClock) -> io::Result<()> {
-    let time = clock.time_of_day(record.time);
+pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
+    let time = time_of_day(record.time);
     let (style, event, subject, detail) = words(&record.body);
     // Names of rules and agents, scopes and reasons: a line break in one would forge a line.
     let detail = printable(&detail, usize::MAX);
@@ -144,14 +144,19 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             old_parent,
             old_parent_comm,
             adopter,
-            adopter_comm,
             namespace_ending,
             ..
         } => {
             let parent = process_label(*old_parent, old_parent_comm);
             let next = match namespace_ending {
                 true => "its namespace is ending".to_owned(),
-                false => format!("{} adopted it", process_label(*adopter, adopter_comm)),
+                false => {
+                    let (key, comm) = match adopter {
+                        Some(adopter) => (Some(adopter.key), &*adopter.comm),
+                        None => (None, &[][..]),
+                    };
+                    format!("{} adopted it", process_label(key, comm))
+                }
             };
             let detail = format!("{parent} exited, {next}");
             (NOTE, "orphan", Process(process), detail)
@@ -180,13 +185,12 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         EventBody::SessionResume {
             session,
             root,
-            process,
             members,
             root_exited: root_gone,
         } => {
-            let subject = match process {
-                Some(process) => Process(process),
-                None => Root(&session.agent, *root),
+            let subject = match root {
+                ResumedRoot::Alive(process) => Process(process),
+                ResumedRoot::Exited { key, .. } => Root(&session.agent, *key),
             };
             let gone = if *root_gone {
                 ", the agent is gone"

@@ -6,6 +6,7 @@
 
 mod clock;
 mod consumer;
+mod encode;
 mod json;
 mod leftover;
 mod line;
@@ -19,14 +20,14 @@ mod tests;
 mod text;
 mod words;
 
-pub use clock::EventClock;
+pub use clock::wall_time;
 pub use consumer::Consumer;
+pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};
 pub use leftover::leftover_text;
-pub use names::SessionId;
 pub use record::{
-    DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration, Lifecycle,
-    NestedSummary, ProcessRef, Resumed, SessionRef, Totals,
+    Adopter, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration,
+    Lifecycle, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionId, SessionRef, Totals,
 };
 pub use sink::{Format, Sink, StreamOutput, Writer};
 pub(crate) use terminal::message;

@@ -1,57 +1,11 @@
-//! Names of events, outcomes, signals and sessions, the same in lines, JSON and the journal.
+//! Names of outcomes and signals, the same in lines, JSON and the journal.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use super::record::{EventBody, Lifecycle, SessionRef};
 use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, SentBy};
-
-/// Name of what happened, as it stands under `event`.
-pub fn event_name(body: &EventBody) -> &'static str {
-    match body {
-        EventBody::Ready { .. } => "ready",
-        EventBody::Lifecycle {
-            what: Lifecycle::Fork,
-            ..
-        } => "fork",
-        EventBody::Lifecycle {
-            what: Lifecycle::Exec,
-            ..
-        } => "exec",
-        EventBody::Lifecycle {
-            what: Lifecycle::Move,
-            ..
-        } => "cgroup.migrate",
-        EventBody::Lifecycle {
-            what: Lifecycle::Exit { .. },
-            ..
-        } => "exit",
-        EventBody::Orphan { .. } => "orphan",
-        EventBody::Reparent { .. } => "reparent",
-        EventBody::SessionOpen { .. } => "session.open",
-        EventBody::CaughtUp { .. } => "caught_up",
-        EventBody::SessionResume { .. } => "session.resume",
-        EventBody::SessionRootExit { .. } => "session.root_exit",
-        EventBody::SessionRelaunch { .. } => "session.relaunch",
-        EventBody::SessionClose { .. } => "session.close",
-        EventBody::Boundary { .. } => "boundary",
-        EventBody::Decision { .. } => "decision",
-        EventBody::Leftover { .. } => "leftover",
-        EventBody::Keep { kept: Some(_), .. } => "keep",
-        EventBody::Keep { kept: None, .. } => "unkeep",
-        EventBody::ConfigReload { .. } => "config.reload",
-        EventBody::Signal { .. } => "signal",
-        EventBody::Outcome { .. } => "outcome",
-        EventBody::GapOpen { .. } => "gap.open",
-        EventBody::GapClose { .. } => "gap.close",
-        EventBody::MemberMapFull { .. } => "member_map.full",
-        EventBody::Dropped { .. } => "dropped",
-        EventBody::Malformed { .. } => "malformed",
-        EventBody::Summary { .. } => "summary",
-    }
-}
 
 /// The word under `outcome`.
 pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
@@ -80,16 +34,6 @@ pub fn signaller_name(signaller: SentBy) -> &'static str {
     match signaller {
         SentBy::Service => "service",
         SentBy::Kernel => "kernel",
-    }
-}
-
-/// A session's name outside: its agent, and pid and start of the process that was its root first.
-pub struct SessionId<'a>(pub &'a SessionRef);
-
-impl Display for SessionId<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let SessionRef { agent, first_root } = self.0;
-        write!(f, "{agent}-{}-{:x}", first_root.pid, first_root.start)
     }
 }
 

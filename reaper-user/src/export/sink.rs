@@ -12,7 +12,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::clock::EventClock;
 use super::consumer::Consumer;
 use super::{EventBody, EventRecord, json, line};
 use reaper_host::sys;
@@ -227,7 +226,7 @@ impl Writer {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn start(outputs: Vec<StreamOutput>, clock: EventClock) -> io::Result<(Sink, Writer)> {
+    pub fn start(outputs: Vec<StreamOutput>) -> io::Result<(Sink, Writer)> {
         let (sender, receiver) = channel();
         let (end, done) = channel();
         let shared = Arc::new(SinkState::default());
@@ -242,7 +241,6 @@ impl Writer {
         let work = move || {
             let mut outputs = StreamOutputs {
                 all: outputs,
-                clock,
                 seq: 0,
             };
             while let Ok(batch) = receiver.recv() {
@@ -294,7 +292,6 @@ fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
 /// All that lines go to, numbered alike.
 struct StreamOutputs {
     all: Vec<StreamOutput>,
-    clock: EventClock,
     seq: u64,
 }
 
@@ -304,7 +301,7 @@ impl StreamOutputs {
         for record in records {
             self.seq += 1;
             for output in &mut self.all {
-                output.write(record, self.seq, &self.clock);
+                output.write(record, self.seq);
             }
         }
         self.all.iter_mut().for_each(StreamOutput::flush);
@@ -312,14 +309,14 @@ impl StreamOutputs {
 }
 
 impl StreamOutput {
-    fn write(&mut self, record: &EventRecord, seq: u64, clock: &EventClock) {
+    fn write(&mut self, record: &EventRecord, seq: u64) {
         if self.closed {
             return;
         }
         let written = match self.format {
             Format::Lines { lifecycle } if !line::is_shown(record, lifecycle) => Ok(()),
-            Format::Lines { .. } => line::write(&mut self.writer, record, clock),
-            Format::Json => json::write(&mut self.writer, record, seq, clock),
+            Format::Lines { .. } => line::write(&mut self.writer, record),
+            Format::Json => json::write(&mut self.writer, record, seq),
         };
         self.check(written);
     }

@@ -57,7 +57,7 @@ pub(super) fn rest(nested: &[NestedSummary]) -> String {
             1 => ", 1 waits".into(),
             n => format!(", {n} wait"),
         };
-        format!("to {}{kept}{waiting}", rest.session.first_root.pid)
+        format!("to {}{kept}{waiting}", rest.root_pid)
     };
     match nested {
         [] => String::new(),

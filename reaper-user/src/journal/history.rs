@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
-use crate::export::SessionRef;
-use crate::export::names::SessionId;
+use crate::export::{ExitInfo, SessionId, SessionRef};
 use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
@@ -48,7 +47,7 @@ pub struct HistorySession {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_exited_at: Option<Timestamp>,
     #[serde(flatten)]
-    pub exit: HistoryExit,
+    pub exit: ExitInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_at: Option<Timestamp>,
     pub reaped: u32,
@@ -62,18 +61,6 @@ pub struct HistorySession {
     #[serde(rename = "memory.unmeasured")]
     pub unread: u64,
     pub processes: Vec<HistoryProcess>,
-}
-
-/// How a process ended; nothing of it is known where both are `None`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HistoryExit {
-    #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]
-    pub code: Option<u8>,
-    #[serde(
-        rename = "process.exit.signal",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub signal: Option<String>,
 }
 
 /// A member about which something was decided.
@@ -113,7 +100,7 @@ pub struct HistoryOutcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     #[serde(flatten)]
-    pub exit: HistoryExit,
+    pub exit: ExitInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
     #[serde(rename = "memory.rss", skip_serializing_if = "Option::is_none")]
@@ -295,9 +282,10 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         outer_session_id: name(6)?,
         opened_at: time(row.get(9)?),
         root_exited_at: row.get::<_, Option<i64>>(10)?.map(time),
-        exit: HistoryExit {
+        exit: ExitInfo {
             code: row.get(11)?,
             signal: row.get(12)?,
+            core_dumped: None,
         },
         closed_at: row.get::<_, Option<i64>>(13)?.map(time),
         reaped: row.get(14)?,
@@ -383,9 +371,10 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Histo
             outcome: row.get(1)?,
             reason: row.get(2)?,
             signal: row.get(3)?,
-            exit: HistoryExit {
+            exit: ExitInfo {
                 code: row.get(4)?,
                 signal: row.get(5)?,
+                core_dumped: None,
             },
             duration_ns: number(6)?,
             rss: number(7)?,

@@ -3,11 +3,13 @@
 use rusqlite::{Transaction, params};
 
 use super::keeps::int;
-use crate::export::names::{SignalName, outcome_name, outcome_reason};
+use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
-    EventBody, EventClock, EventRecord, FreedMemory, ProcessRef, SessionRef, redact,
+    EventBody, EventRecord, ExitInfo, FreedMemory, ProcessRef, ResumedRoot, SessionRef,
+    command_args, wall_time,
 };
-use reaper_model::event::{ExitStatus, ProcessKey};
+use crate::reap::ReapOutcome;
+use reaper_model::event::ProcessKey;
 
 /// Whether a record is kept: what sessions come to, what is decided, and what came of that.
 pub(super) fn is_journaled(record: &EventRecord) -> bool {
@@ -26,7 +28,6 @@ pub(super) fn is_journaled(record: &EventRecord) -> bool {
 /// A batch on its way into the database.
 pub(super) struct RowWriter<'a> {
     pub(super) transaction: &'a Transaction<'a>,
-    pub(super) clock: &'a EventClock,
     pub(super) boot: i64,
 }
 
@@ -35,7 +36,7 @@ type Result<T> = rusqlite::Result<T>;
 impl RowWriter<'_> {
     /// Writes one record; what is known already is left as it is.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
-        let time = self.wall(record.time);
+        let time = wall(record.time);
         match &record.body {
             EventBody::SessionOpen { process, outer, .. } => {
                 let Some(session) = &process.session else {
@@ -49,13 +50,12 @@ impl RowWriter<'_> {
                     params![id, root, outer.transpose()?, process.uids.real],
                 )
             }
-            EventBody::SessionResume {
-                session, process, ..
-            } => {
+            EventBody::SessionResume { session, root, .. } => {
                 let id = self.session(session, time)?;
-                process
-                    .as_ref()
-                    .map_or(Ok(()), |process| self.root(id, process))
+                match root {
+                    ResumedRoot::Alive(process) => self.root(id, process),
+                    ResumedRoot::Exited { .. } => Ok(()),
+                }
             }
             EventBody::SessionRelaunch {
                 session, process, ..
@@ -65,11 +65,11 @@ impl RowWriter<'_> {
                 exit_status: ended,
                 ..
             } => {
-                let (code, signal) = exit(*ended);
+                let exit = ExitInfo::from(*ended);
                 self.execute(
                     "UPDATE session SET gone = coalesce(gone, ?2), exit_code = ?3, exit_signal = ?4
                      WHERE id = ?1",
-                    params![self.session(session, time)?, time, code, signal],
+                    params![self.session(session, time)?, time, exit.code, exit.signal],
                 )
             }
             EventBody::SessionClose {
@@ -137,11 +137,10 @@ impl RowWriter<'_> {
                 duration,
                 memory,
             } => {
-                let ended = match outcome {
-                    crate::reap::ReapOutcome::Exited(ended) => *ended,
-                    _ => ExitStatus::Unknown,
+                let exit = match outcome {
+                    ReapOutcome::Exited(ended) => ExitInfo::from(*ended),
+                    ReapOutcome::Failed(_) | ReapOutcome::NotSent(_) => ExitInfo::default(),
                 };
-                let (code, exit_signal) = exit(ended);
                 self.execute(
                     "INSERT INTO outcome (process, time, outcome, reason, signal, exit_code, exit_signal,
                          duration, rss, swap)
@@ -155,8 +154,8 @@ impl RowWriter<'_> {
                         outcome_name(outcome),
                         outcome_reason(outcome),
                         signal,
-                        code,
-                        exit_signal,
+                        exit.code,
+                        exit.signal,
                         duration.map(int),
                         memory.map(|memory| int(memory.rss)),
                         memory.map(|memory| int(memory.swap))
@@ -169,7 +168,7 @@ impl RowWriter<'_> {
 
     /// Notes that so many records are not here.
     pub(super) fn dropped(&self, count: u64, time: u64) -> Result<()> {
-        let (time, count) = (self.wall(time), int(count));
+        let (time, count) = (wall(time), int(count));
         self.execute(
             "INSERT INTO dropped (time, count) VALUES (?1, ?2)",
             params![time, count],
@@ -196,9 +195,7 @@ impl RowWriter<'_> {
 
     /// The row of a process, as it is now.
     fn process(&self, process: &ProcessRef, session: Option<i64>) -> Result<i64> {
-        let args: Vec<_> = redact::arguments(process.image.args())
-            .map(|arg| String::from_utf8_lossy(&arg).into_owned())
-            .collect();
+        let args = command_args(&process.image);
         self.id(
             "INSERT INTO process (boot, pid, start, session, uid, comm, exe, args)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
@@ -226,10 +223,6 @@ impl RowWriter<'_> {
         )
     }
 
-    fn wall(&self, time: u64) -> i64 {
-        i64::try_from(self.clock.wall(time).as_nanosecond()).unwrap_or(i64::MAX)
-    }
-
     fn execute(&self, sql: &str, values: impl rusqlite::Params) -> Result<()> {
         self.transaction
             .prepare_cached(sql)?
@@ -244,11 +237,7 @@ impl RowWriter<'_> {
     }
 }
 
-/// Exit code, and the name of the signal that ended it.
-fn exit(ended: ExitStatus) -> (Option<u8>, Option<String>) {
-    match ended {
-        ExitStatus::Exited(code) => (Some(code), None),
-        ExitStatus::Signalled { signal, .. } => (None, Some(SignalName(signal).to_string())),
-        ExitStatus::Unknown => (None, None),
-    }
+/// Time of day in nanoseconds since the epoch.
+fn wall(boot_ns: u64) -> i64 {
+    i64::try_from(wall_time(boot_ns).as_nanosecond()).unwrap_or(i64::MAX)
 }

@@ -16,7 +16,7 @@ use super::prune::{self, EVERY};
 use super::rows::{RowWriter, is_journaled};
 use super::store::{Store, is_corruption, is_transient};
 use super::{JournalError, JournalOptions};
-use crate::export::{Consumer, EventBody, EventClock, EventRecord};
+use crate::export::{Consumer, EventBody, EventRecord};
 use reaper_host::sys;
 
 /// Records that may wait for the database; what comes beyond is dropped.
@@ -211,7 +211,6 @@ struct JournalThread {
     keeps: Vec<JournalKeep>,
     options: JournalOptions,
     boot_id: String,
-    clock: EventClock,
     shared: Arc<JournalCounters>,
     /// To be written next.
     batch: VecDeque<EventRecord>,
@@ -235,7 +234,6 @@ impl JournalThread {
             store: Some(store),
             keeps,
             options,
-            clock: EventClock::new(boot_id.clone()),
             boot_id,
             shared,
             batch: VecDeque::new(),
@@ -305,7 +303,6 @@ impl JournalThread {
         let written = write(
             store,
             self.batch.range(..count),
-            &self.clock,
             &self.shared,
             (&self.options, &mut self.pruned),
         );
@@ -439,7 +436,6 @@ impl JournalThread {
 fn write<'a>(
     store: &mut Store,
     batch: impl Iterator<Item = &'a EventRecord>,
-    clock: &EventClock,
     shared: &JournalCounters,
     (options, pruned): (&JournalOptions, &mut Option<Instant>),
 ) -> rusqlite::Result<()> {
@@ -449,7 +445,6 @@ fn write<'a>(
     let transaction = store.transaction()?;
     let rows = RowWriter {
         transaction: &transaction,
-        clock,
         boot,
     };
     for record in batch {

@@ -50,11 +50,13 @@ pub struct Zombie {
 }
 
 /// What a process has of the host's memory, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ProcessMemory {
     /// Resident, pages that it shares with others included.
+    #[serde(rename = "memory.rss")]
     pub rss: u64,
     /// Swapped out.
+    #[serde(rename = "memory.swap")]
     pub swap: u64,
 }
 

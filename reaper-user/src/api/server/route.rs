@@ -148,7 +148,7 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Ap
             };
             scanned(rows, look, reap, shared).await
         }
-        (answer, _) => put(answer, Arc::clone(&shared.clock)).await,
+        (answer, _) => put(answer).await,
     }
 }
 
@@ -207,13 +207,13 @@ fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorRes
 }
 
 /// Puts an answer into words, away from the thread that takes connections: it looks at /proc.
-async fn put(answer: EngineReply, clock: Arc<crate::export::EventClock>) -> ApiResult<Vec<u8>> {
+async fn put(answer: EngineReply) -> ApiResult<Vec<u8>> {
     let words = move || match answer {
         EngineReply::Status {
             status,
             began,
             members,
-        } => Ok(to_json(&show::status(*status, began, &members, &clock))),
+        } => Ok(to_json(&show::status(*status, began, &members))),
         EngineReply::Tree(branches) => Ok(to_json(&show::tree(branches))),
         EngineReply::Explain(story) => Ok(to_json(&show::explanation(*story))),
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),

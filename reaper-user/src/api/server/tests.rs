@@ -62,11 +62,7 @@ impl World {
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
         let (asks, mut questions) = mpsc::channel::<EngineRequest>(QUEUE);
-        let server = socket.serve_within(
-            backend(asks, journal),
-            EventClock::new("boot".into()),
-            patience,
-        );
+        let server = socket.serve_within(backend(asks, journal), patience);
         let (tell, asked) = std_mpsc::channel();
         std::thread::spawn(move || {
             // Who gets no answer goes on waiting for one.
@@ -373,9 +369,7 @@ fn an_engine_that_is_gone_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
     let (asks, _) = mpsc::channel(1);
-    let _server = socket
-        .serve_within(backend(asks, None), EventClock::new("boot".into()), LONG)
-        .unwrap();
+    let _server = socket.serve_within(backend(asks, None), LONG).unwrap();
     let error = Client::new(dir.path().join("s.sock"))
         .get("/v1/status")
         .unwrap_err();

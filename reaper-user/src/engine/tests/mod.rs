@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::export::{Consumer, EventClock, Writer};
+use crate::export::{Consumer, Writer};
 use reaper_model::event::ExitStatus;
 use sim::SimKernel;
 
@@ -84,7 +84,7 @@ fn run_until(
         leave_pinned: false,
         rejected_sources: Vec::new(),
     };
-    let (mut sink, writer) = Writer::start(Vec::new(), EventClock::new(String::new())).unwrap();
+    let (mut sink, writer) = Writer::start(Vec::new()).unwrap();
     let (stop, stopped) = oneshot::channel();
     let stop = is_last.map(|_| stop);
     let is_last = is_last.unwrap_or(|_| false);

@@ -23,7 +23,7 @@ impl Slow {
             writer: Box::new(BufWriter::new(self.clone())),
             closed: false,
         };
-        Writer::start(vec![output], EventClock::new("boot".into())).unwrap()
+        Writer::start(vec![output]).unwrap()
     }
 
     /// While this is held nothing is written.
@@ -188,7 +188,7 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
         writer: Box::new(io::sink()),
         closed: true,
     };
-    let (mut sink, _writer) = Writer::start(vec![closed], EventClock::new("boot".into())).unwrap();
+    let (mut sink, _writer) = Writer::start(vec![closed]).unwrap();
     let (ran, told) = channel();
     sink.push(decided());
     sink.on_written(move || ran.send(()).unwrap());

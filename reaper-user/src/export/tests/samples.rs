@@ -159,6 +159,7 @@ fn service() -> Vec<EventBody> {
             source: "ebpf",
             rejected_sources: Vec::new(),
             processes: 3,
+            version: env!("CARGO_PKG_VERSION"),
             scope: Vec::new(),
             resumed: None,
             pin_dir: None,
@@ -171,6 +172,7 @@ fn service() -> Vec<EventBody> {
             source: "proc_connector",
             rejected_sources: vec![rejected],
             processes: 3,
+            version: env!("CARGO_PKG_VERSION"),
             scope: vec!["uid 1000".to_owned(), "cgroup /x".to_owned()],
             resumed: Some(resumed),
             pin_dir: Some("/sys/fs/bpf/r\n".to_owned()),
@@ -232,18 +234,18 @@ fn lifecycle() -> Vec<EventBody> {
         old_parent,
         parent_command: comm.to_vec(),
     };
-    let reparent = |old_parent: Option<_>, adopter: Option<_>, namespace_ending| {
-        let comm = |known: bool, comm: &[u8]| if known { comm.to_vec() } else { Vec::new() };
-        EventBody::Reparent {
+    let reparent =
+        |old_parent: Option<_>, adopter: Option<_>, namespace_ending| EventBody::Reparent {
             process: process(),
             old_parent,
-            old_parent_comm: comm(old_parent.is_some(), b"sh"),
-            adopter,
-            adopter_comm: comm(adopter.is_some(), b"systemd"),
+            old_parent_comm: old_parent.map_or_else(Vec::new, |_| b"sh".to_vec()),
+            adopter: adopter.map(|key| Adopter {
+                key,
+                comm: b"systemd".to_vec(),
+            }),
             namespace_ending,
             provenance: Provenance::Kernel,
-        }
-    };
+        };
     vec![
         event(Lifecycle::Fork, member()),
         event(Lifecycle::Fork, untracked()),
@@ -270,12 +272,15 @@ fn sessions() -> Vec<EventBody> {
         outer,
         starter,
     };
-    let resume = |process: Option<ProcessRef>| EventBody::SessionResume {
+    let resume = |root| EventBody::SessionResume {
         session: session(42),
-        root: ROOT,
-        root_exited: process.is_none(),
-        process,
+        root_exited: matches!(root, ResumedRoot::Exited { .. }),
+        root,
         members: 3,
+    };
+    let exited = ResumedRoot::Exited {
+        session: session(42),
+        key: ROOT,
     };
     let root_exit = |kind, exit_status| EventBody::SessionRootExit {
         session: session(42),
@@ -297,6 +302,7 @@ fn sessions() -> Vec<EventBody> {
     };
     let nested = |pid, kept, waiting| NestedSummary {
         session: session(pid),
+        root_pid: pid,
         kept,
         waiting,
     };
@@ -311,8 +317,8 @@ fn sessions() -> Vec<EventBody> {
         open(SessionKind::Agent, Some(session(40)), None),
         open(SessionKind::Agent, None, Some(session(40))),
         open(SessionKind::Server, None, Some(session(40))),
-        resume(Some(process())),
-        resume(None),
+        resume(ResumedRoot::Alive(process())),
+        resume(exited),
         root_exit(SessionKind::Agent, KILLED),
         root_exit(SessionKind::Server, ExitStatus::Exited(0)),
         EventBody::SessionRelaunch {
