@@ -38,6 +38,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::export::FreedMemory;
+
 /// Name of the socket in the runtime directory, for a service that watches the whole host.
 pub const SOCKET: &str = "reaper.sock";
 
@@ -151,15 +153,9 @@ pub struct Status {
     pub failed: u64,
     /// In observe: processes that would have been reaped so far.
     pub would_have_reaped: u64,
-    /// Resident memory that those reaped have given back, in bytes.
-    #[serde(rename = "memory.rss")]
-    pub rss: u64,
-    /// What of them was swapped out, in bytes.
-    #[serde(rename = "memory.swap")]
-    pub swap: u64,
-    /// Reaped ones of which there was no reading.
-    #[serde(rename = "memory.unmeasured")]
-    pub unread: u64,
+    /// Of those reaped.
+    #[serde(flatten)]
+    pub memory: FreedMemory,
     /// Members that have exited and that their parent has not waited for, now: they hold no memory, and are in
     /// none of these figures.
     pub zombies: u64,

@@ -16,7 +16,9 @@ use nix::unistd::geteuid;
 use super::client::client;
 use super::{Failure, ServiceArgs};
 use crate::api::History;
-use crate::export::{self, ExitInfo, duration, message, printable, reason_text, write_object};
+use crate::export::{
+    self, ExitInfo, FreedMemory, duration, message, printable, reason_text, write_object,
+};
 use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
 };
@@ -212,9 +214,13 @@ fn sum(session: &HistorySession) -> String {
         reaped,
         kept,
         failed,
-        rss,
-        swap,
-        unread,
+        memory:
+            FreedMemory {
+                rss,
+                swap,
+                unmeasured,
+                ..
+            },
         lost_before,
         ..
     } = session;
@@ -223,8 +229,8 @@ fn sum(session: &HistorySession) -> String {
     if memory > 0 {
         let _ = write!(text, ", {} given back", ByteSize::b(memory));
     }
-    if *unread > 0 {
-        let _ = write!(text, ", {unread} too quick to weigh");
+    if *unmeasured > 0 {
+        let _ = write!(text, ", {unmeasured} too quick to weigh");
     }
     if *lost_before > 0 {
         let _ = write!(text, "; {lost_before} events were lost meanwhile");
@@ -385,9 +391,10 @@ mod tests {
             kept: 1,
             failed: 0,
             lost_before: 0,
-            rss: 3 << 20,
-            swap: 0,
-            unread: 0,
+            memory: FreedMemory {
+                rss: 3 << 20,
+                ..FreedMemory::default()
+            },
             processes: vec![
                 process(
                     101,

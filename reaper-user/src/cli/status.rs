@@ -8,7 +8,7 @@ use super::client::{BOLD, client, print, span};
 use super::show::count;
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
-use crate::export::printable;
+use crate::export::{FreedMemory, printable};
 
 pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
     print(asking, &client(asking).get("/v1/status")?, table)
@@ -55,7 +55,7 @@ fn table(status: Status) -> String {
         let what = format!("{kept} whose agent is gone: `reaper tree` says why");
         rows.push(("kept", what));
     }
-    rows.push(("given back", given_back(&status)));
+    rows.push(("given back", given_back(&status.memory)));
     if status.zombies > 0 {
         let what = format!(
             "{}, not waited for by their parents: they hold no memory",
@@ -90,14 +90,14 @@ fn table(status: Status) -> String {
 }
 
 /// What those reaped had.
-fn given_back(status: &Status) -> String {
-    let swap = match status.swap {
+fn given_back(memory: &FreedMemory) -> String {
+    let swap = match memory.swap {
         0 => String::new(),
         swap => format!(" and {} of swap", ByteSize::b(swap)),
     };
-    let unread = match status.unread {
+    let unread = match memory.unmeasured {
         0 => String::new(),
         unread => format!(", {unread} of them too quick to weigh"),
     };
-    format!("{}{swap}{unread}", ByteSize::b(status.rss))
+    format!("{}{swap}{unread}", ByteSize::b(memory.rss))
 }

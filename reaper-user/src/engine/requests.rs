@@ -134,9 +134,7 @@ impl Engine {
             kept: self.kept(),
             failed: count.failed,
             would_have_reaped: self.would_have_reaped,
-            rss: count.memory.rss,
-            swap: count.memory.swap,
-            unread: count.memory.unmeasured,
+            memory: count.memory,
             zombies: 0,
             pin_dir: self.pinned(),
         }

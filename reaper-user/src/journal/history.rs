@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
-use crate::export::{ExitInfo, SessionId, SessionRef};
+use crate::export::{ExitInfo, FreedMemory, SessionId, SessionRef};
 use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
@@ -54,12 +54,8 @@ pub struct HistorySession {
     pub kept: u32,
     pub failed: u32,
     pub lost_before: u64,
-    #[serde(rename = "memory.rss")]
-    pub rss: u64,
-    #[serde(rename = "memory.swap")]
-    pub swap: u64,
-    #[serde(rename = "memory.unmeasured")]
-    pub unread: u64,
+    #[serde(flatten)]
+    pub memory: FreedMemory,
     pub processes: Vec<HistoryProcess>,
 }
 
@@ -292,9 +288,11 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         kept: row.get(15)?,
         failed: row.get(16)?,
         lost_before: unsigned(row, 17)?,
-        rss: unsigned(row, 18)?,
-        swap: unsigned(row, 19)?,
-        unread: unsigned(row, 20)?,
+        memory: FreedMemory {
+            rss: unsigned(row, 18)?,
+            swap: unsigned(row, 19)?,
+            unmeasured: unsigned(row, 20)?,
+        },
         processes: Vec::new(),
     })
 }

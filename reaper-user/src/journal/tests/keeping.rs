@@ -25,8 +25,8 @@ fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
         (session.agent.as_str(), session.pid, session.uid, exit),
         ("claude", 100, Some(1000), (None, Some("SIGKILL")))
     );
-    assert_eq!((session.reaped, session.unread), (1, 1));
-    assert_eq!(session.rss, 4096);
+    assert_eq!((session.reaped, session.memory.unmeasured), (1, 1));
+    assert_eq!(session.memory.rss, 4096);
     let lasted = session
         .root_exited_at
         .unwrap()
