@@ -1,4 +1,4 @@
-//! JSON of values in records for which there is nothing to derive: several keys for one value, or one for a part of it.
+//! JSON of values that serde cannot derive: those that take several keys, and types of other crates.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::clock::{EntityId, wall_time};
-use super::names::{SignalName, outcome_name, outcome_reason, signaller_name};
+use super::names::{SignalName, outcome_name, outcome_reason};
 use super::redact;
 use crate::reap::{ReapOutcome, SentSignal};
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
@@ -130,7 +130,7 @@ pub fn sent_signal<S: Serializer>(sent: &SentSignal, serializer: S) -> Encoded<S
     let mut map = serializer.serialize_map(None)?;
     map.serialize_entry("signal", sent.signal.as_str())?;
     map.serialize_entry("result", "sent")?;
-    map.serialize_entry("sent_by", signaller_name(sent.by))?;
+    map.serialize_entry("sent_by", &sent.by)?;
     if let Some(latency) = sent.latency {
         map.serialize_entry("latency_ns", &latency)?;
     }
@@ -157,7 +157,7 @@ pub fn outcome<S: Serializer>(outcome: &ReapOutcome, serializer: S) -> Encoded<S
     keys.serialize(serializer)
 }
 
-/// Writes whether there is something, and then its own keys.
+/// Writes whether an earlier service was found, and what was taken up from it.
 pub fn resumed<T: Serialize, S: Serializer>(found: &Option<T>, serializer: S) -> Encoded<S> {
     #[derive(Serialize)]
     struct Keys<'a, T> {

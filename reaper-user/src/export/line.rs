@@ -347,30 +347,20 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                     Process(process),
                     format!("{}{after}", FailureName(why)),
                 ),
-                ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => (
-                    NOTE,
-                    "not sent",
-                    Process(process),
-                    "what it is cannot be read".into(),
-                ),
-                ReapOutcome::NotSent(ReleaseReason::ObserveMode) => {
-                    (DIM, "observed", Process(process), String::new())
+                ReapOutcome::NotSent(why) => {
+                    let (style, event, detail) = match why {
+                        ReleaseReason::UidUnreadable => {
+                            (NOTE, "not sent", "what it is cannot be read")
+                        }
+                        ReleaseReason::ObserveMode => (DIM, "observed", ""),
+                        ReleaseReason::AlreadyExited => (DIM, "gone", "before a signal was sent"),
+                        ReleaseReason::NotDue(why) => (NOTE, "not sent", why.name()),
+                        ReleaseReason::PidReused => {
+                            (NOTE, "not sent", "its pid belongs to another process now")
+                        }
+                    };
+                    (style, event, Process(process), detail.into())
                 }
-                ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => (
-                    DIM,
-                    "gone",
-                    Process(process),
-                    "before a signal was sent".into(),
-                ),
-                ReapOutcome::NotSent(ReleaseReason::NotDue(why)) => {
-                    (NOTE, "not sent", Process(process), why.name().into())
-                }
-                ReapOutcome::NotSent(ReleaseReason::PidReused) => (
-                    NOTE,
-                    "not sent",
-                    Process(process),
-                    "its pid belongs to another process now".into(),
-                ),
             }
         }
         EventBody::GapOpen {

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use nix::sys::signal::Signal;
 
-use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, SentBy};
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason};
 
 /// The word under `outcome`.
 pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
@@ -27,14 +27,6 @@ pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
         ReapOutcome::NotSent(ReleaseReason::AlreadyExited) => "already_exited".into(),
         ReapOutcome::NotSent(ReleaseReason::PidReused) => "pid_reused".into(),
     })
-}
-
-/// The word under `sent_by`.
-pub fn signaller_name(signaller: SentBy) -> &'static str {
-    match signaller {
-        SentBy::Service => "service",
-        SentBy::Kernel => "kernel",
-    }
 }
 
 /// A signal's name, or its number if it has none.

@@ -48,7 +48,8 @@ pub fn files_max() -> u64 {
 }
 
 /// Who has sent a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SentBy {
     /// This program, through a pidfd.
     Service,
