@@ -176,7 +176,7 @@ impl Engine {
         model.set_misses_moves(!source.reports_moves());
         let reaper = Reaper::new(&kernel, settings.times, settings.mode == Mode::Observe);
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
-        let deferred = Deferred::new((kernel.start_facts)(&model.rules)?);
+        let deferred = Deferred::new((kernel.start_facts)(&model.rules));
         let mut engine = Engine {
             source,
             model,

@@ -2,6 +2,7 @@
 //!
 //! - [`source`] delivers the events: eBPF probes, the proc connector, or scans of the process table.
 //! - [`facts`] reads what no event reports, on worker threads.
+//! - [`workers`] are the threads for reads that can block.
 //! - [`kernel`] has the traits through which the engine uses all of this.
 //! - [`sys`] wraps system calls. `unsafe` code is there and in `source/ebpf` alone.
 //!
@@ -16,3 +17,4 @@ pub mod facts;
 pub mod kernel;
 pub mod source;
 pub mod sys;
+pub mod workers;

@@ -18,10 +18,9 @@ impl Engine {
         let mut told = true;
         for key in suspects {
             let wanted = self.model.facts_to_attribute(key);
-            let facts = &mut self.deferred.facts;
-            wanted
-                .iter()
-                .for_each(|(of, needs)| facts.request(*of, None, *needs, Urgency::Urgent));
+            for (of, needs) in &wanted {
+                self.request_facts_of(*of, *needs, Urgency::Urgent);
+            }
             told &= wanted.is_empty();
             if !told {
                 self.ingest.unattributed.push(key);

@@ -1,7 +1,6 @@
 //! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -21,6 +20,9 @@ const TRY_AFTER: u64 = 250_000_000;
 
 /// Of how many that is counted: those that have ended are among them.
 const TRIED_MAX: usize = 4096;
+
+/// Takes the place of the uid of a process that has exited: no user has this one.
+const UNKNOWN_UID: u32 = u32::MAX;
 
 /// See the module.
 pub struct Deferred {
@@ -171,6 +173,14 @@ impl Deferred {
 }
 
 impl Engine {
+    /// Requests facts about a process for which its program does not matter.
+    pub(super) fn request_facts_of(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
+        let node = self.model.tree.get(key);
+        let uid = node.map_or(UNKNOWN_UID, |node| node.uids.real);
+        let facts = &mut self.deferred.facts;
+        facts.request(key, None, uid, needs, urgency);
+    }
+
     /// Has facts read that a decision about a member rests on: its own, those of its kin, or those of its whole tree.
     pub(super) fn request_facts(
         &mut self,
@@ -197,7 +207,9 @@ impl Engine {
             deferred.requested.insert(of, number, its);
         }
         let image = node.map(|node| &node.image);
-        deferred.facts.request(of, image, needs, Urgency::Urgent);
+        let uid = node.map_or(UNKNOWN_UID, |node| node.uids.real);
+        let facts = &mut deferred.facts;
+        facts.request(of, image, uid, needs, Urgency::Urgent);
         if of != key {
             deferred.waiting_for_relatives.insert(key, number, session);
         }
@@ -216,8 +228,7 @@ impl Engine {
                 roots.push(root);
                 *deferred.looks.entry(root).or_default() += 1;
             }
-            let facts = &mut deferred.facts;
-            facts.request(key, None, FactSet::ACTIVITY, Urgency::Normal);
+            self.request_facts_of(key, FactSet::ACTIVITY, Urgency::Normal);
         }
     }
 
@@ -268,9 +279,10 @@ impl Engine {
                 .member
                 .session
                 .and_then(|id| self.model.sessions.get(id));
+            let (image, uid) = (Some(&node.image), node.uids.real);
+            let facts = &mut self.deferred.facts;
             if self.model.needs_script(node) {
-                let (image, uid) = (Arc::clone(&node.image), node.uids.real);
-                self.deferred.facts.request_script(key, &image, uid);
+                facts.request(key, image, uid, FactSet::SCRIPT, Urgency::Normal);
             }
             if session.is_none() {
                 continue;
@@ -300,10 +312,7 @@ impl Engine {
                 needs |= FactSet::ARGUMENTS;
             }
             if !needs.is_empty() {
-                let image = Some(&node.image);
-                self.deferred
-                    .facts
-                    .request(key, image, needs, Urgency::Prefetch);
+                facts.request(key, image, uid, needs, Urgency::Prefetch);
             }
         }
     }

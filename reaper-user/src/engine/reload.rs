@@ -79,14 +79,11 @@ impl Engine {
     }
 
     fn change_rules(&mut self, Loaded { config, names }: Loaded) -> Result<String, String> {
-        let unchanged = |what: String| format!("{what}; the rules are what they were");
-        let reader = (self.kernel.start_facts)(&config.rules);
-        let reader =
-            reader.map_err(|error| unchanged(format!("cannot start a thread: {error}")))?;
         // The probes know of what may be kept before anybody is judged by it.
         let maps = self.source.maps_mut();
         let told = maps.map_or(Ok(()), |maps| maps.set_names(&names));
-        told.map_err(|error| unchanged(error.to_string()))?;
+        told.map_err(|error| format!("{error}; the rules are what they were"))?;
+        let reader = (self.kernel.start_facts)(&config.rules);
         self.deferred.read_by(reader);
         self.model.set_rules(config.rules.clone());
         let Config {

@@ -76,9 +76,7 @@ impl Engine {
         let found = self.model.find_successor(id);
         if let SuccessorSearch::Needs(needs) = found {
             for (key, needs) in needs {
-                self.deferred
-                    .facts
-                    .request(key, None, needs, Urgency::Urgent);
+                self.request_facts_of(key, needs, Urgency::Urgent);
             }
             return self.successions.reading.push((id, tries));
         }

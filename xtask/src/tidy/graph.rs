@@ -9,7 +9,7 @@ use super::scan::{self, Mention};
 /// directly below; it imports only from rooms before it. Cargo holds the flow between crates.
 const CRATES: [(&str, &str); 3] = [
     ("reaper-user/model/src", ""),
-    ("reaper-user/host/src", "sys source facts kernel"),
+    ("reaper-user/host/src", "sys workers source facts kernel"),
     (
         "reaper-user/src",
         "reap export journal config api engine leftovers run cli",

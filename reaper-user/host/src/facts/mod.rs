@@ -1,20 +1,13 @@
-//! Facts about processes, read from /proc by threads that nobody waits for longer than is good.
+//! Facts about processes, read from /proc by worker threads that the engine never waits for.
 //!
 //! ```text
-//!   engine ──ask──▶ queue ──▶ threads, blocking reads of /proc ──▶ answers ──take──▶ engine ──▶ model
-//!                                └──────────── an urgent one wakes ────────────▲
+//!   engine ──request──▶ workers, blocking reads of /proc ──▶ answers ──take──▶ engine ──▶ model
+//!                          └──── an answer that a decision waits for wakes ──────▲
 //! ```
 //!
-//! What is urgent has threads of its own: a process waits for it with a decision. What is asked for ahead
-//! is read by another, wakes nobody, and is taken along when something else has come up. Paths of scripts have threads of
-//! their own, since a file system that hangs keeps them.
-//!
-//! To read another process's memory can take for ever: a process that holds its memory map's lock in
-//! uninterruptible sleep keeps its readers there too. Such a thread is left to itself, what it was asked is
-//! answered with [`Fact::Unreadable`](reaper_model::facts::Fact::Unreadable) in time, and another takes its
-//! place, up to a bound. With nothing asked for no thread wakes up.
+//! A read that gets stuck in the kernel is answered with [`Fact::Unreadable`] in time. Paths of scripts have workers of
+//! their own: a file system that hangs must not keep facts from decisions of the same user.
 
-mod pool;
 mod reading;
 #[cfg_attr(target_os = "macos", path = "scan/darwin.rs")]
 mod scan;
@@ -23,60 +16,48 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
 use crate::sys;
-use pool::{Common, Done, Job, Pool, Size};
-use reading::CpuTime;
+use crate::workers::{Job, Size, Workers};
+use reading::{CpuTime, ReadResult, read_facts};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
-/// How long a thread may take over one process that somebody waits for, in ns.
+/// How long a thread may take over one process, in ns. Many times longer where many threads wait for a processor.
 #[cfg(not(test))]
 const LIMIT: u64 = 100_000_000;
-/// How long an urgent ask may take in all where many are before it, and one for the CPU use in any case.
+/// Time limit for a request that is urgent or that nothing waits for, in ns.
 #[cfg(not(test))]
 const LIMIT_IN_ALL: u64 = 2_000_000_000;
-/// Both are longer in tests, where a busy machine may keep a thread in the midst of a look that is to find something.
+/// Both are longer in tests, where a busy machine may keep a thread from a read that is to succeed.
 #[cfg(test)]
 const LIMIT: u64 = 1_000_000_000;
 #[cfg(test)]
 const LIMIT_IN_ALL: u64 = 10_000_000_000;
-/// How long an ask may take that a decision waits for and that is not urgent, in ns: whole trees are read by such.
+/// Time limit for a request that a decision waits for and that is not urgent, in ns: whole trees are read by such.
 const LIMIT_WAITED: u64 = 30_000_000_000;
-/// Between the two looks that tell the CPU use.
-const CPU_SPAN: u64 = 1_000_000_000;
-/// Asks that are open beyond which what nobody waits for is not read.
-const OPEN_MAX: usize = 8192;
 /// Time limit for the path of a script, in ns.
 const LIMIT_SCRIPT: u64 = 10_000_000_000;
-/// Threads for what is urgent.
-const URGENT: Size = Size {
-    first: 2,
-    most: 8,
-    of_user: usize::MAX,
-};
-/// Threads for what is not urgent.
-const AHEAD: Size = Size {
-    first: 1,
-    most: 3,
-    of_user: usize::MAX,
-};
-/// Threads for paths of scripts. A user whose file system hangs keeps at most two of them.
-const SCRIPTS: Size = Size {
-    first: 2,
+/// Nanoseconds between the two readings that give the CPU use.
+const CPU_SPAN: u64 = 1_000_000_000;
+/// Open requests of a user beyond which prefetching and paths of scripts are refused.
+const OPEN_MAX: usize = 8192;
+const FACTS: Size = Size {
+    idle: 2,
+    threads: 4,
     most: 16,
     of_user: 2,
 };
+const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 
 /// How soon facts are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,200 +82,195 @@ pub struct FactAnswer {
     pub at: u64,
 }
 
-/// See the module. Belongs to one thread, which it never keeps waiting. When it is dropped, its threads end
-/// with what they are at.
+/// Reads facts on worker threads. When it is dropped, its threads end after their job.
 pub struct FactPool {
-    urgent: Pool,
-    ahead: Pool,
-    scripts: Pool,
+    shared: Arc<Shared>,
+    facts: Workers,
+    scripts: Workers,
     done: Receiver<Done>,
-    woken: Arc<Notify>,
     last_id: u64,
     open: HashMap<u64, OpenRequest>,
-    /// Ids of the open ones about each process.
+    /// Ids of the open requests about each process.
     about: HashMap<ProcessKey, Vec<u64>>,
-    /// When to see to what, in ns of the monotonic clock. Some of it may be closed by then.
+    /// Number of open requests by user.
+    of_user: HashMap<u32, usize>,
+    /// When requests expire or a CPU use is read again, in ns of the monotonic clock. Some may be closed by then.
     timers: BinaryHeap<Reverse<(u64, u64)>>,
+    /// When to look for stuck threads, in ns of the monotonic clock. `None` if nothing waits for an answer.
+    next_check: Option<u64>,
     answers: Vec<FactAnswer>,
-    /// Among the answers is one that somebody waits for.
+    /// Whether a decision waits for one of the answers.
     ready: bool,
 }
 
-/// An ask that is open. That for the CPU use is one by itself, and so is that for the path of a script.
+/// What the jobs need.
+struct Shared {
+    /// Where /proc is.
+    root: PathBuf,
+    rules: Ruleset,
+    woken: Notify,
+    done: Sender<Done>,
+}
+
+/// What a job has read.
+struct Done {
+    id: u64,
+    /// When the job began, in ns since boot.
+    at: u64,
+    found: ReadResult,
+}
+
+/// A request that is not answered. One for the CPU use is a request by itself, and so is one for the path of a script.
 struct OpenRequest {
     key: ProcessKey,
     needs: FactSet,
-    /// What it runs, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] are asked for.
+    /// The program, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] are requested.
     image: Option<Arc<Image>>,
-    /// Real uid of the process, if [`FactSet::SCRIPT`] is asked for.
+    /// Real uid of the process.
     uid: u32,
-    /// In ns of the monotonic clock.
-    asked: u64,
-    /// Since when somebody has waited for it, in ns of the monotonic clock.
-    urgent: Option<u64>,
-    /// Whether a decision waits for it, urgent or not.
-    waited: bool,
-    /// First look of two.
+    urgency: Urgency,
+    /// Time of the request or of becoming more urgent, in ns of the monotonic clock.
+    since: u64,
+    /// First reading of the CPU use.
     used: Option<CpuTime>,
+    /// Dropped with the request, so that its queued job is dropped too.
+    wanted: Arc<()>,
+}
+
+impl OpenRequest {
+    fn is_script(&self) -> bool {
+        self.needs == FactSet::SCRIPT
+    }
+
+    /// Returns when the request expires, in ns of the monotonic clock.
+    fn deadline(&self) -> u64 {
+        self.since
+            + match self.urgency {
+                _ if self.is_script() => LIMIT_SCRIPT,
+                Urgency::Normal => LIMIT_WAITED,
+                Urgency::Prefetch | Urgency::Urgent => LIMIT_IN_ALL,
+            }
+    }
+
+    /// Returns the answer if it could not be read in time: if nothing waits for it, as if it had not been requested.
+    fn unread(&self) -> Facts {
+        match self.urgency {
+            Urgency::Prefetch => Facts::default(),
+            Urgency::Normal | Urgency::Urgent => Facts::unreadable(),
+        }
+    }
 }
 
 impl FactPool {
-    /// Starts the threads. `root` is where /proc is, `rules` say what [`Facts::markers`], [`Facts::conversations`] and
-    /// [`Facts::arguments`] are about.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn start(root: impl Into<PathBuf>, rules: Ruleset) -> io::Result<FactPool> {
-        let woken = Arc::new(Notify::new());
-        let common = Arc::new(Common {
-            root: root.into(),
-            rules,
-            woken: Arc::clone(&woken),
-        });
+    /// Returns a pool that reads below `root`, where /proc is. `rules` say what [`Facts::markers`],
+    /// [`Facts::conversations`] and [`Facts::arguments`] are about.
+    pub fn new(root: impl Into<PathBuf>, rules: Ruleset) -> FactPool {
         let (send, done) = channel();
-        Ok(FactPool {
-            urgent: Pool::start("facts", URGENT, true, &common, &send)?,
-            ahead: Pool::start("facts-ahead", AHEAD, false, &common, &send)?,
-            scripts: Pool::start("scripts", SCRIPTS, false, &common, &send)?,
+        FactPool {
+            shared: Arc::new(Shared {
+                root: root.into(),
+                rules,
+                woken: Notify::new(),
+                done: send,
+            }),
+            facts: Workers::new("facts", FACTS),
+            scripts: Workers::new("scripts", SCRIPTS),
             done,
-            woken,
             last_id: 0,
             open: HashMap::new(),
             about: HashMap::new(),
+            of_user: HashMap::new(),
             timers: BinaryHeap::new(),
+            next_check: None,
             answers: Vec::new(),
             ready: false,
-        })
+        }
     }
 
-    /// Asks for facts about a process. What is asked for already is not asked again, but becomes urgent if
-    /// this is. What is not urgent is answered with [`Fact::Unread`] where there is too much of it, or it
-    /// takes too long: nobody has looked, and whoever needs it asks again. Without knowing what the process runs,
-    /// [`FactSet::ARGUMENTS`] cannot be read.
-    pub fn request(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
-        self.request_of(key, None, needs, urgency);
-    }
-
-    /// Does the same as [`FactPool::request`] for a process that is known to run `image`.
-    pub fn request_of(
+    /// Requests facts about a process of the user `uid`. A fact that is requested already is not requested again, but
+    /// becomes as urgent as this. `image` is the program that the process is known to run; without it,
+    /// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] cannot be read.
+    ///
+    /// The answer to a prefetch has [`Fact::Unread`] where the user has too many requests, or it takes too long.
+    pub fn request(
         &mut self,
         key: ProcessKey,
         image: Option<&Arc<Image>>,
+        uid: u32,
         needs: FactSet,
         urgency: Urgency,
     ) {
-        let (urgent, waited) = (urgency == Urgency::Urgent, urgency >= Urgency::Normal);
         let now = sys::monotonic();
+        if urgency > Urgency::Prefetch {
+            self.next_check.get_or_insert(now + LIMIT);
+        }
         let mut fresh = needs;
         for id in self.about.get(&key).cloned().unwrap_or_default() {
-            let Some(ask) = self.open.get_mut(&id) else {
+            let Some(open) = self.open.get_mut(&id) else {
                 continue;
             };
-            let wanted = needs.without(ask.needs) != needs;
-            fresh = fresh.without(ask.needs);
-            ask.waited |= waited && wanted;
-            if urgent && wanted && ask.urgent.is_none() {
-                ask.urgent = Some(now);
-                let begun = ask.used.is_some();
-                self.timers.push(Reverse((now + self.limit(id), id)));
-                // The thread that it waits for may be busy with much else: whoever is first answers.
-                if !begun {
-                    self.send(id);
+            let is_wanted = needs.intersects(open.needs);
+            fresh = fresh.without(open.needs);
+            if is_wanted && urgency > open.urgency {
+                (open.urgency, open.since) = (urgency, now);
+                self.timers.push(Reverse((open.deadline(), id)));
+                // Also where a thread reads it already: that may be slow, and the first answer counts.
+                if open.used.is_none() {
+                    self.submit(id);
                 }
             }
         }
-        if !waited && !self.open.is_empty() {
-            self.ahead.mend(now, LIMIT);
-            if self.open.len() >= OPEN_MAX {
-                let (found, at) = (Facts::default(), sys::boot_time());
-                let asked = fresh;
-                return self.answers.push(FactAnswer {
-                    key,
-                    requested: asked,
-                    found,
-                    at,
-                });
-            }
-        }
-        let cpu = fresh.contains(FactSet::CPU);
-        for needs in [
-            fresh.without(FactSet::CPU),
-            if cpu { FactSet::CPU } else { FactSet::NONE },
-        ] {
+        let apart = FactSet::CPU | FactSet::SCRIPT;
+        for needs in [FactSet::CPU, FactSet::SCRIPT]
+            .into_iter()
+            .filter(|needs| fresh.contains(*needs))
+            .chain([fresh.without(apart)])
+        {
             if needs.is_empty() {
                 continue;
             }
-            self.last_id += 1;
-            let id = self.last_id;
-            let ask = OpenRequest {
+            let request = OpenRequest {
                 key,
                 needs,
                 image: image
-                    .filter(|_| needs.contains(FactSet::ARGUMENTS))
+                    .filter(|_| needs.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT))
                     .cloned(),
-                uid: 0,
-                asked: now,
-                urgent: urgent.then_some(now),
-                waited,
+                uid,
+                urgency,
+                since: now,
                 used: None,
+                wanted: Arc::default(),
             };
-            self.open.insert(id, ask);
+            let may_refuse = urgency == Urgency::Prefetch || request.is_script();
+            let of_user = self.of_user.entry(uid).or_default();
+            if may_refuse && *of_user >= OPEN_MAX {
+                let found = request.unread();
+                self.answer(&request, sys::boot_time(), found);
+                continue;
+            }
+            *of_user += 1;
+            self.last_id += 1;
+            let id = self.last_id;
             self.about.entry(key).or_default().push(id);
-            let limit = if urgent { self.limit(id) } else { LIMIT_IN_ALL };
-            self.timers.push(Reverse((now + limit, id)));
-            self.send(id);
+            self.timers.push(Reverse((request.deadline(), id)));
+            self.open.insert(id, request);
+            self.submit(id);
         }
     }
 
-    /// Asks for [`FactSet::SCRIPT`] of a process of this user. The answer wakes the reader, but no decision waits for it.
-    /// It is [`Fact::Unreadable`] where there is too much of it, it takes too long, or a file system of the same user
-    /// hangs.
-    pub fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
-        let about = self.about.get(&key).into_iter().flatten();
-        let mut about = about.filter_map(|id| self.open.get(id));
-        if about.any(|ask| ask.needs == FactSet::SCRIPT) {
-            return;
-        }
-        let now = sys::monotonic();
-        if self.open.len() >= OPEN_MAX {
-            self.answers.push(FactAnswer {
-                key,
-                requested: FactSet::SCRIPT,
-                found: Facts::unreadable(),
-                at: sys::boot_time(),
-            });
-            self.ready = true;
-            return;
-        }
-        self.last_id += 1;
-        let ask = OpenRequest {
-            key,
-            needs: FactSet::SCRIPT,
-            image: Some(Arc::clone(image)),
-            uid,
-            asked: now,
-            urgent: None,
-            waited: true,
-            used: None,
-        };
-        self.open.insert(self.last_id, ask);
-        self.about.entry(key).or_default().push(self.last_id);
-        self.timers.push(Reverse((now + LIMIT, self.last_id)));
-        self.send(self.last_id);
-    }
-
-    /// Waits until an urgent ask is answered, or has run out of its time, which is an answer too. May be
+    /// Waits until a request that a decision waits for is answered, or has expired, which is an answer too. May be
     /// dropped and called again at any time.
     pub async fn ready(&mut self) {
         loop {
             self.collect();
-            self.see_to_timers();
+            self.on_time();
             if self.ready {
                 return;
             }
-            let woken = self.woken.notified();
-            match self.timers.peek() {
-                Some(Reverse((at, _))) => {
+            let woken = self.shared.woken.notified();
+            let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+            match timer.into_iter().chain(self.next_check).min() {
+                Some(at) => {
                     let left = Duration::from_nanos(at.saturating_sub(sys::monotonic()));
                     // Whichever it was, what is there is looked at again.
                     let _ = tokio::time::timeout(left, woken).await;
@@ -304,65 +280,60 @@ impl FactPool {
         }
     }
 
-    /// All answers since the last call, urgent or not.
+    /// Returns all answers since the last call, whether something waits for them or not.
     pub fn take(&mut self) -> Vec<FactAnswer> {
         self.collect();
         self.ready = false;
         std::mem::take(&mut self.answers)
     }
 
-    fn limit(&self, id: u64) -> u64 {
-        let cpu = self
-            .open
-            .get(&id)
-            .is_some_and(|ask| ask.needs == FactSet::CPU);
-        if cpu { LIMIT_IN_ALL } else { LIMIT }
-    }
-
-    /// Hands an open ask to a thread.
-    fn send(&self, id: u64) {
-        let Some(ask) = self.open.get(&id) else {
+    /// Queues the job of an open request.
+    fn submit(&self, id: u64) {
+        let Some(request) = self.open.get(&id) else {
             return;
         };
-        let pool = if ask.needs == FactSet::SCRIPT {
-            &self.scripts
-        } else if ask.urgent.is_some() {
-            &self.urgent
-        } else {
-            &self.ahead
+        let workers = match request.is_script() {
+            true => &self.scripts,
+            false => &self.facts,
         };
-        let OpenRequest {
-            key,
-            needs,
-            waited,
-            uid,
-            ..
-        } = *ask;
-        let image = ask.image.clone();
-        pool.ask(Job {
+        let OpenRequest { key, needs, .. } = *request;
+        let (shared, image) = (Arc::clone(&self.shared), request.image.clone());
+        let wakes = request.urgency > Urgency::Prefetch;
+        let work = move || {
+            let at = sys::boot_time();
+            let found = read_facts(&shared.root, key, needs, image.as_ref(), &shared.rules);
+            // Nothing receives it once the pool is dropped.
+            let _ = shared.done.send(Done { id, at, found });
+            if wakes {
+                shared.woken.notify_one();
+            }
+        };
+        let job = Job {
+            uid: request.uid,
             id,
-            key,
-            needs,
-            wakes: waited,
-            image,
-            uid,
-        });
+            is_urgent: request.urgency == Urgency::Urgent,
+            wanted: Arc::downgrade(&request.wanted),
+            work: Box::new(move |_| work()),
+        };
+        if let Err(error) = workers.submit(job) {
+            tracing::warn!("cannot start a thread to read /proc: {error}");
+        }
     }
 
-    /// Takes in what the threads have found.
+    /// Receives what the threads have read.
     fn collect(&mut self) {
         while let Ok(Done { id, at, found }) = self.done.try_recv() {
-            let Some(ask) = self.open.get_mut(&id) else {
+            let Some(request) = self.open.get_mut(&id) else {
                 continue;
             };
             let mut facts = found.facts;
-            if let (FactSet::CPU, Some(used)) = (ask.needs, found.used) {
-                let Some(first) = ask.used else {
-                    ask.used = Some(used);
+            if let (FactSet::CPU, Some(used)) = (request.needs, found.used) {
+                let Some(first) = request.used else {
+                    request.used = Some(used);
                     self.timers.push(Reverse((used.at + CPU_SPAN, id)));
                     continue;
                 };
-                // Asked for twice, since it has become urgent.
+                // Queued twice, since it has become urgent.
                 if used.at < first.at + CPU_SPAN {
                     continue;
                 }
@@ -372,84 +343,80 @@ impl FactPool {
         }
     }
 
-    /// Answers an ask.
+    /// Answers a request.
     fn close(&mut self, id: u64, at: u64, found: Facts) {
-        let Some(ask) = self.open.remove(&id) else {
+        let Some(request) = self.open.remove(&id) else {
             return;
         };
-        if let Some(ids) = self.about.get_mut(&ask.key) {
+        if let Some(ids) = self.about.get_mut(&request.key) {
             ids.retain(|other| *other != id);
             if ids.is_empty() {
-                self.about.remove(&ask.key);
+                self.about.remove(&request.key);
             }
         }
-        self.ready |= ask.waited;
-        self.answers.push(FactAnswer {
-            key: ask.key,
-            requested: ask.needs,
-            found,
-            at,
-        });
+        if let Some(open) = self.of_user.get_mut(&request.uid) {
+            *open -= 1;
+            if *open == 0 {
+                self.of_user.remove(&request.uid);
+            }
+        }
+        self.answer(&request, at, found);
         if self.open.is_empty() {
             self.timers.clear();
+            self.next_check = None;
         }
     }
 
-    fn see_to_timers(&mut self) {
+    fn answer(&mut self, request: &OpenRequest, at: u64, found: Facts) {
+        self.ready |= request.urgency > Urgency::Prefetch;
+        self.answers.push(FactAnswer {
+            key: request.key,
+            requested: request.needs,
+            found,
+            at,
+        });
+    }
+
+    fn on_time(&mut self) {
         let now = sys::monotonic();
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        if timer.into_iter().chain(self.next_check).any(|at| at <= now) {
+            self.check_threads();
+            let mut open = self.open.values();
+            let is_waited = open.any(|request| request.urgency > Urgency::Prefetch);
+            self.next_check = is_waited.then_some(now + LIMIT);
+        }
         while let Some(Reverse((at, id))) = self.timers.peek().copied()
             && (at <= now || !self.open.contains_key(&id))
         {
             self.timers.pop();
-            if let Some(next) = self.on_timer(id, now) {
-                self.timers.push(Reverse((next, id)));
+            let Some(request) = self.open.get(&id) else {
+                continue;
+            };
+            if now >= request.deadline() {
+                self.close_unread(id);
+            } else if request.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
+                self.submit(id);
             }
         }
     }
 
-    /// Its time has come; gives when to see to it again.
-    fn on_timer(&mut self, id: u64, now: u64) -> Option<u64> {
-        let ask = self.open.get(&id)?;
-        let cpu = ask.needs == FactSet::CPU;
-        if ask.used.is_some_and(|first| now >= first.at + CPU_SPAN) {
-            self.send(id);
+    /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
+    fn check_threads(&mut self) {
+        let limit = LIMIT * u64::from(sys::runnable_per_processor());
+        self.scripts.replace_stuck(limit);
+        for id in self.facts.replace_stuck(limit) {
+            self.close_unread(id);
         }
-        if ask.needs == FactSet::SCRIPT {
-            if now < ask.asked + LIMIT_SCRIPT {
-                self.scripts.mend(now, LIMIT);
-                return Some(now + LIMIT);
-            }
-            self.close(id, sys::boot_time(), Facts::unreadable());
-            return None;
-        }
-        let Some(asked) = ask.urgent else {
-            let (limit, found) = match ask.waited {
-                true => (LIMIT_WAITED, Facts::unreadable()),
-                false => (LIMIT_IN_ALL, Facts::default()),
-            };
-            if now < ask.asked + limit {
-                self.ahead.mend(now, LIMIT);
-                return Some((now + LIMIT_IN_ALL).min(ask.asked + limit));
-            }
-            // Who needs it may have taken it for asked, and waits after all.
+    }
+
+    fn close_unread(&mut self, id: u64) {
+        if let Some(request) = self.open.get(&id) {
+            let found = request.unread();
             self.close(id, sys::boot_time(), found);
+            // A decision may have taken it for requested.
             self.ready = true;
-            return None;
-        };
-        if now < asked + self.limit(id) {
-            return None;
         }
-        let free = self.urgent.mend(now, LIMIT);
-        let again = match self.urgent.begun(id) {
-            Some(begun) => (begun + LIMIT > now).then_some(begun + LIMIT),
-            // Many are before it, and they are being answered.
-            None => free.then_some(now + LIMIT / 4),
-        };
-        if !cpu && now < asked + LIMIT_IN_ALL && again.is_some() {
-            return again;
-        }
-        self.close(id, sys::boot_time(), Facts::unreadable());
-        None
     }
 }
 

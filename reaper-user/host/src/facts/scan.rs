@@ -7,7 +7,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::reading::{ProcDir, read_facts};
-use crate::source::procfs::readers::Readers;
+use crate::source::procfs::readers::{Readers, readers};
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};
@@ -19,9 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Most bytes of long command lines that are read for a table.
 const ARGUMENTS_ROOM: u64 = 16 << 20;
 /// Those of all censuses: apart from the engine's, which who asks for scans must not use up.
-static READERS: Readers = Readers::new(16);
+static READERS: Readers = readers();
 /// Those that resolve paths of scripts: apart, since a file system that hangs keeps them.
-static SCRIPT_READERS: Readers = Readers::new(16);
+static SCRIPT_READERS: Readers = readers();
 
 /// What came of a look.
 enum ScannedProcess {
@@ -39,7 +39,7 @@ pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let pids = procfs.pids()?;
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
-    READERS.pass(procfs, PATIENCE, pids, meet, |pid, met| match met {
+    procfs.pass(&READERS, PATIENCE, pids, meet, |pid, met| match met {
         ScannedProcess::Row(row) => {
             unread.remove(&pid);
             table.rows.insert(pid, *row);
@@ -77,7 +77,7 @@ fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), P
     });
     let pids = cut.into_iter().map(|(_, pid)| pid).collect();
     let read = |procfs: &Procfs, _, look| whole_arguments(procfs, look);
-    READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
+    procfs.pass(&READERS, PATIENCE, pids, read, |pid, found| {
         let Some((seen, argv)) = found else { return };
         if let Some(image) = image_of(table, pid, &seen) {
             (image.argv, image.truncated) = (argv, false);
@@ -99,7 +99,7 @@ fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), Proc
         let script = subject.script(&seen.image)?;
         subject.is_alive().then_some((seen, script))
     };
-    SCRIPT_READERS.pass(procfs, PATIENCE, pids, read, |pid, found| {
+    procfs.pass(&SCRIPT_READERS, PATIENCE, pids, read, |pid, found| {
         let Some((seen, script)) = found else { return };
         if let Some(image) = image_of(table, pid, &seen) {
             image.script = script;
@@ -154,7 +154,7 @@ pub fn listening(
         );
         Some((seen.key, found.facts.listening))
     };
-    READERS.pass(procfs, PATIENCE, pids, ask, |_, found| all.extend(found))?;
+    procfs.pass(&READERS, PATIENCE, pids, ask, |_, found| all.extend(found))?;
     Ok(all)
 }
 

@@ -30,6 +30,9 @@ const ALL_BUT_CPU: [FactSet; 6] = [
     FactSet::KERNEL_SESSION,
 ];
 
+/// Owner of the processes that are read.
+const USER: u32 = 1000;
+
 struct Fake(tempfile::TempDir);
 
 impl Fake {
@@ -81,7 +84,7 @@ impl Fake {
         (key, environ)
     }
     fn reader(&self) -> FactPool {
-        FactPool::start(self.root(), rules()).unwrap()
+        FactPool::new(self.root(), rules())
     }
 }
 
@@ -114,7 +117,7 @@ fn wait(reader: &mut FactPool) -> Vec<FactAnswer> {
 
 /// Asks and waits.
 fn ask(reader: &mut FactPool, key: ProcessKey, needs: FactSet) -> Facts {
-    reader.request(key, needs, Urgency::Urgent);
+    reader.request(key, None, USER, needs, Urgency::Urgent);
     let mut facts = Facts::default();
     while !reader.open.is_empty() {
         for answer in wait(reader) {
@@ -272,7 +275,7 @@ fn cut(argv: &str) -> Arc<Image> {
 
 /// Asks what the rules say of the whole command line; the names of those that judge it.
 fn judged(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
-    reader.request_of(key, Some(image), FactSet::ARGUMENTS, Urgency::Urgent);
+    reader.request(key, Some(image), USER, FactSet::ARGUMENTS, Urgency::Urgent);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
     };
@@ -335,7 +338,7 @@ fn rules_are_asked_about_the_whole_command_line() {
 
 #[test]
 fn whole_command_line_of_a_real_process_is_read() {
-    let mut reader = FactPool::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::new("/proc", rules());
     let long = "y".repeat(100_000);
     let (_own, key) = Own::start(
         shell("read x")
@@ -359,9 +362,9 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     // As many as there are threads at first, and one more behind them.
     let fine = fake.process(70);
     for (key, _) in &stuck[..2] {
-        reader.request(*key, FactSet::MARKERS, Urgency::Urgent);
+        reader.request(*key, None, USER, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.request(fine, FactSet::MARKERS, Urgency::Urgent);
+    reader.request(fine, None, USER, FactSet::MARKERS, Urgency::Urgent);
     let mut answers = Vec::new();
     while answers.len() < 3 {
         answers.extend(wait(&mut reader));
@@ -377,14 +380,20 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     }
     // More than there can be threads: even then there is an answer.
     for (key, _) in &stuck[2..] {
-        reader.request(*key, FactSet::MARKERS, Urgency::Urgent);
+        reader.request(*key, None, USER, FactSet::MARKERS, Urgency::Urgent);
     }
-    reader.request(fine, FactSet::MARKERS, Urgency::Urgent);
+    reader.request(fine, None, USER, FactSet::MARKERS, Urgency::Urgent);
+    // Another user has threads left.
+    let other = fake.process(71);
+    reader.request(other, None, USER + 1, FactSet::MARKERS, Urgency::Urgent);
     answers.clear();
-    while answers.len() < stuck.len() - 1 {
+    while answers.len() < stuck.len() {
         answers.extend(wait(&mut reader));
     }
-    assert!(answers.iter().all(|a| a.found.markers == Fact::Unreadable));
+    for answer in &answers {
+        let is_read = answer.found.markers == Fact::Known(1);
+        assert_eq!(is_read, answer.key == other, "{:?}", answer.key);
+    }
     // They come loose, and what they have read by then is nobody's any more.
     let held: Vec<_> = stuck
         .iter()
@@ -415,7 +424,7 @@ fn what_nobody_waits_for_wakes_nobody() {
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
-        reader.request(first, FactSet::UNIT, Urgency::Prefetch);
+        reader.request(first, None, USER, FactSet::UNIT, Urgency::Prefetch);
     }
     assert_eq!(reader.open.len(), 1, "asked twice");
     let mut answers = Vec::new();
@@ -425,10 +434,18 @@ fn what_nobody_waits_for_wakes_nobody() {
     assert!(!reader.ready && answers.len() == 1 && answers[0].requested == FactSet::UNIT);
     // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
     let (stuck, _pipe) = fake.stuck(82);
-    reader.request(stuck, FactSet::MARKERS, Urgency::Prefetch);
-    reader.request(second, FactSet::MARKERS | FactSet::UNIT, Urgency::Prefetch);
+    reader.request(stuck, None, USER, FactSet::MARKERS, Urgency::Prefetch);
     reader.request(
         second,
+        None,
+        USER,
+        FactSet::MARKERS | FactSet::UNIT,
+        Urgency::Prefetch,
+    );
+    reader.request(
+        second,
+        None,
+        USER,
         FactSet::MARKERS | FactSet::KERNEL_SESSION,
         Urgency::Urgent,
     );
@@ -439,9 +456,14 @@ fn what_nobody_waits_for_wakes_nobody() {
             known |= answer.requested;
         }
     }
-    // The thread ahead is given up for the next who asks.
-    std::thread::sleep(Duration::from_nanos(2 * LIMIT));
-    reader.request(first, FactSet::KERNEL_SESSION, Urgency::Prefetch);
+    // The thread that is stuck keeps no other request.
+    reader.request(
+        first,
+        None,
+        USER,
+        FactSet::KERNEL_SESSION,
+        Urgency::Prefetch,
+    );
     let began = Instant::now();
     while reader.take().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -481,7 +503,7 @@ fn shell(script: &str) -> Command {
 
 #[test]
 fn real_processes() {
-    let mut reader = FactPool::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::new("/proc", rules());
     let (_kept, key) = Own::start(
         shell("read x")
             .stdin(Stdio::piped())
@@ -518,13 +540,13 @@ fn real_processes() {
 
 #[test]
 fn cpu_use_takes_two_looks() {
-    let mut reader = FactPool::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::new("/proc", rules());
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
     let began = Instant::now();
-    reader.request(busy, FactSet::CPU, Urgency::Urgent);
-    reader.request(idle, FactSet::CPU, Urgency::Prefetch);
-    reader.request(idle, FactSet::CPU, Urgency::Urgent);
+    reader.request(busy, None, USER, FactSet::CPU, Urgency::Urgent);
+    reader.request(idle, None, USER, FactSet::CPU, Urgency::Prefetch);
+    reader.request(idle, None, USER, FactSet::CPU, Urgency::Urgent);
     let mut found = HashMap::new();
     while found.len() < 2 {
         for answer in wait(&mut reader) {
@@ -597,7 +619,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(48);
-    reader.request(key, FactSet::UNIT, Urgency::Normal);
+    reader.request(key, None, USER, FactSet::UNIT, Urgency::Normal);
     let answers = wait(&mut reader);
     assert_eq!(answers[0].found.unit, Fact::Known("x.service".into()));
     assert!(reader.open.is_empty() && reader.timers.is_empty());
@@ -606,7 +628,7 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
 /// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
-    let mut reader = FactPool::start("/proc", rules()).unwrap();
+    let mut reader = FactPool::new("/proc", rules());
     let sleep = |input: Stdio, output: Stdio| {
         let mut command = Command::new("sleep");
         // Returns once the program runs.

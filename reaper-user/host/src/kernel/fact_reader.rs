@@ -13,17 +13,16 @@ pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 /// Reads facts about processes without keeping its caller waiting. Each request is answered, in any order and in bounded
 /// time.
 pub trait FactReader {
-    /// Requests facts about a process. `image` is the program that it is known to run; [`FactSet::ARGUMENTS`] needs it.
+    /// Requests facts about a process of this real uid. `image` is the program that it is known to run;
+    /// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] need it.
     fn request(
         &mut self,
         key: ProcessKey,
         image: Option<&Arc<Image>>,
+        uid: u32,
         needs: FactSet,
         urgency: Urgency,
     );
-
-    /// Requests [`FactSet::SCRIPT`] of a process of this real uid.
-    fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32);
 
     /// Waits for an answer that a decision waits for. May be dropped and called again at any time.
     fn ready(&mut self) -> ReadyFuture<'_>;
@@ -37,14 +36,11 @@ impl FactReader for FactPool {
         &mut self,
         key: ProcessKey,
         image: Option<&Arc<Image>>,
+        uid: u32,
         needs: FactSet,
         urgency: Urgency,
     ) {
-        FactPool::request_of(self, key, image, needs, urgency);
-    }
-
-    fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, uid: u32) {
-        FactPool::request_script(self, key, image, uid);
+        FactPool::request(self, key, image, uid, needs, urgency);
     }
 
     fn ready(&mut self) -> ReadyFuture<'_> {

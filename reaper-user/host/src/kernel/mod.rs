@@ -15,7 +15,6 @@ mod fact_reader;
 mod process_table;
 mod signals;
 
-use std::io;
 use std::sync::Arc;
 
 pub use clock::{Clock, Sleep, SystemClock};
@@ -30,11 +29,8 @@ use crate::source::scan::interval::ScanOptions;
 use crate::source::{Source, SourceError, selection};
 use reaper_model::ruleset::Ruleset;
 
-/// Starts a reader of the facts that these rules need.
-///
-/// # Errors
-/// No thread can be started.
-pub type StartFacts = Box<dyn Fn(&Ruleset) -> io::Result<Box<dyn FactReader>>>;
+/// Returns a reader of the facts that these rules need.
+pub type StartFacts = Box<dyn Fn(&Ruleset) -> Box<dyn FactReader>>;
 
 /// Opens the best source below one that has failed at work. Also returns which better ones could not be opened.
 ///
@@ -62,10 +58,7 @@ impl Kernel {
             clock: Arc::new(SystemClock),
             processes: Arc::new(Procfs::default()),
             signals: Arc::new(Pidfds::new()?),
-            start_facts: Box::new(|rules| {
-                let pool = FactPool::start("/proc", rules.clone())?;
-                Ok(Box::new(pool) as Box<dyn FactReader>)
-            }),
+            start_facts: Box::new(|rules| Box::new(FactPool::new("/proc", rules.clone()))),
             open_fallback: Box::new(move |failed| {
                 let (source, rejected) = selection::open_fallback(failed, ring_size, &scan)?;
                 Ok((source as Box<dyn Source>, rejected))

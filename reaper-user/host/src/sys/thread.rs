@@ -7,6 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Of include/uapi/linux/membarrier.h.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+/// Bound on how many times longer the service waits on a busy machine.
+const CROWD_MAX: u32 = 30;
 /// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
@@ -30,19 +32,25 @@ pub fn raise_priority() {
     if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } == 0 {
         return;
     }
+    // SAFETY: as above. Threads that this one starts do not inherit the priority that follows.
+    unsafe {
+        let ordinary = libc::sched_param { sched_priority: 0 };
+        let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+        libc::sched_setscheduler(0, policy, &raw const ordinary);
+    }
     // SAFETY: no memory is involved; on Linux the priority is the calling thread's.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
         tracing::debug!("no raised priority: {}", std::io::Error::last_os_error());
     }
 }
 
-/// Returns the number of runnable threads on the host for each processor, at least 1 (`/proc/loadavg`,
+/// Returns the number of runnable threads on the host for each processor, from 1 to 30 (`/proc/loadavg`,
 /// proc_loadavg(5)). That many times longer than on a quiet machine a thread waits for its turn.
 pub fn runnable_per_processor() -> u32 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
     let runnable = runnable(&text).unwrap_or_default();
-    (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).max(1)
+    (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).clamp(1, CROWD_MAX)
 }
 
 /// Reads `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.

@@ -95,10 +95,7 @@ impl SimKernel {
             clock: Arc::new(SimClock(Arc::clone(self))),
             processes: Arc::new(SimTable(Arc::clone(self))),
             signals: Arc::new(SimSignals(Arc::clone(self))),
-            start_facts: Box::new(move |_| {
-                let facts = SimFacts(Arc::clone(&facts), Vec::new());
-                Ok(Box::new(facts) as Box<dyn FactReader>)
-            }),
+            start_facts: Box::new(move |_| Box::new(SimFacts(Arc::clone(&facts), Vec::new()))),
             open_fallback: Box::new(|_| Err(ScanError::Wait(nix::Error::EMFILE).into())),
         };
         (kernel, Box::new(SimSource(Arc::clone(self))))
@@ -445,7 +442,14 @@ impl WatchedHandle for SimHandle {
 struct SimFacts(Arc<SimKernel>, Vec<FactAnswer>);
 
 impl FactReader for SimFacts {
-    fn request(&mut self, key: ProcessKey, _: Option<&Arc<Image>>, needs: FactSet, _: Urgency) {
+    fn request(
+        &mut self,
+        key: ProcessKey,
+        _: Option<&Arc<Image>>,
+        _: u32,
+        needs: FactSet,
+        _: Urgency,
+    ) {
         self.1.push(FactAnswer {
             key,
             requested: needs,
@@ -457,10 +461,6 @@ impl FactReader for SimFacts {
             },
             at: u64::MAX,
         });
-    }
-
-    fn request_script(&mut self, key: ProcessKey, image: &Arc<Image>, _: u32) {
-        self.request(key, Some(image), FactSet::SCRIPT, Urgency::Normal);
     }
 
     fn ready(&mut self) -> ReadyFuture<'_> {

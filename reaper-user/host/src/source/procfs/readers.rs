@@ -1,27 +1,32 @@
-//! Threads that read processes, with a bound on all of them together.
+//! Passes over many processes on worker threads.
 //!
-//! A command line and an environment are read from a process's memory, which can take for ever. Who reads such a
-//! process is left to it, and is counted for as long as that takes.
+//! A process that holds its reader is left unread, and so it is in later passes until that reader is free.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::{Procfs, ProcfsError, Reader};
 use crate::source::snapshot::{ProcessReading, Snapshot};
 use crate::sys;
+use crate::workers::{Job, Size, Slot, Workers};
+use reaper_model::event::TICK_NS;
 
 /// How long a pass over all processes waits for the next one.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Those of all snapshots.
-static READERS: Readers = Readers::new(16);
-/// How often in the time that a pass waits in vain others take the place of those who are stuck.
+/// How often in the time that a pass waits in vain stuck readers are replaced.
 const ROUNDS: u32 = 4;
-/// Bound on how many times longer a pass waits on a busy machine.
-const CROWD_MAX: u32 = 30;
+/// Readers of all snapshots.
+static READERS: Readers = readers();
+
+/// Threads for one kind of pass.
+pub type Readers = LazyLock<Workers>;
+
+/// Returns threads for one kind of pass, which end with it.
+pub const fn readers() -> Readers {
+    LazyLock::new(|| Workers::new("procfs", Size::fixed(16)))
+}
 
 impl Procfs {
     /// The processes with these pids.
@@ -43,165 +48,85 @@ impl Procfs {
     ) -> Result<Snapshot, ProcfsError> {
         let mut snapshot = Snapshot::default();
         let take = |_, look| snapshot.add(look);
-        let unread = READERS.pass(self, patience, pids, |_, _, look| look, take)?;
+        let unread = self.pass(&READERS, patience, pids, |_, _, look| look, take)?;
         snapshot.unreadable += unread as u32;
         Ok(snapshot)
     }
-}
 
-/// The readers of one kind of pass.
-pub struct Readers {
-    most: usize,
-    threads: Mutex<Vec<Thread>>,
-}
-
-/// One that is at work.
-struct Thread {
-    id: u64,
-    /// The process that it has been waited for in vain at, and the start of that in ticks.
-    stuck: Option<(u32, Option<u64>)>,
-}
-
-/// A place among the readers, given back when this is dropped.
-struct ReaderSlot {
-    readers: &'static Readers,
-    id: u64,
-}
-
-impl Drop for ReaderSlot {
-    fn drop(&mut self) {
-        self.readers.threads().retain(|thread| thread.id != self.id);
-    }
-}
-
-impl ReaderSlot {
-    /// Whether another has taken over.
-    fn is_stuck(&self) -> bool {
-        let threads = self.readers.threads();
-        let own = threads.iter().find(|thread| thread.id == self.id);
-        own.is_some_and(|thread| thread.stuck.is_some())
-    }
-}
-
-impl Readers {
-    /// Never more than `most` threads.
-    pub const fn new(most: usize) -> Readers {
-        Readers {
-            most,
-            threads: Mutex::new(Vec::new()),
-        }
-    }
-
-    fn threads(&self) -> MutexGuard<'_, Vec<Thread>> {
-        // Nobody panics in the midst of a change.
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn place(&'static self) -> Option<ReaderSlot> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let mut threads = self.threads();
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        (threads.len() < self.most).then(|| {
-            threads.push(Thread { id, stuck: None });
-            ReaderSlot { readers: self, id }
-        })
-    }
-
-    /// Notes who is stuck at which process.
-    fn note(&self, procfs: &Procfs, stuck: &HashMap<u64, u32>) {
-        for thread in self.threads().iter_mut() {
-            if let Some(pid) = stuck.get(&thread.id) {
-                thread.stuck = Some((*pid, procfs.start_ticks(*pid)));
-            }
-        }
-    }
-
-    /// Whether somebody is stuck at this very process.
-    fn is_held_by(&self, procfs: &Procfs, pid: u32) -> bool {
-        let threads = self.threads();
-        let mut stuck = threads.iter().filter_map(|thread| thread.stuck);
-        stuck.any(|(held, start)| held == pid && start == procfs.start_ticks(pid))
-    }
-
-    /// Looks at processes, has `more` add to each look, and hands what comes of it to `take`. Waits no longer than
-    /// `patience` for the next one, times the number of runnable threads per processor: on a crowded machine a reader
-    /// that is slow is not stuck. Gives how many were not read: there was no waiting for them, or a reader of an earlier
-    /// pass is stuck at them still, or so many are that there is no room for more.
+    /// Reads processes, has `more` add to each reading, and hands what comes of it to `take`. Waits no longer than
+    /// `patience` for the next one, times the number of runnable threads per processor: on a busy machine a reader that
+    /// is slow is not stuck. Returns how many were not read: those that hold a reader, of this pass or of an earlier one,
+    /// and the rest if there is no reader left.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn pass<T: Send + 'static>(
-        &'static self,
-        procfs: &Procfs,
+        &self,
+        readers: &Workers,
         patience: Duration,
         mut pids: Vec<u32>,
         more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
         mut take: impl FnMut(u32, T),
     ) -> Result<usize, ProcfsError> {
         let all = pids.len();
-        pids.retain(|pid| !self.is_held_by(procfs, *pid));
+        let stuck = readers.stuck();
+        // One that started later only has the pid of the one that holds its reader.
+        let is_held = |pid: u32| {
+            let mut began = stuck.iter().filter(|(id, _)| *id == u64::from(pid));
+            began.any(|(_, began)| {
+                let start = self.start_ticks(pid).unwrap_or_default();
+                start.saturating_mul(TICK_NS) <= *began
+            })
+        };
+        pids.retain(|pid| !is_held(*pid));
         let mut left = pids.len();
         let skipped = all - left;
-        if left == 0 {
-            return Ok(skipped);
-        }
+        let (send, found) = channel();
         let work = Arc::new(Work {
-            procfs: procfs.clone(),
+            procfs: self.clone(),
             pids,
             next: AtomicUsize::new(0),
             more,
+            send,
         });
-        let (send, looks) = channel();
-        let readers = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
-        let mut working = self.start(&work, &send, readers.min(left))?;
-        // Who is at which process.
-        let mut at = HashMap::new();
+        // What is still queued when the pass ends is dropped.
+        let wanted = Arc::new(());
+        let start = |count: usize| -> Result<(), ProcfsError> {
+            for _ in 0..count {
+                let work = Arc::clone(&work);
+                let job = Job {
+                    uid: 0,
+                    id: u64::MAX,
+                    is_urgent: false,
+                    wanted: Arc::downgrade(&wanted),
+                    work: Box::new(move |slot| work.run(slot)),
+                };
+                readers.submit(job).map_err(ProcfsError::Thread)?;
+            }
+            Ok(())
+        };
+        let count = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
+        start(count.min(left))?;
+        let step = patience / ROUNDS;
         let (mut in_vain, mut waited) = (0, 0);
-        while left > 0 && working > 0 && in_vain < ROUNDS {
-            match looks.recv_timeout(patience / ROUNDS) {
-                Ok(Said::Begun(id, pid)) => drop(at.insert(id, pid)),
-                Ok(Said::Found(id, pid, found)) => {
-                    at.remove(&id);
-                    take(pid, found);
-                    left -= 1;
-                    (in_vain, waited) = (0, 0);
-                }
-                Err(_) if waited + 1 < sys::runnable_per_processor().min(CROWD_MAX) => waited += 1,
-                Err(_) => {
-                    in_vain += 1;
-                    waited = 0;
-                    self.note(procfs, &at);
-                    let unclaimed = work.unclaimed();
-                    if unclaimed > 0 {
-                        // Those who are stuck leave when they come loose.
-                        let room = self.start(&work, &send, at.len().min(unclaimed))?;
-                        // One of them may have come loose and left again.
-                        working = working.saturating_sub(at.len()) + room;
-                        at.clear();
-                    }
-                }
+        let mut has_room = readers.has_room();
+        while left > 0 && in_vain < ROUNDS && has_room {
+            if let Ok((pid, it)) = found.recv_timeout(step) {
+                take(pid, it);
+                left -= 1;
+                (in_vain, waited) = (0, 0);
+                continue;
+            }
+            waited += 1;
+            if waited >= sys::runnable_per_processor() {
+                (in_vain, waited) = (in_vain + 1, 0);
+                // Half of it: a reader begins with a process some time after it has sent what it read before.
+                let stuck = readers.replace_stuck(sys::nanoseconds(step / 2));
+                start(stuck.len().min(work.unclaimed()))?;
+                has_room = readers.has_room();
             }
         }
         Ok(skipped + left)
-    }
-
-    /// Starts so many readers, or as many as there is room for: how many.
-    fn start<T: Send + 'static>(
-        &'static self,
-        work: &Arc<Work<T>>,
-        send: &Sender<Said<T>>,
-        count: usize,
-    ) -> Result<usize, ProcfsError> {
-        for started in 0..count {
-            let Some(place) = self.place() else {
-                return Ok(started);
-            };
-            let (work, send) = (Arc::clone(work), send.clone());
-            let thread = std::thread::Builder::new().name("procfs".into());
-            let thread = thread.spawn(move || work.run(&place, &send));
-            thread.map_err(ProcfsError::Thread)?;
-        }
-        Ok(count)
     }
 }
 
@@ -212,23 +137,20 @@ struct Work<T> {
     /// Index of the next pid.
     next: AtomicUsize,
     more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
-}
-
-/// What a reader, by its id, says of a process.
-enum Said<T> {
-    Begun(u64, u32),
-    Found(u64, u32, T),
+    send: Sender<(u32, T)>,
 }
 
 impl<T> Work<T> {
-    fn run(&self, place: &ReaderSlot, send: &Sender<Said<T>>) {
+    fn run(&self, slot: &Slot) {
         let mut reader = Reader::new(&self.procfs);
-        while let Some(pid) = self.pids.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            if send.send(Said::Begun(place.id, *pid)).is_err() {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(pid) = self.pids.get(index) else {
                 return;
-            }
+            };
+            slot.begin(u64::from(*pid));
             let found = (self.more)(&self.procfs, *pid, reader.look(*pid));
-            if send.send(Said::Found(place.id, *pid, found)).is_err() || place.is_stuck() {
+            if self.send.send((*pid, found)).is_err() || slot.is_replaced() {
                 return;
             }
         }
@@ -275,12 +197,12 @@ mod tests {
         pipe
     }
 
-    fn readers(most: usize) -> &'static Readers {
-        Box::leak(Box::new(Readers::new(most)))
+    fn readers(most: usize) -> Workers {
+        Workers::new("test", Size::fixed(most))
     }
 
     /// Who was read, and how many were not.
-    fn pass(readers: &'static Readers, root: &Path, patience: Duration) -> (Vec<u32>, usize) {
+    fn pass(readers: &Workers, root: &Path, patience: Duration) -> (Vec<u32>, usize) {
         let procfs = Procfs::new(root);
         let (mut read, mut pids) = (Vec::new(), procfs.pids().unwrap());
         // Those who hold their readers are first in line.
@@ -289,30 +211,26 @@ mod tests {
             assert!(matches!(look, Ok(ProcessReading::Alive(_))), "{look:?}");
             read.push(pid);
         };
-        let unread = readers.pass(&procfs, patience, pids, |_, _, look| look, take);
+        let unread = procfs.pass(readers, patience, pids, |_, _, look| look, take);
         read.sort_unstable();
         (read, unread.unwrap())
     }
 
-    fn at_work(readers: &Readers) -> usize {
-        readers.threads().len()
-    }
-
     /// Waits until just so many are at work: whoever is done leaves a moment after it has told of the last one.
-    fn await_at_work(readers: &Readers, count: usize) {
+    fn await_at_work(readers: &Workers, count: usize) {
         let end = Instant::now() + Duration::from_secs(10);
-        while at_work(readers) != count {
+        while readers.threads() != count {
             assert!(
                 Instant::now() < end,
                 "{} are at work, not {count}",
-                at_work(readers)
+                readers.threads()
             );
             std::thread::yield_now();
         }
     }
 
     /// Those who read these pipes come to the end, and leave.
-    fn loosen(readers: &Readers, pipes: &[PathBuf]) {
+    fn loosen(readers: &Workers, pipes: &[PathBuf]) {
         for pipe in pipes {
             drop(File::options().write(true).open(pipe).unwrap());
         }
@@ -327,19 +245,19 @@ mod tests {
         (20..40).for_each(|pid| process(root, pid, pid));
         let others: Vec<u32> = (20..40).collect();
         let readers = readers(9);
-        assert_eq!(pass(readers, root, SHORT), (others.clone(), 6));
-        await_at_work(readers, 6);
+        assert_eq!(pass(&readers, root, SHORT), (others.clone(), 6));
+        await_at_work(&readers, 6);
         for _ in 0..5 {
-            assert_eq!(pass(readers, root, FOR_EVER), (others.clone(), 6));
+            assert_eq!(pass(&readers, root, FOR_EVER), (others.clone(), 6));
             // Those who have not left yet would take the room of the next pass.
-            await_at_work(readers, 6);
+            await_at_work(&readers, 6);
         }
         // Another who has got such a pid is read.
         let aside = root.join("aside");
         fs::rename(&pipes[0], &aside).unwrap();
-        process(root, 10, 77);
-        assert_eq!(pass(readers, root, FOR_EVER).0, [&[10], &*others].concat());
-        loosen(readers, &[&[aside], &pipes[1..]].concat());
+        process(root, 10, u32::MAX);
+        assert_eq!(pass(&readers, root, FOR_EVER).0, [&[10], &*others].concat());
+        loosen(&readers, &[&[aside], &pipes[1..]].concat());
     }
 
     #[test]
@@ -351,11 +269,11 @@ mod tests {
         let readers = readers(3);
         for n in 0..5 {
             let patience = if n == 0 { SHORT } else { FOR_EVER };
-            assert_eq!(pass(readers, root, patience), (Vec::new(), 20), "{n}");
-            assert_eq!(at_work(readers), 3);
+            assert_eq!(pass(&readers, root, patience), (Vec::new(), 20), "{n}");
+            assert_eq!(readers.threads(), 3);
         }
-        loosen(readers, &pipes[..3]);
+        loosen(&readers, &pipes[..3]);
         (10..20).for_each(|pid| fs::remove_dir_all(root.join(pid.to_string())).unwrap());
-        assert_eq!(pass(readers, root, FOR_EVER), ((20..30).collect(), 0));
+        assert_eq!(pass(&readers, root, FOR_EVER), ((20..30).collect(), 0));
     }
 }

@@ -18,6 +18,11 @@ pub fn raise_priority() {
     }
 }
 
+/// Returns 1: the number of runnable threads is not read on macOS.
+pub fn runnable_per_processor() -> u32 {
+    1
+}
+
 /// Raises the limit on open files as far as permitted.
 pub fn raise_open_files() {
     // The kernel refuses more, whatever the hard limit says.

@@ -1,0 +1,227 @@
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::*;
+
+/// Longer than a busy machine keeps a thread from a job.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A pool and the numbers of the jobs that it has run, in their order.
+struct Scenario {
+    workers: Workers,
+    wanted: Arc<()>,
+    send: Sender<u64>,
+    ran: Receiver<u64>,
+}
+
+impl Scenario {
+    fn new(size: Size) -> Scenario {
+        let (send, ran) = channel();
+        Scenario {
+            workers: Workers::new("test", size),
+            wanted: Arc::default(),
+            send,
+            ran,
+        }
+    }
+
+    fn submit(&self, uid: u32, id: u64, is_urgent: bool, wanted: &Arc<()>) {
+        let send = self.send.clone();
+        self.submit_work(uid, id, is_urgent, wanted, move || {
+            send.send(id).unwrap();
+        });
+    }
+
+    fn submit_work(
+        &self,
+        uid: u32,
+        id: u64,
+        is_urgent: bool,
+        wanted: &Arc<()>,
+        work: impl FnOnce() + Send + 'static,
+    ) {
+        let job = Job {
+            uid,
+            id,
+            is_urgent,
+            wanted: Arc::downgrade(wanted),
+            work: Box::new(move |_| work()),
+        };
+        self.workers.submit(job).unwrap();
+    }
+
+    /// Occupies a thread from now until the returned sender is used or dropped.
+    fn block(&self, uid: u32, id: u64) -> Sender<()> {
+        let (release, released) = channel();
+        let send = self.send.clone();
+        self.submit_work(uid, id, false, &self.wanted, move || {
+            send.send(id).unwrap();
+            let _ = released.recv();
+        });
+        assert_eq!(self.next(), id);
+        release
+    }
+
+    fn next(&self) -> u64 {
+        self.ran.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+fn size(threads: usize, most: usize, of_user: usize) -> Size {
+    Size {
+        most,
+        of_user,
+        ..Size::fixed(threads)
+    }
+}
+
+#[test]
+fn many_jobs_of_one_user_delay_another_by_one_job() {
+    let scenario = Scenario::new(size(1, 1, 1));
+    let gate = scenario.block(9, 0);
+    for id in 1..=1000 {
+        scenario.submit(1, id, true, &scenario.wanted);
+    }
+    scenario.submit(2, 2000, false, &scenario.wanted);
+    scenario.submit(3, 3000, true, &scenario.wanted);
+    drop(gate);
+    let order: Vec<u64> = (0..1002).map(|_| scenario.next()).collect();
+    assert_eq!(order[..4], [1, 2000, 3000, 2]);
+    assert_eq!(order[1001], 1000);
+}
+
+#[test]
+fn one_user_never_has_all_threads() {
+    let scenario = Scenario::new(size(2, 2, 1));
+    let _gate = scenario.block(1, 1);
+    scenario.submit(1, 2, true, &scenario.wanted);
+    scenario.submit(2, 3, false, &scenario.wanted);
+    assert_eq!(scenario.next(), 3);
+    assert!(scenario.ran.try_recv().is_err());
+}
+
+#[test]
+fn urgent_jobs_of_a_user_run_first() {
+    let scenario = Scenario::new(size(1, 1, 1));
+    let gate = scenario.block(1, 0);
+    for (id, is_urgent) in [(1, false), (2, false), (3, true), (4, true)] {
+        scenario.submit(1, id, is_urgent, &scenario.wanted);
+    }
+    drop(gate);
+    let order: Vec<u64> = (0..4).map(|_| scenario.next()).collect();
+    assert_eq!(order, [3, 4, 1, 2]);
+}
+
+#[test]
+fn job_that_nothing_waits_for_is_dropped() {
+    let scenario = Scenario::new(size(1, 1, 1));
+    let gate = scenario.block(1, 0);
+    let expired = Arc::new(());
+    (1..100).for_each(|id| scenario.submit(1, id, true, &expired));
+    scenario.submit(1, 100, false, &scenario.wanted);
+    drop(expired);
+    // The queue forgets them though its turn does not come.
+    (101..200).for_each(|id| scenario.submit(1, id, true, &scenario.wanted));
+    assert!(scenario.workers.0.lock().queues[&1].len() < 150);
+    drop(gate);
+    let order: Vec<u64> = (0..100).map(|_| scenario.next()).collect();
+    assert_eq!((order[0], order[98], order[99]), (101, 199, 100));
+}
+
+#[test]
+fn stuck_thread_is_replaced_and_ends_after_its_job() {
+    let scenario = Scenario::new(size(1, 2, 1));
+    let gate = scenario.block(1, 1);
+    assert!(scenario.workers.replace_stuck(u64::MAX).is_empty());
+    scenario.submit(1, 2, false, &scenario.wanted);
+    assert_eq!(scenario.workers.replace_stuck(0), [1]);
+    assert_eq!(scenario.next(), 2);
+    // The second is stuck too, and there is no room for a third.
+    let second = scenario.block(1, 3);
+    assert_eq!(scenario.workers.replace_stuck(0), [3]);
+    assert!(!scenario.workers.has_room());
+    let mut stuck: Vec<u64> = scenario.workers.stuck().iter().map(|(id, _)| *id).collect();
+    stuck.sort_unstable();
+    assert_eq!(stuck, [1, 3]);
+    scenario.submit(2, 4, false, &scenario.wanted);
+    assert!(scenario.ran.try_recv().is_err());
+    drop(second);
+    assert_eq!(scenario.next(), 4);
+    assert!(scenario.workers.has_room());
+    drop(gate);
+}
+
+#[test]
+fn stuck_reads_of_one_user_leave_threads_to_others() {
+    let scenario = Scenario::new(size(2, 4, 1));
+    let mut gates = Vec::new();
+    for id in 1..=2 {
+        gates.push(scenario.block(1, id));
+        assert_eq!(scenario.workers.replace_stuck(0), [id]);
+    }
+    scenario.submit(1, 3, true, &scenario.wanted);
+    for id in 4..=6 {
+        scenario.submit(2, id, false, &scenario.wanted);
+        assert_eq!(scenario.next(), id);
+    }
+    drop(gates);
+    assert_eq!(scenario.next(), 3);
+}
+
+#[test]
+fn job_may_go_on_until_its_thread_is_replaced() {
+    let workers = Workers::new("test", size(1, 2, 1));
+    let wanted = Arc::new(());
+    let (send, begun) = channel();
+    let (replaced, checked) = channel::<()>();
+    let work = move |slot: &Slot| {
+        slot.begin(7);
+        send.send(slot.is_replaced()).unwrap();
+        let _ = checked.recv();
+        send.send(slot.is_replaced()).unwrap();
+    };
+    let job = Job {
+        uid: 0,
+        id: 6,
+        is_urgent: false,
+        wanted: Arc::downgrade(&wanted),
+        work: Box::new(work),
+    };
+    workers.submit(job).unwrap();
+    assert_eq!(begun.recv_timeout(PATIENCE), Ok(false));
+    assert_eq!(workers.replace_stuck(0), [7]);
+    drop(replaced);
+    assert_eq!(begun.recv_timeout(PATIENCE), Ok(true));
+}
+
+/// Returns the scheduling policy and the nice value of the calling thread (proc_pid_stat(5)).
+#[cfg(target_os = "linux")]
+fn scheduling() -> (u32, i32) {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields = stat.rsplit(')').next().unwrap();
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    (fields[38].parse().unwrap(), fields[16].parse().unwrap())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_do_not_inherit_a_raised_priority() {
+    let run = || {
+        sys::raise_priority();
+        let workers = Workers::new("test", size(1, 1, 1));
+        let wanted = Arc::new(());
+        let (send, found) = channel();
+        let job = Job {
+            uid: 0,
+            id: 1,
+            is_urgent: true,
+            wanted: Arc::downgrade(&wanted),
+            work: Box::new(move |_| send.send(scheduling()).unwrap()),
+        };
+        workers.submit(job).unwrap();
+        found.recv_timeout(PATIENCE).unwrap()
+    };
+    let (policy, nice) = std::thread::spawn(run).join().unwrap();
+    assert_eq!(policy, libc::SCHED_OTHER.cast_unsigned());
+    assert!(nice >= 0, "{nice}");
+}
