@@ -298,10 +298,18 @@ impl FactPool {
         };
         let OpenRequest { key, needs, .. } = *request;
         let (shared, image) = (Arc::clone(&self.shared), request.image.clone());
+        let requested = sys::boot_time();
         let wakes = request.urgency > Urgency::Prefetch;
         let work = move || {
             let at = sys::boot_time();
-            let found = read_facts(&shared.root, key, needs, image.as_ref(), &shared.rules);
+            let found = read_facts(
+                &shared.root,
+                key,
+                needs,
+                image.as_ref(),
+                &shared.rules,
+                requested,
+            );
             // Nothing receives it once the pool is dropped.
             let _ = shared.done.send(Done { id, at, found });
             if wakes {

@@ -1,5 +1,7 @@
 //! One look at one process for its facts.
 
+#[cfg(target_os = "linux")]
+mod listeners;
 #[cfg_attr(target_os = "macos", path = "reading/darwin.rs")]
 mod proc_dir;
 #[cfg(target_os = "linux")]
@@ -45,13 +47,15 @@ impl ReadResult {
     }
 }
 
-/// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run.
+/// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run. Nothing is
+/// older than `requested`, in ns since boot.
 pub(super) fn read_facts(
     root: &Path,
     key: ProcessKey,
     needs: FactSet,
     image: Option<&Arc<Image>>,
     rules: &Ruleset,
+    requested: u64,
 ) -> ReadResult {
     let Some(mut subject) = ProcDir::open(root, key) else {
         return ReadResult::nothing();
@@ -88,7 +92,7 @@ pub(super) fn read_facts(
         facts.stdio = subject.stdio(key).map_or(Fact::Unreadable, Fact::Known);
     }
     if needs.contains(FactSet::LISTENING) {
-        let listening = subject.listening().ok().flatten();
+        let listening = subject.listening(requested).ok().flatten();
         facts.listening = listening.map_or(Fact::Unreadable, Fact::Known);
     }
     if needs.contains(FactSet::ARGUMENTS)

@@ -9,6 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use super::reading::{ProcDir, read_facts};
 use crate::source::procfs::readers::{Readers, readers};
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
+use crate::sys;
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
@@ -151,6 +152,7 @@ pub fn listening(
             FactSet::LISTENING,
             None,
             &Ruleset::default(),
+            sys::boot_time(),
         );
         Some((seen.key, found.facts.listening))
     };

@@ -91,6 +91,12 @@ pub fn wall_time() -> u64 {
     now(nix::time::ClockId::CLOCK_REALTIME)
 }
 
+/// Nanoseconds that the calling thread has used a processor.
+#[cfg(target_os = "linux")]
+pub fn thread_time() -> u64 {
+    now(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
+}
+
 fn now(id: nix::time::ClockId) -> u64 {
     // These clocks exist on every kernel this runs on.
     id.now().map_or(0, |t| {

@@ -142,7 +142,7 @@ impl ProcDir {
     }
 
     /// Whether one of its open files is a socket of the network that listens; `None` if that cannot be told of one.
-    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
+    pub(super) fn listening(&self, _: u64) -> io::Result<Option<bool>> {
         let Some(files) = darwin::sockets(self.key.pid) else {
             return Ok(None);
         };

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::listeners::in_own_namespace;
 use super::registry::{RegistryDir, RegistryProcess, variable};
 use super::sockets::{connections, listens};
 use super::{CpuTime, home, match_markers};
@@ -30,8 +31,10 @@ use reaper_model::ruleset::{Pattern, script_path};
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
 /// Most bytes of a command line that are read: what exec(2) takes with the default limit of 8 MiB for the stack.
 pub(in crate::facts) const ARGUMENTS_MAX: usize = 2 << 20;
-/// Most open files that are gone through.
-const FILES_MAX: usize = 16 << 10;
+/// CPU time for the open files of one process, in ns: enough for some 15,000.
+const FILES_BUDGET: u64 = 25_000_000;
+/// Number of files between two looks at the clock, which is a system call.
+const FILES_CHUNK: usize = 64;
 /// A process that is being looked at: all that is read through this is of one process, whoever has its
 /// pid meanwhile.
 pub(in crate::facts) struct ProcDir {
@@ -244,11 +247,12 @@ impl ProcDir {
         Some(CpuTime { ticks, at })
     }
 
-    /// Returns the inode numbers of its sockets, and whether these are all.
-    fn sockets(&self) -> io::Result<(HashSet<u64>, bool)> {
+    /// Returns the inode numbers of its sockets, and whether these are all: none are read after `budget`, a CPU time in ns.
+    fn sockets(&self, budget: u64) -> io::Result<(HashSet<u64>, bool)> {
         let mut sockets = HashSet::new();
+        let end = sys::thread_time().saturating_add(budget);
         for (n, file) in std::fs::read_dir(self.path.join("fd"))?.enumerate() {
-            if n == FILES_MAX {
+            if n % FILES_CHUNK == FILES_CHUNK - 1 && sys::thread_time() >= end {
                 return Ok((sockets, false));
             }
             // One that has been closed since is none.
@@ -278,7 +282,7 @@ impl ProcDir {
             words(rest).next().and_then(number).unwrap_or(0)
         };
         let (rss_kib, swap_kib) = (kib(b"VmRSS:"), kib(b"VmSwap:"));
-        let (own, all) = self.sockets()?;
+        let (own, all) = self.sockets(FILES_BUDGET)?;
         if !all {
             return Ok(None);
         }
@@ -338,18 +342,26 @@ impl ProcDir {
         ))
     }
 
-    /// Whether one of its open files is a TCP socket that listens. By path: who has the pid by then is told
-    /// from this one by [`ProcDir::is_alive`].
-    pub(super) fn listening(&self) -> io::Result<Option<bool>> {
-        let (sockets, all) = self.sockets()?;
-        let listens = !sockets.is_empty() && {
-            let net = self.path.join("net");
-            listens(&net.join("tcp"), &sockets)?
-                || match listens(&net.join("tcp6"), &sockets) {
-                    // A kernel without IPv6.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-                    listens => listens?,
-                }
+    /// Returns whether one of its open files was a TCP socket that listens, after `requested` (in ns since boot). `None` if
+    /// it has more open files than are read. By path: [`ProcDir::is_alive`] says whether it was still this process.
+    pub(super) fn listening(&self, requested: u64) -> io::Result<Option<bool>> {
+        let listeners = in_own_namespace(&self.path, requested);
+        if listeners.as_ref().is_some_and(|all| all.is_empty()) {
+            return Ok(Some(false));
+        }
+        let (sockets, all) = self.sockets(FILES_BUDGET)?;
+        let listens = match listeners {
+            Some(listeners) => !listeners.is_disjoint(&sockets),
+            None if sockets.is_empty() => false,
+            None => {
+                let net = self.path.join("net");
+                listens(&net.join("tcp"), &sockets)?
+                    || match listens(&net.join("tcp6"), &sockets) {
+                        // A kernel without IPv6.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+                        listens => listens?,
+                    }
+            }
         };
         Ok((listens || all).then_some(listens))
     }
@@ -471,6 +483,23 @@ mod tests {
                 prop_assert!(subject.login_uid() != Some(u32::MAX));
             }
         }
+    }
+
+    #[test]
+    fn files_beyond_the_budget_are_unknown() {
+        let root = tempfile::tempdir().unwrap();
+        let files = root.path().join("7/fd");
+        std::fs::create_dir_all(&files).unwrap();
+        let stat = "7 (x) S 1 9 8 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 0 0\n";
+        std::fs::write(root.path().join("7/stat"), stat).unwrap();
+        let subject = ProcDir::open(root.path(), ProcessKey { pid: 7, start: 0 }).unwrap();
+        for n in 0..2 * FILES_CHUNK {
+            std::os::unix::fs::symlink(format!("socket:[{n}]"), files.join(n.to_string())).unwrap();
+        }
+        let (sockets, all) = subject.sockets(u64::MAX).unwrap();
+        assert_eq!((sockets.len(), all), (2 * FILES_CHUNK, true));
+        let (sockets, all) = subject.sockets(0).unwrap();
+        assert_eq!((sockets.len(), all), (FILES_CHUNK - 1, false));
     }
 
     #[test]

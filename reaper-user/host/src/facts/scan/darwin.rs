@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 
 use super::reading::{ProcDir, read_facts};
 use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
+use crate::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
@@ -75,6 +76,7 @@ pub fn listening(
                 FactSet::LISTENING,
                 None,
                 &Ruleset::default(),
+                sys::boot_time(),
             );
             all.insert(seen.key, found.facts.listening);
         }
