@@ -1,55 +1,59 @@
 //! Answers that may take long, apart from the others.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::route::ApiResult;
 use crate::api::ErrorResponse;
+use crate::api::peer::Peer;
+use reaper_host::workers::{Job, Size, Workers};
 
-/// Work of one kind, on threads of its own: so many at a time.
+/// Work of one kind, on threads of its own.
 pub(super) struct Lane {
     /// What is done in it, as a thread's name.
     name: &'static str,
-    places: Arc<Semaphore>,
+    workers: Workers,
 }
 
 impl Lane {
+    /// `most` is the number of threads.
     pub(super) fn new(name: &'static str, most: usize) -> Lane {
-        let places = Arc::new(Semaphore::new(most));
-        Lane { name, places }
+        let workers = Workers::new(name, Size::fixed(most));
+        Lane { name, workers }
     }
 
-    /// Does it, when others have made room; all within `patience`. Nobody else has the place before the work has
-    /// ended, even if nobody waits for that any more.
+    /// Does some work for a peer and waits for it, in all within `patience`. Work that has not begun by then is dropped.
     pub(super) async fn run<T: Send + 'static>(
         &self,
+        peer: Peer,
         patience: Duration,
         work: impl FnOnce() -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
         let name = self.name;
-        let mut begun = false;
-        let done = async {
-            let place = Arc::clone(&self.places).acquire_owned().await;
-            begun = true;
-            let (tell, told) = oneshot::channel();
-            let work = move || {
-                let _place = place;
-                let _ = tell.send(work());
-            };
-            let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-            let failed =
-                |error| ErrorResponse::new("failed", format!("cannot start a thread: {error}"));
-            thread.map_err(failed)?;
-            let bug =
-                |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
-            told.await.map_err(bug)?
+        let (wanted, is_begun) = (Arc::new(()), Arc::new(AtomicBool::new(false)));
+        let begun = Arc::clone(&is_begun);
+        let (send, done) = oneshot::channel();
+        let job = Job {
+            uid: peer.uid,
+            id: 0,
+            is_urgent: false,
+            wanted: Arc::downgrade(&wanted),
+            work: Box::new(move |_| {
+                begun.store(true, Ordering::Relaxed);
+                let _ = send.send(work());
+            }),
         };
+        let failed =
+            |error| ErrorResponse::new("failed", format!("cannot start a thread: {error}"));
+        self.workers.submit(job).map_err(failed)?;
+        let bug = |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
         match timeout(patience, done).await {
-            Ok(done) => done,
-            Err(_) if begun => Err(ErrorResponse::new(
+            Ok(done) => done.map_err(bug)?,
+            Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(
                 "timeout",
                 format!(
                     "the {name} takes longer than {} s; try again",

@@ -125,7 +125,10 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Ap
     if segments(path) == ["v1", "history"] && head.method == Method::GET {
         let query = history::query(query, peer)?;
         let told = history::read_history(shared.backend.journal.as_deref(), query);
-        return shared.histories.run(shared.patience.answer, told).await;
+        return shared
+            .histories
+            .run(peer, shared.patience.answer, told)
+            .await;
     }
     let question = parse_request(&head.method, path, query, &body, peer)?;
     let scan = match question {

@@ -43,11 +43,15 @@ pub(super) async fn scanned(
             of_reaping.reap(&mut report, &also, peer, min_age)?;
             Ok(to_json(&report))
         };
-        match shared.reapings.run(shared.patience.reaping, reap).await {
+        match shared
+            .reapings
+            .run(peer, shared.patience.reaping, reap)
+            .await
+        {
             // It goes on; what is there by now is told.
             Err(late) if late.error == "timeout" => {}
             done => return done,
         }
     }
-    shared.scans.run(shared.patience.answer, look).await
+    shared.scans.run(peer, shared.patience.answer, look).await
 }
