@@ -53,9 +53,9 @@ pub struct Args {
     /// Measure this executable instead of building one
     #[arg(long, value_name = "FILE")]
     reaper: Option<PathBuf>,
-    /// Measure replays by these tests of the model instead of building them
+    /// Measure replays by this executable instead of building one
     #[arg(long, value_name = "FILE", hide = true)]
-    model_tests: Option<PathBuf>,
+    replay: Option<PathBuf>,
 }
 
 /// What can be measured.
@@ -118,7 +118,7 @@ impl Part {
 pub struct Bench {
     reaper: PathBuf,
     /// Tests of the model, optimised.
-    model_tests: PathBuf,
+    replay: PathBuf,
     /// For files; the loads' names are links in it.
     dir: PathBuf,
     quick: bool,
@@ -145,8 +145,8 @@ pub fn bench(args: &Args) -> Result<()> {
             built_reaper(&["--release"])?
         }
     };
-    let model_tests = match &args.model_tests {
-        Some(tests) => tests.clone(),
+    let replay = match &args.replay {
+        Some(replay) => replay.clone(),
         None => replay::build()?,
     };
     let own = std::env::current_exe().context("cannot find this program")?;
@@ -157,8 +157,8 @@ pub fn bench(args: &Args) -> Result<()> {
             .args(std::env::args_os().skip(1))
             .arg("--reaper")
             .arg(reaper)
-            .arg("--model-tests")
-            .arg(model_tests);
+            .arg("--replay")
+            .arg(replay);
         return run_command(&mut again);
     }
     own_mounts()?;
@@ -175,7 +175,7 @@ pub fn bench(args: &Args) -> Result<()> {
     trace::mount_tracefs()?;
     let bench = Bench {
         reaper,
-        model_tests,
+        replay,
         dir,
         quick: args.quick,
     };

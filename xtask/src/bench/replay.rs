@@ -3,35 +3,27 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::Bench;
 use super::table::Row;
 use crate::shell::{executables, output, say};
 
-/// The test that measures.
-const TEST: &str = "tests::replay::time_of_a_replay";
-
-/// Builds the tests of the model, optimised.
+/// Builds the program that measures: `benches/replay.rs` of the model.
 ///
 /// # Errors
 /// The build fails.
 pub fn build() -> Result<PathBuf> {
-    say("building the tests of the model, optimised");
-    let package = ["--package", "reaper-model", "--lib"];
-    let arguments = [&["test", "--release", "--no-run"][..], &package].concat();
+    say("building the replay of the model, optimised");
+    let bench = ["--package", "reaper-model", "--bench", "replay"];
+    let arguments = [&["build", "--release"][..], &bench].concat();
     let built = executables(&arguments)?.into_iter().next();
-    built.map(|(file, _)| file).context("cargo built no tests")
+    built.map(|(file, _)| file).context("cargo built no bench")
 }
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut tests = Command::new(&bench.model_tests);
-    tests.args(["--exact", TEST, "--ignored", "--nocapture"]);
-    let said = output(&mut tests)?;
-    let lines = said.lines().filter_map(|line| line.strip_prefix("replay "));
-    let rows: Vec<Row> = lines.map(row).collect::<Result<_>>()?;
-    ensure!(!rows.is_empty(), "{TEST} says nothing");
-    Ok(rows)
+    let said = output(&mut Command::new(&bench.replay))?;
+    said.lines().map(row).collect()
 }
 
 /// Reads a line: the number of sessions, that of events and the nanoseconds that they took.

@@ -14,7 +14,6 @@ mod marks;
 mod merging;
 mod moves;
 mod properties;
-mod replay;
 mod restart;
 mod restored;
 mod rule_properties;

@@ -1,15 +1,43 @@
 //! CPU time that the model takes for each event of a backlog in which many sessions are open at once.
 //!
-//! `cargo xtask bench --only replay` runs this optimised. The figures of an unoptimised run show only how they grow.
+//! Prints the number of sessions, that of events and the nanoseconds that they take. `cargo xtask bench --only replay` runs it.
 
 use std::fs;
+use std::sync::Arc;
 
-use super::world::{INIT, USER, image, rules};
-use crate::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
-use crate::{Model, Scope};
+use reaper_model::event::{Event, EventKind, ExitStatus, Image, ProcessKey, Provenance, Uids};
+use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use reaper_model::{Model, Scope};
+
+const INIT: ProcessKey = ProcessKey { pid: 1, start: 0 };
+const USER: Uids = Uids {
+    real: 1000,
+    effective: 1000,
+};
 
 /// Numbers of sessions.
 const SESSIONS: [u32; 3] = [3_000, 12_000, 48_000];
+
+/// Returns the rule of one agent.
+fn rules() -> Ruleset {
+    let condition = Condition {
+        field: Field::Comm,
+        any_of: vec![Pattern::comm("claude").unwrap()],
+        negative: false,
+    };
+    let matchers = vec![Matcher::new(vec![condition])];
+    Ruleset::new(vec![Rule::new("claude", Action::Agent, matchers)])
+}
+
+fn image(program: &str) -> Arc<Image> {
+    Arc::new(Image {
+        comm: program.into(),
+        exe: format!("/bin/{program}").into(),
+        argv: format!("{program}\0").into(),
+        tty: 1,
+        ..Image::default()
+    })
+}
 
 /// Returns a backlog: each session opens and gets a member, then each root exits, then each member does.
 fn backlog(sessions: u32) -> Vec<Event> {
@@ -34,7 +62,7 @@ fn backlog(sessions: u32) -> Vec<Event> {
         parent: Some(parent),
         uids: USER,
         pidfd_inode: 0,
-        image: image(program, 1),
+        image: image(program),
         membership: None,
     };
     let exit = |key| EventKind::Exit {
@@ -90,22 +118,12 @@ fn cpu_ns() -> u64 {
     stat.split(' ').next().unwrap().parse().unwrap()
 }
 
-#[test]
-fn replayed_sessions_close() {
-    replay(&backlog(10));
-}
-
-/// Prints the number of sessions, that of events and the nanoseconds that they take.
-#[test]
-#[ignore = "a measurement"]
-fn time_of_a_replay() {
-    // The name of the test may stand on this line.
-    println!();
+fn main() {
     for sessions in SESSIONS {
         let events = backlog(sessions);
         let begun = cpu_ns();
         replay(&events);
         let took = cpu_ns() - begun;
-        println!("replay {sessions} {} {took}", events.len());
+        println!("{sessions} {} {took}", events.len());
     }
 }
