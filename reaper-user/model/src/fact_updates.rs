@@ -37,8 +37,11 @@ impl Model {
             }
         }
         if asked.contains(FactSet::UNIT) && node.state.cached.has_moved_unseen(&found.unit) {
-            node.moved(0, at);
+            self.tree.set_cgroup(key, 0, at);
         }
+        let Some(node) = self.tree.get_mut(key) else {
+            return;
+        };
         let read = node.state.cached.readings.get_or_insert_default();
         let awake = self.clock.to_monotonic(at);
         if asked.contains(FactSet::ACTIVITY)
@@ -80,12 +83,10 @@ impl Model {
             _ if session.cgroup_id == 0 => None,
             _ => {
                 let failed = |facts: &Facts| facts.unit == Fact::Unreadable;
-                let there = self.tree.iter().filter(|node| {
-                    node.image.cgroup_id == session.cgroup_id
-                        && node.key != session.root
-                        && !node.facts().is_some_and(failed)
-                });
-                there.map(|node| node.key).min()
+                let mut beside = self.tree.in_cgroup(session.cgroup_id);
+                let source = beside
+                    .find(|node| node.key != session.root && !node.facts().is_some_and(failed));
+                source.map(|node| node.key)
             }
         }
     }
@@ -112,10 +113,8 @@ impl Model {
         let sessions = gone.flat_map(|id| self.sessions.with_nested(id));
         let members: Vec<u32> = sessions.flat_map(Session::members).collect();
         for pid in members {
-            if let Some(key) = self.tree.by_pid(pid).map(|node| node.key)
-                && let Some(node) = self.tree.get_mut(key)
-            {
-                node.moved(0, now);
+            if let Some(key) = self.tree.by_pid(pid).map(|node| node.key) {
+                self.tree.set_cgroup(key, 0, now);
             }
         }
     }

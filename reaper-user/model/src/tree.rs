@@ -9,7 +9,7 @@ mod exited;
 mod node;
 mod queries;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -32,6 +32,8 @@ const RECENT_MAX: usize = 1024;
 /// See the module.
 pub struct Tree<S: NodeState> {
     live: Map<u32, Node<S>>,
+    /// Pids of the living processes by the cgroup in their images, 0 where that is unknown.
+    by_cgroup: BTreeSet<(u64, u32)>,
     exited: Map<ProcessKey, Exited<S::Remains>>,
     /// Keys of `exited`, oldest first; some may be gone from there.
     order: VecDeque<ProcessKey>,
@@ -46,6 +48,7 @@ impl<S: NodeState> Default for Tree<S> {
     fn default() -> Tree<S> {
         Tree {
             live: Map::default(),
+            by_cgroup: BTreeSet::new(),
             exited: Map::default(),
             order: VecDeque::new(),
             recent: RecentMap::default(),
@@ -129,14 +132,15 @@ impl<S: NodeState> Tree<S> {
                 if pidfd_inode != 0 {
                     node.pidfd_inode = pidfd_inode;
                 }
+                let key = node.key;
                 // It may have run another since, of which all that is known is what was found.
                 if node.is_current_at(time) {
                     let is_later = time > node.image_at;
                     node.state.on_exec(&node.image, image, is_later);
-                    (node.image, node.image_at) = (Arc::clone(image), time);
-                    node.uids = uids;
+                    (node.image_at, node.uids) = (time, uids);
+                    self.update_image(key.pid, |own| *own = Arc::clone(image));
                 }
-                changes.push(TreeChange::Execed { key: node.key });
+                changes.push(TreeChange::Execed { key });
             }
             EventKind::Exit {
                 key,
@@ -174,8 +178,8 @@ impl<S: NodeState> Tree<S> {
             } => {
                 if let Some(node) = self.get_mut(key) {
                     node.set_membership(mark, time, 1);
-                    node.moved(cgroup_id, time);
                     changes.push(TreeChange::Moved { key: node.key });
+                    self.set_cgroup(key, cgroup_id, time);
                 }
             }
             EventKind::SignalSent { key, signal } => {
@@ -250,6 +254,7 @@ impl<S: NodeState> Tree<S> {
         let parent = holder.map(|node| node.key);
         let state = S::below(holder.map(|node| &node.state));
         let birth_parent = birth.birth_parent.map(|key| self.own_key(key));
+        self.by_cgroup.insert((image.cgroup_id, key.pid));
         self.live.insert(
             key.pid,
             Node {
@@ -277,6 +282,35 @@ impl<S: NodeState> Tree<S> {
         if let Some(count) = birth_parent.and_then(|key| self.born_count(key)) {
             *count += 1;
         }
+    }
+
+    /// Changes the image of a living process. Nothing else does, so `by_cgroup` is up to date.
+    fn update_image(&mut self, pid: u32, change: impl FnOnce(&mut Arc<Image>)) {
+        let Some(node) = self.live.get_mut(&pid) else {
+            return;
+        };
+        let before = node.image.cgroup_id;
+        change(&mut node.image);
+        if node.image.cgroup_id != before {
+            self.by_cgroup.remove(&(before, pid));
+            self.by_cgroup.insert((node.image.cgroup_id, pid));
+        }
+    }
+
+    /// Puts a living process into another cgroup; 0: into an unknown one.
+    pub(super) fn set_cgroup(&mut self, key: ProcessKey, cgroup_id: u64, time: u64) {
+        if let Some(node) = self.get_mut(key) {
+            node.state.on_move(time);
+            self.update_image(key.pid, |own| Arc::make_mut(own).cgroup_id = cgroup_id);
+        }
+    }
+
+    /// Removes a living process.
+    fn remove(&mut self, pid: u32) -> Option<Node<S>> {
+        self.set_parent(pid, None);
+        let node = self.live.remove(&pid)?;
+        self.by_cgroup.remove(&(node.image.cgroup_id, pid));
+        Some(node)
     }
 
     /// The key under which a process is known here, if it lives.
@@ -341,8 +375,7 @@ impl<S: NodeState> Tree<S> {
         changes: &mut Vec<TreeChange<S>>,
     ) {
         let parent = self.live.get(&pid).and_then(|node| node.parent);
-        self.set_parent(pid, None);
-        let Some(mut node) = self.live.remove(&pid) else {
+        let Some(mut node) = self.remove(pid) else {
             return;
         };
         node.parent = parent;
@@ -372,8 +405,7 @@ impl<S: NodeState> Tree<S> {
     /// Drops a living process as if nobody had ever told of it. Its children have no parent that is
     /// known, and are no orphans.
     pub(super) fn forget(&mut self, pid: u32) {
-        self.set_parent(pid, None);
-        let Some(node) = self.live.remove(&pid) else {
+        let Some(node) = self.remove(pid) else {
             return;
         };
         for child in node.links.children {

@@ -6,7 +6,7 @@ use reaper_common::MEMBER_ROOT;
 use super::restored::{left, restore};
 use super::rules::{ruled, tell, unit, world};
 use super::survival::{exact, exec, key, mark};
-use super::world::{INIT, World, image};
+use super::world::{INIT, World, assert_consistent, image};
 use crate::event::{ExitStatus, Image, ProcessKey, RestoredSession};
 use crate::facts::{Fact, FactSet, Facts};
 use crate::policy::{Reason, Verdict};
@@ -237,6 +237,7 @@ proptest! {
             let holds = before.is_none_or(|before| before == nth);
             told.extend(units[nth].filter(|_| holds));
         }
+        assert_consistent(&w.model);
         prop_assert_eq!(wanted_for(&w, tool), None);
         let said = match told.last() {
             Some(&"own.service") => "reap root_exited",

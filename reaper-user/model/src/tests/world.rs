@@ -354,6 +354,8 @@ fn name(model: &Model, session_event: &SessionEvent) -> String {
 /// Everything that must hold between the parts of a model, whatever it has been told.
 pub fn assert_consistent(model: &Model) {
     let tree = &model.tree;
+    let cgroups = tree.iter().map(|node| (node.image.cgroup_id, node.key.pid));
+    assert_eq!(*tree.cgroups(), cgroups.collect());
     for node in tree.iter() {
         for pid in node.children() {
             let child = tree.by_pid(*pid).expect("a listed child lives");

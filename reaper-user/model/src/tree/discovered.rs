@@ -107,17 +107,17 @@ impl<S: NodeState> Tree<S> {
                 return;
             }
             Some(known) if known.matches_entry(seen) => {
-                let key = known.key;
+                let (key, orphaned) = (known.key, known.orphaned);
+                let is_adopted = known.parent.is_none() && parent.is_some();
                 known.take(seen);
                 // What it was when it was looked at, it need not be any more.
                 if known.is_current_at(seen.read_at) && known.has_other_program(&seen.image) {
                     known.state.on_unseen_exec();
-                    known.image = Arc::clone(&seen.image);
                     known.reported.execed = true;
+                    self.update_image(key.pid, |own| *own = Arc::clone(&seen.image));
                     changes.push(TreeChange::Execed { key });
                 }
-                if known.parent.is_none() && parent.is_some() {
-                    let orphaned = known.orphaned;
+                if is_adopted {
                     self.set_parent(key.pid, parent);
                     if let Some(Orphaned { old_parent, .. }) = orphaned {
                         changes.push(TreeChange::Reparented {
@@ -157,9 +157,9 @@ impl<S: NodeState> Tree<S> {
         provenance: Provenance,
         changes: &mut Vec<TreeChange<S>>,
     ) {
+        self.update_image(key.pid, |own| *own = Arc::clone(&seen.image));
         if let Some(node) = self.live.get_mut(&key.pid) {
             node.take(seen);
-            node.image = Arc::clone(&seen.image);
             node.kernel_thread = seen.kernel_thread;
             node.namespace_init = seen.namespace_init;
             node.reported.execed = true;

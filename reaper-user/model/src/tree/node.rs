@@ -148,12 +148,6 @@ impl<S: NodeState> Node<S> {
         time >= self.image_at
     }
 
-    /// Puts the process into another cgroup.
-    pub(crate) fn moved(&mut self, cgroup_id: u64, time: u64) {
-        Arc::make_mut(&mut self.image).cgroup_id = cgroup_id;
-        self.state.on_move(time);
-    }
-
     /// Takes note of what the kernel's map had for it at a time, after so many changes of its program or its cgroup
     /// that are being told of.
     pub(super) fn set_membership(&mut self, mark: Option<Membership>, time: u64, changes: u32) {

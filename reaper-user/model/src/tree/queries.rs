@@ -50,6 +50,11 @@ impl<S: NodeState> Tree<S> {
     }
 
     #[cfg(test)]
+    pub(crate) fn cgroups(&self) -> &std::collections::BTreeSet<(u64, u32)> {
+        &self.by_cgroup
+    }
+
+    #[cfg(test)]
     pub(crate) fn kept(&self) -> [usize; 4] {
         let [recent, order] = self.recent.kept();
         [self.exited.len(), self.order.len(), recent, order]
@@ -58,6 +63,13 @@ impl<S: NodeState> Tree<S> {
     /// All living processes, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Node<S>> {
         self.live.values()
+    }
+
+    /// The living processes in a cgroup, lowest pid first.
+    pub(crate) fn in_cgroup(&self, cgroup_id: u64) -> impl Iterator<Item = &Node<S>> {
+        let all = (cgroup_id, 0)..=(cgroup_id, u32::MAX);
+        let pids = self.by_cgroup.range(all).map(|(_, pid)| *pid);
+        pids.filter_map(|pid| self.by_pid(pid))
     }
 
     /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
