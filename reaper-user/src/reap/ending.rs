@@ -159,9 +159,7 @@ impl PollingReaper {
             let all = held.into_iter().chain(opened.keys().copied()).collect();
             due = find(&all)?;
             opened.retain(|key, target| due.contains_key(key) && !target.has_exited());
-            for _ in &opened {
-                self.ladder.on_claim();
-            }
+            opened.keys().for_each(|key| self.ladder.on_claim(*key));
             self.targets.extend(opened);
         }
         let now = sys::monotonic();
@@ -255,15 +253,15 @@ impl PollingReaper {
     /// Takes note of who has ended; how many are left.
     fn confirm(&mut self) -> usize {
         let mut left = 0;
-        for target in self
+        for (key, target) in self
             .targets
-            .values_mut()
-            .filter(|target| target.done.is_none())
+            .iter_mut()
+            .filter(|(_, target)| target.done.is_none())
         {
             if target.has_exited() {
                 target.pidfd = None;
                 target.done = Some((ReapOutcome::Exited(ExitStatus::Unknown), sys::boot_time()));
-                self.ladder.on_finished(sys::monotonic());
+                self.ladder.on_finished(*key, sys::monotonic());
             } else {
                 left += 1;
             }

@@ -1,9 +1,11 @@
 //! One session's way from SIGTERM to nothing left. Pure: time comes in.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
+use reaper_model::event::ProcessKey;
 
 /// Births during the grace after which it ends at once.
 const BIRTHS_MAX: u32 = 256;
@@ -65,7 +67,8 @@ pub struct Escalation {
     first_signal: Signal,
     stage: Stage,
     births: u32,
-    claims: u32,
+    /// Processes on it that have not ended.
+    claims: BTreeSet<ProcessKey>,
     /// Looked at once for progress since the last sign of it.
     was_stalled: bool,
     /// Being looked at, and nothing moves.
@@ -97,7 +100,7 @@ impl Escalation {
             first_signal: Signal::SIGTERM,
             stage: Stage::Term { kill_at },
             births: 0,
-            claims: 0,
+            claims: BTreeSet::new(),
             was_stalled: false,
             is_stalled: false,
         };
@@ -137,8 +140,13 @@ impl Escalation {
     }
 
     /// One more process is on it.
-    pub fn on_claim(&mut self) {
-        self.claims += 1;
+    pub fn on_claim(&mut self, key: ProcessKey) {
+        self.claims.insert(key);
+    }
+
+    /// Returns the processes on it, lowest pid first.
+    pub fn claims(&self) -> impl Iterator<Item = ProcessKey> {
+        self.claims.iter().copied()
     }
 
     /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
@@ -162,7 +170,7 @@ impl Escalation {
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
-            claims: self.claims,
+            claims: self.claims.clone(),
             ..Escalation::new(times, now)
         }
     }
@@ -183,15 +191,15 @@ impl Escalation {
     }
 
     /// One is off it.
-    pub fn on_finished(&mut self, now: u64) {
+    pub fn on_finished(&mut self, key: ProcessKey, now: u64) {
         self.is_stalled = false;
         self.on_progress(now);
-        self.claims = self.claims.saturating_sub(1);
+        self.claims.remove(&key);
     }
 
     /// Whether nobody is on it.
     pub fn is_empty(&self) -> bool {
-        self.claims == 0
+        self.claims.is_empty()
     }
 }
 

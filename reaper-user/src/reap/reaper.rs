@@ -168,7 +168,7 @@ impl Reaper {
         let late = decision.reason == Reason::ForkedAfterRootExit;
         let had = node.state.member.signals_sent;
         let held =
-            !self.observe && self.step_on(ladder, late) && node.orphaned.is_none() && had == 0;
+            !self.observe && self.step_on(ladder, key, late) && node.orphaned.is_none() && had == 0;
         // Of what has been signalled there is nothing left to verify before it is told.
         let told = held || !self.observe && had != 0;
         self.last_token += 1;
@@ -205,15 +205,14 @@ impl Reaper {
 
     /// One more on a ladder. True for one that was born into a tree which has been sent SIGTERM: a
     /// handler of that may have made it to clean up, so it is left to its maker while that lives.
-    fn step_on(&mut self, session: SessionId, late: bool) -> bool {
+    fn step_on(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
         let now = self.clock.monotonic();
         let ladder = self.escalations.entry(session);
         let ladder = ladder.or_insert_with(|| Escalation::new(self.times, now));
-        ladder.on_claim();
         if late && ladder.on_birth(now) {
-            self.queue_all(session);
-            return false;
+            self.queue.extend(ladder.claims());
         }
+        ladder.on_claim(key);
         late && ladder.is_before_kill()
     }
 

@@ -5,8 +5,12 @@ const S: u64 = 1_000_000_000;
 /// Opened at 10 s with a grace of 5 s, giving up after 1 s; `n` processes are on it.
 fn ladder(n: u32) -> Escalation {
     let mut ladder = Escalation::new(Times::default(), 10 * S);
-    (0..n).for_each(|_| ladder.on_claim());
+    (0..n).for_each(|pid| ladder.on_claim(key(pid)));
     ladder
+}
+
+fn key(pid: u32) -> ProcessKey {
+    ProcessKey { pid, start: 1 }
 }
 
 /// A look at the ladder's deadline, as the reaper takes it; true if it gives up.
@@ -72,7 +76,7 @@ fn what_a_process_is_sent() {
 fn nothing_that_happens_in_the_grace_moves_its_end() {
     let mut ladder = ladder(3);
     ladder.on_progress(12 * S);
-    ladder.on_finished(13 * S);
+    ladder.on_finished(key(0), 13 * S);
     assert!(!ladder.is_empty());
     assert!(!ladder.on_birth(14 * S));
     assert!(ladder.is_before_kill());
@@ -124,7 +128,7 @@ fn an_end_is_progress() {
     let mut ladder = ladder(2);
     ladder.kill(15 * S);
     assert!(!look(&mut ladder, false));
-    ladder.on_finished(ladder.deadline());
+    ladder.on_finished(key(0), ladder.deadline());
     assert!(!ladder.is_empty());
     assert!(!look(&mut ladder, false), "only half of the time is over");
     assert!(look(&mut ladder, false));
@@ -133,12 +137,13 @@ fn an_end_is_progress() {
 #[test]
 fn the_last_one_off_closes_it() {
     let mut ladder = ladder(2);
-    ladder.on_finished(11 * S);
+    ladder.on_finished(key(0), 11 * S);
     assert!(!ladder.is_empty());
-    ladder.on_claim();
-    ladder.on_finished(11 * S);
+    ladder.on_claim(key(2));
+    ladder.on_finished(key(1), 11 * S);
+    assert_eq!(ladder.claims().collect::<Vec<_>>(), [key(2)]);
     assert!(!ladder.is_empty());
-    ladder.on_finished(11 * S);
+    ladder.on_finished(key(2), 11 * S);
     assert!(ladder.is_empty());
 }
 

@@ -72,31 +72,30 @@ impl Reaper {
     ) {
         let mut stuck = Vec::new();
         let mut progress = false;
-        for (key, target) in self
-            .targets
-            .iter_mut()
-            .filter(|(_, target)| target.escalation == session)
-        {
-            let (state, rss) = memory(*key);
+        let Some(ladder) = self.escalations.get_mut(&session) else {
+            return;
+        };
+        for key in ladder.claims() {
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
+            let (state, rss) = memory(key);
             progress |= rss < target.rss && target.rss != u64::MAX;
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
             match target.signal_failure {
-                Some(failure) => stuck.push((*key, failure)),
+                Some(failure) => stuck.push((key, failure)),
                 // Or it has exited, and that does not come to its end.
                 None if target.exit_status.is_some()
                     || target.last_signal == Some(Signal::SIGKILL) =>
                 {
-                    stuck.push((*key, ReapFailure::KillTimeout(state)));
+                    stuck.push((key, ReapFailure::KillTimeout(state)));
                 }
                 // It has come since, and has not had its signal yet.
-                None => self.queue.push(*key),
+                None => self.queue.push(key),
             }
         }
-        let Some(ladder) = self.escalations.get_mut(&session) else {
-            return;
-        };
         if progress || !ladder.on_stall() || stuck.is_empty() {
             ladder.on_progress(now);
             return;
@@ -107,12 +106,9 @@ impl Reaper {
     }
 
     pub(super) fn queue_all(&mut self, session: SessionId) {
-        self.queue.extend(
-            self.targets
-                .iter()
-                .filter(|(_, target)| target.escalation == session)
-                .map(|(key, _)| *key),
-        );
+        if let Some(ladder) = self.escalations.get(&session) {
+            self.queue.extend(ladder.claims());
+        }
     }
 
     pub(super) fn finish(&mut self, key: ProcessKey, outcome: ReapOutcome) {
@@ -141,7 +137,7 @@ impl Reaper {
             memory: target.memory.filter(|_| ended),
         });
         if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
-            ladder.on_finished(self.clock.monotonic());
+            ladder.on_finished(key, self.clock.monotonic());
         }
     }
 
