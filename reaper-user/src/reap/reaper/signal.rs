@@ -99,9 +99,8 @@ impl Reaper {
         }
     }
 
-    /// Lets go of one of which it cannot be told what it is by now.
+    /// Lets go of one of which it cannot be told what it is by now. Where it is queued, it is passed over.
     pub fn release_unreadable(&mut self, key: ProcessKey) {
-        self.queue.retain(|queued| *queued != key);
         self.finish(key, ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
     }
 
