@@ -128,10 +128,11 @@ impl Engine {
     /// Whether something is to be decided about a session.
     fn is_queued(&self, id: SessionId) -> bool {
         let queued = &self.ingest.queued;
-        queued.contains(Queued::Session(id))
-            || self
-                .members_of(id)
-                .any(|key| queued.contains(Queued::Process(key)))
+        let mut members = self.members_of(id);
+        // Mostly nothing is: this is asked again in each round about each session that is not over yet.
+        !queued.is_empty()
+            && (queued.contains(Queued::Session(id))
+                || members.any(|key| queued.contains(Queued::Process(key))))
     }
 
     /// Returns the living members of a session.
