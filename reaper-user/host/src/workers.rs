@@ -7,7 +7,8 @@
 //! one job, and a user whose reads get stuck does not occupy all threads. Jobs that nothing waits for any more are dropped
 //! before they begin.
 //!
-//! The threads have normal priority: a user who makes the service read much must not delay the processes of others.
+//! The threads start with normal priority: a user who makes the service read much must not delay the processes of others.
+//! Only a job that the engine waits for raises it.
 
 #[cfg(test)]
 mod tests;

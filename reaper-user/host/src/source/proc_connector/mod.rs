@@ -9,7 +9,6 @@
 //! Of a fork it tells who is the child's parent and not who called it, which differs where that was with
 //! `CLONE_PARENT`: such a child counts as made by the parent that it shares with its creator.
 
-mod aside;
 pub(super) mod error;
 mod glimpse;
 mod inbox;

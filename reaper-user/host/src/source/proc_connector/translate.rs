@@ -4,14 +4,16 @@
 //! it, and once more, with the same time, when it has been read: the model then settles what the process has forked since.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use super::aside::Aside;
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::ConnectorEvent;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
+use crate::sys;
+use crate::workers::{Job, Size, Workers};
 use reaper_model::event::{
     Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
@@ -25,11 +27,22 @@ pub const UNREAD_MAX: usize = 1024;
 pub const RETRY_NS: u64 = 40_000_000;
 /// Time limit for all attempts of one call: signals, timers and requests wait for it.
 const RETRIES_MAX: Duration = Duration::from_millis(20);
+/// Threads that read programs: one, since each read is waited for. A stuck one is replaced, up to `most`; then no program is
+/// read until a read returns.
+const READERS: Size = Size {
+    idle: 1,
+    threads: 1,
+    most: 16,
+    of_user: 16,
+};
 
 /// Knows the living processes, so that an end that leaves nothing in /proc is that of one with a name.
 pub struct Translator {
     procfs: Procfs,
-    pub(super) programs: Aside,
+    /// A command line is read from the process's memory, which can block forever.
+    readers: Workers,
+    /// Time limit for the read of a program.
+    pub(super) patience: Duration,
     glimpses: Glimpses,
     known: Map<u32, TrackedProcess>,
     /// Execs whose program could not be read in time.
@@ -82,7 +95,8 @@ impl Translator {
     pub fn new(procfs: Procfs, numbers: Numbers, patience: Duration) -> Translator {
         Translator {
             glimpses: Glimpses::new(&procfs, numbers),
-            programs: Aside::new(procfs.clone(), patience),
+            readers: Workers::new("programs", READERS),
+            patience,
             procfs,
             known: Map::default(),
             unread: Vec::new(),
@@ -328,7 +342,7 @@ impl Translator {
     /// Reads a process that is known by this key. Returns `None` if it is there and cannot be read, or not in time;
     /// `Some(None)` if it has exited or runs another program by now: events of its own report that.
     fn read(&mut self, key: ProcessKey, out: &mut Output<'_>) -> Option<Option<ProcEntry>> {
-        Some(match self.programs.look(key.pid)? {
+        Some(match self.read_in_time(key.pid)? {
             ProcessReading::Alive(seen)
                 if seen.key.has_same_tick(key) && !(out.has_moved_on)(key.pid) =>
             {
@@ -336,6 +350,38 @@ impl Translator {
             }
             _ => None,
         })
+    }
+
+    /// Reads a process on a worker thread, within the time limit.
+    fn read_in_time(&self, pid: u32) -> Option<ProcessReading> {
+        if !self.readers.has_room() {
+            return None;
+        }
+        let procfs = self.procfs.clone();
+        let (send, found) = channel();
+        let wanted = Arc::new(());
+        let job = Job {
+            uid: 0,
+            id: u64::from(pid),
+            is_urgent: false,
+            wanted: Arc::downgrade(&wanted),
+            work: Box::new(move |_| {
+                // The engine waits for this thread, and would wait long for one of normal priority on a busy machine.
+                sys::raise_priority();
+                let read = procfs.read(pid).inspect_err(|e| tracing::debug!("{e}"));
+                // Nothing receives it after the time limit.
+                let _ = send.send(read.ok());
+            }),
+        };
+        if let Err(error) = self.readers.submit(job) {
+            tracing::error!("cannot start a thread to read /proc: {error}");
+            return None;
+        }
+        let found = found.recv_timeout(self.patience);
+        if found.is_err() {
+            self.readers.replace_stuck(0);
+        }
+        found.ok()?
     }
 
     /// Reports an exec with what was read of the process afterwards, if it was read.

@@ -186,7 +186,7 @@ fn nobody_waits_for_a_process_that_holds_its_reader() {
     for (n, pid) in pids.into_iter().enumerate() {
         if n == 16 {
             // Whoever waited for one that is over the bound would wait for ever.
-            w.translator.programs.patience = Duration::from_secs(3600);
+            w.translator.patience = Duration::from_secs(3600);
         }
         // Unknown, and so kept.
         let exec = format!("exec {pid}+0 of nobody uid 1000 ?");
