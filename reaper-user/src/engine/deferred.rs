@@ -6,8 +6,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
 use super::ingest::Queued;
-use reaper_host::facts::{FactAnswer, Urgency};
-use reaper_host::kernel::FactReader;
+use reaper_host::facts::{FactAnswer, FactReader, Urgency};
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};

@@ -17,6 +17,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -68,6 +69,34 @@ pub enum Urgency {
     Normal,
     /// A process waits for them with a decision.
     Urgent,
+}
+
+/// See [`FactReader::ready`].
+pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Reads facts about processes without keeping its caller waiting. Each request is answered, in any order and in bounded
+/// time.
+pub trait FactReader {
+    /// Requests facts about a process of the real uid `uid`. A fact that is requested already is not requested again, but
+    /// becomes as urgent as this. `image` is the program that the process is known to run; without it,
+    /// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] cannot be read.
+    ///
+    /// The answer to a prefetch has [`Fact::Unread`] where the user has too many requests, or it takes too long.
+    fn request(
+        &mut self,
+        key: ProcessKey,
+        image: Option<&Arc<Image>>,
+        uid: u32,
+        needs: FactSet,
+        urgency: Urgency,
+    );
+
+    /// Waits until a request that a decision waits for is answered, or has expired, which is an answer too. May be
+    /// dropped and called again at any time.
+    fn ready(&mut self) -> ReadyFuture<'_>;
+
+    /// Returns all answers since the last call, whether something waits for them or not.
+    fn take(&mut self) -> Vec<FactAnswer>;
 }
 
 /// What was found out about a process.
@@ -186,13 +215,10 @@ impl FactPool {
             ready: false,
         }
     }
+}
 
-    /// Requests facts about a process of the user `uid`. A fact that is requested already is not requested again, but
-    /// becomes as urgent as this. `image` is the program that the process is known to run; without it,
-    /// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] cannot be read.
-    ///
-    /// The answer to a prefetch has [`Fact::Unread`] where the user has too many requests, or it takes too long.
-    pub fn request(
+impl FactReader for FactPool {
+    fn request(
         &mut self,
         key: ProcessKey,
         image: Option<&Arc<Image>>,
@@ -258,35 +284,36 @@ impl FactPool {
         }
     }
 
-    /// Waits until a request that a decision waits for is answered, or has expired, which is an answer too. May be
-    /// dropped and called again at any time.
-    pub async fn ready(&mut self) {
-        loop {
-            self.collect();
-            self.on_time();
-            if self.ready {
-                return;
-            }
-            let woken = self.shared.woken.notified();
-            let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-            match timer.into_iter().chain(self.next_check).min() {
-                Some(at) => {
-                    let left = Duration::from_nanos(at.saturating_sub(sys::monotonic()));
-                    // Whichever it was, what is there is looked at again.
-                    let _ = tokio::time::timeout(left, woken).await;
+    fn ready(&mut self) -> ReadyFuture<'_> {
+        Box::pin(async {
+            loop {
+                self.collect();
+                self.on_time();
+                if self.ready {
+                    return;
                 }
-                None => woken.await,
+                let woken = self.shared.woken.notified();
+                let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+                match timer.into_iter().chain(self.next_check).min() {
+                    Some(at) => {
+                        let left = Duration::from_nanos(at.saturating_sub(sys::monotonic()));
+                        // Whichever it was, what is there is looked at again.
+                        let _ = tokio::time::timeout(left, woken).await;
+                    }
+                    None => woken.await,
+                }
             }
-        }
+        })
     }
 
-    /// Returns all answers since the last call, whether something waits for them or not.
-    pub fn take(&mut self) -> Vec<FactAnswer> {
+    fn take(&mut self) -> Vec<FactAnswer> {
         self.collect();
         self.ready = false;
         std::mem::take(&mut self.answers)
     }
+}
 
+impl FactPool {
     /// Queues the job of an open request.
     fn submit(&self, id: u64) {
         let Some(request) = self.open.get(&id) else {

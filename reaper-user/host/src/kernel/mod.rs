@@ -11,18 +11,16 @@
 //! | [`Source`] | the sources in [`source`](crate::source) |
 
 mod clock;
-mod fact_reader;
 mod process_table;
 mod signals;
 
 use std::sync::Arc;
 
 pub use clock::{Clock, Sleep, SystemClock};
-pub use fact_reader::{FactReader, ReadyFuture};
 pub use process_table::ProcessTable;
 pub use signals::{Pidfds, ProcessHandle, Signals, WatchedHandle};
 
-use crate::facts::FactPool;
+use crate::facts::{FactPool, FactReader};
 use crate::source::kind::{RejectedSource, SourceKind};
 use crate::source::procfs::Procfs;
 use crate::source::scan::interval::ScanOptions;

@@ -10,10 +10,9 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::Signal;
 
-use reaper_host::facts::{FactAnswer, Urgency};
+use reaper_host::facts::{FactAnswer, FactReader, ReadyFuture, Urgency};
 use reaper_host::kernel::{
-    Clock, FactReader, Kernel, ProcessHandle, ProcessTable, ReadyFuture, Signals, Sleep,
-    WatchedHandle,
+    Clock, Kernel, ProcessHandle, ProcessTable, Signals, Sleep, WatchedHandle,
 };
 use reaper_host::source::kind::SourceKind;
 use reaper_host::source::procfs::{Liveness, ProcessMemory, ProcfsError, Snapshot};
