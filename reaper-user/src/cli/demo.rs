@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::export::{Format, Sink, StreamOutput};
 use crate::reap;
+use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::probes::ProbeOptions;
 use reaper_host::source::procfs::{ProcessReading, Procfs};
 use reaper_host::sys::pidfd::{self, Pidfd};

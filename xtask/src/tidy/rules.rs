@@ -56,7 +56,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "one-place-signals",
         within: PRODUCT,
-        except: "reaper-user/src/reap reaper-user/host/src/sys reaper-user/host/src/kernel/signals",
+        except: "reaper-user/src/reap reaper-user/host/src/sys",
         forbidden: "kill() killpg() tgkill() tkill() pidfd_send_signal() send_signal() libc::SYS_kill \
                     libc::SYS_pidfd_send_signal libc::SYS_tgkill libc::kill libc::killpg nix::sys::signal::kill \
                     nix::sys::signal::killpg",

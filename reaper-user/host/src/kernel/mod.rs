@@ -18,7 +18,9 @@ use std::sync::Arc;
 
 pub use clock::{Clock, Sleep, SystemClock};
 pub use process_table::ProcessTable;
-pub use signals::{Pidfds, ProcessHandle, Signals, WatchedHandle};
+pub use signals::{Pidfds, Signals, WatchedHandle};
+
+pub use crate::sys::process_handle::ProcessHandle;
 
 use crate::facts::{FactPool, FactReader};
 use crate::source::kind::{RejectedSource, SourceKind};

@@ -1,13 +1,10 @@
 //! Handles on processes: signalling them, and waiting for their exits.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
-
-use nix::sys::signal::Signal;
 
 use crate::sys::exit_poll::ExitPoll;
 use crate::sys::pidfd::Pidfd;
-use reaper_model::event::Uids;
+use crate::sys::process_handle::ProcessHandle;
 
 /// Opens handles on processes. Its file descriptor is readable when a watched process has exited.
 pub trait Signals: AsFd {
@@ -22,34 +19,11 @@ pub trait Signals: AsFd {
     fn exited(&self) -> Vec<u64>;
 }
 
-/// A handle on one process. It never refers to another, also after the pid is reused.
-pub trait ProcessHandle: Send {
-    /// Returns the number of the open file that it uses.
-    fn file(&self) -> u64;
-
-    /// Returns the inode number, which is unique from Linux 6.9 on.
-    fn inode(&self) -> Option<u64>;
-
-    /// Returns the uids that the process has now. `pid` is its pid. `None` if it has exited or they cannot be read.
-    fn uids(&self, pid: u32) -> Option<Uids>;
-
-    /// Waits until the process has exited, at most for `timeout`. Returns whether it has.
-    fn wait(&self, timeout: Duration) -> bool;
-
-    /// Whether the process has exited with all of its threads.
-    fn has_exited(&self) -> bool {
-        self.wait(Duration::ZERO)
-    }
-
-    /// Sends a signal. Only `reap` may call this.
-    ///
-    /// # Errors
-    /// `ESRCH` if the process is gone, `EPERM` if it may not be signalled.
-    fn send_signal(&self, signal: Signal) -> nix::Result<()>;
-}
-
 /// A handle whose exit can be watched.
-pub trait WatchedHandle: ProcessHandle {
+pub trait WatchedHandle: Send {
+    /// Returns the handle itself.
+    fn handle(&self) -> &dyn ProcessHandle;
+
     /// Watches for the exit: [`Signals::exited`] then returns `token`. May be called again.
     ///
     /// # Errors
@@ -93,51 +67,11 @@ struct WatchedPidfd {
 }
 
 impl WatchedHandle for WatchedPidfd {
+    fn handle(&self) -> &dyn ProcessHandle {
+        &self.pidfd
+    }
+
     fn watch_exit(&self, token: u64) -> nix::Result<()> {
         self.poll.add(&self.pidfd, token)
-    }
-}
-
-impl ProcessHandle for WatchedPidfd {
-    fn file(&self) -> u64 {
-        self.pidfd.file()
-    }
-
-    fn inode(&self) -> Option<u64> {
-        self.pidfd.inode()
-    }
-
-    fn uids(&self, pid: u32) -> Option<Uids> {
-        self.pidfd.uids(pid)
-    }
-
-    fn wait(&self, timeout: Duration) -> bool {
-        self.pidfd.wait(timeout)
-    }
-
-    fn send_signal(&self, signal: Signal) -> nix::Result<()> {
-        self.pidfd.send_signal(signal)
-    }
-}
-
-impl ProcessHandle for Pidfd {
-    fn file(&self) -> u64 {
-        Pidfd::file(self)
-    }
-
-    fn inode(&self) -> Option<u64> {
-        Pidfd::inode(self)
-    }
-
-    fn uids(&self, pid: u32) -> Option<Uids> {
-        Pidfd::uids(self, pid)
-    }
-
-    fn wait(&self, timeout: Duration) -> bool {
-        Pidfd::wait(self, timeout)
-    }
-
-    fn send_signal(&self, signal: Signal) -> nix::Result<()> {
-        Pidfd::send_signal(self, signal)
     }
 }

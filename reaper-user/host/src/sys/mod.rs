@@ -33,6 +33,7 @@ pub mod paths;
 pub mod pidfd;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
+pub mod process_handle;
 mod ready;
 #[cfg_attr(target_os = "macos", path = "darwin/remote.rs")]
 pub mod remote;

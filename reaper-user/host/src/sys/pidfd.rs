@@ -6,6 +6,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
+use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::{ExitStatus, Uids};
 
 /// A handle on one process, for ever the same one.
@@ -46,23 +47,10 @@ impl Pidfd {
         Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
-    /// Number of the file that it takes: the least that was free.
-    pub fn file(&self) -> u64 {
-        self.0.as_raw_fd().unsigned_abs().into()
-    }
-
-    /// Sends a signal (`pidfd_send_signal(2)`). Nothing but `crate::reap` may call this.
-    ///
-    /// # Errors
-    /// `ESRCH` if it is gone, `EPERM` if it may not be signalled.
-    pub fn send_signal(&self, signal: Signal) -> nix::Result<()> {
-        self.send_number(signal as i32)
-    }
-
     /// Sends the signal of a number, be it one that has no name. Nothing but `crate::reap` may call this.
     ///
     /// # Errors
-    /// As [`Pidfd::send_signal`]; `EINVAL` if there is no such signal.
+    /// As [`ProcessHandle::send_signal`]; `EINVAL` if there is no such signal.
     pub fn send_number(&self, number: i32) -> nix::Result<()> {
         // SAFETY: a null `info` is allowed and means what kill(2) does.
         unsafe { self.send(number, std::ptr::null()) }
@@ -71,7 +59,7 @@ impl Pidfd {
     /// Sends a signal with a number that goes with it, as sigqueue(3). Nothing but `crate::reap` may call this.
     ///
     /// # Errors
-    /// As [`Pidfd::send_signal`].
+    /// As [`ProcessHandle::send_signal`].
     pub fn send_signal_with(&self, signal: Signal, value: i32) -> nix::Result<()> {
         let info = Queued {
             signo: signal as i32,
@@ -115,13 +103,7 @@ impl Pidfd {
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
-    /// Inode number; a name of the process that is never used again, from 6.9 on. Before that all
-    /// pidfds share one.
-    pub fn inode(&self) -> Option<u64> {
-        nix::sys::stat::fstat(&self.0).ok().map(|stat| stat.st_ino)
-    }
-
-    /// The same where it is such a name, told by the file system that has had pidfds since then.
+    /// The inode number where it is unique, told by the file system that has had pidfds since then.
     pub fn unique_inode(&self) -> Option<u64> {
         let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
         (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
@@ -131,30 +113,6 @@ impl Pidfd {
     pub fn exit_status(&self) -> Option<ExitStatus> {
         let info = self.info(INFO_EXIT)?;
         Some(ExitStatus::from_wait_status(info.exit_code.cast_unsigned()))
-    }
-
-    /// Whether the process has exited, its last thread included.
-    pub fn has_exited(&self) -> bool {
-        self.wait(Duration::ZERO)
-    }
-
-    /// Waits for the exit at most so long; whether it came.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut fds, timeout), Ok(1))
-    }
-
-    /// The process's user ids now, by its pidfd (`PIDFD_GET_INFO`, 6.13), before that from /proc by its
-    /// pid, which is still its own if it lives on afterwards. `None` if neither tells.
-    pub fn uids(&self, pid: u32) -> Option<Uids> {
-        self.uids_from_info().or_else(|| {
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-            let mut ids = line.split_whitespace().map(str::parse);
-            let (real, effective) = (ids.next()?.ok()?, ids.next()?.ok()?);
-            (!self.has_exited()).then_some(Uids { real, effective })
-        })
     }
 
     fn uids_from_info(&self) -> Option<Uids> {
@@ -174,6 +132,38 @@ impl Pidfd {
         // SAFETY: the request's size names this structure's, and the kernel writes no more than that.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
         (answer == 0 && info.mask & mask != 0).then_some(info)
+    }
+}
+
+impl ProcessHandle for Pidfd {
+    fn file(&self) -> u64 {
+        self.0.as_raw_fd().unsigned_abs().into()
+    }
+
+    fn inode(&self) -> Option<u64> {
+        nix::sys::stat::fstat(&self.0).ok().map(|stat| stat.st_ino)
+    }
+
+    /// Reads them by the pidfd (`PIDFD_GET_INFO`, 6.13). Before that reads /proc by the pid, which still belongs to the
+    /// process if it has not exited afterwards.
+    fn uids(&self, pid: u32) -> Option<Uids> {
+        self.uids_from_info().or_else(|| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+            let mut ids = line.split_whitespace().map(str::parse);
+            let (real, effective) = (ids.next()?.ok()?, ids.next()?.ok()?);
+            (!self.has_exited()).then_some(Uids { real, effective })
+        })
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, timeout), Ok(1))
+    }
+
+    fn send_signal(&self, signal: Signal) -> nix::Result<()> {
+        self.send_number(signal as i32)
     }
 }
 

@@ -424,6 +424,10 @@ impl ProcessHandle for SimHandle {
 }
 
 impl WatchedHandle for SimHandle {
+    fn handle(&self) -> &dyn ProcessHandle {
+        self
+    }
+
     fn watch_exit(&self, token: u64) -> nix::Result<()> {
         let mut state = self.kernel.state();
         match state.processes.get_mut(&self.key.pid) {

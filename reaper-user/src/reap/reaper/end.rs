@@ -158,7 +158,7 @@ impl Reaper {
                 None => Duration::ZERO,
             };
             let pidfd = target.pidfd.as_ref();
-            let outcome = match pidfd.is_some_and(|pidfd| pidfd.wait(patience)) {
+            let outcome = match pidfd.is_some_and(|pidfd| pidfd.handle().wait(patience)) {
                 true => ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
                 false => ReapOutcome::Failed(ReapFailure::Stopped),
             };

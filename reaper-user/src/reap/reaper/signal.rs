@@ -33,7 +33,9 @@ impl Reaper {
             match self.signals.open(key.pid) {
                 // What is open already ends, and then it has its turn.
                 Ok(pidfd)
-                    if pidfd.file() >= self.files_max && self.open_pidfds > 0 && !self.observe =>
+                    if pidfd.handle().file() >= self.files_max
+                        && self.open_pidfds > 0
+                        && !self.observe =>
                 {
                     self.waiting_for_files.push(key);
                 }
@@ -131,7 +133,9 @@ impl Reaper {
                 None if target.signal_failure.is_some() => opened.push((key, Ok(()))),
                 // Its turn to be opened comes in the next round.
                 None => self.queue.push(key),
-                Some(pidfd) => opened.push((key, send::verify_identity(model, key, &**pidfd))),
+                Some(pidfd) => {
+                    opened.push((key, send::verify_identity(model, key, pidfd.handle())))
+                }
             }
         }
         let round = model.evaluation();
@@ -148,7 +152,7 @@ impl Reaper {
             let target = self.targets.get(&key);
             if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
                 // If it is gone already, so much the better.
-                let _ = send::send(&**pidfd, key.pid, self.own_pid, SignalStep::Continue);
+                let _ = send::send(pidfd.handle(), key.pid, self.own_pid, SignalStep::Continue);
             }
         }
     }
@@ -165,7 +169,7 @@ impl Reaper {
             if let Some(target) = self.targets.get_mut(&key)
                 && let Some(pidfd) = &target.pidfd
             {
-                target.memory = memory(key.pid).filter(|_| !pidfd.has_exited());
+                target.memory = memory(key.pid).filter(|_| !pidfd.handle().has_exited());
             }
         }
     }
@@ -217,7 +221,7 @@ impl Reaper {
         if target.last_signal == Some(step.signal()) {
             return Ok(None);
         }
-        let sent = send::send(&**pidfd, key.pid, self.own_pid, step);
+        let sent = send::send(pidfd.handle(), key.pid, self.own_pid, step);
         match sent {
             Ok(()) => {
                 target.signal_failure = None;

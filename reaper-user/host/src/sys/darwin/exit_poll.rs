@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
 use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
+use crate::sys::process_handle::ProcessHandle;
 
 /// A set of processes, readable when one of them has exited. Each is told once.
 #[derive(Clone)]

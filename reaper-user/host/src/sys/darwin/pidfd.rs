@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 
 use crate::sys::darwin::{identity, process};
 use crate::sys::kinfo::KinfoProc;
+use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::Uids;
 
 /// A handle on one process, for ever the same one.
@@ -53,33 +54,7 @@ impl Pidfd {
         Ok(Pidfd { pid, unique })
     }
 
-    /// It takes no file.
-    pub fn file(&self) -> u64 {
-        0
-    }
-
-    /// Sends a signal (kill(2)). Nothing but `crate::reap` may call this.
-    ///
-    /// # Errors
-    /// `ESRCH` if it is gone, `EPERM` if it may not be signalled.
-    pub fn send_signal(&self, signal: Signal) -> nix::Result<()> {
-        let pid = i32::try_from(self.pid).map_err(|_| nix::Error::ESRCH)?;
-        // To kill(2) these name groups.
-        if pid <= 0 {
-            return Err(nix::Error::ESRCH);
-        }
-        if identity(self.pid)?.unique != self.unique {
-            return Err(nix::Error::ESRCH);
-        }
-        kill(Pid::from_raw(pid), signal)
-    }
-
     /// What the kernel calls the process; a name that is never used again.
-    pub fn inode(&self) -> Option<u64> {
-        Some(self.unique)
-    }
-
-    /// The same.
     pub fn unique_inode(&self) -> Option<u64> {
         self.inode()
     }
@@ -88,17 +63,25 @@ impl Pidfd {
     pub fn pid(&self) -> u32 {
         self.pid
     }
+}
 
-    /// Whether the process has exited, its last thread included.
-    pub fn has_exited(&self) -> bool {
+impl ProcessHandle for Pidfd {
+    fn file(&self) -> u64 {
+        0
+    }
+
+    fn inode(&self) -> Option<u64> {
+        Some(self.unique)
+    }
+
+    fn has_exited(&self) -> bool {
         match identity(self.pid) {
             Ok(identity) => identity.unique != self.unique,
             Err(error) => error == nix::Error::ESRCH,
         }
     }
 
-    /// Waits for the exit at most so long; whether it came.
-    pub fn wait(&self, timeout: Duration) -> bool {
+    fn wait(&self, timeout: Duration) -> bool {
         if timeout.is_zero() || self.has_exited() {
             return self.has_exited();
         }
@@ -121,11 +104,22 @@ impl Pidfd {
         )
     }
 
-    /// The process's user ids now. `None` if it is gone, or they cannot be told.
-    pub fn uids(&self, pid: u32) -> Option<Uids> {
+    fn uids(&self, pid: u32) -> Option<Uids> {
         let bytes = process(pid).ok()?;
         let uids = KinfoProc::all(&bytes).next()?.uids;
         (!self.has_exited()).then_some(uids)
+    }
+
+    fn send_signal(&self, signal: Signal) -> nix::Result<()> {
+        let pid = i32::try_from(self.pid).map_err(|_| nix::Error::ESRCH)?;
+        // To kill(2) these name groups.
+        if pid <= 0 {
+            return Err(nix::Error::ESRCH);
+        }
+        if identity(self.pid)?.unique != self.unique {
+            return Err(nix::Error::ESRCH);
+        }
+        kill(Pid::from_raw(pid), signal)
     }
 }
 

@@ -10,6 +10,7 @@ use super::{Scan, tick};
 use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
+use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
 
 /// Why one is not held.
