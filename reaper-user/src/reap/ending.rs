@@ -14,7 +14,7 @@ use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
 use super::{Escalation, ReapOutcome, SignalStep, Times, files_max, send};
-use reaper_host::kernel::ProcessHandle;
+use reaper_host::kernel::{ProcessHandle, ProcessTable};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys;
 use reaper_host::sys::cgroup::Cgroup;

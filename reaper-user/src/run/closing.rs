@@ -18,7 +18,7 @@ use super::{RunOutcome, Survivor};
 use crate::reap::{
     Due, PollingReaper, ReapOutcome as Reaped, ReapResult, Times, files_max, signal_own,
 };
-use reaper_host::kernel::ProcessHandle;
+use reaper_host::kernel::{ProcessHandle, ProcessTable};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::host::boot_id;

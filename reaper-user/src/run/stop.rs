@@ -17,6 +17,7 @@ use super::record::RunRecord;
 use super::record_writer::claim;
 use super::runs::{self, RecordError, RecordedRun, Runs};
 use crate::reap::{stop_supervisor, terminate_own};
+use reaper_host::kernel::ProcessTable;
 use reaper_host::source::procfs::{Liveness, Procfs};
 use reaper_host::sys::{self, pidfd::Pidfd};
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use super::reading::{ProcDir, read_facts};
+use crate::source::ProcessTable as _;
 use crate::source::procfs::readers::{Readers, readers};
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use crate::sys;

@@ -11,15 +11,14 @@
 //! | [`Source`] | the sources in [`source`](crate::source) |
 
 mod clock;
-mod process_table;
 mod signals;
 
 use std::sync::Arc;
 
 pub use clock::{Clock, Sleep, SystemClock};
-pub use process_table::ProcessTable;
 pub use signals::{Pidfds, Signals, WatchedHandle};
 
+pub use crate::source::ProcessTable;
 pub use crate::sys::process_handle::ProcessHandle;
 
 use crate::facts::{FactPool, FactReader};

@@ -15,6 +15,7 @@ pub mod kind;
 pub mod probes;
 #[cfg(target_os = "linux")]
 pub mod proc_connector;
+mod process_table;
 #[cfg(target_os = "linux")]
 pub mod procfs;
 pub mod scan;
@@ -28,3 +29,4 @@ pub use drained::{Drained, Lost, Malformation};
 pub use error::SourceError;
 pub use event_source::Source;
 pub use kind::SourceKind;
+pub use process_table::ProcessTable;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use reaper_common::ARGV_MAX;
 pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 use crate::sys::{self, cgroup};
-use parse::{Stat, field, namespace_init, number, set_argv, uids, words};
+use parse::{Stat, field, namespace_init, set_argv, uids};
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
 pub mod descendants;
-mod memory;
 pub mod parse;
 pub mod readers;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -74,24 +74,6 @@ impl Procfs {
         Procfs { root, cgroups }
     }
 
-    /// The pids of all processes.
-    ///
-    /// # Errors
-    /// If the directory itself cannot be listed to its end.
-    pub fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
-        let listing = |source| ProcfsError::Read {
-            path: self.root.clone(),
-            source,
-        };
-        let mut pids: Vec<u32> = Vec::new();
-        for entry in std::fs::read_dir(&self.root).map_err(listing)? {
-            pids.extend(number::<u32>(
-                entry.map_err(listing)?.file_name().as_bytes(),
-            ));
-        }
-        Ok(pids)
-    }
-
     /// Where it is.
     pub fn root(&self) -> &Path {
         &self.root
@@ -105,88 +87,14 @@ impl Procfs {
         Reader::new(self).look(pid)
     }
 
-    /// A short look that cannot be kept waiting: whether this very process lives, and its parent.
-    ///
-    /// # Errors
-    /// If it is there and cannot be read; names the file.
-    pub fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
-        let path = self.root.join(key.pid.to_string()).join("stat");
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
-                let start = stat.start.saturating_mul(TICK_NS);
-                let alive = key.has_same_tick(ProcessKey {
-                    pid: key.pid,
-                    start,
-                }) && (!stat.is_leader_dead() || stat.threads > 1);
-                Ok(if alive {
-                    Liveness::Alive {
-                        parent: stat.parent,
-                    }
-                } else {
-                    Liveness::Gone
-                })
-            }
-            Err(source) => match source.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Liveness::Gone),
-                _ => Err(ProcfsError::Read { path, source }),
-            },
-        }
-    }
-
     /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         self.stat(pid, |stat| stat.start)
     }
 
-    /// State letter of a process's leader as `ps` shows it (`D` is uninterruptible); `None` if it is gone.
-    pub fn state(&self, pid: u32) -> Option<char> {
-        self.stat(pid, |stat| char::from(stat.state))
-    }
-
     /// The kernel's name of a process, at most 15 bytes; `None` if it is gone.
     pub fn comm(&self, pid: u32) -> Option<String> {
         self.stat(pid, |stat| String::from_utf8_lossy(stat.comm).into_owned())
-    }
-
-    /// Memory a process has resident, in bytes; 0 for what has none, `None` if it is gone.
-    pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
-        let status = std::fs::read(self.root.join(pid.to_string()).join("status")).ok()?;
-        let kib = field(&status, b"VmRSS:").and_then(|rest| words(rest).next().and_then(number));
-        Some(kib.map_or(0, |kib: u64| kib.saturating_mul(1024)))
-    }
-
-    /// Memory that this very process has resident, in bytes; `None` if it is gone.
-    pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
-        let rss = self.rss_bytes(key.pid)?;
-        // Still it, so that was its too.
-        let start = self.start_ticks(key.pid)?.saturating_mul(TICK_NS);
-        let is = key.has_same_tick(ProcessKey { start, ..key });
-        is.then_some(rss)
-    }
-
-    /// Who has exited and is not waited for by its parent.
-    ///
-    /// # Errors
-    /// The directory cannot be read; one process that cannot is left out.
-    pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
-        let zombie = |pid: u32| {
-            let (key, parent, comm) = self.stat(pid, |stat| {
-                let start = stat.start.saturating_mul(TICK_NS);
-                let dead = stat.is_leader_dead() && stat.threads < 2;
-                dead.then(|| (ProcessKey { pid, start }, stat.parent, stat.comm.to_vec()))
-            })??;
-            let uid = std::fs::metadata(self.root.join(pid.to_string()))
-                .ok()?
-                .uid();
-            Some(Zombie {
-                key,
-                parent,
-                comm,
-                uid,
-            })
-        };
-        Ok(self.pids()?.into_iter().filter_map(zombie).collect())
     }
 
     fn stat<T>(&self, pid: u32, take: impl FnOnce(Stat) -> T) -> Option<T> {

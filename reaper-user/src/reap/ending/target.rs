@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 
 use super::ReapResult;
 use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, SignalStep, send};
-use reaper_host::kernel::ProcessHandle;
+use reaper_host::kernel::{ProcessHandle, ProcessTable};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys;
 use reaper_host::sys::pidfd::Pidfd;

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use super::*;
 use crate::reap::ReapFailure;
 use crate::reap::send;
-use reaper_host::kernel::WatchedHandle;
+use reaper_host::kernel::{ProcessTable, WatchedHandle};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;

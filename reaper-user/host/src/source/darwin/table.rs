@@ -11,6 +11,7 @@ use hashbrown::HashSet;
 use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
+use crate::source::ProcessTable;
 pub use crate::source::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
 use crate::sys;
 use crate::sys::darwin;
@@ -31,34 +32,6 @@ pub enum ProcfsError {
 pub struct Procfs(());
 
 impl Procfs {
-    /// The pids of all processes.
-    ///
-    /// # Errors
-    /// They cannot be listed.
-    pub fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
-        Ok(all()?.iter().map(|process| process.pid).collect())
-    }
-
-    /// The processes with these pids.
-    ///
-    /// # Errors
-    /// The table cannot be read.
-    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        let mut snapshot = Snapshot::default();
-        for pid in pids {
-            snapshot.add(self.read(pid));
-        }
-        Ok(snapshot)
-    }
-
-    /// The same: no look waits for the process.
-    ///
-    /// # Errors
-    /// The table cannot be read.
-    pub fn snapshot_within(&self, _: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        self.snapshot_of(pids)
-    }
-
     /// One process.
     ///
     /// # Errors
@@ -73,33 +46,10 @@ impl Procfs {
         })
     }
 
-    /// Whether this very process lives, and its parent.
-    ///
-    /// # Errors
-    /// The table cannot be read.
-    pub fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
-        let lives =
-            |process: &KinfoProc| !process.is_zombie() && key.has_same_tick(self::key(process));
-        Ok(match one(key.pid)?.filter(lives) {
-            Some(KinfoProc { parent, .. }) => Liveness::Alive { parent },
-            None => Liveness::Gone,
-        })
-    }
-
     /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         let process = one(pid).ok()??;
         Some(key(&process).start / TICK_NS)
-    }
-
-    /// State letter of a process as ps(1) shows it; `None` if it is gone.
-    pub fn state(&self, pid: u32) -> Option<char> {
-        Some(one(pid).ok()??.state())
-    }
-
-    /// ProcessMemory a process has resident, in bytes; `None` if it is gone or another user's.
-    pub fn rss_bytes(&self, pid: u32) -> Option<u64> {
-        Some(darwin::usage(pid)?.resident)
     }
 
     /// ProcessMemory that this very process has resident, in bytes; `None` if it is gone or another user's.
@@ -137,9 +87,44 @@ impl Procfs {
         });
         Ok(zombies.collect())
     }
+}
 
-    /// What whoever has the pid has now; `None` for one that is gone or another user's.
-    pub fn memory(&self, pid: u32, _swaps: bool) -> Option<ProcessMemory> {
+impl ProcessTable for Procfs {
+    fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
+        Ok(all()?.iter().map(|process| process.pid).collect())
+    }
+
+    fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
+        let lives =
+            |process: &KinfoProc| !process.is_zombie() && key.has_same_tick(self::key(process));
+        Ok(match one(key.pid)?.filter(lives) {
+            Some(KinfoProc { parent, .. }) => Liveness::Alive { parent },
+            None => Liveness::Gone,
+        })
+    }
+
+    fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        let mut snapshot = Snapshot::default();
+        for pid in pids {
+            snapshot.add(self.read(pid));
+        }
+        Ok(snapshot)
+    }
+
+    /// The same: no read waits for the process.
+    fn snapshot_within(&self, _: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        self.snapshot_of(pids)
+    }
+
+    fn state(&self, pid: u32) -> Option<char> {
+        Some(one(pid).ok()??.state())
+    }
+
+    fn rss_bytes(&self, pid: u32) -> Option<u64> {
+        Some(darwin::usage(pid)?.resident)
+    }
+
+    fn memory(&self, pid: u32, _swaps: bool) -> Option<ProcessMemory> {
         let usage = darwin::usage(pid)?;
         (usage.resident > 0).then_some(ProcessMemory {
             rss: usage.resident,

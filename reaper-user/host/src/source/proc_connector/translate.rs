@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 
 use super::glimpse::{Glimpses, Numbers, State};
 use super::parse::ConnectorEvent;
+use crate::source::ProcessTable;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use crate::sys;
 use crate::workers::{Job, Size, Workers};

@@ -5,6 +5,7 @@ use nix::errno::Errno;
 
 use super::parse::Stat;
 use super::{Procfs, ProcfsError};
+use crate::source::ProcessTable;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 /// A process that descends from another.

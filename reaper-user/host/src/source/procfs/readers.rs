@@ -8,17 +8,17 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::{Procfs, ProcfsError, Reader};
-use crate::source::snapshot::{ProcessReading, Snapshot};
+use crate::source::snapshot::ProcessReading;
 use crate::sys;
 use crate::workers::{Job, Size, Slot, Workers};
 use reaper_model::event::TICK_NS;
 
 /// How long a pass over all processes waits for the next one.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often in the time that a pass waits in vain stuck readers are replaced.
 const ROUNDS: u32 = 4;
 /// Readers of all snapshots.
-static READERS: Readers = readers();
+pub(super) static READERS: Readers = readers();
 
 /// Threads for one kind of pass.
 pub type Readers = LazyLock<Workers>;
@@ -29,30 +29,6 @@ pub const fn readers() -> Readers {
 }
 
 impl Procfs {
-    /// The processes with these pids.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        self.snapshot_within(PATIENCE, pids)
-    }
-
-    /// The same, waiting no longer than so for any one of them.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn snapshot_within(
-        &self,
-        patience: Duration,
-        pids: Vec<u32>,
-    ) -> Result<Snapshot, ProcfsError> {
-        let mut snapshot = Snapshot::default();
-        let take = |_, look| snapshot.add(look);
-        let unread = self.pass(&READERS, patience, pids, |_, _, look| look, take)?;
-        snapshot.unreadable += unread as u32;
-        Ok(snapshot)
-    }
-
     /// Reads processes, has `more` add to each reading, and hands what comes of it to `take`. Waits no longer than
     /// `patience` for the next one, times the number of runnable threads per processor: on a busy machine a reader that
     /// is slow is not stuck. Returns how many were not read: those that hold a reader, of this pass or of an earlier one,
@@ -169,6 +145,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::source::ProcessTable;
 
     /// A fourth of it is waited before a reader counts as stuck: longer than a busy machine keeps one from a file.
     const SHORT: Duration = Duration::from_secs(2);

@@ -1,11 +1,13 @@
 //! A table made by hand, with what /proc can throw at its readers, and the real one.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::source::ProcessTable;
 use reaper_model::event::Uids;
 
 mod bytes;

@@ -30,6 +30,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use super::error::ScanError;
 use super::interval::{PassResult, ScanOptions, ScanSchedule};
 use super::table::ScanTable;
+use crate::source::ProcessTable;
 use crate::source::drained::{Drained, Malformation};
 use crate::source::error::SourceError;
 use crate::source::event_source::Source;

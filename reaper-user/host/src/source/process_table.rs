@@ -1,17 +1,19 @@
-//! The process table.
+//! The process table, as a trait.
 
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::source::procfs::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot};
+use super::procfs::{Liveness, ProcessMemory, ProcfsError, Snapshot};
 use crate::sys::{self, cgroup};
 use reaper_model::event::ProcessKey;
 
 /// Reads processes at the moment of the call. What it says of a pid may be about a process that has taken the pid since.
 pub trait ProcessTable: Send + Sync {
     /// Returns the pid of this program.
-    fn own_pid(&self) -> u32;
+    fn own_pid(&self) -> u32 {
+        std::process::id()
+    }
 
     /// Returns the pids of all processes.
     ///
@@ -37,62 +39,25 @@ pub trait ProcessTable: Send + Sync {
     /// As [`ProcessTable::snapshot_of`].
     fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
 
-    /// Returns the state letter that `ps` shows; `None` if the process is gone.
+    /// Returns the state letter of the leader that `ps` shows (`D` is uninterruptible); `None` if the process is gone.
     fn state(&self, pid: u32) -> Option<char>;
 
-    /// Returns the resident memory in bytes; `None` if the process is gone.
+    /// Returns the resident memory in bytes, 0 if it has none; `None` if the process is gone.
     fn rss_bytes(&self, pid: u32) -> Option<u64>;
 
-    /// Returns the memory of a process; `None` if it is gone or has exited. Swapped memory is only read if `swaps` is true.
+    /// Returns the memory of a process; `None` if it is gone or has exited. Swapped memory is only read if `swaps` is
+    /// true, which takes longer. Waits for no lock that the process may hold for long.
     fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory>;
 
     /// Whether anything is swapped out.
-    fn is_swap_used(&self) -> bool;
+    fn is_swap_used(&self) -> bool {
+        sys::is_swap_used()
+    }
 
     /// Returns the ids of a cgroup and of those below it.
     ///
     /// # Errors
     /// The directory cannot be read.
-    fn cgroups_below(&self, directory: &Path) -> io::Result<Vec<u64>>;
-}
-
-impl ProcessTable for Procfs {
-    fn own_pid(&self) -> u32 {
-        std::process::id()
-    }
-
-    fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
-        Procfs::pids(self)
-    }
-
-    fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
-        Procfs::probe(self, key)
-    }
-
-    fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        Procfs::snapshot_of(self, pids)
-    }
-
-    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        Procfs::snapshot_within(self, patience, pids)
-    }
-
-    fn state(&self, pid: u32) -> Option<char> {
-        Procfs::state(self, pid)
-    }
-
-    fn rss_bytes(&self, pid: u32) -> Option<u64> {
-        Procfs::rss_bytes(self, pid)
-    }
-
-    fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
-        Procfs::memory(self, pid, swaps)
-    }
-
-    fn is_swap_used(&self) -> bool {
-        sys::is_swap_used()
-    }
-
     fn cgroups_below(&self, directory: &Path) -> io::Result<Vec<u64>> {
         cgroup::ids_below(directory)
     }

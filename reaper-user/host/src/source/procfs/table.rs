@@ -1,0 +1,177 @@
+//! The process table as /proc has it, and what is found by reading all of it.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::parse::{Stat, field, number, words};
+use super::readers::{PATIENCE, READERS};
+use super::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot, Zombie};
+use crate::source::ProcessTable;
+use crate::sys;
+use reaper_model::event::{ProcessKey, TICK_NS};
+
+impl ProcessTable for Procfs {
+    fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
+        let listing = |source| ProcfsError::Read {
+            path: self.root.clone(),
+            source,
+        };
+        let mut pids: Vec<u32> = Vec::new();
+        for entry in std::fs::read_dir(&self.root).map_err(listing)? {
+            pids.extend(number::<u32>(
+                entry.map_err(listing)?.file_name().as_bytes(),
+            ));
+        }
+        Ok(pids)
+    }
+
+    fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError> {
+        let path = self.root.join(key.pid.to_string()).join("stat");
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
+                let start = stat.start.saturating_mul(TICK_NS);
+                let alive = key.has_same_tick(ProcessKey {
+                    pid: key.pid,
+                    start,
+                }) && (!stat.is_leader_dead() || stat.threads > 1);
+                Ok(if alive {
+                    Liveness::Alive {
+                        parent: stat.parent,
+                    }
+                } else {
+                    Liveness::Gone
+                })
+            }
+            Err(source) => match source.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Liveness::Gone),
+                _ => Err(ProcfsError::Read { path, source }),
+            },
+        }
+    }
+
+    fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        self.snapshot_within(PATIENCE, pids)
+    }
+
+    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+        let mut snapshot = Snapshot::default();
+        let take = |_, look| snapshot.add(look);
+        let unread = self.pass(&READERS, patience, pids, |_, _, look| look, take)?;
+        snapshot.unreadable += unread as u32;
+        Ok(snapshot)
+    }
+
+    fn state(&self, pid: u32) -> Option<char> {
+        self.stat(pid, |stat| char::from(stat.state))
+    }
+
+    fn rss_bytes(&self, pid: u32) -> Option<u64> {
+        let status = std::fs::read(self.root.join(pid.to_string()).join("status")).ok()?;
+        let kib = field(&status, b"VmRSS:").and_then(|rest| words(rest).next().and_then(number));
+        Some(kib.map_or(0, |kib: u64| kib.saturating_mul(1024)))
+    }
+
+    fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
+        let directory = self.root.join(pid.to_string());
+        if swaps {
+            let status = std::fs::read(directory.join("status")).ok()?;
+            let bytes = |name: &[u8]| {
+                let kib: u64 = words(field(&status, name)?).next().and_then(number)?;
+                Some(kib.saturating_mul(1024))
+            };
+            return Some(ProcessMemory {
+                rss: bytes(b"VmRSS:")?,
+                swap: bytes(b"VmSwap:").unwrap_or(0),
+            });
+        }
+        let statm = std::fs::read(directory.join("statm")).ok()?;
+        let mut pages = words(&statm).map_while(number::<u64>);
+        let (size, resident) = (pages.next()?, pages.next()?);
+        (size > 0).then(|| ProcessMemory {
+            rss: resident.saturating_mul(sys::page_size()),
+            swap: 0,
+        })
+    }
+}
+
+impl Procfs {
+    /// Memory that this very process has resident, in bytes; `None` if it is gone.
+    pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
+        let rss = self.rss_bytes(key.pid)?;
+        // Still it, so that was its too.
+        let start = self.start_ticks(key.pid)?.saturating_mul(TICK_NS);
+        let is = key.has_same_tick(ProcessKey { start, ..key });
+        is.then_some(rss)
+    }
+
+    /// Who has exited and is not waited for by its parent.
+    ///
+    /// # Errors
+    /// The directory cannot be read; one process that cannot is left out.
+    pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
+        let zombie = |pid: u32| {
+            let (key, parent, comm) = self.stat(pid, |stat| {
+                let start = stat.start.saturating_mul(TICK_NS);
+                let dead = stat.is_leader_dead() && stat.threads < 2;
+                dead.then(|| (ProcessKey { pid, start }, stat.parent, stat.comm.to_vec()))
+            })??;
+            let uid = std::fs::metadata(self.root.join(pid.to_string()))
+                .ok()?
+                .uid();
+            Some(Zombie {
+                key,
+                parent,
+                comm,
+                uid,
+            })
+        };
+        Ok(self.pids()?.into_iter().filter_map(zombie).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn this_process_has_some_and_both_files_say_so() {
+        let proc = Procfs::default();
+        let own = std::process::id();
+        let (statm, status) = (proc.memory(own, false), proc.memory(own, true));
+        let (statm, status) = (statm.unwrap().rss, status.unwrap().rss);
+        assert!(statm > 1 << 20, "{statm}");
+        // The kernel counts by processor, and other tests run meanwhile.
+        assert!(statm.abs_diff(status) < 64 << 20, "{statm} {status}");
+    }
+
+    #[test]
+    fn a_zombie_and_one_that_is_gone_have_none() {
+        let proc = Procfs::default();
+        let mut child = Command::new("/bin/sleep")
+            .arg("600")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        assert!(proc.memory(pid, false).is_some());
+        child.kill().unwrap();
+        while proc.state(pid) != Some('Z') {
+            std::thread::yield_now();
+        }
+        assert_eq!(
+            (proc.memory(pid, false), proc.memory(pid, true)),
+            (None, None)
+        );
+        child.wait().unwrap();
+        assert_eq!(
+            (proc.memory(pid, false), proc.memory(pid, true)),
+            (None, None)
+        );
+    }
+}
