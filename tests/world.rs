@@ -470,6 +470,27 @@ impl World {
         if shown < everybody.len() {
             report += &format!("\nand {} more", everybody.len() - shown);
         }
+        let unnamed = |stat: &Stat| !everybody.iter().any(|(_, id)| *id == stat.id);
+        for stat in self
+            .living()
+            .into_iter()
+            .filter(unnamed)
+            .take(REPORTED_LINES)
+        {
+            let Stat {
+                id, parent, state, ..
+            } = stat;
+            let decided = daemon::decisions(&events, id).join(", ");
+            let state = char::from(state);
+            report += &format!(
+                "\nno role, {} below {parent}, {state}: {}",
+                id.pid,
+                or_none(&decided)
+            );
+        }
+        let gaps = |event: &str| events.iter().filter(|e| e.event == event).count();
+        let (opened, closed) = (gaps("gap.open"), gaps("gap.close"));
+        report += &format!("\ngaps: {opened} opened, {closed} closed");
         report::add(&report);
     }
 }
