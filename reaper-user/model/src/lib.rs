@@ -41,7 +41,7 @@ use reaper_common::MEMBER_NAME_MATCHED;
 
 use awaited::Awaited;
 pub use awaited::Reclassified;
-use clock::Clock;
+use clock::ModelTime;
 use event::{
     Event, EventKind, ExitStatus, Image, Membership, ProcEntry, ProcessKey, RestoredSession,
     TICK_NS, Uids,
@@ -104,7 +104,7 @@ pub struct Model {
     pub sessions: Sessions,
     pub rules: Ruleset,
     scope: Scope,
-    clock: Clock,
+    clock: ModelTime,
     own_pid: u32,
     /// See [`Model::set_infers_membership`].
     infers_membership: bool,
@@ -132,7 +132,7 @@ impl Model {
             sessions,
             rules,
             scope,
-            clock: Clock::default(),
+            clock: ModelTime::default(),
             own_pid,
             infers_membership: false,
             complete_until: 0,

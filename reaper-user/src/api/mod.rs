@@ -190,7 +190,7 @@ pub struct SessionInfo {
 
 /// `GET /v1/tree`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tree {
+pub struct TreeResponse {
     pub groups: Vec<TreeGroup>,
 }
 
@@ -263,7 +263,7 @@ pub struct AncestorInfo {
 
 /// `GET /v1/agents`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agents {
+pub struct AgentsResponse {
     pub agents: Vec<AgentInfo>,
 }
 
@@ -281,7 +281,7 @@ pub struct AgentInfo {
 
 /// `GET /v1/keeps`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keeps {
+pub struct KeepsResponse {
     pub keeps: Vec<KeepInfo>,
 }
 

@@ -14,8 +14,9 @@ use super::messages::{
     SessionSnapshot, TreeSnapshot,
 };
 use super::{
-    AgentInfo, Agents, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo, Keeps,
-    NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
+    AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
+    KeepsResponse, NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, TreeResponse,
+    TreeRow,
 };
 use crate::export::{SessionId, SessionRef, command_line, exit_status_text, wall_time};
 use reaper_host::source::procfs::{Procfs, Zombie};
@@ -43,7 +44,7 @@ pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
     }
 }
 
-pub(super) fn tree(branches: TreeSnapshot) -> Tree {
+pub(super) fn tree(branches: TreeSnapshot) -> TreeResponse {
     let procfs = Procfs::default();
     let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
     // Without them a tree is still a tree.
@@ -56,7 +57,7 @@ pub(super) fn tree(branches: TreeSnapshot) -> Tree {
             processes: leaves(rows, &mut zombies, &procfs),
         };
     let groups = branches.groups.into_iter().map(group).collect();
-    Tree { groups }
+    TreeResponse { groups }
 }
 
 /// Rows as they stand in a tree, each with the zombies that it does not wait for.
@@ -215,7 +216,7 @@ fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
     }
 }
 
-pub(super) fn agents(agents: Vec<AgentSnapshot>) -> Agents {
+pub(super) fn agents(agents: Vec<AgentSnapshot>) -> AgentsResponse {
     let agent = |recognised: AgentSnapshot| AgentInfo {
         name: recognised.name.to_string(),
         kind: recognised.kind.name().into(),
@@ -223,10 +224,10 @@ pub(super) fn agents(agents: Vec<AgentSnapshot>) -> Agents {
         sessions: recognised.sessions.iter().map(session).collect(),
     };
     let agents = agents.into_iter().map(agent).collect();
-    Agents { agents }
+    AgentsResponse { agents }
 }
 
-pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
+pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
     keeps.sort_unstable_by_key(|kept| (kept.row.key.start, kept.row.key.pid));
     let procfs = Procfs::default();
     let keep = |kept: KeepSnapshot| KeepInfo {
@@ -236,7 +237,7 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
         tree: kept.tree,
     };
     let keeps = keeps.into_iter().map(keep).collect();
-    Keeps { keeps }
+    KeepsResponse { keeps }
 }
 
 /// Of members, those that were left behind.

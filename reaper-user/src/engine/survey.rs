@@ -39,10 +39,10 @@ pub struct Survey {
 
 /// Whom to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom {
-    Everybody,
+pub enum SurveyScope {
+    All,
     /// Those whom the kernel's map has.
-    Followed,
+    Members,
 }
 
 impl Surveyor {
@@ -69,7 +69,7 @@ impl Surveyor {
     ///
     /// # Errors
     /// The kernel does not list its processes, or no thread can be started to read them.
-    pub fn survey(&self, whom: Whom) -> Result<Survey, EngineError> {
+    pub fn survey(&self, whom: SurveyScope) -> Result<Survey, EngineError> {
         let began = self.clock.boot_time();
         let roster = || match &self.members {
             Some(reader) => reader.members(),
@@ -80,8 +80,8 @@ impl Surveyor {
         let table = table.transpose()?.unwrap_or_default();
         let pids: HashSet<u32> = match whom {
             // The kernel's list may lack some, and says nothing of that.
-            Whom::Everybody => self.processes.pids()?.into_iter().collect(),
-            Whom::Followed => before.keys().map(|key| key.pid).collect(),
+            SurveyScope::All => self.processes.pids()?.into_iter().collect(),
+            SurveyScope::Members => before.keys().map(|key| key.pid).collect(),
         };
         let table: HashMap<u32, _> = table.iter().map(|row| (row.key.pid, row)).collect();
         let snapshot = self.processes.snapshot_of(pids.iter().copied().collect())?;

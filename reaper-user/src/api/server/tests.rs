@@ -6,7 +6,7 @@ use super::*;
 
 use crate::api::client::{Client, ClientError};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
-use crate::api::{ErrorResponse, Keeps};
+use crate::api::{ErrorResponse, KeepsResponse};
 use crate::config::Config;
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -138,7 +138,7 @@ fn nothing_kept(question: &RequestKind) -> Option<EngineReply> {
 fn a_question_comes_through_with_who_asks() {
     let world = World::new(nothing_kept);
     let client = Client::new(world.path());
-    let keeps: Keeps = client.get("/v1/keeps").unwrap().read().unwrap();
+    let keeps: KeepsResponse = client.get("/v1/keeps").unwrap().read().unwrap();
     assert_eq!(keeps.keeps, []);
     let uid = nix::unistd::geteuid().as_raw();
     assert_eq!(
