@@ -64,14 +64,20 @@ impl Model {
         std::mem::take(&mut self.released)
     }
 
-    /// Keeps up which processes are awaited.
-    pub(super) fn follow_awaited(&mut self, change: &TreeChange) {
+    /// Keeps up which processes are awaited. `now` is the time of the change, in ns since boot.
+    pub(super) fn follow_awaited(&mut self, change: &TreeChange, now: u64) {
         match *change {
             TreeChange::Born { key, .. } => {
                 self.inherit_awaited(key);
                 self.await_script(key);
             }
-            TreeChange::Execed { key } => self.await_script(key),
+            TreeChange::Execed { key } => {
+                // What an earlier program has started is not the next one's.
+                let below = self.stop_awaiting(key);
+                self.await_script(key);
+                let since = below.into_iter().filter(|key| key.start > now);
+                since.for_each(|key| self.inherit_awaited(key));
+            }
             TreeChange::Exited { ref node, .. } => drop(self.stop_awaiting(node.key)),
             _ => {}
         }

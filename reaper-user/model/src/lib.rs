@@ -246,7 +246,7 @@ impl Model {
         for change in changes.drain(..) {
             self.on_change(&change, event, &mut session_events);
             self.update_own_ancestry(&change, event);
-            self.follow_awaited(&change);
+            self.follow_awaited(&change, event.time);
             out.push(Output::Tree(change));
             self.emit_session_events(&mut session_events, out);
         }

@@ -80,6 +80,24 @@ fn agent_by_its_resolved_script_owns_what_it_started_before() {
 }
 
 #[test]
+fn agent_by_its_script_does_not_own_what_ran_before_its_exec() {
+    let mut w = start();
+    let agent = w.spawn(INIT, "node wrapper");
+    let server = w.spawn(agent, "sh");
+    let of_server = w.spawn(server, "npm");
+    w.exec(agent, "node my-tool");
+    let tool = w.spawn(agent, "sh");
+    // The exec may be reported once more.
+    let exec = w.events[w.events.len() - 3].clone();
+    w.apply(exec);
+    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    assert_eq!(all.joined, [tool]);
+    w.dies_by_signal(agent);
+    assert_eq!(w.why(tool), "reap root_exited");
+    assert_eq!([server, of_server].map(|key| w.root_of(key)), [None; 2]);
+}
+
+#[test]
 fn awaited_processes_may_be_below_each_other() {
     for (outer_is_agent, inner_first) in
         [(true, true), (true, false), (false, true), (false, false)]
