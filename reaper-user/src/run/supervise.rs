@@ -21,6 +21,8 @@ use reaper_host::sys;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
 use reaper_host::sys::pidfd::Pidfd;
 
+/// Signals by which a terminal stops a process.
+const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 const NO_HANDLE: &str = "no handle on a process is to be had";
 
 /// A command that runs, and what is known of it.
@@ -304,6 +306,12 @@ impl SupervisedCommand<'_> {
         if self.end.is_some() || both && received.sent_to_group() && self.shares_terminal() {
             return;
         }
+        // The command may have stopped itself and this process after it had the SIGCONT too.
+        let is_late = received.number() == Signal::SIGCONT as i32
+            && STOP_SIGNALS.into_iter().any(child::is_pending);
+        if is_late && self.shares_terminal() {
+            return;
+        }
         if let Err(error) = reap::forward(&self.pidfd, received.number()) {
             let (pid, number) = (self.pid, received.number());
             tracing::debug!("pid {pid}: signal {number} cannot be forwarded: {error}");
@@ -341,9 +349,8 @@ impl SupervisedCommand<'_> {
 
     /// Job control: whoever waits for this process is to see that the command has been stopped.
     fn on_command_stopped(&self, signal: i32) {
-        const BY_TERMINAL: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
         let signal = Signal::try_from(signal);
-        let Some(signal) = signal.ok().filter(|signal| BY_TERMINAL.contains(signal)) else {
+        let Some(signal) = signal.ok().filter(|signal| STOP_SIGNALS.contains(signal)) else {
             return;
         };
         if self.shares_terminal()

@@ -124,6 +124,11 @@ fn pending() -> Option<SigSet> {
     (told == 0).then(|| unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) })
 }
 
+/// Returns whether this process was sent a signal that it blocks, and has not read it.
+pub fn is_pending(signal: Signal) -> bool {
+    pending().is_some_and(|set| set.contains(signal))
+}
+
 fn is_ignored(signal: Signal) -> bool {
     // SAFETY: the structure is one of integers and pointers, for which zero is a value.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -164,11 +169,16 @@ impl InheritedSignals {
     }
 }
 
-/// Stops this process as the terminal would, if that is allowed to: not where nobody could continue it.
+/// Stops this process as the terminal would: not in an orphaned process group, which no shell could continue. Nor if it was
+/// sent a SIGCONT that it has not read: that was sent after what stopped its child, and a stop signal would discard it
+/// (`prepare_signal` in kernel/signal.c).
 ///
 /// # Errors
 /// As `sigprocmask(2)`.
 pub fn stop_self(by: Signal) -> nix::Result<()> {
+    if is_pending(Signal::SIGCONT) {
+        return Ok(());
+    }
     let mut only = SigSet::empty();
     only.add(by);
     raise(by)?;
@@ -448,6 +458,15 @@ mod tests {
         assert_eq!(held.pending_termination(), Some(Signal::SIGQUIT));
         drop(held);
         assert_eq!(BlockedSignals::begin().unwrap().pending_termination(), None);
+    }
+
+    #[test]
+    fn process_with_a_pending_sigcont_does_not_stop() {
+        let held = BlockedSignals::begin().unwrap();
+        raise(Signal::SIGCONT).unwrap();
+        stop_self(Signal::SIGTSTP).unwrap();
+        assert!(is_pending(Signal::SIGCONT));
+        drop(held);
     }
 
     #[test]
