@@ -337,7 +337,8 @@ fn write_without_end(directory: PathBuf) {
                 is_explicit: true,
                 tree: false,
                 by_uid: 0,
-                made_at: 1,
+                // As in the service: one request replaces all of the one before it with the same time.
+                made_at: root.into(),
                 until: None,
             };
             // A busy machine answers later than it is waited for.
