@@ -67,7 +67,7 @@ use reload::{ConfigLoader, Reloading};
 use succession::Successions;
 
 /// What the engine is to do.
-pub struct Settings {
+pub struct EngineSettings {
     pub mode: Mode,
     /// Why the service only observes, whatever the config says.
     pub mode_reason: Option<String>,
@@ -115,7 +115,7 @@ pub struct Engine {
     /// What follows from the event that is being applied; empty between two events.
     outputs: Vec<Output>,
     ingest: Ingest,
-    settings: Settings,
+    settings: EngineSettings,
     /// Claimed processes, for telling of them when they are gone.
     claimed: HashMap<ProcessKey, ProcessRef>,
     sessions: HashMap<SessionId, Tally>,
@@ -168,7 +168,7 @@ impl Engine {
     pub fn start(
         kernel: Kernel,
         source: Box<dyn Source>,
-        settings: Settings,
+        settings: EngineSettings,
         out: Sink,
     ) -> Result<Engine, EngineError> {
         let rules = settings.config.rules.clone();

@@ -12,14 +12,14 @@ const SLEEPS_MAX: usize = 256;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct ModelTime {
     /// Nanoseconds since boot.
     now: u64,
     /// From when on, in nanoseconds since boot, how many nanoseconds had been slept; oldest first.
     slept: VecDeque<(u64, u64)>,
 }
 
-impl Clock {
+impl ModelTime {
     /// The monotonic time of a time since boot. If too much, then because it cannot be told whether a sleep
     /// came before or after: who waits for it waits longer.
     pub(super) fn to_monotonic(&self, boot: u64) -> u64 {
@@ -73,11 +73,11 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
-    use super::Clock;
+    use super::ModelTime;
 
     #[test]
     fn what_was_slept_through_does_not_count() {
-        let mut clock = Clock::default();
+        let mut clock = ModelTime::default();
         assert_eq!(clock.to_monotonic(70), 70);
         clock.now = 100;
         clock.set_suspended(40);

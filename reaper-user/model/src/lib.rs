@@ -40,7 +40,7 @@ use reaper_common::MEMBER_NAME_MATCHED;
 
 use awaited::Awaited;
 pub use awaited::Reclassified;
-use clock::Clock;
+use clock::ModelTime;
 use event::{
     Event, EventKind, ExitStatus, Image, Membership, ProcessKey, RestoredSession, TICK_NS, Uids,
 };
@@ -96,7 +96,7 @@ pub struct Model {
     pub sessions: Sessions,
     pub rules: Ruleset,
     scope: Scope,
-    clock: Clock,
+    clock: ModelTime,
     own_pid: u32,
     /// See [`Model::set_infers_membership`].
     infers_membership: bool,
@@ -124,7 +124,7 @@ impl Model {
             sessions,
             rules,
             scope,
-            clock: Clock::default(),
+            clock: ModelTime::default(),
             own_pid,
             infers_membership: false,
             complete_until: 0,

@@ -19,7 +19,7 @@ use super::{Model, Node, Tree};
 
 /// Of whom it is asked whether they descend from a kept process.
 #[derive(Clone, Copy)]
-struct Descendant {
+struct KeepCandidate {
     key: ProcessKey,
     session: Option<SessionId>,
     /// Who may have made it, the likeliest first.
@@ -29,9 +29,9 @@ struct Descendant {
     membership: Option<Membership>,
 }
 
-impl Descendant {
-    fn living(node: &Node, creator: Option<ProcessKey>) -> Descendant {
-        Descendant {
+impl KeepCandidate {
+    fn living(node: &Node, creator: Option<ProcessKey>) -> KeepCandidate {
+        KeepCandidate {
             key: node.key,
             session: node.state.member.session,
             possible_parents: [creator, node.birth_parent, node.parent],
@@ -212,7 +212,7 @@ impl Model {
             .tree
             .get(key)
             .filter(|_| !self.keep_requests.is_empty());
-        if let Some(of) = node.map(|node| Descendant::living(node, creator)) {
+        if let Some(of) = node.map(|node| KeepCandidate::living(node, creator)) {
             self.put_keeps(&of, |_| true);
         }
     }
@@ -239,22 +239,22 @@ impl Model {
     /// them.
     fn inherit_keeps(&mut self, of_these: impl Fn(&KeepRequest) -> bool) {
         let living = self.tree.iter();
-        let living = living.map(|node| Descendant::living(node, None));
-        let dead = self.tree.all_exited().map(|exited| Descendant {
+        let living = living.map(|node| KeepCandidate::living(node, None));
+        let dead = self.tree.all_exited().map(|exited| KeepCandidate {
             key: exited.key,
             session: exited.remains.lineage.session,
             possible_parents: [exited.birth_parent, None, None],
             forked: true,
             membership: None,
         });
-        let mut all: Vec<Descendant> = living.chain(dead).collect();
+        let mut all: Vec<KeepCandidate> = living.chain(dead).collect();
         all.sort_unstable_by_key(|of| (of.key.start, of.key.pid));
         for of in all {
             self.put_keeps(&of, &of_these);
         }
     }
 
-    fn put_keeps(&mut self, of: &Descendant, of_these: impl Fn(&KeepRequest) -> bool) {
+    fn put_keeps(&mut self, of: &KeepCandidate, of_these: impl Fn(&KeepRequest) -> bool) {
         let wishes = self.keep_requests.iter().filter(|wish| of_these(wish));
         let keeps = wishes.filter(|wish| self.keep_applies_to(wish, of));
         let keeps: Vec<UserKeep> = keeps.map(|wish| wish.keep).collect();
@@ -265,7 +265,7 @@ impl Model {
     }
 
     /// Whether a wish is for a process: it names it, or one from which this descends.
-    fn keep_applies_to(&self, wish: &KeepRequest, of: &Descendant) -> bool {
+    fn keep_applies_to(&self, wish: &KeepRequest, of: &KeepCandidate) -> bool {
         if wish.names.contains(&tick(of.key)) {
             return true;
         }
@@ -286,7 +286,7 @@ impl Model {
 
     /// Whether a process may descend from the one that a wish was asked for, though nobody who may have made it does
     /// for all that is known.
-    fn may_descend(&self, of: &Descendant, wish: &KeepRequest) -> bool {
+    fn may_descend(&self, of: &KeepCandidate, wish: &KeepRequest) -> bool {
         let older =
             |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
         let spared = of.membership.map(|mark| mark.has(MEMBER_KEPT));

@@ -11,10 +11,10 @@
 //! | | |
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
-//! | `GET /v1/tree?agent=NAME&all=true` | [`Tree`] |
+//! | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |
 //! | `GET /v1/explain/PID` | [`Explanation`] |
-//! | `GET /v1/agents` | [`Agents`] |
-//! | `GET /v1/keeps` | [`Keeps`] |
+//! | `GET /v1/agents` | [`AgentsResponse`] |
+//! | `GET /v1/keeps` | [`KeepsResponse`] |
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepDone`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepDone`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
@@ -198,7 +198,7 @@ pub struct SessionInfo {
 
 /// `GET /v1/tree`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tree {
+pub struct TreeResponse {
     pub groups: Vec<TreeGroup>,
 }
 
@@ -271,7 +271,7 @@ pub struct AncestorInfo {
 
 /// `GET /v1/agents`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agents {
+pub struct AgentsResponse {
     pub agents: Vec<AgentInfo>,
 }
 
@@ -289,7 +289,7 @@ pub struct AgentInfo {
 
 /// `GET /v1/keeps`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keeps {
+pub struct KeepsResponse {
     pub keeps: Vec<KeepInfo>,
 }
 

@@ -14,10 +14,11 @@ use super::messages::{
     SessionSnapshot, TreeSnapshot,
 };
 use super::{
-    AgentInfo, Agents, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo, Keeps,
-    NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, Tree, TreeRow,
+    AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
+    KeepsResponse, NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, TreeResponse,
+    TreeRow,
 };
-use crate::export::{EventClock, SessionId, SessionRef, command_line, exit_status_text};
+use crate::export::{EventClock, SessionIdText, SessionRef, command_line, exit_status_text};
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
@@ -43,7 +44,7 @@ pub(super) fn status(status: Status, began: u64, members: &[u32], clock: &EventC
     }
 }
 
-pub(super) fn tree(branches: TreeSnapshot) -> Tree {
+pub(super) fn tree(branches: TreeSnapshot) -> TreeResponse {
     let procfs = Procfs::default();
     let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
     // Without them a tree is still a tree.
@@ -56,7 +57,7 @@ pub(super) fn tree(branches: TreeSnapshot) -> Tree {
             processes: leaves(rows, &mut zombies, &procfs),
         };
     let groups = branches.groups.into_iter().map(group).collect();
-    Tree { groups }
+    TreeResponse { groups }
 }
 
 /// Rows as they stand in a tree, each with the zombies that it does not wait for.
@@ -215,7 +216,7 @@ fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
     }
 }
 
-pub(super) fn agents(agents: Vec<AgentSnapshot>) -> Agents {
+pub(super) fn agents(agents: Vec<AgentSnapshot>) -> AgentsResponse {
     let agent = |recognised: AgentSnapshot| AgentInfo {
         name: recognised.name.to_string(),
         kind: recognised.kind.name().into(),
@@ -223,10 +224,10 @@ pub(super) fn agents(agents: Vec<AgentSnapshot>) -> Agents {
         sessions: recognised.sessions.iter().map(session).collect(),
     };
     let agents = agents.into_iter().map(agent).collect();
-    Agents { agents }
+    AgentsResponse { agents }
 }
 
-pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
+pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
     keeps.sort_unstable_by_key(|kept| (kept.row.key.start, kept.row.key.pid));
     let procfs = Procfs::default();
     let keep = |kept: KeepSnapshot| KeepInfo {
@@ -236,7 +237,7 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> Keeps {
         tree: kept.tree,
     };
     let keeps = keeps.into_iter().map(keep).collect();
-    Keeps { keeps }
+    KeepsResponse { keeps }
 }
 
 /// Of members, those that were left behind.
@@ -311,7 +312,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         uid: row.uids.effective,
         age_s: seconds_since(row.key.start),
         rss: procfs.rss_of(row.key),
-        session_id: session.map(|session| SessionId(session).to_string()),
+        session_id: session.map(|session| SessionIdText(session).to_string()),
         agent: session.map(|session| session.agent.to_string()),
         session_root: row.root,
         detached: session.is_some() && row.orphan && !row.due,
@@ -327,7 +328,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
 
 fn session(group: &SessionSnapshot) -> SessionInfo {
     SessionInfo {
-        id: SessionId(&group.name).to_string(),
+        id: SessionIdText(&group.name).to_string(),
         agent: group.name.agent.to_string(),
         kind: group.kind.name().into(),
         root_pid: group.root.pid,
@@ -337,7 +338,7 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
         outer_session_id: group
             .outer
             .as_ref()
-            .map(|outer| SessionId(outer).to_string()),
+            .map(|outer| SessionIdText(outer).to_string()),
         root_exit: group.gone.map(|(_, how)| exit_status_text(how)),
         since_root_exit_s: group.gone.map(|(at, _)| seconds_since(at)),
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{NAME_MAX, count, fit, width, wrap};
 use super::{Failure, ServiceArgs};
-use crate::api::{Agents, SessionInfo};
+use crate::api::{AgentsResponse, SessionInfo};
 use crate::export::printable;
 
 /// Characters of what a rule matches, where there is room.
@@ -13,10 +13,12 @@ const MATCH_MAX: usize = 1000;
 
 pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
     let said = client(asking).get("/v1/agents")?;
-    print(asking, &said, |agents: Agents| table(&agents, width()))
+    print(asking, &said, |agents: AgentsResponse| {
+        table(&agents, width())
+    })
 }
 
-fn table(agents: &Agents, width: Option<usize>) -> String {
+fn table(agents: &AgentsResponse, width: Option<usize>) -> String {
     let mut out = String::new();
     for agent in &agents.agents {
         let open = match agent.sessions.len() {

@@ -15,8 +15,8 @@ use crate::api::messages::{EngineRequest, RequestKind};
 use crate::api::peer::Peer;
 use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
-use crate::engine::reload::Loaded;
-use crate::engine::{Engine, KeepStore, Settings};
+use crate::engine::reload::LoadedConfig;
+use crate::engine::{Engine, EngineSettings, KeepStore};
 use crate::export::{EventClock, Format, Sink, StreamOutput, Writer};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
@@ -190,7 +190,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     begun.context("cannot start a thread to look for what agents left behind")?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
-    let settings = Settings {
+    let settings = EngineSettings {
         leave_pinned: args.leave_pinned,
         rejected_sources: passed_over,
         mode_reason,
@@ -205,7 +205,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let log = args.bpf_log;
     let only_observes = settings.mode_reason.is_some();
     let settings = match args.config {
-        Some(_) => Settings {
+        Some(_) => EngineSettings {
             load: Arc::new(move || again(&args, only_observes)),
             ..settings
         },
@@ -225,14 +225,14 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
 
 /// Reads the config anew, with what the arguments say. With `only_observes` its mode is observe, as at the start, so that
 /// no reload reports that a change of the mode waits for a restart.
-fn again(args: &DaemonArgs, only_observes: bool) -> Result<Loaded, String> {
+fn again(args: &DaemonArgs, only_observes: bool) -> Result<LoadedConfig, String> {
     let said = |failure: Failure| failure.to_string();
     let mut config = configured(args).map_err(said)?;
     if only_observes {
         config.mode = Mode::Observe;
     }
     let names = names(&config).map_err(said)?;
-    Ok(Loaded { config, names })
+    Ok(LoadedConfig { config, names })
 }
 
 /// What the config and the arguments say together; where nothing can be signalled, that it only observes.
@@ -371,7 +371,7 @@ pub(super) fn options(config: &Config, scope: &Scope) -> ProbeOptions {
 }
 
 /// What the config says, for the engine. It is not read anew, and nothing is kept for longer than the engine runs.
-pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -> Settings {
+pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -> EngineSettings {
     let kernel_reap = config.may_kernel_reap();
     let Config {
         mode,
@@ -382,7 +382,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
     } = config;
     let cgroups = scope_names.iter().filter(|name| name.starts_with('/'));
     let cgroups = cgroups.map(PathBuf::from).collect();
-    Settings {
+    EngineSettings {
         mode,
         mode_reason: None,
         events,
@@ -405,7 +405,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
 }
 
 /// Opens the real kernel.
-pub(super) fn kernel(settings: &Settings) -> Result<Kernel, Failure> {
+pub(super) fn kernel(settings: &EngineSettings) -> Result<Kernel, Failure> {
     let config = &settings.running;
     let kernel = Kernel::open(config.ring_size, config.scan);
     Ok(kernel.context("cannot wait for exits of processes")?)
@@ -476,7 +476,7 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 fn watch(
     mut source: Box<dyn Source + Send>,
-    settings: Settings,
+    settings: EngineSettings,
     sink: Sink,
     (asks, asked): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
     log: bool,

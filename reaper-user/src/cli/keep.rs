@@ -8,7 +8,7 @@ use clap::Args;
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{count, fit, user, width};
 use super::{Failure, ServiceArgs, pid};
-use crate::api::{KEEP_MAX_S, KeepDone, KeepParams, Keeps};
+use crate::api::{KEEP_MAX_S, KeepDone, KeepParams, KeepsResponse};
 
 /// Characters before the command in the list, and of that where there is room.
 const BEFORE: usize = 39;
@@ -49,7 +49,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
     let (asking, client) = (&args.asking, client(&args.asking));
     let Some(pid) = args.pid.filter(|_| !args.list) else {
         let said = client.get("/v1/keeps")?;
-        return print(asking, &said, |keeps: Keeps| table(&keeps, width()));
+        return print(asking, &said, |keeps: KeepsResponse| table(&keeps, width()));
     };
     // Rather a little longer than asked for.
     let for_s = args
@@ -101,7 +101,7 @@ fn processes(done: &KeepDone) -> String {
     }
 }
 
-fn table(keeps: &Keeps, width: Option<usize>) -> String {
+fn table(keeps: &KeepsResponse, width: Option<usize>) -> String {
     if keeps.keeps.is_empty() {
         return "nobody has asked to keep anything; `reaper keep PID` does\n".into();
     }

@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use super::client::{BOLD, DIM, age, client, memory, print, span};
 use super::show::{NAME_MAX, ProcessTags, count, fit, width};
 use super::{Failure, ServiceArgs};
-use crate::api::{SessionInfo, Tree, TreeGroup, TreeRow};
+use crate::api::{SessionInfo, TreeGroup, TreeResponse, TreeRow};
 use crate::export::printable;
 
 /// How branches are drawn: one that goes on, the last one, what goes past, and nothing.
@@ -38,10 +38,12 @@ pub(super) fn run(agent: Option<String>, all: bool, asking: &ServiceArgs) -> Res
         ASCII
     };
     let said = client(asking).get(&path)?;
-    print(asking, &said, |tree: Tree| table(&tree, twigs, width()))
+    print(asking, &said, |tree: TreeResponse| {
+        table(&tree, twigs, width())
+    })
 }
 
-fn table(tree: &Tree, twigs: Twigs, width: Option<usize>) -> String {
+fn table(tree: &TreeResponse, twigs: Twigs, width: Option<usize>) -> String {
     let mut out = String::new();
     let groups = tree.groups.iter();
     for group in groups.filter(|group| !group.processes.is_empty()) {
@@ -233,7 +235,7 @@ mod tests {
             title(&group),
             " 1, gone for 5s (SIGKILL): 2 processes, 3.0 MiB; session claude-code-1-a"
         );
-        let none = Tree {
+        let none = TreeResponse {
             groups: vec![TreeGroup::default()],
         };
         assert!(table(&none, ASCII, None).ends_with("none has left anything behind\n"));

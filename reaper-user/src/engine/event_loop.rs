@@ -8,7 +8,7 @@ use tokio::task::yield_now;
 
 use super::idle_timer::{IdleTimer, at};
 use super::reconcile::Reconciled;
-use super::survey::{Survey, Surveyor, Whom};
+use super::survey::{Survey, SurveyScope, Surveyor};
 use super::{Engine, EngineError};
 use crate::api::messages::EngineRequest;
 use crate::export::{EventBody, Totals};
@@ -75,7 +75,7 @@ impl Engine {
             self.set_seeded(false)?;
             // Children of the processes that were written only now may not have been reported.
             let survey =
-                Surveyor::new(&self.kernel, &*self.source, false)?.survey(Whom::Everybody)?;
+                Surveyor::new(&self.kernel, &*self.source, false)?.survey(SurveyScope::All)?;
             self.reconcile(survey);
             if self.source.is_filtered() {
                 self.model.forget_untracked();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::reconcile::Reconciled;
-use super::survey::{Survey, Surveyor, Whom};
+use super::survey::{Survey, SurveyScope, Surveyor};
 use super::{Engine, EngineError};
 use crate::export::EventBody;
 use reaper_host::kernel::Clock;
@@ -132,9 +132,9 @@ impl Engine {
         let complete = self.is_mapped();
         let everybody = !self.source.is_filtered() || !complete;
         let whom = if everybody {
-            Whom::Everybody
+            SurveyScope::All
         } else {
-            Whom::Followed
+            SurveyScope::Members
         };
         let begun = Surveyor::new(&self.kernel, &*self.source, complete).and_then(|surveyor| {
             let (done, survey) = oneshot::channel();

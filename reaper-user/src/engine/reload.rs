@@ -15,17 +15,17 @@ use crate::reap::Times;
 use reaper_model::ruleset::NameTable;
 
 /// Settings, and the names for the probes that follow from them.
-pub struct Loaded {
+pub struct LoadedConfig {
     pub config: Config,
     pub names: NameTable,
 }
 
 /// Reads the config, and blocks for that; or says what is wrong with it, a line for each problem.
-pub type ConfigLoader = Arc<dyn Fn() -> Result<Loaded, String> + Send + Sync>;
+pub type ConfigLoader = Arc<dyn Fn() -> Result<LoadedConfig, String> + Send + Sync>;
 
 /// A config that is being read.
 pub struct Reloading {
-    read: oneshot::Receiver<Result<Loaded, String>>,
+    read: oneshot::Receiver<Result<LoadedConfig, String>>,
     /// Who is to be told what came of it.
     answer: oneshot::Sender<EngineReply>,
 }
@@ -51,7 +51,9 @@ impl Engine {
     }
 
     /// Waits for the config that is being read, if one is.
-    pub(super) async fn reloaded(reloading: &mut Option<Reloading>) -> Result<Loaded, String> {
+    pub(super) async fn reloaded(
+        reloading: &mut Option<Reloading>,
+    ) -> Result<LoadedConfig, String> {
         match reloading {
             Some(reloading) => (&mut reloading.read)
                 .await
@@ -62,7 +64,7 @@ impl Engine {
 
     /// Takes over what the config says now, if it is fit for that, and tells so. Gives how many records were read
     /// for that.
-    pub(super) fn on_config_loaded(&mut self, loaded: Result<Loaded, String>) -> u64 {
+    pub(super) fn on_config_loaded(&mut self, loaded: Result<LoadedConfig, String>) -> u64 {
         let said = loaded.and_then(|loaded| self.change_rules(loaded));
         let (done, message) = match &said {
             Ok(message) => (true, message.clone()),
@@ -78,7 +80,10 @@ impl Engine {
         read
     }
 
-    fn change_rules(&mut self, Loaded { config, names }: Loaded) -> Result<String, String> {
+    fn change_rules(
+        &mut self,
+        LoadedConfig { config, names }: LoadedConfig,
+    ) -> Result<String, String> {
         let unchanged = |what: String| format!("{what}; the rules are what they were");
         let reader = (self.kernel.start_facts)(&config.rules);
         let reader =

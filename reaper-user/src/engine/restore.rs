@@ -10,7 +10,7 @@ use reaper_common::{SESSION_CLOSE_EMITTED, SESSION_ROOT_SIGNALLED, SessionState}
 
 use super::ingest::{Counts, Queued, Tally};
 use super::map_sync::exit_status_from_wait;
-use super::survey::{Survey, Surveyor, Whom};
+use super::survey::{Survey, SurveyScope, Surveyor};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, ProcessRef, Resumed, SessionRef};
@@ -64,10 +64,10 @@ impl Engine {
             self.set_seeded(false)?;
         }
         let surveyor = Surveyor::new(&self.kernel, &*self.source, complete)?;
-        let mut survey = surveyor.survey(Whom::Everybody)?;
+        let mut survey = surveyor.survey(SurveyScope::All)?;
         if survey.unreadable > 0 {
             // A process that is not known now never becomes a member, and the machine may only have been busy.
-            let again = surveyor.survey(Whom::Everybody)?;
+            let again = surveyor.survey(SurveyScope::All)?;
             if again.unreadable < survey.unreadable {
                 survey = again;
             }

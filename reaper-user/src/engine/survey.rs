@@ -37,12 +37,12 @@ pub struct Survey {
     pub began: u64,
 }
 
-/// Whom to look at.
+/// Which processes a survey reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom {
-    Everybody,
-    /// Those whom the kernel's map has.
-    Followed,
+pub enum SurveyScope {
+    All,
+    /// Processes that are in the kernel's map of members.
+    Members,
 }
 
 impl Surveyor {
@@ -69,7 +69,7 @@ impl Surveyor {
     ///
     /// # Errors
     /// The kernel does not list its processes, or no thread can be started to read them.
-    pub fn survey(&self, whom: Whom) -> Result<Survey, EngineError> {
+    pub fn survey(&self, whom: SurveyScope) -> Result<Survey, EngineError> {
         let began = self.clock.boot_time();
         let roster = || match &self.members {
             Some(reader) => reader.members(),
@@ -80,8 +80,8 @@ impl Surveyor {
         let table = table.transpose()?.unwrap_or_default();
         let pids: HashSet<u32> = match whom {
             // The kernel's list may lack some, and says nothing of that.
-            Whom::Everybody => self.processes.pids()?.into_iter().collect(),
-            Whom::Followed => before.keys().map(|key| key.pid).collect(),
+            SurveyScope::All => self.processes.pids()?.into_iter().collect(),
+            SurveyScope::Members => before.keys().map(|key| key.pid).collect(),
         };
         let table: HashMap<u32, _> = table.iter().map(|row| (row.key.pid, row)).collect();
         let snapshot = self.processes.snapshot_of(pids.iter().copied().collect())?;

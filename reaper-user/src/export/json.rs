@@ -9,7 +9,7 @@ use serde_json::ser::Formatter;
 
 use super::clock::EventClock;
 use super::names::{
-    SessionId, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
+    SessionIdText, SignalName, event_name, outcome_name, outcome_reason, signaller_name,
 };
 use super::record::{
     EventBody, EventRecord, FreedMemory, KeepDuration, Lifecycle, NestedSummary, ProcessRef,
@@ -102,7 +102,7 @@ struct Nested {
 impl From<&NestedSummary> for Nested {
     fn from(rest: &NestedSummary) -> Nested {
         Nested {
-            session_id: SessionId(&rest.session).to_string(),
+            session_id: SessionIdText(&rest.session).to_string(),
             root_pid: rest.session.first_root.pid,
             kept: rest.kept,
             waiting: rest.waiting,
@@ -227,10 +227,10 @@ impl<W: Write> Line<'_, '_, W> {
                 self.put("session_kind", kind.name())?;
                 self.put("rule", rule)?;
                 if let Some(outer) = outer {
-                    self.text("outer_session_id", SessionId(outer))?;
+                    self.text("outer_session_id", SessionIdText(outer))?;
                 }
                 match starter {
-                    Some(starter) => self.text("starter_session_id", SessionId(starter)),
+                    Some(starter) => self.text("starter_session_id", SessionIdText(starter)),
                     None => Ok(()),
                 }
             }
@@ -307,7 +307,7 @@ impl<W: Write> Line<'_, '_, W> {
                 self.process(process)?;
                 self.put("rule", rule)?;
                 match session {
-                    Some(session) => self.text("left_session_id", SessionId(session)),
+                    Some(session) => self.text("left_session_id", SessionIdText(session)),
                     None => Ok(()),
                 }
             }
@@ -533,7 +533,7 @@ impl<W: Write> Line<'_, '_, W> {
     }
 
     fn session(&mut self, session: &SessionRef) -> Result {
-        self.text("session_id", SessionId(session))?;
+        self.text("session_id", SessionIdText(session))?;
         self.put("agent", &session.agent)
     }
 

@@ -23,7 +23,7 @@ pub use clock::EventClock;
 pub use consumer::Consumer;
 pub use json::{to_json, write_object};
 pub use leftover::leftover_text;
-pub use names::SessionId;
+pub use names::SessionIdText;
 pub use record::{
     DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration, Lifecycle,
     NestedSummary, ProcessRef, Resumed, SessionRef, Totals,

@@ -84,9 +84,9 @@ pub fn signaller_name(signaller: SentBy) -> &'static str {
 }
 
 /// A session's name outside: its agent, and pid and start of the process that was its root first.
-pub struct SessionId<'a>(pub &'a SessionRef);
+pub struct SessionIdText<'a>(pub &'a SessionRef);
 
-impl Display for SessionId<'_> {
+impl Display for SessionIdText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let SessionRef { agent, first_root } = self.0;
         write!(f, "{agent}-{}-{:x}", first_root.pid, first_root.start)

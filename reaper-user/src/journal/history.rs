@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
 use crate::export::SessionRef;
-use crate::export::names::SessionId;
+use crate::export::names::SessionIdText;
 use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
@@ -286,7 +286,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         };
         let agent = agent.into();
         Ok(Some(
-            SessionId(&SessionRef { agent, first_root }).to_string(),
+            SessionIdText(&SessionRef { agent, first_root }).to_string(),
         ))
     };
     Ok(HistorySession {

@@ -200,7 +200,7 @@ struct Reader<'a> {
     root: &'a Path,
     stat: Vec<u8>,
     buffer: Vec<u8>,
-    cgroups: Cgroups<'a>,
+    cgroups: CgroupCache<'a>,
 }
 
 impl<'a> Reader<'a> {
@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
             root: &proc.root,
             stat: Vec::with_capacity(1024),
             buffer: Vec::with_capacity(16 << 10),
-            cgroups: Cgroups {
+            cgroups: CgroupCache {
                 mounts: &proc.cgroups,
                 known: HashMap::new(),
             },
@@ -291,12 +291,12 @@ impl<'a> Reader<'a> {
 }
 
 /// Ids of the cgroups met in a pass, and no longer: one that is made anew has the old path and another id.
-struct Cgroups<'a> {
+struct CgroupCache<'a> {
     mounts: &'a Mounts,
     known: HashMap<Vec<u8>, u64>,
 }
 
-impl Cgroups<'_> {
+impl CgroupCache<'_> {
     /// Id of the cgroup that a `cgroup` file names; 0 if there is no telling.
     fn id(&mut self, file: &[u8]) -> u64 {
         let Some(path) = field(file, b"0::") else {

@@ -73,7 +73,7 @@ impl Pidfd {
     /// # Errors
     /// As [`Pidfd::send_signal`].
     pub fn send_signal_with(&self, signal: Signal, value: i32) -> nix::Result<()> {
-        let info = Queued {
+        let info = SignalInfo {
             signo: signal as i32,
             errno: 0,
             code: libc::SI_QUEUE,
@@ -219,7 +219,7 @@ struct Info {
 
 /// `siginfo_t` of a signal with a value, on machines of 64 bits (include/uapi/asm-generic/siginfo.h).
 #[repr(C, align(8))]
-struct Queued {
+struct SignalInfo {
     signo: i32,
     errno: i32,
     code: i32,
@@ -230,7 +230,7 @@ struct Queued {
     value: [i32; 2],
     rest: [u64; 12],
 }
-const _: () = assert!(size_of::<Queued>() == size_of::<libc::siginfo_t>());
+const _: () = assert!(size_of::<SignalInfo>() == size_of::<libc::siginfo_t>());
 
 const INFO_CREDS: u64 = 1 << 1;
 const INFO_EXIT: u64 = 1 << 3;

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::api::client::{Client, ClientError};
 use crate::api::messages::{EndAsked, EngineReply, EngineRequest, RequestKind, ScanContext};
-use crate::api::{Claimed, Claims, EndRequest, ErrorResponse, Keeps};
+use crate::api::{Claimed, Claims, EndRequest, ErrorResponse, KeepsResponse};
 use crate::config::Config;
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -144,7 +144,7 @@ fn nothing_kept(question: &RequestKind) -> Option<EngineReply> {
 fn a_question_comes_through_with_who_asks() {
     let world = World::new(nothing_kept);
     let client = Client::new(world.path());
-    let keeps: Keeps = client.get("/v1/keeps").unwrap().read().unwrap();
+    let keeps: KeepsResponse = client.get("/v1/keeps").unwrap().read().unwrap();
     assert_eq!(keeps.keeps, []);
     let uid = nix::unistd::geteuid().as_raw();
     assert_eq!(

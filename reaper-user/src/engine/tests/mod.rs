@@ -57,7 +57,7 @@ fn run(
         sim.start(pid, parent, comm);
     }
     let config = Config::parse(RULES, Path::new("test")).unwrap();
-    let settings = Settings {
+    let settings = EngineSettings {
         mode,
         mode_reason: None,
         events: EventScope::Agents,

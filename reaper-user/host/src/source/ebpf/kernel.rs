@@ -7,7 +7,7 @@ use super::error::EbpfError;
 
 /// What differs between the kernels that the object runs on.
 #[derive(Clone, Copy, Debug)]
-pub struct Kernel {
+pub struct KernelFeatures {
     pub offsets: Offsets,
     /// `sched_process_exit` says whether the group is dead (6.16).
     pub exit_has_group_dead: bool,
@@ -17,13 +17,13 @@ pub struct Kernel {
     pub reports_moves: bool,
 }
 
-impl Kernel {
+impl KernelFeatures {
     /// Reads the kernel's type information.
     ///
     /// # Errors
     /// It lacks something that the probes need.
-    pub(super) fn of(btf: &Btf) -> Result<Kernel, EbpfError> {
-        Ok(Kernel {
+    pub(super) fn of(btf: &Btf) -> Result<KernelFeatures, EbpfError> {
+        Ok(KernelFeatures {
             offsets: btf.offsets().map_err(EbpfError::Btf)?,
             exit_has_group_dead: btf.tracepoint_args("sched_process_exit") == Some(2),
             has_bpf_loop: btf.has_enum_value("bpf_func_id", "BPF_FUNC_loop"),

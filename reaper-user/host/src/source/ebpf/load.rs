@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::btf::{Btf, VMLINUX};
 use super::error::EbpfError;
-use super::kernel::Kernel;
+use super::kernel::KernelFeatures;
 use super::kfunc;
 use crate::source::probes::ProbeOptions;
 use crate::sys;
@@ -42,7 +42,7 @@ pub(super) struct PreparedObject {
     btf: aya::Btf,
     offsets: reaper_common::Offsets,
     settings: Settings,
-    kernel: Kernel,
+    kernel: KernelFeatures,
     /// Signals are sent from the kernel.
     kills: bool,
     log: bool,
@@ -120,7 +120,7 @@ impl PreparedObject {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn load(&self, maps: Option<&Path>) -> Result<Loaded<'_>, EbpfError> {
+    pub fn load(&self, maps: Option<&Path>) -> Result<LoadedObject<'_>, EbpfError> {
         let level = if self.log {
             aya_log::Level::Trace as u8
         } else {
@@ -144,7 +144,7 @@ impl PreparedObject {
         let ebpf = loader
             .load(&self.object)
             .map_err(|e| EbpfError::load(e.into()))?;
-        Ok(Loaded {
+        Ok(LoadedObject {
             ebpf,
             prepared: self,
         })
@@ -180,12 +180,12 @@ impl PreparedObject {
 }
 
 /// An object with its maps.
-pub(super) struct Loaded<'a> {
+pub(super) struct LoadedObject<'a> {
     pub ebpf: Ebpf,
     prepared: &'a PreparedObject,
 }
 
-impl Loaded<'_> {
+impl LoadedObject<'_> {
     /// Whether the probes signal others than the current process.
     pub fn can_signal(&self) -> bool {
         self.prepared.kills
@@ -248,7 +248,7 @@ impl Loaded<'_> {
     /// # Errors
     /// It refuses one of them.
     pub fn load_probes(&mut self) -> Result<(), EbpfError> {
-        let Loaded { ebpf, prepared } = self;
+        let LoadedObject { ebpf, prepared } = self;
         let probes = prepared.probes();
         let mut programs: Vec<_> = ebpf.programs_mut().collect();
         let load = |name: &str, hook: &str, program: Option<&mut Program>| {
@@ -315,10 +315,10 @@ pub(super) fn task_iter(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
 fn kernel_and_patched(
     object: &[u8],
     kernel_reap: bool,
-) -> Result<(Kernel, Option<Vec<u8>>), EbpfError> {
+) -> Result<(KernelFeatures, Option<Vec<u8>>), EbpfError> {
     let btf = Btf::load(VMLINUX.as_ref()).map_err(EbpfError::Btf)?;
     let patched = (kernel_reap && kfunc::has_all(&btf)).then(|| kfunc::patch(object, &btf));
-    Ok((Kernel::of(&btf)?, patched.flatten()))
+    Ok((KernelFeatures::of(&btf)?, patched.flatten()))
 }
 
 fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, EbpfError> {

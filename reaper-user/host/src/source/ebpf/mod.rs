@@ -32,7 +32,7 @@ use super::probes::{
     Diagnostics, EventRing, KernelReader, ListedProcess, PinOptions, ProbeMaps, ProbeOptions,
     Probes,
 };
-use load::{Loaded, PreparedObject};
+use load::{LoadedObject, PreparedObject};
 use pins::PinDir;
 use reaper_model::event::{Event, Membership, ProcessKey};
 use reaper_model::ruleset::NameTable;
@@ -157,7 +157,7 @@ impl EbpfSource {
     }
 
     fn new(
-        mut loaded: Loaded<'_>,
+        mut loaded: LoadedObject<'_>,
         ring: Ring,
         state: KernelMaps,
         links: Vec<(&'static str, FdLink)>,
@@ -362,7 +362,7 @@ fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
 /// What the probes and the service share, with the names in place before a probe can ask for one.
 fn shared(
     prepared: &PreparedObject,
-    loaded: &mut Loaded<'_>,
+    loaded: &mut LoadedObject<'_>,
     names: &NameTable,
 ) -> Result<(Ring, KernelMaps), EbpfError> {
     let ring = Ring::new(loaded.take_map("EVENTS")?)?;

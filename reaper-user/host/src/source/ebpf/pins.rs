@@ -23,7 +23,7 @@ use nix::fcntl::{Flock, FlockArg};
 use reaper_common::ABI_VERSION;
 
 use super::error::PinError;
-use super::load::{Loaded, MAPS, program_pin};
+use super::load::{LoadedObject, MAPS, program_pin};
 use crate::source::probes::PinOptions;
 use crate::sys::bpffs;
 
@@ -193,7 +193,7 @@ impl PinDir {
     ///
     /// # Errors
     /// The file system is full, or cannot be written.
-    pub(super) fn pin_maps(&self, loaded: &Loaded<'_>) -> Result<PathBuf, PinError> {
+    pub(super) fn pin_maps(&self, loaded: &LoadedObject<'_>) -> Result<PathBuf, PinError> {
         let maps = self.maps();
         self.whole(&maps, |unfinished| {
             for name in MAPS {
@@ -208,7 +208,7 @@ impl PinDir {
     }
 
     /// Whether exactly these probes are at work already, each of them, and with the maps that are pinned.
-    pub(super) fn has_probes(&self, loaded: &Loaded<'_>, identity: &str) -> bool {
+    pub(super) fn has_probes(&self, loaded: &LoadedObject<'_>, identity: &str) -> bool {
         let probes = self.probes(identity);
         let used = loaded.hooks().map(|hook| maps_of(&probes, hook));
         let Some(used) = used.collect::<Option<Vec<_>>>() else {
@@ -225,7 +225,7 @@ impl PinDir {
     }
 
     /// File descriptors of the probes that are pinned.
-    pub(super) fn probe_fds(&self, loaded: &Loaded<'_>, identity: &str) -> Vec<OwnedFd> {
+    pub(super) fn probe_fds(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<OwnedFd> {
         let probes = self.probes(identity);
         let fd = |hook: &str| {
             let program = ProgramInfo::from_pin(probes.join(program_pin(hook))).ok()?;
@@ -235,7 +235,7 @@ impl PinDir {
     }
 
     /// The attachments that are pinned, to be held besides.
-    pub(super) fn links(&self, loaded: &Loaded<'_>, identity: &str) -> Vec<FdLink> {
+    pub(super) fn links(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<FdLink> {
         let probes = self.probes(identity);
         let link = |hook: &str| PinnedLink::from_pin(probes.join(hook)).ok();
         loaded.hooks().filter_map(link).map(FdLink::from).collect()
@@ -253,7 +253,7 @@ impl PinDir {
     pub(super) fn pin_probes(
         &self,
         identity: &str,
-        loaded: &mut Loaded<'_>,
+        loaded: &mut LoadedObject<'_>,
         links: Vec<(&'static str, FdLink)>,
     ) -> Result<(), PinError> {
         let probes = self.probes(identity);

@@ -77,7 +77,7 @@ proptest! {
         let mount = tempfile::tempdir().unwrap();
         let line = format!("1 2 0:1 / {} rw - cgroup2 c rw\n", mount.path().display());
         let mounts = Mounts::parse(line.as_bytes());
-        let mut cgroups = Cgroups { mounts: &mounts, known: HashMap::new() };
+        let mut cgroups = CgroupCache { mounts: &mounts, known: HashMap::new() };
         let id = cgroups.id(&bytes);
         prop_assert_eq!(cgroups.id(&bytes), id);
         prop_assert!(cgroups.known.len() <= 1);
