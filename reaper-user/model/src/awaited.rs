@@ -72,7 +72,7 @@ impl Model {
                 self.await_script(key);
             }
             TreeChange::Execed { key } => {
-                // What an earlier program has started is not the next one's.
+                // What the process started under an earlier program does not belong to the agent that it may become.
                 let below = self.stop_awaiting(key);
                 self.await_script(key);
                 let since = below.into_iter().filter(|key| key.start > now);

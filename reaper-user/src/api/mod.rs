@@ -11,10 +11,10 @@
 //! | | |
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
-//! | `GET /v1/tree?agent=NAME&all=true` | [`Tree`] |
+//! | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |
 //! | `GET /v1/explain/PID` | [`Explanation`] |
-//! | `GET /v1/agents` | [`Agents`] |
-//! | `GET /v1/keeps` | [`Keeps`] |
+//! | `GET /v1/agents` | [`AgentsResponse`] |
+//! | `GET /v1/keeps` | [`KeepsResponse`] |
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepDone`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepDone`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |

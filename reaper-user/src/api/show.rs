@@ -312,7 +312,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         uid: row.uids.effective,
         age_s: seconds_since(row.key.start),
         rss: procfs.rss_of(row.key),
-        session_id: session.map(|session| SessionId(session).to_string()),
+        session_id: session.map(|session| SessionIdText(session).to_string()),
         agent: session.map(|session| session.agent.to_string()),
         session_root: row.root,
         detached: session.is_some() && row.orphan && !row.due,
@@ -328,7 +328,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
 
 fn session(group: &SessionSnapshot) -> SessionInfo {
     SessionInfo {
-        id: SessionId(&group.name).to_string(),
+        id: SessionIdText(&group.name).to_string(),
         agent: group.name.agent.to_string(),
         kind: group.kind.name().into(),
         root_pid: group.root.pid,
@@ -338,7 +338,7 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
         outer_session_id: group
             .outer
             .as_ref()
-            .map(|outer| SessionId(outer).to_string()),
+            .map(|outer| SessionIdText(outer).to_string()),
         root_exit: group.gone.map(|(_, how)| exit_status_text(how)),
         since_root_exit_s: group.gone.map(|(at, _)| seconds_since(at)),
     }

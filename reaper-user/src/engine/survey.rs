@@ -37,11 +37,11 @@ pub struct Survey {
     pub began: u64,
 }
 
-/// Whom to look at.
+/// Which processes a survey reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SurveyScope {
     All,
-    /// Those whom the kernel's map has.
+    /// Processes that are in the kernel's map of members.
     Members,
 }
 

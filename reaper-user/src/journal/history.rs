@@ -265,7 +265,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         };
         let agent = agent.into();
         Ok(Some(
-            SessionId(&SessionRef { agent, first_root }).to_string(),
+            SessionIdText(&SessionRef { agent, first_root }).to_string(),
         ))
     };
     Ok(HistorySession {

@@ -304,7 +304,7 @@ impl SupervisedCommand<'_> {
         if self.end.is_some() || both && received.sent_to_group() && self.shares_terminal() {
             return;
         }
-        // The command may have stopped itself and this process after it had the SIGCONT too.
+        // The shell sent the SIGCONT to the command too, which may have stopped the whole group since then.
         let is_late = received.number() == Signal::SIGCONT as i32
             && STOP_SIGNALS.into_iter().any(child::is_pending);
         if is_late && self.shares_terminal() {

@@ -169,9 +169,11 @@ impl InheritedSignals {
     }
 }
 
-/// Stops this process as the terminal would: not in an orphaned process group, which no shell could continue. Nor if it was
-/// sent a SIGCONT that it has not read: that was sent after what stopped its child, and a stop signal would discard it
-/// (`prepare_signal` in kernel/signal.c).
+/// Stops this process with a signal of the terminal. The kernel ignores that in an orphaned process group, which no shell
+/// could continue.
+///
+/// Does nothing while a SIGCONT is pending for this process. A shell sends it to the whole process group, so it continues
+/// the child too, and a stop signal would discard it (`prepare_signal` in kernel/signal.c).
 ///
 /// # Errors
 /// As `sigprocmask(2)`.

@@ -337,7 +337,7 @@ fn write_without_end(directory: PathBuf) {
                 is_explicit: true,
                 tree: false,
                 by_uid: 0,
-                // As in the service: one request replaces all of the one before it with the same time.
+                // The service gives each request a time of its own, and a later request of the same time replaces it.
                 made_at: root.into(),
                 until: None,
             };
