@@ -18,7 +18,7 @@ use super::{
     KeepsResponse, NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, TreeResponse,
     TreeRow,
 };
-use crate::export::{SessionId, SessionRef, command_line, exit_status_text, wall_time};
+use crate::export::{SessionIdText, SessionRef, command_line, exit_status_text, wall_time};
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;

@@ -27,7 +27,7 @@ pub use json::{to_json, write_object};
 pub use leftover::leftover_text;
 pub use record::{
     Adopter, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration,
-    Lifecycle, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionId, SessionRef, Totals,
+    Lifecycle, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionIdText, SessionRef, Totals,
 };
 pub use sink::{Format, Sink, StreamOutput, Writer};
 pub(crate) use terminal::message;

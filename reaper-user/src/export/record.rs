@@ -56,16 +56,16 @@ pub struct SessionRef {
 }
 
 /// A session's name outside: its agent, and pid and start of the process that was its root first.
-pub struct SessionId<'a>(pub &'a SessionRef);
+pub struct SessionIdText<'a>(pub &'a SessionRef);
 
-impl Display for SessionId<'_> {
+impl Display for SessionIdText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SessionRef { agent, first_root } = self.0;
         write!(f, "{agent}-{}-{:x}", first_root.pid, first_root.start)
     }
 }
 
-impl Serialize for SessionId<'_> {
+impl Serialize for SessionIdText<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -74,7 +74,7 @@ impl Serialize for SessionId<'_> {
 impl Serialize for SessionRef {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("session_id", &SessionId(self))?;
+        map.serialize_entry("session_id", &SessionIdText(self))?;
         map.serialize_entry("agent", &self.agent)?;
         map.end()
     }
@@ -82,7 +82,7 @@ impl Serialize for SessionRef {
 
 /// Writes only the name of a session.
 fn session_id<S: Serializer>(session: &SessionRef, serializer: S) -> Result<S::Ok, S::Error> {
-    SessionId(session).serialize(serializer)
+    SessionIdText(session).serialize(serializer)
 }
 
 /// Writes only the name of a session, if there is one.
@@ -90,7 +90,7 @@ fn other_session_id<S: Serializer>(
     session: &Option<SessionRef>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    session.as_ref().map(SessionId).serialize(serializer)
+    session.as_ref().map(SessionIdText).serialize(serializer)
 }
 
 impl From<&Session> for SessionRef {
@@ -167,7 +167,7 @@ impl Serialize for ProcessRef {
         map.serialize_entry("process.user.id", &self.uids.effective)?;
         map.serialize_entry("process.real_user.id", &self.uids.real)?;
         if let Some(session) = &self.session {
-            map.serialize_entry("session_id", &SessionId(session))?;
+            map.serialize_entry("session_id", &SessionIdText(session))?;
             map.serialize_entry("agent", &session.agent)?;
         }
         if let Some(by) = &self.evidence {

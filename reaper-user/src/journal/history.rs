@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
-use crate::export::{ExitInfo, FreedMemory, SessionId, SessionRef};
+use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef};
 use reaper_model::event::ProcessKey;
 
 /// Which sessions are told of.
