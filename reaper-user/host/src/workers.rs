@@ -1,7 +1,8 @@
 //! Threads for reads that can block.
 //!
 //! A read of another process's memory can take forever: a process in uninterruptible sleep can hold the lock that the
-//! reader needs. A thread that is stuck in such a read is replaced, up to a bound, and ends once the read returns.
+//! reader needs. A thread that is stuck in such a read is replaced, up to a bound, and ends once the read returns. A thread
+//! that merely waits for a processor is not stuck, however long that takes on a busy machine.
 //!
 //! Jobs are queued by user, and the threads take a job of each user in turn. So a user with many jobs delays another by
 //! one job, and a user whose reads get stuck does not occupy all threads. Jobs that nothing waits for any more are dropped
@@ -86,27 +87,43 @@ struct State {
 /// Queued jobs of one user: those that are not urgent come after those that are, and each by its number.
 type Queue = BTreeMap<(bool, u64), Job>;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Thread {
+    /// See [`sys::thread_id`]. `None` until the thread runs.
+    thread_id: Option<u32>,
     /// User of the job that runs. `None` while the thread waits for one.
     uid: Option<u32>,
     id: u64,
-    /// Nanoseconds of CLOCK_MONOTONIC.
+    /// When the job began, in ns of CLOCK_MONOTONIC.
     since: u64,
+    /// What it sleeps in, if it did at the last check.
+    sleep: Option<Sleep>,
     is_stuck: bool,
     /// Whether another thread runs in the place of this one, which is stuck.
     is_replaced: bool,
 }
 
+#[derive(Clone, Copy)]
+struct Sleep {
+    /// See [`sys::sleep_number`].
+    number: u64,
+    /// When a check found it first, in ns of CLOCK_MONOTONIC.
+    since: u64,
+}
+
 impl Thread {
-    fn new(uid: Option<u32>, id: u64) -> Thread {
-        Thread {
-            uid,
-            id,
-            since: sys::monotonic(),
-            is_stuck: false,
-            is_replaced: false,
-        }
+    /// Notes that a job begins, or that it goes on with something else.
+    fn begin(&mut self, id: u64) {
+        (self.id, self.since) = (id, sys::monotonic());
+        (self.sleep, self.is_stuck) = (None, false);
+    }
+
+    /// Notes what the thread sleeps in. Returns for how long, in ns, it has at least slept in that without a break.
+    fn check(&mut self, now: u64) -> Option<u64> {
+        let number = self.thread_id.and_then(sys::sleep_number);
+        let same = self.sleep.filter(|sleep| Some(sleep.number) == number);
+        self.sleep = same.or(number.map(|number| Sleep { number, since: now }));
+        self.sleep.map(|sleep| now.saturating_sub(sleep.since))
     }
 }
 
@@ -186,29 +203,31 @@ impl Workers {
         self.add_thread(&mut state)
     }
 
-    /// Marks each thread as stuck that has been at one thing for `limit` (in ns), and replaces it if there is room.
-    /// Returns what the newly marked ones are at.
+    /// Marks each thread as stuck that has slept in one system call from an earlier check on, for `limit` (in ns) or longer,
+    /// and replaces it if there is room. Returns what the newly marked ones are at.
     pub fn replace_stuck(&self, limit: u64) -> Vec<u64> {
         let mut state = self.0.lock();
         let Size { most, of_user, .. } = self.0.size;
         let now = sys::monotonic();
         let mut found = Vec::new();
-        let all: Vec<(u64, Thread)> = state.threads.iter().map(|(n, t)| (*n, *t)).collect();
-        for (number, thread) in all {
-            let is_late = thread.since.saturating_add(limit) <= now;
-            let Some(uid) = thread.uid.filter(|_| is_late && !thread.is_replaced) else {
+        let mut stuck: Vec<(u64, u32)> = Vec::new();
+        for (number, thread) in &mut state.threads {
+            let Some(uid) = thread.uid.filter(|_| !thread.is_replaced) else {
                 continue;
             };
-            if !thread.is_stuck {
-                found.push(thread.id);
+            if thread.check(now).is_some_and(|slept| slept >= limit) {
+                if !thread.is_stuck {
+                    found.push(thread.id);
+                }
+                thread.is_stuck = true;
+                stuck.push((*number, uid));
             }
+        }
+        for (number, uid) in stuck {
             let has_room = state.threads.len() < most && state.count(uid, true) < of_user;
-            let stuck = Thread {
-                is_stuck: true,
-                is_replaced: has_room,
-                ..thread
-            };
-            state.threads.insert(number, stuck);
+            if let Some(thread) = state.threads.get_mut(&number) {
+                thread.is_replaced = has_room;
+            }
             if has_room
                 && !state.queues.is_empty()
                 && let Err(error) = self.add_thread(&mut state)
@@ -228,6 +247,16 @@ impl Workers {
         stuck
             .map(|thread| (thread.id, thread.since + suspended))
             .collect()
+    }
+
+    /// Returns whether some thread was at work at the last check, or waited for a processor to go on or to begin.
+    pub fn is_moving(&self) -> bool {
+        let state = self.0.lock();
+        let mut threads = state.threads.values();
+        threads.any(|thread| match thread.uid {
+            Some(_) => thread.sleep.is_none(),
+            None => !state.queues.is_empty(),
+        })
     }
 
     /// Returns whether a queued job will run though no stuck read returns.
@@ -255,7 +284,7 @@ impl Workers {
             let run = move || Slot { shared, number }.run();
             let thread = std::thread::Builder::new().name(name.into());
             match thread.spawn(run) {
-                Ok(_) => drop(state.threads.insert(number, Thread::new(None, 0))),
+                Ok(_) => drop(state.threads.insert(number, Thread::default())),
                 Err(error) if state.active() == 0 => return Err(error),
                 Err(_) => {}
             }
@@ -291,7 +320,7 @@ impl Slot {
     pub fn begin(&self, id: u64) {
         let mut state = self.shared.lock();
         if let Some(thread) = state.threads.get_mut(&self.number) {
-            (thread.id, thread.since, thread.is_stuck) = (id, sys::monotonic(), false);
+            thread.begin(id);
         }
     }
 
@@ -322,15 +351,21 @@ impl Slot {
             state.threads.remove(&self.number);
             None
         };
-        let before = state.threads.insert(self.number, Thread::new(None, 0));
+        let waiting = Thread {
+            thread_id: Some(sys::thread_id()),
+            ..Thread::default()
+        };
+        let before = state.threads.insert(self.number, waiting);
         // Others may run in its place.
         if before.is_some_and(|thread| thread.is_replaced) && state.active() > threads {
             return end(&mut state);
         }
         loop {
             if let Some(job) = state.next_job(of_user) {
-                let thread = Thread::new(Some(job.uid), job.id);
-                state.threads.insert(self.number, thread);
+                if let Some(thread) = state.threads.get_mut(&self.number) {
+                    thread.uid = Some(job.uid);
+                    thread.begin(job.id);
+                }
                 return Some(job);
             }
             if state.is_closed || state.idle >= idle {

@@ -33,21 +33,16 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
-/// How long a thread may take over one process, in ns. Many times longer where many threads wait for a processor.
-#[cfg(not(test))]
+/// How long a thread may sleep in one read, in ns, before it counts as stuck.
 const LIMIT: u64 = 100_000_000;
-/// Time limit for a request that is urgent or that nothing waits for, in ns.
+/// Time limit for a request that a decision waits for, in ns: whole trees are read by such, also where hundreds of processes
+/// compete for the processor. What is unknown until then is kept.
 #[cfg(not(test))]
-const LIMIT_IN_ALL: u64 = 2_000_000_000;
-/// Both are longer in tests, where a busy machine may keep a thread from a read that is to succeed.
-#[cfg(test)]
-const LIMIT: u64 = 1_000_000_000;
-#[cfg(test)]
-const LIMIT_IN_ALL: u64 = 10_000_000_000;
-/// Time limit for a request that a decision waits for and that is not urgent, in ns: whole trees are read by such.
 const LIMIT_WAITED: u64 = 30_000_000_000;
-/// Time limit for the path of a script, in ns.
-const LIMIT_SCRIPT: u64 = 10_000_000_000;
+#[cfg(test)]
+const LIMIT_WAITED: u64 = 10_000_000_000;
+/// Time limit for the path of a script, and for a request that nothing waits for, in ns.
+const LIMIT_OTHERS: u64 = 10_000_000_000;
 /// Nanoseconds between the two readings that give the CPU use.
 const CPU_SPAN: u64 = 1_000_000_000;
 /// Open requests of a user beyond which prefetching and paths of scripts are refused.
@@ -175,9 +170,8 @@ impl OpenRequest {
     fn deadline(&self) -> u64 {
         self.since
             + match self.urgency {
-                _ if self.is_script() => LIMIT_SCRIPT,
-                Urgency::Normal => LIMIT_WAITED,
-                Urgency::Prefetch | Urgency::Urgent => LIMIT_IN_ALL,
+                Urgency::Normal | Urgency::Urgent if !self.is_script() => LIMIT_WAITED,
+                _ => LIMIT_OTHERS,
             }
     }
 
@@ -438,9 +432,8 @@ impl FactPool {
 
     /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
     fn check_threads(&mut self) {
-        let limit = LIMIT * u64::from(sys::runnable_per_processor());
-        self.scripts.replace_stuck(limit);
-        for id in self.facts.replace_stuck(limit) {
+        self.scripts.replace_stuck(LIMIT / 2);
+        for id in self.facts.replace_stuck(LIMIT / 2) {
             self.close_unread(id);
         }
     }

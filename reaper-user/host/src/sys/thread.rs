@@ -7,8 +7,6 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Of include/uapi/linux/membarrier.h.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-/// Bound on how many times longer the service waits on a busy machine.
-const CROWD_MAX: u32 = 30;
 /// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
@@ -44,19 +42,29 @@ pub fn raise_priority() {
     }
 }
 
-/// Returns the number of runnable threads on the host for each processor, from 1 to 30 (`/proc/loadavg`,
-/// proc_loadavg(5)). That many times longer than on a quiet machine a thread waits for its turn.
-pub fn runnable_per_processor() -> u32 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let runnable = runnable(&text).unwrap_or_default();
-    (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).clamp(1, CROWD_MAX)
+/// Returns the calling thread's id (gettid(2)).
+pub fn thread_id() -> u32 {
+    nix::unistd::gettid().as_raw().cast_unsigned()
 }
 
-/// Reads `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.
-fn runnable(loadavg: &str) -> Option<u32> {
-    let (runnable, _) = loadavg.split(' ').nth(3)?.split_once('/')?;
-    runnable.parse().ok()
+/// Returns a number that tells the sleep which a thread of this process is in from its earlier ones. `None` if the thread
+/// runs, or waits for a processor (`State` and `voluntary_ctxt_switches`, proc_pid_status(5)).
+pub fn sleep_number(thread_id: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status")).ok()?;
+    sleep_in(&status)
+}
+
+fn sleep_in(status: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    let mut field = |name| {
+        lines
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::trim)
+    };
+    if field("State:")?.starts_with('R') {
+        return None;
+    }
+    field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
 fn low_oom_score() {
@@ -125,10 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runnable_threads_are_read_from_the_load() {
-        assert_eq!(runnable("98.20 70.18 0.12 213/1621 4711\n"), Some(213));
-        assert_eq!(runnable("0.20 0.18"), None);
-        assert_eq!(runnable(""), None);
-        assert!(runnable_per_processor() >= 1);
+    fn only_a_thread_that_sleeps_has_a_sleep_number() {
+        let status = |state: &str| {
+            format!("Name:\tx\nState:\t{state}\nvoluntary_ctxt_switches:\t7\nx:\t3\n")
+        };
+        assert_eq!(sleep_in(&status("D (disk sleep)")), Some(7));
+        assert_eq!(sleep_in(&status("S (sleeping)")), Some(7));
+        assert_eq!(sleep_in(&status("R (running)")), None);
+        assert_eq!(sleep_in(""), None);
+        assert_eq!(sleep_number(thread_id()), None);
     }
 }

@@ -1,5 +1,5 @@
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -62,8 +62,26 @@ impl Scenario {
         release
     }
 
+    /// Waits until a thread sleeps in the job `id`.
+    fn await_stuck(&self, id: u64) {
+        await_stuck(&self.workers, id);
+    }
+
     fn next(&self) -> u64 {
         self.ran.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+fn await_stuck(workers: &Workers, id: u64) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let found = workers.replace_stuck(0);
+        if found.is_empty() {
+            assert!(Instant::now() < end, "{id} is not stuck");
+            std::thread::yield_now();
+            continue;
+        }
+        return assert_eq!(found, [id]);
     }
 }
 
@@ -134,11 +152,11 @@ fn stuck_thread_is_replaced_and_ends_after_its_job() {
     let gate = scenario.block(1, 1);
     assert!(scenario.workers.replace_stuck(u64::MAX).is_empty());
     scenario.submit(1, 2, false, &scenario.wanted);
-    assert_eq!(scenario.workers.replace_stuck(0), [1]);
+    scenario.await_stuck(1);
     assert_eq!(scenario.next(), 2);
     // The second is stuck too, and there is no room for a third.
     let second = scenario.block(1, 3);
-    assert_eq!(scenario.workers.replace_stuck(0), [3]);
+    scenario.await_stuck(3);
     assert!(!scenario.workers.has_room());
     let mut stuck: Vec<u64> = scenario.workers.stuck().iter().map(|(id, _)| *id).collect();
     stuck.sort_unstable();
@@ -152,12 +170,33 @@ fn stuck_thread_is_replaced_and_ends_after_its_job() {
 }
 
 #[test]
+fn thread_that_is_busy_is_not_stuck() {
+    let scenario = Scenario::new(size(1, 2, 1));
+    let (end, ended) = channel::<()>();
+    let send = scenario.send.clone();
+    scenario.submit_work(1, 1, false, &scenario.wanted, move || {
+        send.send(1).unwrap();
+        while ended.try_recv() == Err(TryRecvError::Empty) {
+            std::hint::spin_loop();
+        }
+        send.send(2).unwrap();
+    });
+    assert_eq!(scenario.next(), 1);
+    for _ in 0..1000 {
+        assert!(scenario.workers.replace_stuck(0).is_empty());
+        assert!(scenario.workers.is_moving());
+    }
+    drop(end);
+    assert_eq!(scenario.next(), 2);
+}
+
+#[test]
 fn stuck_reads_of_one_user_leave_threads_to_others() {
     let scenario = Scenario::new(size(2, 4, 1));
     let mut gates = Vec::new();
     for id in 1..=2 {
         gates.push(scenario.block(1, id));
-        assert_eq!(scenario.workers.replace_stuck(0), [id]);
+        scenario.await_stuck(id);
     }
     scenario.submit(1, 3, true, &scenario.wanted);
     for id in 4..=6 {
@@ -189,7 +228,7 @@ fn job_may_go_on_until_its_thread_is_replaced() {
     };
     workers.submit(job).unwrap();
     assert_eq!(begun.recv_timeout(PATIENCE), Ok(false));
-    assert_eq!(workers.replace_stuck(0), [7]);
+    await_stuck(&workers, 7);
     drop(replaced);
     assert_eq!(begun.recv_timeout(PATIENCE), Ok(true));
 }

@@ -48,8 +48,10 @@ pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets
     if namespace(process)? != namespace(Path::new("/proc/self"))? {
         return None;
     }
-    // Threads that need the same wait here for the one that reads it.
-    let mut last = LAST.lock().ok()?;
+    // A thread that waited here for another one, which may have to wait for a processor, would count as stuck.
+    let Ok(mut last) = LAST.try_lock() else {
+        return read().ok().map(Arc::new);
+    };
     let now = sys::boot_time();
     let oldest = requested.max(now.saturating_sub(ROUND));
     if let Some((at, sockets)) = &*last

@@ -16,7 +16,7 @@ use reaper_model::event::TICK_NS;
 /// How long a pass over all processes waits for the next one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often in the time that a pass waits in vain stuck readers are replaced.
-const ROUNDS: u32 = 4;
+const ROUNDS: u32 = 10;
 /// Readers of all snapshots.
 pub(super) static READERS: Readers = readers();
 
@@ -30,9 +30,8 @@ pub const fn readers() -> Readers {
 
 impl Procfs {
     /// Reads processes, has `more` add to each reading, and hands what comes of it to `take`. Waits no longer than
-    /// `patience` for the next one, times the number of runnable threads per processor: on a busy machine a reader that
-    /// is slow is not stuck. Returns how many were not read: those that hold a reader, of this pass or of an earlier one,
-    /// and the rest if there is no reader left.
+    /// `patience` for the next one while all readers sleep: one that waits for a processor is not stuck. Returns how many
+    /// were not read: those that hold a reader, of this pass or of an earlier one, and the rest if there is no reader left.
     ///
     /// # Errors
     /// No thread can be started.
@@ -84,23 +83,21 @@ impl Procfs {
         let count = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
         start(count.min(left))?;
         let step = patience / ROUNDS;
-        let (mut in_vain, mut waited) = (0, 0);
+        let mut in_vain = 0;
         let mut has_room = readers.has_room();
         while left > 0 && in_vain < ROUNDS && has_room {
             if let Ok((pid, it)) = found.recv_timeout(step) {
                 take(pid, it);
                 left -= 1;
-                (in_vain, waited) = (0, 0);
+                in_vain = 0;
                 continue;
             }
-            waited += 1;
-            if waited >= sys::runnable_per_processor() {
-                (in_vain, waited) = (in_vain + 1, 0);
-                // Half of it: a reader begins with a process some time after it has sent what it read before.
-                let stuck = readers.replace_stuck(sys::nanoseconds(step / 2));
-                start(stuck.len().min(work.unclaimed()))?;
-                has_room = readers.has_room();
-            }
+            // Half of it: timers are not exact.
+            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2));
+            start(stuck.len().min(work.unclaimed()))?;
+            let is_moving = readers.is_moving() || !stuck.is_empty();
+            in_vain = if is_moving { 0 } else { in_vain + 1 };
+            has_room = readers.has_room();
         }
         Ok(skipped + left)
     }
@@ -147,8 +144,7 @@ mod tests {
     use super::*;
     use crate::source::ProcessTable;
 
-    /// A fourth of it is waited before a reader counts as stuck: longer than a busy machine keeps one from a file.
-    const SHORT: Duration = Duration::from_secs(2);
+    const SHORT: Duration = Duration::from_secs(1);
     /// So long that a test which waited for it would never end.
     const FOR_EVER: Duration = Duration::from_secs(3600);
 

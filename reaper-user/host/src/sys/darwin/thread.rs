@@ -18,9 +18,14 @@ pub fn raise_priority() {
     }
 }
 
-/// Returns 1: the number of runnable threads is not read on macOS.
-pub fn runnable_per_processor() -> u32 {
-    1
+/// Returns 0, which stands for each thread: what a thread sleeps in is not read on macOS.
+pub fn thread_id() -> u32 {
+    0
+}
+
+/// Returns the same for each thread, as if it slept all the time.
+pub fn sleep_number(_thread_id: u32) -> Option<u64> {
+    Some(0)
 }
 
 /// Raises the limit on open files as far as permitted.
