@@ -249,12 +249,12 @@ impl Workers {
             .collect()
     }
 
-    /// Returns whether some thread was at work at the last check, or waited for a processor to go on or to begin.
+    /// Returns whether some thread has a job, or is about to take one, and is not stuck.
     pub fn is_moving(&self) -> bool {
         let state = self.0.lock();
         let mut threads = state.threads.values();
         threads.any(|thread| match thread.uid {
-            Some(_) => thread.sleep.is_none(),
+            Some(_) => !thread.is_stuck,
             None => !state.queues.is_empty(),
         })
     }

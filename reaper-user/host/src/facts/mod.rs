@@ -33,7 +33,8 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
-/// How long a thread may sleep in one read, in ns, before it counts as stuck.
+/// How long a thread may sleep in one read, in ns, before it counts as stuck. Many times longer where many threads wait for a
+/// processor: one of them may hold a lock that the read needs.
 const LIMIT: u64 = 100_000_000;
 /// Time limit for a request that a decision waits for, in ns: whole trees are read by such, also where hundreds of processes
 /// compete for the processor. What is unknown until then is kept.
@@ -432,8 +433,9 @@ impl FactPool {
 
     /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
     fn check_threads(&mut self) {
-        self.scripts.replace_stuck(LIMIT / 2);
-        for id in self.facts.replace_stuck(LIMIT / 2) {
+        let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());
+        self.scripts.replace_stuck(limit);
+        for id in self.facts.replace_stuck(limit) {
             self.close_unread(id);
         }
     }

@@ -50,7 +50,9 @@ pub use proc::{is_visible, lock_holder, non_initial_pid_namespace, thread_group}
 pub use ready::readable;
 #[cfg(target_os = "linux")]
 pub use thread::{await_probes, many_files};
-pub use thread::{prioritise, raise_open_files, raise_priority, sleep_number, thread_id};
+pub use thread::{
+    prioritise, raise_open_files, raise_priority, runnable_per_processor, sleep_number, thread_id,
+};
 
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {

@@ -7,6 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Of include/uapi/linux/membarrier.h.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+/// Bound on how many times longer the service waits on a busy machine.
+const CROWD_MAX: u32 = 30;
 /// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
@@ -65,6 +67,22 @@ fn sleep_in(status: &str) -> Option<u64> {
         return None;
     }
     field("voluntary_ctxt_switches:")?.parse().ok()
+}
+
+/// Returns the number of runnable threads on the host for each processor, from 1 to 30 (`/proc/loadavg`,
+/// proc_loadavg(5)). That many times longer than on a quiet machine a thread waits for its turn, and others for the locks that
+/// it holds.
+pub fn runnable_per_processor() -> u32 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let runnable = runnable(&text).unwrap_or_default();
+    (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).clamp(1, CROWD_MAX)
+}
+
+/// Reads `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.
+fn runnable(loadavg: &str) -> Option<u32> {
+    let (runnable, _) = loadavg.split(' ').nth(3)?.split_once('/')?;
+    runnable.parse().ok()
 }
 
 fn low_oom_score() {
@@ -131,6 +149,14 @@ pub fn raise_open_files() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runnable_threads_are_read_from_the_load() {
+        assert_eq!(runnable("98.20 70.18 0.12 213/1621 4711\n"), Some(213));
+        assert_eq!(runnable("0.20 0.18"), None);
+        assert_eq!(runnable(""), None);
+        assert!(runnable_per_processor() >= 1);
+    }
 
     #[test]
     fn only_a_thread_that_sleeps_has_a_sleep_number() {

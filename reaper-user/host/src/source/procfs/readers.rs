@@ -30,8 +30,9 @@ pub const fn readers() -> Readers {
 
 impl Procfs {
     /// Reads processes, has `more` add to each reading, and hands what comes of it to `take`. Waits no longer than
-    /// `patience` for the next one while all readers sleep: one that waits for a processor is not stuck. Returns how many
-    /// were not read: those that hold a reader, of this pass or of an earlier one, and the rest if there is no reader left.
+    /// `patience` for the next one while all readers sleep, times the number of runnable threads per processor: one of these may
+    /// hold a lock that a reader needs. Returns how many were not read: those that hold a reader, of this pass or of an
+    /// earlier one, and the rest if there is no reader left.
     ///
     /// # Errors
     /// No thread can be started.
@@ -83,17 +84,23 @@ impl Procfs {
         let count = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
         start(count.min(left))?;
         let step = patience / ROUNDS;
-        let mut in_vain = 0;
+        let (mut in_vain, mut waited) = (0, 0);
         let mut has_room = readers.has_room();
         while left > 0 && in_vain < ROUNDS && has_room {
             if let Ok((pid, it)) = found.recv_timeout(step) {
                 take(pid, it);
                 left -= 1;
-                in_vain = 0;
+                (in_vain, waited) = (0, 0);
                 continue;
             }
+            waited += 1;
+            let crowd = sys::runnable_per_processor();
+            if waited < crowd {
+                continue;
+            }
+            waited = 0;
             // Half of it: timers are not exact.
-            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2));
+            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * crowd));
             start(stuck.len().min(work.unclaimed()))?;
             let is_moving = readers.is_moving() || !stuck.is_empty();
             in_vain = if is_moving { 0 } else { in_vain + 1 };

@@ -18,6 +18,11 @@ pub fn raise_priority() {
     }
 }
 
+/// Returns 1: the number of runnable threads is not read on macOS.
+pub fn runnable_per_processor() -> u32 {
+    1
+}
+
 /// Returns 0, which stands for each thread: what a thread sleeps in is not read on macOS.
 pub fn thread_id() -> u32 {
     0
