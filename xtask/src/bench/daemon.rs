@@ -96,9 +96,10 @@ impl<'a> Setup<'a> {
         let [agents, boundaries, keeps] = self.rules;
         format!(
             "{}[defaults]\nagents = {agents}\nboundaries = {boundaries}\nkeeps = {keeps}\n\
-             [[agent]]\nname = \"bench\"\ncomm = \"{}\"\n",
+             [[agent]]\nname = \"bench\"\ncomm = [\"{}\", \"{}\"]\n",
             self.settings,
-            process::AGENT
+            process::AGENT,
+            process::OTHER_AGENT
         )
     }
 

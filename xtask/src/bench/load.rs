@@ -1,6 +1,7 @@
 //! Giving orders to a load.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -37,6 +38,14 @@ impl Load {
     /// # Errors
     /// It cannot be started.
     pub fn start(bench: &Bench, place: LoadPlacement) -> Result<Load> {
+        Load::start_as(bench, place, None)
+    }
+
+    /// The same as another user.
+    ///
+    /// # Errors
+    /// As [`Load::start`].
+    pub fn start_as(bench: &Bench, place: LoadPlacement, uid: Option<u32>) -> Result<Load> {
         let image = match place {
             LoadPlacement::Outside => process::LOAD,
             LoadPlacement::Inside => process::AGENT,
@@ -44,6 +53,9 @@ impl Load {
         let mut command = Command::new(bench.dir.join(image));
         command.args(["bench-process", "load"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(uid) = uid {
+            command.uid(uid);
+        }
         raw::end_with_us(&mut command);
         let mut child = command.spawn().context("cannot start a load")?;
         let (orders, answers) = (child.stdin.take(), child.stdout.take());

@@ -11,6 +11,7 @@ mod latency;
 mod load;
 mod loss;
 mod memory;
+mod neighbour;
 mod overflow;
 mod pins;
 pub mod process;
@@ -65,6 +66,8 @@ enum Part {
     Latency,
     /// The same through each source, beside a scanner that looks every 5 s
     Sources,
+    /// The same for one user beside another's many sessions and open files
+    Neighbour,
     /// Time in the kernel for each kind of event, of strangers and of members
     Kernel,
     /// CPU time of the service for each event
@@ -94,6 +97,7 @@ impl Part {
         match self {
             Part::Latency => latency::measure(bench),
             Part::Sources => sources::measure(bench),
+            Part::Neighbour => neighbour::measure(bench),
             Part::Kernel => kernel::measure(bench),
             Part::Cpu => cpu::measure(bench),
             Part::Slowdown => slowdown::measure(bench),
@@ -165,12 +169,20 @@ pub fn bench(args: &Args) -> Result<()> {
     undo::at_signals()?;
     let dir = std::env::temp_dir().join(format!("reaper-bench-{}", std::process::id()));
     std::fs::DirBuilder::new()
-        .mode(0o700)
+        // Loads of other users run from here.
+        .mode(0o711)
         .create(&dir)
         .with_context(|| format!("cannot make {}", dir.display()))?;
     let _removed = Undo::removes(&dir);
-    for image in [process::LOAD, process::AGENT, process::ORPHAN] {
-        symlink(&own, dir.join(image)).context("cannot name the loads")?;
+    std::fs::copy(&own, dir.join("bench")).context("cannot copy this program")?;
+    for image in [
+        process::LOAD,
+        process::AGENT,
+        process::ORPHAN,
+        process::HOLDER,
+        process::OTHER_AGENT,
+    ] {
+        symlink("bench", dir.join(image)).context("cannot name the loads")?;
     }
     trace::mount_tracefs()?;
     let bench = Bench {

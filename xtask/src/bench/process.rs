@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
@@ -21,6 +22,11 @@ use super::raw;
 pub const LOAD: &str = "rb-load";
 pub const AGENT: &str = "rb-agent";
 pub const ORPHAN: &str = "rb-orphan";
+pub const HOLDER: &str = "rb-holder";
+/// An agent beside those that are measured.
+pub const OTHER_AGENT: &str = "rb-agent-other";
+/// Directory beside them with agents that only sleep.
+pub const IDLE: &str = "idle";
 
 /// How long an orphan may live on.
 const PATIENCE_MS: u16 = 15_000;
@@ -29,6 +35,8 @@ const PATIENCE_MS: u16 = 15_000;
 const KEPT: usize = 1000;
 const ORPHANS: usize = 50;
 const STRIDE: usize = 200;
+/// How long the processes with many open files live on after their agent.
+const WAVE: Duration = Duration::from_millis(300);
 
 /// Plays a role to its end.
 ///
@@ -39,6 +47,8 @@ pub fn run_role(role: &[String]) -> Result<()> {
         ["load"] => load(),
         ["agent", orphans] => stand_with(orphans.parse()?, "orphan"),
         ["bomb", forkers] => stand_with(forkers.parse()?, "forker"),
+        ["crowd", holders, files] => crowd(holders.parse()?, files),
+        ["holder", files] => holder(files.parse()?),
         ["forker"] => forker(),
         ["orphan"] => orphan(),
         _ => bail!("no such role: {}", role.join(" ")),
@@ -99,6 +109,8 @@ fn obey(order: &str) -> Result<u64> {
             }
             Ok(rounds)
         }
+        ("idle", &[n]) => idle_agents(n),
+        ("crowd", &[holders, files]) => crowds(holders, files),
         ("bomb", &[forkers, ms]) => {
             let role = ["bomb", &forkers.to_string()];
             let took = kill_agent(role, 0, Duration::from_millis(ms))?;
@@ -170,6 +182,74 @@ fn kill_agent(role: [&str; 2], said: usize, lived: Duration) -> Result<u64> {
     let took = start.elapsed();
     ensure!(ended, "some still live {PATIENCE_MS} ms after their agent");
     Ok(u64::try_from(took.as_nanos())?)
+}
+
+/// Starts that many agents that do nothing until this process ends.
+fn idle_agents(n: u64) -> Result<u64> {
+    let own = std::env::args_os().next().context("no name of its own")?;
+    let agent = Path::new(&own).with_file_name(IDLE).join(OTHER_AGENT);
+    for _ in 0..n {
+        let mut command = Command::new(&agent);
+        command.arg("infinity").stdin(Stdio::null());
+        command.stdout(Stdio::null());
+        raw::end_with_us(&mut command);
+        command.spawn().context("cannot start an idle agent")?;
+    }
+    Ok(n)
+}
+
+/// Until there is another order, has one agent after the other quit above `holders` processes with that many open files each.
+/// Returns how many agents.
+fn crowds(holders: u64, files: u64) -> Result<u64> {
+    // Where nothing listens, no open files are read.
+    let _listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let mut agents = 0;
+    while !is_readable()? {
+        let (input, leash) = std::io::pipe()?;
+        let role = ["crowd", &holders.to_string(), &files.to_string()];
+        let mut agent = process_command(OTHER_AGENT, &role)?.stdin(input).spawn()?;
+        let status = agent.wait()?;
+        ensure!(status.success(), "the agent ended with {status}");
+        // A rule may keep what was not signalled by then.
+        std::thread::sleep(WAVE);
+        drop(leash);
+        for _ in 0..holders {
+            waitpid(None, None).context("an orphan has another parent")?;
+        }
+        agents += 1;
+    }
+    Ok(agents)
+}
+
+/// Has so many [`holder`]s, and quits when all have opened their files.
+fn crowd(holders: usize, files: &str) -> Result<()> {
+    let (mut ready, output) = std::io::pipe()?;
+    for _ in 0..holders {
+        let mut holder = process_command(HOLDER, &["holder", files])?;
+        holder.stdout(output.try_clone()?).spawn()?;
+    }
+    drop(output);
+    Ok(ready.read_exact(&mut vec![0; holders])?)
+}
+
+/// Has so many open files until the other end of its standard input is closed.
+fn holder(files: u64) -> Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let input = std::io::stdin();
+    let files: Vec<_> = (0..files)
+        .map(|_| input.as_fd().try_clone_to_owned())
+        .collect::<Result<_, _>>()?;
+    orphan()?;
+    drop(files);
+    Ok(())
+}
+
+/// Whether there is another order.
+fn is_readable() -> Result<bool> {
+    let input = std::io::stdin();
+    let mut input = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    Ok(poll(&mut input, PollTimeout::ZERO)? > 0)
 }
 
 /// Has so many children, until it is killed.
