@@ -36,13 +36,14 @@ Never signalled: pid 1, kernel threads, this program and its ancestors, whatever
 descend from a recognised agent, and whatever a rule keeps or declares a boundary. With --observe
 the same decisions are made and printed, and no signal is sent.
 
-Without the privilege or the kernel for probes it goes by what else there is: the netlink proc connector
-(root's alone before Linux 6.6), or the process table, and says so. So it does if a source fails while it
-is at work. `reaper doctor` tells what there is here.
+Without the privilege or the kernel for probes it goes by what else there is: the netlink proc
+connector (root's alone before Linux 6.6), or the process table, and says so. So it does if a
+source fails while it is at work. `reaper doctor` tells what there is here.
 
 Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
 the trees, and the next daemon of the same scope takes them up with all that has happened
-meanwhile. A daemon that is stopped removes them, unless it was started with --leave-pinned;
+meanwhile. A daemon that is stopped removes them, unless it was started with --leave-pinned. It
+also leaves them, with a warning, if processes are due for which it could not decide within 2 s.
 `reaper unpin` removes them too.
 
 Examples:
