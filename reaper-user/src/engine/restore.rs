@@ -21,6 +21,9 @@ use reaper_model::event::{
 };
 use reaper_model::session::Succession;
 
+/// Further surveys at the start if processes could not be read.
+const SURVEYS_MAX: u32 = 4;
+
 /// What an earlier service has left.
 pub(super) struct Restored {
     /// Start of the restoring, in nanoseconds since boot.
@@ -65,12 +68,21 @@ impl Engine {
         }
         let surveyor = Surveyor::new(&self.kernel, &*self.source, complete)?;
         let mut survey = surveyor.survey(SurveyScope::All)?;
-        if survey.unreadable > 0 {
-            // A process that is not known now never becomes a member, and the machine may only have been busy.
+        // A process that is not known now never becomes a member, and the machine may only have been busy.
+        for _ in 0..SURVEYS_MAX {
+            if survey.unreadable == 0 {
+                break;
+            }
             let again = surveyor.survey(SurveyScope::All)?;
             if again.unreadable < survey.unreadable {
                 survey = again;
             }
+        }
+        if survey.unreadable > 0 {
+            tracing::warn!(
+                "{} processes cannot be read: an agent that runs among them is not followed until it executes another program",
+                survey.unreadable
+            );
         }
         let restored = Restored {
             began,
