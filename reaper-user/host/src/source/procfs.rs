@@ -19,12 +19,12 @@ use reaper_common::ARGV_MAX;
 
 pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
 use crate::sys::host::Mounts;
+pub use crate::sys::proc_file as parse;
+use crate::sys::proc_file::{Stat, field, namespace_init, set_argv, uids};
 use crate::sys::{self, cgroup};
-use parse::{Stat, field, namespace_init, set_argv, uids};
-use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
+use reaper_model::event::{Image, ProcEntry};
 
 pub mod descendants;
-pub mod parse;
 pub mod readers;
 mod table;
 #[cfg(test)]
@@ -87,7 +87,7 @@ impl Procfs {
         Reader::new(self).look(pid)
     }
 
-    /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
+    /// When a process began, in ticks of [`TICK_NS`](reaper_model::event::TICK_NS) since boot; `None` if it is gone.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         self.stat(pid, |stat| stat.start)
     }
@@ -185,10 +185,7 @@ impl<'a> Reader<'a> {
             exact: false,
             pidfd_inode: 0,
             membership: None,
-            key: ProcessKey {
-                pid,
-                start: stat.start.saturating_mul(TICK_NS),
-            },
+            key: stat.key(pid),
             parent: stat.parent,
             uids,
             image: Arc::new(image),

@@ -1,7 +1,5 @@
-//! The BPF file system: whether there is one, and who holds a lock there.
+//! The BPF file system: whether there is one.
 
-use std::fs::File;
-use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -34,20 +32,4 @@ pub fn mount_default_for(path: &Path) {
             tracing::debug!("cannot mount a BPF file system at {DEFAULT}: {error}");
         }
     }
-}
-
-/// The process that holds a lock (flock(2)) on a file, where /proc tells it.
-pub fn lock_holder(file: &File) -> Option<u32> {
-    let inode = file.metadata().ok()?.st_ino();
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    locks.lines().find_map(|line| {
-        // 1: FLOCK  ADVISORY  WRITE 708 00:21:1234 0 EOF
-        let mut words = line.split_ascii_whitespace().skip(1);
-        if words.next() != Some("FLOCK") {
-            return None;
-        }
-        let (pid, place) = (words.nth(2)?, words.next()?);
-        let found = place.rsplit(':').next()?.parse() == Ok(inode);
-        pid.parse().ok().filter(|_| found)
-    })
 }

@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs, statfs};
 
 use super::host::Mounts;
+use super::proc_file::field;
 
 /// A handle on a cgroup, for ever the same one: whatever is at its path by then, all that is asked and written is of it.
 #[derive(Debug)]
@@ -87,9 +88,8 @@ impl Cgroup {
             }
             file => file?,
         };
-        let mut lines = file.split(|byte| *byte == b'\n');
-        let path = lines.find_map(|line| line.strip_prefix(b"0::"));
-        let mut names = path.unwrap_or_default().split(|byte| *byte == b'/');
+        let path = field(&file, b"0::").unwrap_or_default();
+        let mut names = path.split(|byte| *byte == b'/');
         Ok(names.any(|one| one == name))
     }
 
@@ -191,9 +191,7 @@ pub fn remove(directory: &Path) -> io::Result<()> {
 /// Directory of the cgroup of version 2 that this process is in, if any mount shows it.
 pub fn own() -> Option<PathBuf> {
     let file = fs::read("/proc/self/cgroup").ok()?;
-    let mut lines = file.split(|byte| *byte == b'\n');
-    let path = lines.find_map(|line| line.strip_prefix(b"0::"))?;
-    Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?).cgroup(path)
+    Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?).cgroup(field(&file, b"0::")?)
 }
 
 /// Whether this is the directory of a cgroup of version 2.

@@ -20,8 +20,6 @@ pub mod host;
 #[cfg(any(target_os = "macos", test))]
 #[path = "darwin/kinfo.rs"]
 pub mod kinfo;
-#[cfg(target_os = "linux")]
-pub mod listing;
 #[cfg_attr(target_os = "macos", path = "darwin/memory.rs")]
 mod memory;
 #[cfg(target_os = "linux")]
@@ -33,6 +31,7 @@ pub mod paths;
 pub mod pidfd;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
+pub mod proc_file;
 pub mod process_handle;
 mod ready;
 #[cfg_attr(target_os = "macos", path = "darwin/remote.rs")]

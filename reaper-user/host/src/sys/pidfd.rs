@@ -6,6 +6,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
+use crate::sys::proc_file::uids;
 use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::{ExitStatus, Uids};
 
@@ -148,11 +149,8 @@ impl ProcessHandle for Pidfd {
     /// process if it has not exited afterwards.
     fn uids(&self, pid: u32) -> Option<Uids> {
         self.uids_from_info().or_else(|| {
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-            let mut ids = line.split_whitespace().map(str::parse);
-            let (real, effective) = (ids.next()?.ok()?, ids.next()?.ok()?);
-            (!self.has_exited()).then_some(Uids { real, effective })
+            let uids = uids(&std::fs::read(format!("/proc/{pid}/status")).ok()?)?;
+            (!self.has_exited()).then_some(uids)
         })
     }
 

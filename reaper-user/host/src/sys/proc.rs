@@ -6,13 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::host::FIRST_PID_NAMESPACE;
+use super::proc_file::{field, number, value, words};
 
 /// Inode of this process's pid namespace, or 0 if it is the first one, or the only one there can be.
 ///
 /// # Errors
 /// /proc is not there, or shows the processes of another namespace: its pids would be others'.
 pub fn non_initial_pid_namespace() -> io::Result<u32> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
+    let status = std::fs::read("/proc/self/status")?;
     if !is_own(&status, std::process::id()) {
         return Err(io::Error::other(
             "it shows the processes of another pid namespace",
@@ -28,24 +29,17 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
 
 /// Whether a /proc that says this of a process of this pid is that of its own pid namespace. From one above, it has a number
 /// in each namespace down to its own, and the first can happen to be the last.
-fn is_own(status: &str, pid: u32) -> bool {
-    let field = |name| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.split_whitespace().map(str::parse::<u32>).collect())
-    };
-    let numbers: Option<Vec<_>> = field("NSpid:").or_else(|| field("Pid:"));
-    numbers.is_some_and(|numbers| numbers == [Ok(pid)])
+fn is_own(status: &[u8], pid: u32) -> bool {
+    let numbers = field(status, b"NSpid:").or_else(|| field(status, b"Pid:"));
+    numbers.is_some_and(|numbers| words(numbers).map(number).eq([Some(pid)]))
 }
 
 /// The process that a task belongs to.
 pub fn thread_group(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Tgid:"))?
-        .trim()
-        .parse()
-        .ok()
+    value(
+        &std::fs::read(format!("/proc/{pid}/status")).ok()?,
+        b"Tgid:",
+    )
 }
 
 /// Whether the process table shows a process that there is.
@@ -78,12 +72,12 @@ mod tests {
 
     #[test]
     fn a_proc_is_known_by_the_numbers_that_it_gives() {
-        assert!(is_own("Name:\tx\nPid:\t7\nNSpid:\t7\n", 7));
+        assert!(is_own(b"Name:\tx\nPid:\t7\nNSpid:\t7\n", 7));
         // Before 4.1.
-        assert!(is_own("Name:\tx\nPid:\t7\n", 7));
-        assert!(!is_own("Pid:\t7\nNSpid:\t7\t7\n", 7), "by chance the same");
-        assert!(!is_own("Pid:\t700\nNSpid:\t700\t7\n", 7));
-        assert!(!is_own("Pid:\t700\n", 7));
-        assert!(!is_own("", 7));
+        assert!(is_own(b"Name:\tx\nPid:\t7\n", 7));
+        assert!(!is_own(b"Pid:\t7\nNSpid:\t7\t7\n", 7), "by chance the same");
+        assert!(!is_own(b"Pid:\t700\nNSpid:\t700\t7\n", 7));
+        assert!(!is_own(b"Pid:\t700\n", 7));
+        assert!(!is_own(b"", 7));
     }
 }

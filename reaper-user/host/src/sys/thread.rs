@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use super::proc_file::{field, value, words};
+
 /// Of include/uapi/linux/membarrier.h.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// Bound on how many times longer the service waits on a busy machine.
@@ -52,21 +54,14 @@ pub fn thread_id() -> u32 {
 /// Returns a number that tells the sleep which a thread of this process is in from its earlier ones. `None` if the thread
 /// runs, or waits for a processor (`State` and `voluntary_ctxt_switches`, proc_pid_status(5)).
 pub fn sleep_number(thread_id: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status")).ok()?;
-    sleep_in(&status)
+    sleep_in(&std::fs::read(format!("/proc/self/task/{thread_id}/status")).ok()?)
 }
 
-fn sleep_in(status: &str) -> Option<u64> {
-    let mut lines = status.lines();
-    let mut field = |name| {
-        lines
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::trim)
-    };
-    if field("State:")?.starts_with('R') {
+fn sleep_in(status: &[u8]) -> Option<u64> {
+    if words(field(status, b"State:")?).next()?.starts_with(b"R") {
         return None;
     }
-    field("voluntary_ctxt_switches:")?.parse().ok()
+    value(status, b"voluntary_ctxt_switches:")
 }
 
 /// Returns the number of runnable threads on the host for each processor, from 1 to 30 (`/proc/loadavg`,
@@ -163,10 +158,10 @@ mod tests {
         let status = |state: &str| {
             format!("Name:\tx\nState:\t{state}\nvoluntary_ctxt_switches:\t7\nx:\t3\n")
         };
-        assert_eq!(sleep_in(&status("D (disk sleep)")), Some(7));
-        assert_eq!(sleep_in(&status("S (sleeping)")), Some(7));
-        assert_eq!(sleep_in(&status("R (running)")), None);
-        assert_eq!(sleep_in(""), None);
+        assert_eq!(sleep_in(status("D (disk sleep)").as_bytes()), Some(7));
+        assert_eq!(sleep_in(status("S (sleeping)").as_bytes()), Some(7));
+        assert_eq!(sleep_in(status("R (running)").as_bytes()), None);
+        assert_eq!(sleep_in(b""), None);
         assert_eq!(sleep_number(thread_id()), None);
     }
 }

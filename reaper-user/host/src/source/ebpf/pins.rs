@@ -25,7 +25,7 @@ use reaper_common::ABI_VERSION;
 use super::error::PinError;
 use super::load::{LoadedObject, MAPS, program_pin};
 use crate::source::probes::PinOptions;
-use crate::sys::bpffs;
+use crate::sys::{self, bpffs};
 
 const MAPS_OF: &str = "maps-";
 const PROBES_OF: &str = "probes-";
@@ -410,10 +410,15 @@ fn lock(path: &Path) -> Result<Flock<File>, PinError> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {
         Errno::EWOULDBLOCK => PinError::Locked {
             name: path.display().to_string(),
-            pid: bpffs::lock_holder(&file),
+            pid: lock_holder(&file),
         },
         errno => io_error(path, errno.into()),
     })
+}
+
+/// Returns the process that holds a lock on a file, where /proc tells.
+fn lock_holder(file: &File) -> Option<u32> {
+    sys::lock_holder(&file.metadata().ok()?).ok()?
 }
 
 fn name_of(path: &Path) -> String {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use crate::source::procfs::parse::{Stat, namespace_init, uids};
 use crate::source::procfs::{Dir, Procfs};
-use reaper_model::event::{ProcessKey, TICK_NS, Uids};
+use crate::sys::proc_file::{Stat, namespace_init, uids};
+use reaper_model::event::{ProcessKey, Uids};
 
 /// Tells the number that the kernel has given whoever has a pid: one that is never used again, or 0 where it gives none
 /// (before 6.9), or nobody has the pid, or it cannot be read.
@@ -23,8 +23,8 @@ pub struct Glimpses {
 /// What a `stat` file tells of whoever has a pid.
 #[derive(Clone, Copy)]
 pub struct Glimpse {
-    /// A whole tick.
-    pub start: u64,
+    /// The start is a whole tick.
+    pub key: ProcessKey,
     pub leader_dead: bool,
     /// No thread of it is left.
     pub over: bool,
@@ -71,7 +71,7 @@ impl Glimpses {
         let found = match self.glimpse(key.pid) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return State::Hidden,
             Err(_) => return State::Unknown,
-            Ok(Some(found)) if found.key(key.pid).has_same_tick(key) && !found.over => found,
+            Ok(Some(found)) if found.key.has_same_tick(key) && !found.over => found,
             Ok(_) => return State::Gone,
         };
         let now = match number {
@@ -101,9 +101,9 @@ impl Glimpses {
         }
         let stat = Stat::parse(&self.buffer).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(Glimpse {
-            start: stat.start.saturating_mul(TICK_NS),
+            key: stat.key(pid),
             leader_dead: stat.is_leader_dead(),
-            over: stat.is_leader_dead() && stat.threads < 2,
+            over: stat.is_over(),
         }))
     }
 
@@ -113,7 +113,7 @@ impl Glimpses {
         let number = (self.numbers)(pid);
         let dir = Dir::open(&self.directory(pid)).ok()?;
         dir.read("stat", &mut self.buffer).ok()?;
-        let start = Stat::parse(&self.buffer)?.start.saturating_mul(TICK_NS);
+        let start = Stat::parse(&self.buffer)?.key(pid).start;
         let read = dir.read("status", &mut self.buffer);
         let status = read.map_or(&[][..], |()| &self.buffer);
         Some(Newborn {
@@ -122,14 +122,5 @@ impl Glimpses {
             uids: uids(status),
             namespace_init: namespace_init(status),
         })
-    }
-}
-
-impl Glimpse {
-    pub fn key(&self, pid: u32) -> ProcessKey {
-        ProcessKey {
-            pid,
-            start: self.start,
-        }
     }
 }

@@ -475,7 +475,7 @@ impl Translator {
         // Of one that is not known the fork was lost.
         let lost = || {
             let found = self.glimpses.glimpse(pid).ok()??;
-            (found.start <= time).then(|| TrackedProcess::new(found.key(pid)))
+            (found.key.start <= time).then(|| TrackedProcess::new(found.key))
         };
         let Some(process) = known.or_else(lost) else {
             return;
@@ -516,10 +516,10 @@ impl Translator {
             return;
         }
         let found = self.glimpses.glimpse(pid).ok().flatten();
-        if let Some(found) = found.filter(|found| found.start <= time && !found.over) {
+        if let Some(found) = found.filter(|found| found.key.start <= time && !found.over) {
             let process = TrackedProcess {
                 half_dead: found.leader_dead,
-                ..TrackedProcess::new(found.key(pid))
+                ..TrackedProcess::new(found.key)
             };
             self.known.insert(pid, process);
         }

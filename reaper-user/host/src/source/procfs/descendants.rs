@@ -3,10 +3,10 @@
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
-use super::parse::Stat;
 use super::{Procfs, ProcfsError};
 use crate::source::ProcessTable;
-use reaper_model::event::{ProcessKey, TICK_NS};
+use crate::sys::proc_file::Stat;
+use reaper_model::event::ProcessKey;
 
 /// A process that descends from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,13 +110,11 @@ impl Procfs {
     fn rows(&self) -> Result<Vec<Row>, ProcfsError> {
         let row = |pid| {
             self.stat(pid, |stat: Stat<'_>| {
-                let start = stat.start.saturating_mul(TICK_NS);
                 let descendant = Descendant {
-                    key: ProcessKey { pid, start },
+                    key: stat.key(pid),
                     parent: stat.parent,
                 };
-                // The first of its threads may be dead, and others not.
-                (descendant, !stat.is_leader_dead() || stat.threads > 1)
+                (descendant, !stat.is_over())
             })
         };
         Ok(self.pids()?.into_iter().filter_map(row).collect())

@@ -11,7 +11,6 @@ use super::{Procfs, ProcfsError, Reader};
 use crate::source::snapshot::ProcessReading;
 use crate::sys;
 use crate::workers::{Job, Size, Slot, Workers};
-use reaper_model::event::TICK_NS;
 
 /// How long a pass over all processes waits for the next one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -50,8 +49,8 @@ impl Procfs {
         let is_held = |pid: u32| {
             let mut began = stuck.iter().filter(|(id, _)| *id == u64::from(pid));
             began.any(|(_, began)| {
-                let start = self.start_ticks(pid).unwrap_or_default();
-                start.saturating_mul(TICK_NS) <= *began
+                let start = self.stat(pid, |stat| stat.key(pid).start);
+                start.unwrap_or_default() <= *began
             })
         };
         pids.retain(|pid| !is_held(*pid));

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::parse::{Stat, field, number, words};
 use super::readers::{PATIENCE, READERS};
 use super::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot, Zombie};
 use crate::source::ProcessTable;
 use crate::sys;
-use reaper_model::event::{ProcessKey, TICK_NS};
+use crate::sys::proc_file::{Stat, number, value, words};
+use reaper_model::event::ProcessKey;
 
 impl ProcessTable for Procfs {
     fn pids(&self) -> Result<Vec<u32>, ProcfsError> {
@@ -33,15 +33,10 @@ impl ProcessTable for Procfs {
         match std::fs::read(&path) {
             Ok(bytes) => {
                 let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
-                let start = stat.start.saturating_mul(TICK_NS);
-                let alive = key.has_same_tick(ProcessKey {
-                    pid: key.pid,
-                    start,
-                }) && (!stat.is_leader_dead() || stat.threads > 1);
+                let parent = stat.parent;
+                let alive = key.has_same_tick(stat.key(key.pid)) && !stat.is_over();
                 Ok(if alive {
-                    Liveness::Alive {
-                        parent: stat.parent,
-                    }
+                    Liveness::Alive { parent }
                 } else {
                     Liveness::Gone
                 })
@@ -71,21 +66,16 @@ impl ProcessTable for Procfs {
 
     fn rss_bytes(&self, pid: u32) -> Option<u64> {
         let status = std::fs::read(self.root.join(pid.to_string()).join("status")).ok()?;
-        let kib = field(&status, b"VmRSS:").and_then(|rest| words(rest).next().and_then(number));
-        Some(kib.map_or(0, |kib: u64| kib.saturating_mul(1024)))
+        Some(kib(&status, b"VmRSS:").unwrap_or(0))
     }
 
     fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory> {
         let directory = self.root.join(pid.to_string());
         if swaps {
             let status = std::fs::read(directory.join("status")).ok()?;
-            let bytes = |name: &[u8]| {
-                let kib: u64 = words(field(&status, name)?).next().and_then(number)?;
-                Some(kib.saturating_mul(1024))
-            };
             return Some(ProcessMemory {
-                rss: bytes(b"VmRSS:")?,
-                swap: bytes(b"VmSwap:").unwrap_or(0),
+                rss: kib(&status, b"VmRSS:")?,
+                swap: kib(&status, b"VmSwap:").unwrap_or(0),
             });
         }
         let statm = std::fs::read(directory.join("statm")).ok()?;
@@ -103,9 +93,8 @@ impl Procfs {
     pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
         // Still it, so that was its too.
-        let start = self.start_ticks(key.pid)?.saturating_mul(TICK_NS);
-        let is = key.has_same_tick(ProcessKey { start, ..key });
-        is.then_some(rss)
+        let now = self.stat(key.pid, |stat| stat.key(key.pid))?;
+        key.has_same_tick(now).then_some(rss)
     }
 
     /// Who has exited and is not waited for by its parent.
@@ -115,9 +104,8 @@ impl Procfs {
     pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
         let zombie = |pid: u32| {
             let (key, parent, comm) = self.stat(pid, |stat| {
-                let start = stat.start.saturating_mul(TICK_NS);
-                let dead = stat.is_leader_dead() && stat.threads < 2;
-                dead.then(|| (ProcessKey { pid, start }, stat.parent, stat.comm.to_vec()))
+                let zombie = (stat.key(pid), stat.parent, stat.comm.to_vec());
+                stat.is_over().then_some(zombie)
             })??;
             let uid = std::fs::metadata(self.root.join(pid.to_string()))
                 .ok()?
@@ -131,6 +119,11 @@ impl Procfs {
         };
         Ok(self.pids()?.into_iter().filter_map(zombie).collect())
     }
+}
+
+/// Returns what a `status` file has in KiB under a name, in bytes.
+fn kib(status: &[u8], name: &[u8]) -> Option<u64> {
+    value(status, name).map(|kib: u64| kib.saturating_mul(1024))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::source::ProcessTable;
-use reaper_model::event::Uids;
+use reaper_model::event::{ProcessKey, TICK_NS, Uids};
 
 mod bytes;
 

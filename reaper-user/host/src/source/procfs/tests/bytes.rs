@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::damage::{arbitrary_bytes, proc_self_file};
-use crate::source::procfs::parse::{innermost_pid, is_nested, number, words};
+use crate::sys::proc_file::{innermost_pid, is_nested, number, words};
 
 /// The number of a field as proc(5) counts them, 0 for what is negative.
 fn numbered(stat: &[u8], field: usize) -> Option<u64> {

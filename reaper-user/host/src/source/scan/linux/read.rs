@@ -3,20 +3,24 @@
 use std::fs::File;
 use std::io;
 use std::io::Write;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
+use nix::unistd::{Whence, lseek};
+use rustix::fs::RawDir;
 
-use crate::source::procfs::parse::{Stat, number};
 use crate::source::scan::table::{ImageFingerprint, StatRow};
-use crate::sys::listing::Listing;
+use crate::sys::proc_file::{Stat, number};
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
 /// More than a `stat` file can hold: 52 numbers of up to 20 digits, and a name of 64 bytes.
 const STAT_MAX: usize = 2048;
+/// Bytes of directory entries that are listed at a time, as the C library does: some thousand processes.
+const LIST_ROOM: usize = 32 << 10;
 
 /// What a short look found.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,8 +36,8 @@ pub enum ScanReading {
 }
 
 pub struct Reader {
-    list: Listing,
     proc: OwnedFd,
+    list: Box<[MaybeUninit<u8>; LIST_ROOM]>,
     buffer: Box<[u8; STAT_MAX]>,
 }
 
@@ -41,8 +45,8 @@ impl Reader {
     pub fn open(root: &Path) -> nix::Result<Reader> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(Reader {
-            list: Listing::open(root)?,
             proc: open(root, flags, Mode::empty())?,
+            list: Box::new([MaybeUninit::uninit(); LIST_ROOM]),
             buffer: Box::new([0; STAT_MAX]),
         })
     }
@@ -52,12 +56,16 @@ impl Reader {
     /// # Errors
     /// They cannot be listed to the end: who was not among them may be there all the same.
     pub fn pass(&mut self, mut take: impl FnMut(u32, ScanReading)) -> nix::Result<()> {
-        let Reader { list, proc, buffer } = self;
-        list.names(|name| {
-            if let Some(pid) = number(name) {
+        let Reader { proc, list, buffer } = self;
+        lseek(&*proc, 0, Whence::SeekSet)?;
+        let mut entries = RawDir::new(&*proc, &mut list[..]);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+            if let Some(pid) = number(entry.file_name().to_bytes()) {
                 take(pid, look(proc, pid, buffer));
             }
-        })
+        }
+        Ok(())
     }
 
     /// Looks at one.
@@ -105,7 +113,7 @@ fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
     match whole(&buffer[..length]) {
         None => ScanReading::Malformed,
         Some(stat) if stat.is_kernel_thread() => ScanReading::Kernel,
-        Some(stat) if stat.is_leader_dead() && stat.threads < 2 => ScanReading::Gone,
+        Some(stat) if stat.is_over() => ScanReading::Gone,
         Some(stat) => glimpse(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
     }
 }

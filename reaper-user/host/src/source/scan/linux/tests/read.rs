@@ -6,8 +6,8 @@ use nix::errno::Errno;
 use proptest::prelude::*;
 
 use crate::damage::{mutated, proc_self_file};
-use crate::source::procfs::parse::Stat;
 use crate::source::scan::linux::read::{Reader, ScanReading};
+use crate::sys::proc_file::Stat;
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
 /// A /proc of files, and a reader.
@@ -96,6 +96,23 @@ fn who_is_there_and_who_is_not() {
     // A directory where a file should be.
     std::fs::create_dir_all(fake.dir.path().join("9/stat")).unwrap();
     assert_eq!(fake.reader.look(9), ScanReading::Unreadable(Errno::EISDIR));
+}
+
+#[test]
+fn each_pass_lists_all_processes_or_fails() {
+    let mut fake = Fake::new();
+    for count in [0, 5, 3000] {
+        (1..=count).for_each(|pid| fake.process(pid, stat("x", &[])));
+        for _ in 0..2 {
+            let mut listed = Vec::new();
+            fake.reader.pass(|pid, _| listed.push(pid)).unwrap();
+            listed.sort_unstable();
+            assert!(listed.into_iter().eq(1..=count));
+        }
+    }
+    std::fs::remove_dir_all(fake.dir.path()).unwrap();
+    let gone = fake.reader.pass(|pid, _| panic!("{pid}"));
+    assert_eq!(gone, Err(Errno::ENOENT));
 }
 
 /// As somebody who may not read what is others'.

@@ -1,8 +1,8 @@
-//! The formats of /proc, as bytes: none of them is trusted to be whole.
+//! The formats of files in /proc, as bytes: none of them is trusted to be whole.
 
 use reaper_common::ARGV_MAX;
 
-use reaper_model::event::{Image, Uids};
+use reaper_model::event::{Image, ProcessKey, TICK_NS, Uids};
 
 /// Bit of a task's flags that says that it is a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -80,14 +80,28 @@ impl Stat<'_> {
         self.flags & PF_KTHREAD != 0
     }
 
+    /// Whether the first thread has exited. Others may run on.
     pub fn is_leader_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
+    }
+
+    /// Whether all threads have exited.
+    pub fn is_over(&self) -> bool {
+        self.is_leader_dead() && self.threads < 2
+    }
+
+    /// Returns the key of the process, which has this pid. The start is a whole tick.
+    pub fn key(&self, pid: u32) -> ProcessKey {
+        ProcessKey {
+            pid,
+            start: self.start.saturating_mul(TICK_NS),
+        }
     }
 }
 
 /// Takes the arguments from a `cmdline` file that was read to one byte over the bound. `area` is the
 /// length that `stat` tells, 0 if it does not.
-pub(super) fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
+pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     image.truncated = bytes.len() > ARGV_MAX;
     let kept = &bytes[..bytes.len().min(ARGV_MAX)];
     let whole = if image.truncated {
@@ -137,6 +151,11 @@ pub fn innermost_pid(status: &[u8]) -> Option<u32> {
 pub fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     file.split(|&b| b == b'\n')
         .find_map(|line| line.strip_prefix(name))
+}
+
+/// Returns the number behind `name` on the line that begins with it.
+pub fn value<T: std::str::FromStr>(file: &[u8], name: &[u8]) -> Option<T> {
+    number(words(field(file, name)?).next()?)
 }
 
 pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
