@@ -12,77 +12,37 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::proc_file::{field, number, uids, words};
+
 /// Inode of the first pid namespace, the same on every kernel.
 pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Inode of the first user namespace, the same on every kernel.
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// In the order of their numbers.
-const CAPABILITIES: [&str; 41] = [
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_DAC_READ_SEARCH",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETPCAP",
-    "CAP_LINUX_IMMUTABLE",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_BROADCAST",
-    "CAP_NET_ADMIN",
-    "CAP_NET_RAW",
-    "CAP_IPC_LOCK",
-    "CAP_IPC_OWNER",
-    "CAP_SYS_MODULE",
-    "CAP_SYS_RAWIO",
-    "CAP_SYS_CHROOT",
-    "CAP_SYS_PTRACE",
-    "CAP_SYS_PACCT",
-    "CAP_SYS_ADMIN",
-    "CAP_SYS_BOOT",
-    "CAP_SYS_NICE",
-    "CAP_SYS_RESOURCE",
-    "CAP_SYS_TIME",
-    "CAP_SYS_TTY_CONFIG",
-    "CAP_MKNOD",
-    "CAP_LEASE",
-    "CAP_AUDIT_WRITE",
-    "CAP_AUDIT_CONTROL",
-    "CAP_SETFCAP",
-    "CAP_MAC_OVERRIDE",
-    "CAP_MAC_ADMIN",
-    "CAP_SYSLOG",
-    "CAP_WAKE_ALARM",
-    "CAP_BLOCK_SUSPEND",
-    "CAP_AUDIT_READ",
-    "CAP_PERFMON",
-    "CAP_BPF",
-    "CAP_CHECKPOINT_RESTORE",
+/// The capabilities that matter here, with their numbers in include/uapi/linux/capability.h.
+const CAPABILITIES: [(&str, u32); 6] = [
+    ("CAP_KILL", 5),
+    ("CAP_SYS_PTRACE", 19),
+    ("CAP_SYS_ADMIN", 21),
+    ("CAP_SYS_RESOURCE", 24),
+    ("CAP_PERFMON", 38),
+    ("CAP_BPF", 39),
 ];
 
-/// Effective capabilities of this process.
+/// Effective capabilities of this process, a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Whether the one of this name, such as `CAP_KILL`, is among them.
+    /// Whether the one of this name, such as `CAP_KILL`, is among them. It must be in [`CAPABILITIES`].
     pub fn has(self, name: &str) -> bool {
-        self.names().any(|n| n == name)
+        let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
+        known.is_some_and(|(_, bit)| self.0 >> bit & 1 == 1)
     }
 
     /// Whether they are enough to load the probes.
     pub fn may_load_probes(self) -> bool {
         self.has("CAP_SYS_ADMIN") || (self.has("CAP_BPF") && self.has("CAP_PERFMON"))
-    }
-
-    pub fn names(self) -> impl Iterator<Item = &'static str> {
-        CAPABILITIES
-            .into_iter()
-            .enumerate()
-            .filter(move |(bit, _)| self.0 >> bit & 1 == 1)
-            .map(|(_, name)| name)
     }
 }
 
@@ -134,39 +94,34 @@ pub struct Host {
 impl Host {
     /// A host whose files are below `root`.
     pub fn read_at(root: &Path) -> Host {
-        let text = |path: &str| -> Option<String> {
-            let bytes = std::fs::read(root.join(path)).ok()?;
-            Some(String::from_utf8_lossy(&bytes).trim().to_owned())
-        };
-        let status = text("proc/self/status").unwrap_or_default();
-        let limits = text("proc/self/limits").unwrap_or_default();
-        let release = text("proc/sys/kernel/osrelease").unwrap_or_default();
+        let bytes = |path: &str| std::fs::read(root.join(path)).unwrap_or_default();
+        let (status, limits) = (bytes("proc/self/status"), bytes("proc/self/limits"));
+        let first = |file, name| words(field(file, name).unwrap_or_default()).next();
+        let effective = first(&status, b"CapEff:").and_then(|hex| str::from_utf8(hex).ok());
+        let release = bytes("proc/sys/kernel/osrelease");
+        let release = String::from_utf8_lossy(&release).trim().to_owned();
         Host {
             boot_id: boot_id(root),
-            euid: field(&status, "Uid:").nth(1).and_then(|id| id.parse().ok()),
+            euid: uids(&status).map(|uids| uids.effective),
             capabilities: Capabilities(
-                field(&status, "CapEff:")
-                    .next()
-                    .and_then(|s| u64::from_str_radix(s, 16).ok())
-                    .unwrap_or(0),
+                effective.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
             ),
             lockdown: lockdown_at(root).unwrap_or_else(|| "unknown".to_owned()),
             pid_namespace: namespace(&root.join("proc/self/ns/pid"), FIRST_PID_NAMESPACE),
             user_namespace: namespace(&root.join("proc/self/ns/user"), FIRST_USER_NAMESPACE),
             btf: root.join("sys/kernel/btf/vmlinux").is_file(),
-            memlock: match field(&limits, "Max locked memory").next() {
-                Some("unlimited") => Limit::Unlimited,
-                Some(bytes) => bytes.parse().map_or(Limit::Unknown, Limit::Bytes),
+            memlock: match first(&limits, b"Max locked memory") {
+                Some(b"unlimited") => Limit::Unlimited,
+                Some(bytes) => number(bytes).map_or(Limit::Unknown, Limit::Bytes),
                 None => Limit::Unknown,
             },
-            unprivileged_bpf_disabled: text("proc/sys/kernel/unprivileged_bpf_disabled")
-                .and_then(|s| s.parse().ok()),
+            unprivileged_bpf_disabled: number(
+                bytes("proc/sys/kernel/unprivileged_bpf_disabled").trim_ascii(),
+            ),
             container: container(root, &release),
             proc_shows_others: root.join("proc/1/stat").exists(),
             proc_matches_pid_namespace: true,
-            mounts: Mounts::parse(
-                &std::fs::read(root.join("proc/self/mountinfo")).unwrap_or_default(),
-            ),
+            mounts: Mounts::parse(&bytes("proc/self/mountinfo")),
             release,
         }
     }
@@ -202,12 +157,6 @@ pub fn is_root_with_bpf() -> bool {
 fn lockdown_at(root: &Path) -> Option<String> {
     let modes = std::fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
     bracketed(&modes)
-}
-
-/// The words after `name` on the line that begins with it.
-fn field<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.unwrap_or_default().split_whitespace()
 }
 
 /// The chosen one of a list like `none [integrity] confidentiality`.
@@ -289,7 +238,6 @@ mod tests {
                 std::fs::write(path, content).unwrap();
             }
             let host = Host::read_at(dir.path());
-            prop_assert!(host.capabilities.names().count() <= CAPABILITIES.len());
             prop_assert!(host.version().is_none() || host.release.contains(|c: char| c.is_ascii_digit()));
         }
     }
@@ -319,7 +267,7 @@ mod tests {
                 is_initial: false
             }
         );
-        assert_eq!(host.capabilities.names().count(), 0);
+        assert_eq!(host.capabilities, Capabilities::default());
         assert!(host.container.is_empty() && !host.capabilities.may_load_probes());
     }
 
@@ -353,12 +301,17 @@ mod tests {
         put(root, ".dockerenv", "");
         let host = Host::read_at(root);
         assert_eq!(host.euid, Some(2));
+        let held = CAPABILITIES.map(|(name, _)| (name, host.capabilities.has(name)));
+        let held: Vec<_> = held.iter().filter(|(_, has)| *has).collect();
         assert_eq!(
-            host.capabilities.names().collect::<Vec<_>>(),
-            ["CAP_KILL", "CAP_PERFMON", "CAP_BPF"]
+            held,
+            [
+                &("CAP_KILL", true),
+                &("CAP_PERFMON", true),
+                &("CAP_BPF", true)
+            ]
         );
         assert!(host.capabilities.may_load_probes());
-        assert!(host.capabilities.has("CAP_BPF") && !host.capabilities.has("CAP_SYS_ADMIN"));
         assert_eq!(host.memlock, Limit::Bytes(8_388_608));
         assert_eq!(host.version(), Some((6, 6)));
         assert_eq!(

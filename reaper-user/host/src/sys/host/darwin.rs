@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{CAPABILITIES, Capabilities, Host};
+use super::{Capabilities, Host};
 use crate::sys::darwin::text;
 
 impl Host {
@@ -10,12 +10,11 @@ impl Host {
     pub fn read() -> Host {
         let euid = nix::unistd::geteuid();
         // Nothing is told apart: root may do all of it, and others nothing.
-        let all = (1 << CAPABILITIES.len()) - 1;
         Host {
             release: text(c"kern.osrelease"),
             boot_id: text(c"kern.bootsessionuuid"),
             euid: Some(euid.as_raw()),
-            capabilities: Capabilities(if euid.is_root() { all } else { 0 }),
+            capabilities: Capabilities(if euid.is_root() { u64::MAX } else { 0 }),
             // No file of Linux's tells anything here.
             ..Host::read_at(Path::new("/nonexistent"))
         }
