@@ -14,10 +14,9 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, pthread_sigmask, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::Mode;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsid, write};
 
-use reaper_model::event::TICK_NS;
+use super::proc_file::Stat;
 
 /// Those that a process has by its own doing, and that must not wait.
 const FAULTS: [Signal; 6] = [
@@ -214,13 +213,22 @@ pub enum ChildChange {
 /// # Errors
 /// `ECHILD`: this process has no children.
 pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
+    // Threads of others do not count, children by clone(2) that tell nobody do.
+    wait(
+        libc::P_ALL,
+        0,
+        libc::WEXITED | libc::WSTOPPED | libc::__WALL,
+    )
+}
+
+/// Returns a change of a child that is there to be waited for, if there is one (waitid(2)). `nix` knows no signals
+/// without a name, such as real-time signals, by which a child may have ended.
+fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, ChildChange)>> {
     // SAFETY: the structure is one of integers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // Threads of others do not count, children by clone(2) that tell nobody do.
-    let wanted = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
     loop {
         // SAFETY: the structure is written to, and is what is meant.
-        let told = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, wanted) };
+        let told = unsafe { libc::waitid(of, id, &raw mut info, what | libc::WNOHANG) };
         match Errno::result(told) {
             Ok(_) => break,
             Err(Errno::EINTR) => {}
@@ -309,15 +317,7 @@ pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     )
     .ok()?;
     let length = read(&stat, buffer).ok()?;
-    started(&buffer[..length])
-}
-
-/// What a stat file says of that, behind the name in brackets, which may hold anything.
-fn started(stat: &[u8]) -> Option<u64> {
-    let close = stat.iter().rposition(|byte| *byte == b')')?;
-    let mut fields = stat.get(close + 2..)?.split(|byte| *byte == b' ');
-    let ticks: u64 = std::str::from_utf8(fields.nth(19)?).ok()?.parse().ok()?;
-    ticks.checked_mul(TICK_NS)
+    Some(Stat::parse(&buffer[..length])?.key(0).start)
 }
 
 /// Goes on in a child that has a session of its own, and nothing to read; in this process gives its pid.
@@ -344,9 +344,7 @@ pub fn fork_new_session() -> nix::Result<Option<Pid>> {
 /// # Errors
 /// None that `waitid(2)` documents for this call.
 pub fn has_children() -> nix::Result<bool> {
-    let any =
-        WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
-    match waitid(Id::All, any) {
+    match wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT | libc::__WALL) {
         Ok(_) => Ok(true),
         Err(Errno::ECHILD) => Ok(false),
         Err(errno) => Err(errno),
@@ -376,13 +374,9 @@ pub fn fork_dependent() -> nix::Result<Option<Pid>> {
 /// # Errors
 /// `ECHILD`: it is no child of this process.
 pub fn change_of(child: Pid) -> nix::Result<Option<ChildChange>> {
-    let wanted = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
-    Ok(match waitpid(child, Some(wanted))? {
-        WaitStatus::Exited(_, status) => Some(ChildChange::Exited(status as u8)),
-        WaitStatus::Signaled(_, signal, _) => Some(ChildChange::Killed(signal as i32)),
-        WaitStatus::Stopped(_, signal) => Some(ChildChange::Stopped(signal as i32)),
-        _ => None,
-    })
+    let pid = child.as_raw().cast_unsigned();
+    let change = wait(libc::P_PID, pid, libc::WEXITED | libc::WSTOPPED)?;
+    Ok(change.map(|(_, change)| change))
 }
 
 /// Becomes this program anew, as it was begun, but with these words; that has this file open too.
@@ -472,15 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_read_whatever_the_name_is() {
-        let stat = |name: &str| {
-            format!("7 ({name}) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 42 20\n")
-        };
-        for name in ["x", ") S 1 (", "a b"] {
-            assert_eq!(started(stat(name).as_bytes()), Some(42 * TICK_NS));
-        }
-        assert_eq!(started(b"7 (x) S 1"), None);
-        assert_eq!(started(b""), None);
+    fn own_start_is_read_from_proc() {
         let mut buffer = [0; 1024];
         assert!(own_start(&mut buffer).is_some_and(|start| start > 0));
     }
