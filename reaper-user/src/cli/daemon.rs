@@ -345,12 +345,12 @@ pub(super) fn open_source(
     config: &Config,
     options: &ProbeOptions,
 ) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), Failure> {
-    let (source, passed_over) = selection::open(&SourceOptions {
-        choice: config.source,
+    let wanted = SourceOptions {
         probes: options,
         names: &names(config)?,
         scan: config.scan(),
-    })?;
+    };
+    let (source, passed_over) = selection::open(config.source, &wanted)?;
     for passed in &passed_over {
         tracing::warn!("{passed}");
     }

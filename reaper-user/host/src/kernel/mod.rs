@@ -59,7 +59,7 @@ impl Kernel {
             signals: Arc::new(Pidfds::new()?),
             start_facts: Box::new(|rules| Box::new(FactPool::new("/proc", rules.clone()))),
             open_fallback: Box::new(move |failed| {
-                let (source, rejected) = selection::open_fallback(failed, ring_size, &scan)?;
+                let (source, rejected) = selection::open_fallback(failed, ring_size, scan)?;
                 Ok((source as Box<dyn Source>, rejected))
             }),
         })

@@ -13,11 +13,13 @@ use super::proc_connector::{self, ProcConnector};
 #[cfg(target_os = "linux")]
 use super::scan::Scan;
 use super::scan::interval;
-use reaper_model::ruleset::NameTable;
+use reaper_model::ruleset::{NameTable, Ruleset};
+
+/// A source, and those before it that could not be used.
+pub type Opened = (Box<dyn Source + Send>, Vec<RejectedSource>);
 
 /// What each source is told to be.
 pub struct SourceOptions<'a> {
-    pub choice: SourceChoice,
     pub probes: &'a probes::ProbeOptions,
     pub names: &'a NameTable,
     pub scan: interval::ScanOptions,
@@ -43,8 +45,8 @@ impl SourceKind {
             #[cfg(target_os = "linux")]
             SourceKind::Ebpf => Box::new(EbpfSource::open(wanted.probes, wanted.names)?),
             #[cfg(target_os = "linux")]
-            SourceKind::ProcConnector => connector(wanted.probes.ring_size)?,
-            SourceKind::Scan => scan(&wanted.scan)?,
+            SourceKind::ProcConnector => Box::new(ProcConnector::open(wanted.probes.ring_size)?),
+            SourceKind::Scan => Box::new(Scan::open(&wanted.scan)?),
         })
     }
 }
@@ -54,15 +56,37 @@ impl SourceKind {
 /// # Errors
 /// None can, and why the last of them cannot; or what no other source would be better for: another service is at
 /// work, or the object that was named is none.
-pub fn open(
-    wanted: &SourceOptions<'_>,
-) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
+pub fn open(choice: SourceChoice, wanted: &SourceOptions<'_>) -> Result<Opened, SourceError> {
+    open_first(choice.kinds(), wanted)
+}
+
+/// Opens the best that can be used of those below one that has failed at work, and tells which could not; where that was
+/// the last, it is tried once more. `room` is for what the kernel tells and is still to be read, in bytes.
+///
+/// # Errors
+/// None can, and why the last of them cannot.
+pub fn open_fallback(
+    failed: SourceKind,
+    room: u32,
+    scan: interval::ScanOptions,
+) -> Result<Opened, SourceError> {
+    let below = SourceKind::ALL.iter().position(|kind| *kind == failed);
+    let below = below.map_or(&[][..], |at| &SourceKind::ALL[at + 1..]);
+    let probes = probes::ProbeOptions {
+        ring_size: room,
+        ..probes::ProbeOptions::default()
+    };
+    let wanted = SourceOptions {
+        probes: &probes,
+        names: &Ruleset::default().names(),
+        scan,
+    };
+    open_first(below, &wanted)
+}
+
+fn open_first(kinds: &[SourceKind], wanted: &SourceOptions<'_>) -> Result<Opened, SourceError> {
     let mut passed = Vec::new();
-    let (last, before) = wanted
-        .choice
-        .kinds()
-        .split_last()
-        .unwrap_or((&SourceKind::Scan, &[]));
+    let (last, before) = kinds.split_last().unwrap_or((&SourceKind::Scan, &[]));
     for kind in before {
         match kind.open(wanted) {
             Ok(source) => return Ok((source, passed)),
@@ -76,43 +100,6 @@ pub fn open(
     Ok((last.open(wanted)?, passed))
 }
 
-/// Opens the best that can be used of those below one that has failed at work, and tells which could not; where that was
-/// the last, it is tried once more. `room` is for what the kernel tells and is still to be read, in bytes.
-///
-/// # Errors
-/// None can, and why the last of them cannot.
-#[cfg_attr(
-    target_os = "macos",
-    expect(unused_variables, unused_mut, reason = "there is but one source")
-)]
-pub fn open_fallback(
-    failed: SourceKind,
-    room: u32,
-    options: &interval::ScanOptions,
-) -> Result<(Box<dyn Source + Send>, Vec<RejectedSource>), SourceError> {
-    let mut passed = Vec::new();
-    #[cfg(target_os = "linux")]
-    if failed == SourceKind::Ebpf {
-        match connector(room) {
-            Ok(source) => return Ok((source, passed)),
-            Err(error) => passed.push(RejectedSource {
-                source: SourceKind::ProcConnector.name(),
-                reason: error.to_string(),
-            }),
-        }
-    }
-    Ok((scan(options)?, passed))
-}
-
-#[cfg(target_os = "linux")]
-fn connector(room: u32) -> Result<Box<dyn Source + Send>, SourceError> {
-    Ok(Box::new(ProcConnector::open(room)?))
-}
-
-fn scan(options: &interval::ScanOptions) -> Result<Box<dyn Source + Send>, SourceError> {
-    Ok(Box::new(Scan::open(options)?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,7 +109,7 @@ mod tests {
     fn below_each_there_is_one_that_anybody_can_use() {
         let options = interval::ScanOptions::default();
         for failed in SourceKind::ALL {
-            let (source, passed) = open_fallback(failed, 1 << 20, &options).expect("a scan");
+            let (source, passed) = open_fallback(failed, 1 << 20, options).expect("a scan");
             let between = SourceKind::ALL
                 .into_iter()
                 .skip_while(|kind| *kind != failed)
