@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::procfs::{Liveness, ProcessMemory, ProcfsError, Snapshot};
+use super::snapshot::{Liveness, ProcessMemory, ProcfsError, Snapshot};
 use crate::sys::{self, cgroup};
 use reaper_model::event::ProcessKey;
 

@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 use reaper_common::ARGV_MAX;
 
-pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
+pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, ProcfsError, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 pub use crate::sys::proc_file as parse;
 use crate::sys::proc_file::{Stat, field, namespace_init, set_argv, uids};
@@ -36,17 +36,6 @@ const COMM_MAX: usize = 15;
 const FILE_MAX: usize = 128 << 10;
 /// What the kernel appends to the path of an executable that has been removed or replaced.
 const DELETED: &[u8] = b" (deleted)";
-
-/// Something in /proc that cannot be read or understood.
-#[derive(Debug, thiserror::Error)]
-pub enum ProcfsError {
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("cannot start a thread to read /proc: {0}; raise the limit of processes")]
-    Thread(#[source] io::Error),
-    #[error("cannot understand {}", path.display())]
-    Malformed { path: PathBuf },
-}
 
 /// Reads one /proc. Has no state that changes, so threads can share it.
 #[derive(Clone, Debug)]

@@ -1,8 +1,31 @@
 //! What a look at the process table finds, whichever system's it is.
 
 use std::collections::HashMap;
+use std::io;
+#[cfg(target_os = "linux")]
+use std::path::PathBuf;
 
 use reaper_model::event::{ProcEntry, ProcessKey};
+
+/// Something that cannot be read of the process table, or not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcfsError {
+    #[cfg(target_os = "linux")]
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[cfg(target_os = "linux")]
+    #[error("cannot start a thread to read /proc: {0}; raise the limit of processes")]
+    Thread(#[source] io::Error),
+    #[cfg(target_os = "linux")]
+    #[error("cannot understand {}", path.display())]
+    Malformed { path: PathBuf },
+    #[cfg(target_os = "macos")]
+    #[error("cannot read the process table: {0}")]
+    List(#[source] io::Error),
+    #[cfg(target_os = "macos")]
+    #[error("cannot read process {pid}: {source}")]
+    Read { pid: u32, source: io::Error },
+}
 
 /// What a look at one pid found.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use nix::errno::Errno;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
 use super::scan::{self, Kernel, KernelEvent};
-use super::table::{ProcfsError, all, key, proc_entry, rows};
+use super::table::{all, key, proc_entry, rows};
 use crate::source::scan::error::ScanError;
 use crate::source::scan::interval::ScanOptions;
+use crate::source::snapshot::ProcfsError;
 use crate::sys;
 use crate::sys::darwin;
 use crate::sys::kinfo::{Identity, KinfoProc};

@@ -3,7 +3,6 @@
 //! It has the names of what reads /proc on Linux, so that whoever asks need not know where it is. Starts are known to the µs,
 //! and each process has a second name that is never used again.
 
-use std::io;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -12,20 +11,13 @@ use reaper_common::ARGV_MAX;
 
 use super::args::Arguments;
 use crate::source::ProcessTable;
-pub use crate::source::snapshot::{Liveness, ProcessMemory, ProcessReading, Snapshot, Zombie};
+pub use crate::source::snapshot::{
+    Liveness, ProcessMemory, ProcessReading, ProcfsError, Snapshot, Zombie,
+};
 use crate::sys;
 use crate::sys::darwin;
 use crate::sys::kinfo::KinfoProc;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
-
-/// Something that cannot be read of the process table.
-#[derive(Debug, thiserror::Error)]
-pub enum ProcfsError {
-    #[error("cannot read the process table: {0}")]
-    List(#[source] io::Error),
-    #[error("cannot read process {pid}: {source}")]
-    Read { pid: u32, source: io::Error },
-}
 
 /// Reads the process table. Has no state, so threads can share it.
 #[derive(Clone, Copy, Debug, Default)]

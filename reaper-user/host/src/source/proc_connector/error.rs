@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 
-use crate::source::procfs::ProcfsError;
+use crate::source::snapshot::ProcfsError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]

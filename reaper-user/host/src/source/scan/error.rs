@@ -1,7 +1,7 @@
 //! Why the process table cannot be scanned.
 
 #[cfg(target_os = "macos")]
-use crate::source::darwin::table::ProcfsError;
+use crate::source::snapshot::ProcfsError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
