@@ -23,7 +23,7 @@ use crate::source::error::SourceError;
 use crate::source::event_source::Source;
 use crate::source::kind::SourceKind;
 use crate::source::scan::interval::{PassResult, ScanOptions, ScanSchedule};
-use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, exit, parents_first};
+use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow};
 use crate::sys;
 use crate::sys::kinfo::{Identity, KinfoProc};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
@@ -145,18 +145,8 @@ impl<K: Kernel> Scan<K> {
         if ended.is_empty() {
             return;
         }
-        let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
-        keys.sort_by_key(|key| (key.start, key.pid));
-        // Nobody is orphaned who is gone.
-        let order = parents_first(&keys, |key| self.table.parent(key));
-        for key in order.into_iter().rev() {
-            self.table.remove(key);
-            self.forget(key.pid);
-            tell(exit(
-                key,
-                ended.get(&key).copied().unwrap_or(ExitStatus::Unknown),
-            ));
-        }
+        self.table.emit_exits(&ended, tell);
+        ended.keys().for_each(|key| self.forget(key.pid));
         self.pace.on_exit(self.kernel.now());
     }
 

@@ -9,7 +9,6 @@
 //! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
 //! ([`Source::confirms_identity`]).
 
-mod followed;
 mod late;
 mod pidfds;
 mod read;
@@ -38,9 +37,8 @@ use crate::source::kind::SourceKind;
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
-use followed::WatchedProcess;
 use late::UnreadTracker;
-
+use pidfds::{WatchedProcess, watched_as};
 use read::{Reader, ScanReading};
 use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
 
@@ -205,11 +203,8 @@ impl Scan {
         exhausted.map_or(Ok(()), Err)?;
         // Also of those whose pid is another's by now.
         let ended = self.emit_exits(tell);
-        let followed = &self.watched;
-        let held = |key: ProcessKey| {
-            let known = followed.get(&key.pid);
-            known.is_some_and(|known| known.is(key) && known.is_held())
-        };
+        let watched = &self.watched;
+        let held = |key| watched_as(watched, key).is_some_and(WatchedProcess::is_held);
         let differences = self.table.compare(held);
         let matters = |pid: u32| self.watched.contains_key(&pid);
         let found = if ended || differences.unsettled || differences.concern(matters) {
@@ -228,8 +223,7 @@ impl Scan {
         let gone = differences.gone.clone();
         self.table.emit_changes(differences, rows, tell);
         for key in gone {
-            let known = self.watched.get(&key.pid);
-            if known.is_some_and(|known| known.is(key)) {
+            if watched_as(&self.watched, key).is_some() {
                 self.let_go(key.pid);
             }
         }

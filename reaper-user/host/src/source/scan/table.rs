@@ -149,10 +149,21 @@ impl ScanTable {
             .map(|row| row.parent)
     }
 
-    /// A process has exited by somebody else's word.
-    pub fn remove(&mut self, key: ProcessKey) {
-        if self.parent(key).is_some() {
-            self.rows.remove(&key.pid);
+    /// Removes processes whose exits the kernel has reported, and emits these: children before their parents, since no
+    /// process that has exited becomes an orphan.
+    pub fn emit_exits(
+        &mut self,
+        ended: &HashMap<ProcessKey, ExitStatus>,
+        mut tell: impl FnMut(EventKind),
+    ) {
+        let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
+        keys.sort_by_key(|key| (key.start, key.pid));
+        let order = parents_first(&keys, |key| self.parent(key));
+        for key in order.into_iter().rev() {
+            if self.parent(key).is_some() {
+                self.rows.remove(&key.pid);
+            }
+            tell(exit(key, ended[&key]));
         }
     }
 
@@ -297,7 +308,7 @@ impl ScanTable {
 
 /// The keys in the order given, but for parents, which come before their children. A loop, which only damage could
 /// make, is cut.
-pub fn parents_first(
+pub(super) fn parents_first(
     keys: &[ProcessKey],
     parent: impl Fn(ProcessKey) -> Option<u32>,
 ) -> Vec<ProcessKey> {

@@ -4,14 +4,36 @@ use hashbrown::HashMap;
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
-use super::followed::WatchedProcess;
 use super::read::{Reader, ScanReading};
 use super::{Scan, tick};
-use crate::source::scan::table::{exit, parents_first};
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
+
+/// A process whose exit matters.
+pub(super) struct WatchedProcess {
+    /// A whole tick.
+    start: u64,
+    /// `None`: there is no room for it.
+    pidfd: Option<Pidfd>,
+}
+
+impl WatchedProcess {
+    pub(super) fn is_held(&self) -> bool {
+        self.pidfd.is_some()
+    }
+}
+
+/// Returns what is known of a process, whose start is a whole tick, if its exit matters.
+pub(super) fn watched_as(
+    watched: &HashMap<u32, WatchedProcess>,
+    key: ProcessKey,
+) -> Option<&WatchedProcess> {
+    watched
+        .get(&key.pid)
+        .filter(|known| known.start == key.start)
+}
 
 /// Why one is not held.
 enum PidfdFailure {
@@ -25,8 +47,7 @@ impl Scan {
     /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
     pub(super) fn set_exit_watch(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
-        let known = self.watched.get(&key.pid);
-        let known = known.filter(|known| known.is(key));
+        let known = watched_as(&self.watched, key);
         if !wanted {
             if known.is_some() {
                 self.let_go(key.pid);
@@ -69,8 +90,7 @@ impl Scan {
         if self.failing || self.unread.contains(&key.pid) {
             return false;
         }
-        let known = self.watched.get(&key.pid);
-        let known = known.filter(|known| known.is(tick(key)));
+        let known = watched_as(&self.watched, tick(key));
         let pidfd = known.and_then(|known| known.pidfd.as_ref());
         pidfd.is_some_and(|pidfd| !pidfd.has_exited())
     }
@@ -108,7 +128,7 @@ impl Scan {
 
     /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
     pub(super) fn emit_exits(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
-        let mut ended: Vec<(ProcessKey, Option<ExitStatus>)> = Vec::new();
+        let mut ended = HashMap::new();
         loop {
             let mut events = [EpollEvent::empty(); 64];
             let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO);
@@ -123,7 +143,8 @@ impl Scan {
                     pid,
                     start: known.start,
                 };
-                ended.push((key, how(&mut self.reader, key, known.pidfd.as_ref())));
+                let how = how(&mut self.reader, key, known.pidfd.as_ref());
+                ended.insert(key, how.unwrap_or(ExitStatus::Unknown));
                 self.let_go(pid);
             }
             if ended.len() == before {
@@ -133,18 +154,7 @@ impl Scan {
         if ended.is_empty() {
             return false;
         }
-        let ended: HashMap<ProcessKey, Option<ExitStatus>> = ended.into_iter().collect();
-        let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
-        keys.sort_by_key(|key| (key.start, key.pid));
-        // Nobody is orphaned who is gone.
-        for key in parents_first(&keys, |key| self.table.parent(key))
-            .into_iter()
-            .rev()
-        {
-            self.table.remove(key);
-            let how = ended.get(&key).copied().flatten();
-            tell(exit(key, how.unwrap_or(ExitStatus::Unknown)));
-        }
+        self.table.emit_exits(&ended, tell);
         self.pace.on_exit(sys::monotonic());
         true
     }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use proptest::prelude::*;
 
 use crate::source::scan::table::{ImageFingerprint, ScanTable, StatRow, parents_first};
 use reaper_model::event::{
-    Event, EventKind, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
+    Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
 use reaper_model::ruleset::Ruleset;
 use reaper_model::{Model, Scope};
@@ -285,9 +286,10 @@ fn whose_end_somebody_else_tells_is_not_gone_before_that() {
     let found = table.compare(|of| of == key(4, 4));
     assert!(found.gone.is_empty());
     table.emit_changes(found, vec![], |_| panic!("nothing"));
-    table.remove(key(4, 5));
+    let ended = |key| HashMap::from_iter([(key, ExitStatus::Unknown)]);
+    table.emit_exits(&ended(key(4, 5)), drop);
     assert_eq!(table.parent(key(4, 4)), Some(3), "another has not exited");
-    table.remove(key(4, 4));
+    table.emit_exits(&ended(key(4, 4)), drop);
     assert!(said(&mut table, &all).is_empty());
 }
 
