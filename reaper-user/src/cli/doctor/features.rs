@@ -5,6 +5,7 @@ use reaper_common::{ABSENT, Offsets};
 use super::Check;
 use crate::config::Config;
 use reaper_host::source::ebpf::btf::Btf;
+use reaper_host::source::ebpf::kfunc;
 use reaper_host::sys::host::Host;
 
 /// Where a bpffs belongs.
@@ -92,14 +93,7 @@ pub(super) fn bpffs(config: &Config, host: &Host, loads: bool) -> Check {
 
 /// Whether an agent's children can be sent their first signal by the probe that sees it exit.
 pub(super) fn kernel_reap(config: &Config, btf: Option<&Btf>, loads: bool) -> Check {
-    const KFUNCS: [&str; 3] = [
-        "bpf_send_signal_task",
-        "bpf_task_from_pid",
-        "bpf_task_release",
-    ];
-    // From 6.16 on the tracepoint has two arguments, and comes before the process gives its memory back.
-    let early = |b: &Btf| b.tracepoint_args("sched_process_exit") == Some(2);
-    let can = btf.map(|b| early(b) && KFUNCS.iter().all(|f| b.has_func(f)));
+    let can = btf.map(kfunc::has_all);
     let value = match can {
         None => "unknown without type information",
         Some(false) => "not there",

@@ -295,7 +295,7 @@ impl Btf {
 
     /// Whether the kernel has a function of this name, such as a kfunc.
     pub fn has_func(&self, name: &str) -> bool {
-        self.ids(kind::FUNC, name).next().is_some()
+        self.func_id(name).is_some()
     }
 
     /// Id of the kernel's function of this name.

@@ -105,10 +105,6 @@ impl EbpfError {
             _ => EbpfError::NotPermitted(brief(error)),
         }
     }
-
-    pub(super) fn attach(error: BoxError) -> EbpfError {
-        EbpfError::load(error)
-    }
 }
 
 /// The errno at the bottom of a chain of errors.

@@ -23,7 +23,8 @@ const LOAD_DOUBLE: u8 = 0x18;
 const SLOT: usize = 8;
 
 /// Whether a kernel can signal from the hooks that the probes are on: it has the functions, and runs
-/// `sched_process_exit` where signals still can be sent (6.16).
+/// `sched_process_exit` where signals still can be sent. From 6.16 on that has two arguments, and comes before the process
+/// gives its memory back.
 pub fn has_all(btf: &Btf) -> bool {
     KFUNCS.iter().all(|(_, name)| btf.has_func(name))
         && btf.tracepoint_args("sched_process_exit") == Some(2)

@@ -5,17 +5,16 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread;
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapType};
 use aya::programs::links::FdLink;
 use aya::programs::{BtfTracePoint, Iter, Program};
 use aya::{Ebpf, EbpfLoader};
 use object::{Object, ObjectSection};
-use reaper_common::{ABI_SECTION, ABI_VERSION, Settings};
+use reaper_common::{ABI_SECTION, ABI_VERSION, Offsets, SESSION_LEN, Settings};
 use sha2::{Digest, Sha256};
 
 use super::btf::{Btf, VMLINUX};
 use super::error::EbpfError;
-use super::kernel::KernelFeatures;
 use super::kfunc;
 use crate::source::probes::ProbeOptions;
 use crate::sys;
@@ -23,28 +22,43 @@ use crate::sys;
 /// The probes as they were built; `cargo xtask build-ebpf` makes this file.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
 
-/// Maps that are pinned and taken up by the service that comes next.
-pub(super) const MAPS: [&str; 9] = [
-    "EVENTS",
-    "MEMBERS",
-    "PID_FILTER",
-    "SESSIONS",
-    "ROOT_EXITS",
-    "NAMES",
-    "NAME_INDEX",
-    "CONTROL",
-    "DROPS",
+/// Maps that are pinned and taken up by the service that comes next: name, kind, and sizes of keys and values.
+pub(super) const MAPS: [(&str, MapType, u32, u32); 9] = [
+    ("EVENTS", MapType::RingBuf, 0, 0),
+    ("MEMBERS", MapType::Hash, 16, 24),
+    ("PID_FILTER", MapType::Array, 4, 8),
+    ("SESSIONS", MapType::Hash, 16, SESSION_LEN as u32),
+    ("ROOT_EXITS", MapType::Hash, 16, 16),
+    ("NAMES", MapType::Hash, 16, 4),
+    ("NAME_INDEX", MapType::Array, 4, 4),
+    ("CONTROL", MapType::Array, 4, 8),
+    ("DROPS", MapType::Array, 4, 8),
 ];
+
+/// What differs between the kernels that the object runs on.
+struct KernelFeatures {
+    offsets: Offsets,
+    /// `sched_process_exit` says whether the group is dead (6.16).
+    exit_has_group_dead: bool,
+    /// Programs may call `bpf_loop` (5.17).
+    has_bpf_loop: bool,
+    /// `cgroup_attach_task` is as the probe expects it: all kernels with cgroups.
+    reports_moves: bool,
+    /// The object with the ids of the kernel's functions, if it has them and they are wanted.
+    patched: Option<Vec<u8>>,
+}
 
 /// An object ready to be loaded: what of it differs from kernel to kernel is settled.
 pub(super) struct PreparedObject {
     object: Vec<u8>,
     btf: aya::Btf,
-    offsets: reaper_common::Offsets,
+    offsets: Offsets,
     settings: Settings,
-    kernel: KernelFeatures,
-    /// Signals are sent from the kernel.
-    kills: bool,
+    has_bpf_loop: bool,
+    /// Whether the probes tell of processes that go to another cgroup.
+    pub reports_moves: bool,
+    /// Whether the probes signal others than the current process.
+    pub can_signal: bool,
     log: bool,
     ring_size: u32,
     max_members: u32,
@@ -69,14 +83,14 @@ impl PreparedObject {
         check_abi(&object)?;
         // Each of these reads all of the kernel's type information, some 5 MB: side by side, then.
         let (kernel, btf) = std::thread::scope(|scope| {
-            let kernel = scope.spawn(|| kernel_and_patched(&object, options.kernel_reap));
+            let kernel = scope.spawn(|| KernelFeatures::read(&object, options.kernel_reap));
             let btf = aya::Btf::from_sys_fs();
             (
                 kernel.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 btf,
             )
         });
-        let (kernel, patched) = kernel?;
+        let kernel = kernel?;
         let btf = btf.map_err(|e| EbpfError::load(e.into()))?;
         let settings = Settings {
             pid_namespace: sys::non_initial_pid_namespace().map_err(EbpfError::Proc)?,
@@ -93,18 +107,19 @@ impl PreparedObject {
         ] {
             hash.update(part);
         }
-        hash.update([patched.is_some().into(), options.log.into()]);
+        hash.update([kernel.patched.is_some().into(), options.log.into()]);
         let hash = hash.finalize();
         let identity = hash.iter().take(8).map(|byte| format!("{byte:02x}"));
         let identity = identity.collect();
         Ok(PreparedObject {
             identity,
-            kills: patched.is_some(),
-            object: patched.unwrap_or(object),
+            can_signal: kernel.patched.is_some(),
+            object: kernel.patched.unwrap_or(object),
             btf,
             offsets: kernel.offsets,
             settings,
-            kernel,
+            has_bpf_loop: kernel.has_bpf_loop,
+            reports_moves: kernel.reports_moves,
             log: options.log,
             ring_size,
             max_members: options.max_members,
@@ -114,6 +129,11 @@ impl PreparedObject {
     /// Inode of the pid namespace by which processes are numbered, 0 for the first one.
     pub fn pid_namespace(&self) -> u32 {
         self.settings.pid_namespace
+    }
+
+    /// Whether the probes tell only of those who are followed.
+    pub fn is_filtered(&self) -> bool {
+        self.settings.filter != 0
     }
 
     /// Creates the maps, or takes those that are pinned at `maps`.
@@ -136,7 +156,7 @@ impl PreparedObject {
             .override_global(aya_log::LEVEL, &level, false)
             .map_max_entries("EVENTS", self.ring_size)
             .map_max_entries("MEMBERS", self.max_members);
-        for name in MAPS {
+        for (name, ..) in MAPS {
             if let Some(directory) = maps {
                 loader.map_pin_path(name, directory.join(name));
             }
@@ -152,27 +172,25 @@ impl PreparedObject {
 
     /// The programs for this kernel, and where they go.
     fn probes(&self) -> Vec<(&'static str, &'static str)> {
-        let fork = if self.kills {
-            "process_fork_killing"
-        } else {
-            "process_fork"
+        let fork = match self.can_signal {
+            true => "process_fork_killing",
+            false => "process_fork",
         };
-        let exit = match (self.kills, self.kernel.has_bpf_loop) {
+        let exit = match (self.can_signal, self.has_bpf_loop) {
             (true, _) => "process_exit_killing",
             (false, true) => "process_exit",
             (false, false) => "process_exit_bounded",
         };
-        let exec = if self.kernel.has_bpf_loop {
-            "process_exec"
-        } else {
-            "process_exec_bounded"
+        let exec = match self.has_bpf_loop {
+            true => "process_exec",
+            false => "process_exec_bounded",
         };
         let mut probes = vec![
             (fork, "sched_process_fork"),
             (exec, "sched_process_exec"),
             (exit, "sched_process_exit"),
         ];
-        if self.kernel.reports_moves {
+        if self.reports_moves {
             probes.push(("cgroup_attach", "cgroup_attach_task"));
         }
         probes
@@ -182,25 +200,10 @@ impl PreparedObject {
 /// An object with its maps.
 pub(super) struct LoadedObject<'a> {
     pub ebpf: Ebpf,
-    prepared: &'a PreparedObject,
+    pub prepared: &'a PreparedObject,
 }
 
 impl LoadedObject<'_> {
-    /// Whether the probes signal others than the current process.
-    pub fn can_signal(&self) -> bool {
-        self.prepared.kills
-    }
-
-    /// Whether the probes tell of processes that go to another cgroup.
-    pub fn reports_moves(&self) -> bool {
-        self.prepared.kernel.reports_moves
-    }
-
-    /// Whether the probes tell only of those who are followed.
-    pub fn is_filtered(&self) -> bool {
-        self.prepared.settings.filter != 0
-    }
-
     /// Where the probes go.
     pub fn hooks(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.prepared.probes().into_iter().map(|(_, hook)| hook)
@@ -279,7 +282,7 @@ impl LoadedObject<'_> {
         let attach = |(program, hook)| {
             let program = tracepoint(&mut self.ebpf, program)?;
             let link = program.attach().and_then(|id| program.take_link(id));
-            let link = link.map_err(|e| EbpfError::attach(e.into()))?;
+            let link = link.map_err(|e| EbpfError::load(e.into()))?;
             Ok((hook, link.into()))
         };
         self.prepared.probes().into_iter().map(attach).collect()
@@ -304,28 +307,39 @@ pub(super) fn program_pin(hook: &str) -> String {
 
 /// The program that lists all processes.
 pub(super) fn task_iter(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
-    let name = "process_table";
-    let program = ebpf
-        .program_mut(name)
-        .ok_or_else(|| EbpfError::foreign(name))?;
-    program.try_into().map_err(|_| EbpfError::foreign(name))
-}
-
-/// What there is to know of the kernel, and the object with its functions, if it has them and they are wanted.
-fn kernel_and_patched(
-    object: &[u8],
-    kernel_reap: bool,
-) -> Result<(KernelFeatures, Option<Vec<u8>>), EbpfError> {
-    let btf = Btf::load(VMLINUX.as_ref()).map_err(EbpfError::Btf)?;
-    let patched = (kernel_reap && kfunc::has_all(&btf)).then(|| kfunc::patch(object, &btf));
-    Ok((KernelFeatures::of(&btf)?, patched.flatten()))
+    program(ebpf, "process_table")
 }
 
 fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint, EbpfError> {
+    program(ebpf, name)
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<P, EbpfError>
+where
+    P: TryFrom<&'a mut Program>,
+{
     let program = ebpf
         .program_mut(name)
-        .ok_or_else(|| EbpfError::foreign(name))?;
-    program.try_into().map_err(|_| EbpfError::foreign(name))
+        .and_then(|found| found.try_into().ok());
+    program.ok_or_else(|| EbpfError::foreign(name))
+}
+
+impl KernelFeatures {
+    /// Reads the kernel's type information.
+    ///
+    /// # Errors
+    /// It lacks something that the probes need.
+    fn read(object: &[u8], kernel_reap: bool) -> Result<KernelFeatures, EbpfError> {
+        let btf = Btf::load(VMLINUX.as_ref()).map_err(EbpfError::Btf)?;
+        let patched = (kernel_reap && kfunc::has_all(&btf)).then(|| kfunc::patch(object, &btf));
+        Ok(KernelFeatures {
+            offsets: btf.offsets().map_err(EbpfError::Btf)?,
+            exit_has_group_dead: btf.tracepoint_args("sched_process_exit") == Some(2),
+            has_bpf_loop: btf.has_enum_value("bpf_func_id", "BPF_FUNC_loop"),
+            reports_moves: btf.tracepoint_args("cgroup_attach_task") == Some(4),
+            patched: patched.flatten(),
+        })
+    }
 }
 
 /// Refuses an object that was built for other records than this program knows.

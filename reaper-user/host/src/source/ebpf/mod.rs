@@ -6,8 +6,7 @@
 
 pub mod btf;
 pub(super) mod error;
-mod kernel;
-mod kfunc;
+pub mod kfunc;
 mod load;
 pub mod pins;
 mod record;
@@ -22,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::Ebpf;
 use aya::programs::links::FdLink;
-use reaper_common::decode_row;
+use reaper_common::{CONTROL_ESCALATIONS, CONTROL_IDLE, decode_row};
 
 use super::drained::{Drained, Lost};
 use super::error::SourceError;
@@ -74,8 +73,8 @@ pub struct EbpfSource {
     probes: Vec<OwnedFd>,
     /// Maps and ring are those of a service before this one.
     resumed: bool,
-    /// How many sets of maps were found of versions that cannot be gone on from.
-    left_behind: usize,
+    /// Whether maps were found of a version that cannot be gone on from.
+    replaced_other_abi: bool,
     can_signal: bool,
     reports_moves: bool,
     filters: bool,
@@ -145,12 +144,12 @@ impl EbpfSource {
             let links = loaded.attach()?;
             place.pin_probes(&prepared.identity, &mut loaded, links)?;
         }
-        let left_behind = place.remove_others(&prepared.identity)?;
+        let replaced = place.remove_others(&prepared.identity)?;
         let probes = place.probe_fds(&loaded, &prepared.identity);
         Ok(EbpfSource {
             probes,
             resumed: maps.is_some(),
-            left_behind,
+            replaced_other_abi: replaced > 0,
             links: place.links(&loaded, &prepared.identity),
             ..EbpfSource::new(loaded, ring, state, Vec::new())?
         })
@@ -166,14 +165,14 @@ impl EbpfSource {
             probes: loaded.probe_fds(),
             ring,
             state,
-            can_signal: loaded.can_signal(),
-            reports_moves: loaded.reports_moves(),
-            filters: loaded.is_filtered(),
+            can_signal: loaded.prepared.can_signal,
+            reports_moves: loaded.prepared.reports_moves,
+            filters: loaded.prepared.is_filtered(),
             task_iter: Arc::new(Mutex::new(loaded.ebpf)),
             links: links.into_iter().map(|(_, link)| link).collect(),
             place: None,
             resumed: false,
-            left_behind: 0,
+            replaced_other_abi: false,
         })
     }
 }
@@ -239,12 +238,15 @@ impl Source for EbpfSource {
         true
     }
 
+    /// After `true` the ring has to be drained once more, a little later: a probe may have committed a record without a
+    /// wake-up because of what was announced before.
     fn announce_idle(&mut self, idle: bool) -> Result<(), SourceError> {
-        Ok(self.state.set_idle(idle)?)
+        Ok(self.state.set_control(CONTROL_IDLE, idle.into())?)
     }
 
+    /// While an escalation is open, each record wakes the reader.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
-        Ok(self.state.announce_escalations(open)?)
+        Ok(self.state.set_control(CONTROL_ESCALATIONS, open.into())?)
     }
 }
 
@@ -288,7 +290,7 @@ impl Probes for EbpfSource {
     }
 
     fn replaced_other_abi(&self) -> bool {
-        self.left_behind > 0
+        self.replaced_other_abi
     }
 
     fn pinned_at(&self) -> Option<&Path> {

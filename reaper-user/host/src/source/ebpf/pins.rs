@@ -163,25 +163,26 @@ impl PinDir {
                 what: what.into(),
             };
             let name = name_of(path);
-            if !MAPS.contains(&name.as_str()) {
+            let Some((_, kind, key, value)) = MAPS.into_iter().find(|map| map.0 == name) else {
                 return Err(foreign("none of the maps that belong there"));
-            }
+            };
             let map = MapData::from_pin(path).map_err(|_| foreign("no map"))?;
             let info = map
                 .info()
                 .map_err(|_| foreign("a map that cannot be read"))?;
-            let shape = (info.map_type().ok(), info.key_size(), info.value_size());
-            if !super::state::fits(&name, shape) {
+            let sizes = (info.key_size(), info.value_size());
+            if info.map_type().ok() != Some(kind) || sizes != (key, value) {
                 return Err(foreign("a map of another kind"));
             }
             if name == "EVENTS" {
                 ring = info.max_entries();
             }
         }
-        if let Some(missing) = MAPS.iter().find(|name| !pinned.contains(&maps.join(name))) {
+        if let Some(missing) = MAPS.iter().find(|map| !pinned.contains(&maps.join(map.0))) {
             tracing::warn!(
-                "{} is without the map {missing}, so it is begun anew: what happened before now is not known",
-                maps.display()
+                "{} is without the map {}, so it is begun anew: what happened before now is not known",
+                maps.display(),
+                missing.0
             );
             return Ok(None);
         }
@@ -196,7 +197,7 @@ impl PinDir {
     pub(super) fn pin_maps(&self, loaded: &LoadedObject<'_>) -> Result<PathBuf, PinError> {
         let maps = self.maps();
         self.whole(&maps, |unfinished| {
-            for name in MAPS {
+            for (name, ..) in MAPS {
                 let path = unfinished.join(name);
                 let map = loaded.ebpf.map(name);
                 let pin = map.map(|map| map.pin(&path)).transpose();

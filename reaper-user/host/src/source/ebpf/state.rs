@@ -2,12 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use reaper_common::{
-    CONTROL_ESCALATIONS, CONTROL_IDLE, CONTROL_KERNEL_REAP, CONTROL_KILL_ON_FORK,
-    CONTROL_LOST_REPORTED, CONTROL_NAMESPACE, CONTROL_ONLY_KEEP_MARKER, CONTROL_SEEDED,
-    COUNTER_UNTRACKED, MEMBER_GENERATION_MASK, MapValue, Member, PID_FILTER_SLOTS, RawKey,
-    RecordKind, RootExit, SESSION_LEN, SessionState, pid_filter_slot,
+    CONTROL_ESCALATIONS, CONTROL_KERNEL_REAP, CONTROL_KILL_ON_FORK, CONTROL_LOST_REPORTED,
+    CONTROL_NAMESPACE, CONTROL_ONLY_KEEP_MARKER, CONTROL_SEEDED, COUNTER_UNTRACKED,
+    MEMBER_GENERATION_MASK, MapValue, Member, PID_FILTER_SLOTS, RawKey, RecordKind, RootExit,
+    SESSION_LEN, SessionState, pid_filter_slot,
 };
 
 use super::error::EbpfError;
@@ -18,22 +18,6 @@ use crate::source::probes::{ProbeMaps, raw_key as raw};
 use crate::sys::{self, Counters};
 use reaper_model::event::{Membership, ProcessKey};
 use reaper_model::ruleset::NameTable;
-
-/// Whether a pinned map has the kind and the sizes that one of this name has here.
-pub(super) fn fits(name: &str, shape: (Option<MapType>, u32, u32)) -> bool {
-    let (kind, key, value) = shape;
-    let expected = match name {
-        "EVENTS" => (MapType::RingBuf, 0, 0),
-        "MEMBERS" => (MapType::Hash, 16, 24),
-        "SESSIONS" => (MapType::Hash, 16, SESSION_LEN as u32),
-        "ROOT_EXITS" => (MapType::Hash, 16, 16),
-        "NAMES" => (MapType::Hash, 16, 4),
-        "NAME_INDEX" => (MapType::Array, 4, 4),
-        "PID_FILTER" => (MapType::Array, 4, 8),
-        _ => (MapType::Array, 4, 8),
-    };
-    kind == Some(expected.0) && (key, value) == (expected.1, expected.2)
-}
 
 /// `BPF_NOEXIST` of include/uapi/linux/bpf.h: only what is not there is made.
 const IF_NOT_THERE: u64 = 1;
@@ -154,20 +138,6 @@ impl KernelMaps {
         )
     }
 
-    /// Says whether the reader sleeps until it is woken. After `true` look into the ring once more,
-    /// a little later: a probe may have committed a record on what was said before.
-    ///
-    /// # Errors
-    /// The map cannot be written; so for the others that say something.
-    pub fn set_idle(&mut self, idle: bool) -> Result<(), EbpfError> {
-        self.set_control(CONTROL_IDLE, idle.into())
-    }
-
-    /// Says whether a ladder is open; while there is one, every record wakes the reader.
-    pub fn announce_escalations(&mut self, open: bool) -> Result<(), EbpfError> {
-        self.set_control(CONTROL_ESCALATIONS, open.into())
-    }
-
     /// Withdraws what an earlier service wanted of the probes: this one need not want the same.
     pub(super) fn withdraw(&mut self) -> Result<(), EbpfError> {
         [
@@ -198,7 +168,11 @@ impl KernelMaps {
         MemberMap::new(map.map_err(EbpfError::map)?)
     }
 
-    fn set_control(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
+    /// Writes a setting of the probes, one of `CONTROL_*`.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub(super) fn set_control(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
         let said = self.control.set(slot, value, 0);
         said.map_err(|error| self.noted(error))
     }
