@@ -8,8 +8,6 @@ pub mod bpffs;
 pub mod cgroup;
 #[cfg(target_os = "linux")]
 pub mod child;
-#[cfg_attr(target_os = "macos", path = "darwin/clock.rs")]
-mod clock;
 #[cfg(target_os = "macos")]
 pub mod darwin;
 #[cfg_attr(target_os = "macos", path = "darwin/exit_poll.rs")]
@@ -42,6 +40,8 @@ pub mod xdg;
 
 use std::time::Duration;
 
+use nix::time::ClockId;
+
 #[cfg(target_os = "linux")]
 pub use memory::{Counters, RingMemory, RingRecord, bytes_of, page_size};
 pub use memory::{fix_mmap_threshold, is_swap_used, trim};
@@ -53,14 +53,25 @@ pub use thread::{
     prioritise, raise_open_files, raise_priority, runnable_per_processor, sleep_number, thread_id,
 };
 
+/// Clock that goes on while the machine is suspended. Neither this nor the next one follows the wall clock.
+#[cfg(target_os = "linux")]
+const BOOT: ClockId = ClockId::CLOCK_BOOTTIME;
+#[cfg(target_os = "macos")]
+const BOOT: ClockId = ClockId::from_raw(libc::CLOCK_MONOTONIC_RAW);
+/// Clock that stands still meanwhile.
+#[cfg(target_os = "linux")]
+const MONOTONIC: ClockId = ClockId::CLOCK_MONOTONIC;
+#[cfg(target_os = "macos")]
+const MONOTONIC: ClockId = ClockId::from_raw(libc::CLOCK_UPTIME_RAW);
+
 /// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
 pub fn boot_time() -> u64 {
-    now(clock::BOOT)
+    now(BOOT)
 }
 
 /// Nanoseconds on a clock that stands still while the machine is suspended: for delays.
 pub fn monotonic() -> u64 {
-    now(clock::MONOTONIC)
+    now(MONOTONIC)
 }
 
 /// So long from now on that clock; the end of time, where it is longer.
@@ -90,16 +101,16 @@ pub fn suspended() -> u64 {
 
 /// Nanoseconds since the epoch.
 pub fn wall_time() -> u64 {
-    now(nix::time::ClockId::CLOCK_REALTIME)
+    now(ClockId::CLOCK_REALTIME)
 }
 
 /// Nanoseconds that the calling thread has used a processor.
 #[cfg(target_os = "linux")]
 pub fn thread_time() -> u64 {
-    now(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)
+    now(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-fn now(id: nix::time::ClockId) -> u64 {
+fn now(id: ClockId) -> u64 {
     // These clocks exist on every kernel this runs on.
     id.now().map_or(0, |t| {
         t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned()
