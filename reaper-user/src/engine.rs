@@ -286,12 +286,12 @@ impl Engine {
         let ring = probes.ring();
         let (position, release) = (ring.position(), ring.release());
         if ring.unreleased() > ring.size() / 2 {
-            release.up_to(ring.restart_position());
+            release(ring.restart_position());
         }
         if out.is_idle() {
-            release.up_to(position);
+            release(position);
         } else if ring.unreleased() > 0 {
-            out.on_written(move || release.up_to(position));
+            out.on_written(move || release(position));
         }
         out.flush();
         // Read again, the end of a session would tell nothing if nothing were known of it.

@@ -16,7 +16,7 @@ mod signals;
 use std::sync::Arc;
 
 pub use clock::{Clock, Sleep, SystemClock};
-pub use signals::{Pidfds, Signals, WatchedHandle};
+pub use signals::{Signals, WatchedHandle};
 
 pub use crate::source::ProcessTable;
 pub use crate::sys::process_handle::ProcessHandle;
@@ -26,6 +26,7 @@ use crate::source::kind::{RejectedSource, SourceKind};
 use crate::source::procfs::Procfs;
 use crate::source::scan::interval::ScanOptions;
 use crate::source::{Source, SourceError, selection};
+use crate::sys::exit_poll::ExitPoll;
 use reaper_model::ruleset::Ruleset;
 
 /// Returns a reader of the facts that these rules need.
@@ -56,7 +57,7 @@ impl Kernel {
         Ok(Kernel {
             clock: Arc::new(SystemClock),
             processes: Arc::new(Procfs::default()),
-            signals: Arc::new(Pidfds::new()?),
+            signals: Arc::new(ExitPoll::new()?),
             start_facts: Box::new(|rules| Box::new(FactPool::new("/proc", rules.clone()))),
             open_fallback: Box::new(move |failed| {
                 let (source, rejected) = selection::open_fallback(failed, ring_size, scan)?;

@@ -1,6 +1,6 @@
 //! Handles on processes: signalling them, and waiting for their exits.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
 use crate::sys::exit_poll::ExitPoll;
 use crate::sys::pidfd::Pidfd;
@@ -31,33 +31,16 @@ pub trait WatchedHandle: Send {
     fn watch_exit(&self, token: u64) -> nix::Result<()>;
 }
 
-/// Pidfds, and what waits for all of them.
-pub struct Pidfds(ExitPoll);
-
-impl Pidfds {
-    /// # Errors
-    /// As `epoll_create1(2)`.
-    pub fn new() -> nix::Result<Pidfds> {
-        ExitPoll::new().map(Pidfds)
-    }
-}
-
-impl AsFd for Pidfds {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Signals for Pidfds {
+impl Signals for ExitPoll {
     fn open(&self, pid: u32) -> nix::Result<Box<dyn WatchedHandle>> {
         Ok(Box::new(WatchedPidfd {
             pidfd: Pidfd::open(pid)?,
-            poll: self.0.clone(),
+            poll: self.clone(),
         }))
     }
 
     fn exited(&self) -> Vec<u64> {
-        self.0.ready()
+        self.ready()
     }
 }
 

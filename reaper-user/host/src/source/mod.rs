@@ -1,8 +1,8 @@
 //! Where events come from. Sources know nothing of policy.
 //!
 //! The engine waits until a source is readable and drains it. It knows sources only by two traits: [`Source`] is what
-//! every source implements, [`Probes`](probes::Probes) is what only kernel probes have. A simulated kernel implements
-//! both over plain data.
+//! every source implements, [`Probes`](probes::Probes) is what only kernel probes have, which macOS lacks. A simulated
+//! kernel implements [`Source`] over plain data.
 
 #[cfg(any(target_os = "macos", test))]
 pub mod darwin;

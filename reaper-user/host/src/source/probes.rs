@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use reaper_common::{RawKey, RootExit, SessionState};
 
@@ -154,14 +153,8 @@ pub trait EventRing {
     /// Returns the number of bytes that wait to be drained.
     fn waiting(&self) -> u64;
 
-    /// Returns what frees drained records, from any thread.
-    fn release(&self) -> Arc<dyn Release>;
-}
-
-/// Frees room in a ring.
-pub trait Release: Send + Sync {
-    /// Frees the records before a position.
-    fn up_to(&self, position: u64);
+    /// Returns what frees the records before a position, from any thread.
+    fn release(&self) -> Box<dyn Fn(u64) + Send>;
 }
 
 /// Reads what the kernel knows, from any thread.

@@ -14,7 +14,7 @@ use aya::maps::MapData;
 use super::error::EbpfError;
 use super::record;
 use crate::source::drained::{Drained, Malformation};
-use crate::source::probes::{EventRing, Release};
+use crate::source::probes::EventRing;
 use crate::sys::{RingMemory, RingRecord};
 use reaper_model::event::Event;
 
@@ -86,14 +86,9 @@ impl EventRing for Ring {
         self.produced().saturating_sub(self.position())
     }
 
-    fn release(&self) -> Arc<dyn Release> {
-        Arc::clone(&self.reader.memory) as Arc<dyn Release>
-    }
-}
-
-impl Release for RingMemory {
-    fn up_to(&self, position: u64) {
-        self.release(position);
+    fn release(&self) -> Box<dyn Fn(u64) + Send> {
+        let memory = Arc::clone(&self.reader.memory);
+        Box::new(move |position| memory.release(position))
     }
 }
 
