@@ -62,66 +62,54 @@ pub enum ConnectorEvent {
 }
 
 /// The messages of a datagram, up to the first that is none.
-pub fn messages(datagram: &[u8]) -> Messages<'_> {
-    Messages(datagram)
-}
-
-/// See [`messages`].
-pub struct Messages<'a>(&'a [u8]);
-
-impl Iterator for Messages<'_> {
-    type Item = Result<Message, DecodeError>;
-
-    fn next(&mut self) -> Option<Result<Message, DecodeError>> {
-        while !self.0.is_empty() {
-            match self.message() {
-                Ok(None) => {}
-                Ok(Some(message)) => return Some(Ok(message)),
-                Err(defect) => {
-                    // Where the next one would begin is not known.
-                    self.0 = &[];
-                    return Some(Err(defect));
-                }
+pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Result<Message, DecodeError>> {
+    std::iter::from_fn(move || {
+        while !datagram.is_empty() {
+            let message = take_message(&mut datagram).transpose();
+            if matches!(message, Some(Err(_))) {
+                // Where the next one would begin is not known.
+                datagram = &[];
+            }
+            if message.is_some() {
+                return message;
             }
         }
         None
-    }
+    })
 }
 
-impl Messages<'_> {
-    /// Takes one from the front; `None` if it is another's than the process connector's.
-    fn message(&mut self) -> Result<Option<Message>, DecodeError> {
-        let mut header = self.0;
-        let len = number(&mut header)? as usize;
-        let kind = u16::from_ne_bytes(bytes(&mut header)?);
-        if len < NETLINK_HEADER {
-            return Err(DecodeError::Length(len as u32));
-        }
-        let message = self.0.get(..len).ok_or(DecodeError::Short {
-            have: self.0.len(),
-            need: len,
-        })?;
-        // Padded to four bytes, but for the last.
-        let next = len.checked_next_multiple_of(4).unwrap_or(len);
-        self.0 = self.0.get(next..).unwrap_or_default();
-        if kind != DONE {
-            return Ok(None);
-        }
-        let mut rest = &message[NETLINK_HEADER..];
-        let have = rest.len();
-        let user = [number(&mut rest)?, number(&mut rest)?];
-        let (sequence, after) = (number(&mut rest)?, number(&mut rest)?);
-        let len = u16::from_ne_bytes(bytes(&mut rest)?);
-        let _flags: [u8; 2] = bytes(&mut rest)?;
-        if user != PROCESSES {
-            return Ok(None);
-        }
-        let event = rest.get(..usize::from(len)).ok_or(DecodeError::Short {
-            have,
-            need: CONNECTOR_HEADER + usize::from(len),
-        })?;
-        event_of(sequence, after, event).map(Some)
+/// Takes one from the front; `None` if it is another's than the process connector's.
+fn take_message(datagram: &mut &[u8]) -> Result<Option<Message>, DecodeError> {
+    let mut header = *datagram;
+    let len = number(&mut header)? as usize;
+    let kind = u16::from_ne_bytes(bytes(&mut header)?);
+    if len < NETLINK_HEADER {
+        return Err(DecodeError::Length(len as u32));
     }
+    let message = datagram.get(..len).ok_or(DecodeError::Short {
+        have: datagram.len(),
+        need: len,
+    })?;
+    // Padded to four bytes, but for the last.
+    let next = len.checked_next_multiple_of(4).unwrap_or(len);
+    *datagram = datagram.get(next..).unwrap_or_default();
+    if kind != DONE {
+        return Ok(None);
+    }
+    let mut rest = &message[NETLINK_HEADER..];
+    let have = rest.len();
+    let user = [number(&mut rest)?, number(&mut rest)?];
+    let (sequence, after) = (number(&mut rest)?, number(&mut rest)?);
+    let len = u16::from_ne_bytes(bytes(&mut rest)?);
+    let _flags: [u8; 2] = bytes(&mut rest)?;
+    if user != PROCESSES {
+        return Ok(None);
+    }
+    let event = rest.get(..usize::from(len)).ok_or(DecodeError::Short {
+        have,
+        need: CONNECTOR_HEADER + usize::from(len),
+    })?;
+    event_of(sequence, after, event).map(Some)
 }
 
 fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message, DecodeError> {

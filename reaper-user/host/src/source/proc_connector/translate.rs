@@ -178,37 +178,21 @@ impl Translator {
     /// /proc cannot be listed.
     pub fn survey(&mut self) -> Result<(), ProcfsError> {
         let pids = self.procfs.pids()?;
-        for known in self
-            .known
-            .values()
-            .copied()
-            .collect::<Vec<TrackedProcess>>()
-        {
-            let pid = known.key.pid;
-            match self.glimpses.state(known.key, known.number) {
-                State::Lives { leader_dead } => {
-                    let half_dead = leader_dead;
-                    self.known
-                        .insert(pid, TrackedProcess { half_dead, ..known });
-                }
+        let glimpses = &mut self.glimpses;
+        self.known.retain(|pid, known| {
+            match glimpses.state(known.key, known.number) {
+                State::Lives { leader_dead } => known.half_dead = leader_dead,
                 State::Gone => {
-                    let found = self.glimpses.glimpse(pid).ok().flatten();
+                    let found = glimpses.glimpse(*pid).ok().flatten();
                     let replaced = found.is_some_and(|found| !found.over);
-                    if known.gone || replaced {
-                        self.known.remove(&pid);
-                    } else {
-                        self.known.insert(
-                            pid,
-                            TrackedProcess {
-                                gone: true,
-                                ..known
-                            },
-                        );
+                    if std::mem::replace(&mut known.gone, true) || replaced {
+                        return false;
                     }
                 }
                 State::Unknown | State::Hidden => {}
             }
-        }
+            true
+        });
         for pid in pids {
             self.meet(pid, u64::MAX);
         }
