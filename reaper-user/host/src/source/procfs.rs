@@ -20,7 +20,7 @@ use reaper_common::ARGV_MAX;
 pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, ProcfsError, Snapshot, Zombie};
 use crate::sys::host::Mounts;
 pub use crate::sys::proc_file as parse;
-use crate::sys::proc_file::{Stat, field, namespace_init, set_argv, uids};
+use crate::sys::proc_file::{Stat, field, is_gone, namespace_init, set_argv, uids};
 use crate::sys::{self, cgroup};
 use reaper_model::event::{Image, ProcEntry};
 
@@ -117,9 +117,9 @@ impl<'a> Reader<'a> {
         let dir = self.root.join(pid.to_string());
         self.process(&dir, pid).or_else(|(name, source)| {
             let path = dir.join(name);
-            match source.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENOENT | Errno::ESRCH) => Ok(ProcessReading::Vanished),
+            match source.raw_os_error() {
                 None => Err(ProcfsError::Malformed { path }),
+                Some(_) if is_gone(&source) => Ok(ProcessReading::Vanished),
                 Some(_) => Err(ProcfsError::Read { path, source }),
             }
         })

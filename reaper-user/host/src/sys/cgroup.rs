@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::libc::{O_DIRECTORY, O_NOFOLLOW};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs, statfs};
 
 use super::host::Mounts;
-use super::proc_file::field;
+use super::proc_file::{field, is_gone};
+use super::wait_for;
 
 /// A handle on a cgroup, for ever the same one: whatever is at its path by then, all that is asked and written is of it.
 #[derive(Debug)]
@@ -75,13 +76,7 @@ impl Cgroup {
         let directory = fs::read_link(own)?;
         let name = directory.file_name().unwrap_or_default().as_encoded_bytes();
         let file = match fs::read(format!("/proc/{pid}/cgroup")) {
-            Err(error)
-                if [Errno::ENOENT, Errno::ESRCH]
-                    .map(|e| Some(e as i32))
-                    .contains(&error.raw_os_error()) =>
-            {
-                return Ok(false);
-            }
+            Err(error) if is_gone(&error) => return Ok(false),
             // Of another user's the process table does not say it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(self.pids()?.contains(&pid));
@@ -112,12 +107,8 @@ impl Cgroup {
                 return Ok(false);
             }
             // Whatever has changed since it was read.
-            let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
             let left = left.saturating_add(Duration::from_nanos(999_999));
-            let _ = poll(
-                &mut fds,
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
-            );
+            wait_for(&events, PollFlags::POLLPRI, left);
         }
     }
 

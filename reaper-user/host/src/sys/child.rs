@@ -275,17 +275,19 @@ pub fn note_start(command: &mut Command, file: File) {
 
 /// Has the kernel kill the command when this thread ends, by SIGKILL too; who that starts is not meant (`PR_SET_PDEATHSIG`).
 pub fn kill_on_parent_death(command: &mut Command) {
-    let maker = nix::unistd::getpid();
-    let arm = move || {
-        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // It may have ended before.
-        match getppid() == maker {
-            true => Ok(()),
-            false => Err(Errno::ESRCH.into()),
-        }
-    };
+    let parent = nix::unistd::getpid();
+    let arm = move || Ok(die_with(parent, Signal::SIGKILL)?);
     // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
     unsafe { command.pre_exec(arm) };
+}
+
+/// Has the kernel send this process a signal when its parent dies. Fails if that has died already.
+fn die_with(parent: Pid, signal: Signal) -> nix::Result<()> {
+    nix::sys::prctl::set_pdeathsig(signal)?;
+    match getppid() == parent {
+        true => Ok(()),
+        false => Err(Errno::ESRCH),
+    }
 }
 
 /// Beyond all numbers of errors that the kernel has (`MAX_ERRNO` of include/linux/err.h).
@@ -362,11 +364,7 @@ pub fn fork_dependent() -> nix::Result<Option<Pid>> {
     if let ForkResult::Parent { child } = unsafe { fork() }? {
         return Ok(Some(child));
     }
-    nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-    match getppid() == parent {
-        true => Ok(None),
-        false => Err(Errno::ESRCH),
-    }
+    die_with(parent, Signal::SIGTERM).map(|()| None)
 }
 
 /// Returns what has become of one child since the last call, if anything has.

@@ -34,7 +34,7 @@ const CAPABILITIES: [(&str, u32); 6] = [
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Whether the one of this name, such as `CAP_KILL`, is among them. It must be in [`CAPABILITIES`].
+    /// Whether the one of this name, such as `CAP_KILL`, is among them. Only some names are known.
     pub fn has(self, name: &str) -> bool {
         let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
         known.is_some_and(|(_, bit)| self.0 >> bit & 1 == 1)

@@ -4,12 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use rustix::net::netlink::{CONNECTOR, SocketAddrNetlink};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, SocketType, bind, recvfrom,
     sendto, socket_with, sockopt,
 };
+
+use super::wait_for;
 
 /// See the module.
 #[derive(Debug)]
@@ -77,9 +79,7 @@ impl Connector {
 
     /// Waits at most so long until there is something to receive; whether there is.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut fds, timeout), Ok(1))
+        wait_for(&self.0, PollFlags::POLLIN, timeout)
     }
 }
 

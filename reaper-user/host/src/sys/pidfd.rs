@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::sys::proc_file::uids;
 use crate::sys::process_handle::ProcessHandle;
+use crate::sys::wait_for;
 use reaper_model::event::{ExitStatus, Uids};
 
 /// A handle on one process, for ever the same one.
@@ -155,9 +156,7 @@ impl ProcessHandle for Pidfd {
     }
 
     fn wait(&self, timeout: Duration) -> bool {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut fds, timeout), Ok(1))
+        wait_for(&self.0, PollFlags::POLLIN, timeout)
     }
 
     fn send_signal(&self, signal: Signal) -> nix::Result<()> {

@@ -1,5 +1,8 @@
 //! The formats of files in /proc, as bytes: none of them is trusted to be whole.
 
+use std::io;
+
+use nix::errno::Errno;
 use reaper_common::ARGV_MAX;
 
 use reaper_model::event::{Image, ProcessKey, TICK_NS, Uids};
@@ -8,6 +11,12 @@ use reaper_model::event::{Image, ProcessKey, TICK_NS, Uids};
 const PF_KTHREAD: u64 = 0x0020_0000;
 /// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
 const PF_EXITING: u64 = 0x4;
+
+/// Whether a file of a process could not be read because that is gone.
+pub fn is_gone(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOENT | Errno::ESRCH))
+}
 
 /// The fields of a `stat` file that matter here.
 pub struct Stat<'a> {

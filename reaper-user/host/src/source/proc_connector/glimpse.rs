@@ -3,10 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use nix::errno::Errno;
-
 use crate::source::procfs::{Dir, Procfs};
-use crate::sys::proc_file::{Stat, namespace_init, uids};
+use crate::sys::proc_file::{Stat, is_gone, namespace_init, uids};
 use reaper_model::event::{ProcessKey, Uids};
 
 /// Tells the number that the kernel has given whoever has a pid: one that is never used again, or 0 where it gives none
@@ -93,11 +91,9 @@ impl Glimpses {
     /// Somebody has, and cannot be read.
     pub fn glimpse(&mut self, pid: u32) -> io::Result<Option<Glimpse>> {
         let dir = Dir::open(&self.directory(pid));
-        let read = dir.and_then(|dir| dir.read("stat", &mut self.buffer));
-        match read.map_err(|error| (error.raw_os_error().map(Errno::from_raw), error)) {
-            Ok(()) => {}
-            Err((Some(Errno::ENOENT | Errno::ESRCH), _)) => return Ok(None),
-            Err((_, error)) => return Err(error),
+        match dir.and_then(|dir| dir.read("stat", &mut self.buffer)) {
+            Err(error) if is_gone(&error) => return Ok(None),
+            read => read?,
         }
         let stat = Stat::parse(&self.buffer).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Some(Glimpse {

@@ -4,13 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use nix::errno::Errno;
-
 use super::readers::{PATIENCE, READERS};
 use super::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot, Zombie};
 use crate::source::ProcessTable;
 use crate::sys;
-use crate::sys::proc_file::{Stat, number, value, words};
+use crate::sys::proc_file::{Stat, is_gone, number, value, words};
 use reaper_model::event::ProcessKey;
 
 impl ProcessTable for Procfs {
@@ -41,10 +39,8 @@ impl ProcessTable for Procfs {
                     Liveness::Gone
                 })
             }
-            Err(source) => match source.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::ENOENT | Errno::ESRCH) => Ok(Liveness::Gone),
-                _ => Err(ProcfsError::Read { path, source }),
-            },
+            Err(error) if is_gone(&error) => Ok(Liveness::Gone),
+            Err(source) => Err(ProcfsError::Read { path, source }),
         }
     }
 
