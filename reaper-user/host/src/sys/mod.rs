@@ -110,6 +110,12 @@ pub fn thread_time() -> u64 {
     now(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// Converts an error of `rustix` into one of `nix`.
+#[cfg(target_os = "linux")]
+fn errno(error: rustix::io::Errno) -> nix::Error {
+    nix::Error::from_raw(error.raw_os_error())
+}
+
 fn now(id: ClockId) -> u64 {
     // These clocks exist on every kernel this runs on.
     id.now().map_or(0, |t| {

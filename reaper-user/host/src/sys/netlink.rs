@@ -11,7 +11,7 @@ use rustix::net::{
     sendto, socket_with, sockopt,
 };
 
-use super::wait_for;
+use super::{errno, wait_for};
 
 /// See the module.
 #[derive(Debug)]
@@ -92,8 +92,4 @@ impl AsFd for Connector {
 fn is_kernel(sender: Option<SocketAddrAny>) -> bool {
     let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
     sender.is_some_and(|sender| sender.pid() == 0)
-}
-
-fn errno(error: rustix::io::Errno) -> Errno {
-    Errno::from_raw(error.raw_os_error())
 }

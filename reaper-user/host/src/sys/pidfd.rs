@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
+use crate::sys::errno;
 use crate::sys::proc_file::uids;
 use crate::sys::process_handle::ProcessHandle;
 use crate::sys::wait_for;
@@ -98,11 +100,7 @@ impl Pidfd {
     /// # Errors
     /// `EBADF` if it has no such file, `EPERM` if this program may not trace it.
     pub fn file_of(&self, number: i32) -> nix::Result<OwnedFd> {
-        // SAFETY: no memory is passed.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), number, 0) };
-        let fd = nix::Error::result(fd)?;
-        // SAFETY: a new descriptor that belongs to nobody else.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).map_err(errno)
     }
 
     /// The inode number where it is unique, told by the file system that has had pidfds since then.

@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::process::setpriority_process;
+use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::proc_file::{field, value, words};
 
-/// Of include/uapi/linux/membarrier.h.
-const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// Bound on how many times longer the service waits on a busy machine.
 const CROWD_MAX: u32 = 30;
 /// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
@@ -40,9 +40,9 @@ pub fn raise_priority() {
         let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
         libc::sched_setscheduler(0, policy, &raw const ordinary);
     }
-    // SAFETY: no memory is involved; on Linux the priority is the calling thread's.
-    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
-        tracing::debug!("no raised priority: {}", std::io::Error::last_os_error());
+    // On Linux this is the priority of the calling thread.
+    if let Err(error) = setpriority_process(None, -20) {
+        tracing::debug!("no raised priority: {error}");
     }
 }
 
@@ -89,17 +89,13 @@ fn low_oom_score() {
 /// Waits until every probe that is at work on any processor now is through: probes of tracepoints run in a reader's section of
 /// RCU, and this waits as `synchronize_rcu` does (`MEMBARRIER_CMD_GLOBAL`, membarrier(2)). Takes some 10 ms.
 pub fn await_probes() {
-    // SAFETY: no memory is involved.
-    let said = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if said != 0 {
+    let waited = membarrier(MembarrierCommand::Global);
+    if let Err(error) = &waited {
         // Refused where processors run without a tick.
-        tracing::debug!(
-            "no word of probes at work: {}",
-            std::io::Error::last_os_error()
-        );
+        tracing::debug!("no word of probes at work: {error}");
     }
     // On a single processor it waits for nobody.
-    if said != 0 || std::thread::available_parallelism().is_ok_and(|n| n.get() == 1) {
+    if waited.is_err() || std::thread::available_parallelism().is_ok_and(|n| n.get() == 1) {
         std::thread::sleep(PROBE_MAX);
     }
 }
