@@ -162,7 +162,7 @@ pub struct RestoredSession {
 }
 
 /// How a process ended, as `wait(2)` has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitStatus {
     Exited(u8),
     Signalled {

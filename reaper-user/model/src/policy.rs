@@ -1,20 +1,19 @@
 //! Who is to be reaped, who is kept, and why: a pure function over the model.
 
 mod case;
-mod kin;
 mod matched;
+mod relatives;
 
 use std::sync::Arc;
 
 use super::Model;
 use super::event::{ExitStatus, ProcessKey};
 use super::facts::{Fact, FactSet};
-use super::ruleset::RuleId;
 use super::session::{RootExit, Session, Succession};
 use crate::Node;
 pub(super) use crate::matched_rules::MatchedRules;
-use case::Case;
-use kin::Above;
+use case::{Case, Hold};
+use relatives::Relatives;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
@@ -127,7 +126,7 @@ pub struct Decision {
     /// Facts that are wanted before it can be said: then, and only then, the verdict is [`Verdict::Wait`] with
     /// [`Reason::Unread`].
     pub needs: FactSet,
-    /// They are wanted of this process, not of itself: of its kin, or of who tells the unit of its root.
+    /// The process that they are wanted of, if not of itself: a relative, or one that has the unit of its root.
     pub relative: Option<ProcessKey>,
     /// Monotonic nanoseconds at which this may change though nothing happens: the end of a delay, with
     /// [`Verdict::Wait`], or of what keeps it.
@@ -151,13 +150,13 @@ impl Decision {
 /// Decides about many by one state of the model: what several decisions rest on is found out once.
 pub struct Evaluation<'a> {
     model: &'a Model,
-    kin: kin::Known,
+    relatives: Relatives,
 }
 
 impl<'a> Evaluation<'a> {
     pub(super) fn new(model: &'a Model) -> Evaluation<'a> {
-        let kin = kin::Known::default();
-        Evaluation { model, kin }
+        let relatives = Relatives::default();
+        Evaluation { model, relatives }
     }
 
     /// What the model decides.
@@ -173,12 +172,6 @@ impl<'a> Evaluation<'a> {
     /// See [`Model::decide`].
     pub fn decide(&self, key: ProcessKey) -> Decision {
         decide(self, key)
-    }
-
-    /// How many have been asked what they do for their kin.
-    #[cfg(test)]
-    pub(super) fn asked(&self) -> usize {
-        self.kin.asked()
     }
 }
 
@@ -288,7 +281,7 @@ fn evaluate(
         (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
         decision.until = None;
     } else if !kept && let Some(decision) = kept_by_state(round, node, due) {
-        return Decision { due, ..decision };
+        return decision;
     }
     let matters = said.verdict != Verdict::Keep;
     match marked {
@@ -302,7 +295,7 @@ fn evaluate(
     }
     (decision.needs, decision.relative) = facts_and_owner(model, session, decision.needs);
     match due.filter(|_| decision.verdict == Verdict::Reap) {
-        Some(due) => round.kin.held(model, node, due).unwrap_or(decision),
+        Some(due) => round.relatives.held(model, node, due).unwrap_or(decision),
         None => decision,
     }
 }
@@ -373,12 +366,12 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
     let unmarked = matches!(keep_marker(model, node), Fact::Known(false));
     let killed = killed(model);
-    // Who its kin will be by then, nobody knows.
+    // Its relatives may be others by then.
     let unheld = !model.rules.may_keep_relatives(killed.exit_status);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
     let is_read = MatchedRules::wants_arguments(model, node).is_none()
         && !model.needs_script(node)
-        && round.kin.kept_below(model, node, Some(killed)).is_none();
+        && round.relatives.permanent_above(model, node, Some(killed)) == Hold::Nobody;
     unmarked
         && unheld
         && !is_kept(round, node)
@@ -408,39 +401,12 @@ fn gone(model: &Model, ended: ExitStatus) -> RootExit {
 /// What keeps it that is not a question of rules about it: what is not known of it, and what it is below.
 fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> Option<Decision> {
     let model = round.model;
-    let by = |reason, rule: Option<RuleId>| Decision {
-        rule: rule.map(|rule| Arc::clone(model.rules.name(rule))),
-        ..Decision::keep(reason)
-    };
     if let Some(might) = MatchedRules::of(model, node).unreadable {
-        return Some(by(Reason::Unreadable, might));
+        return Hold::Keep(might, None).decision(model, due, Reason::Unreadable);
     }
     if node.state.member.is_lineage_uncertain {
-        return Some(by(Reason::LineageUncertain, None));
+        return Hold::Keep(None, None).decision(model, due, Reason::LineageUncertain);
     }
-    // What a kept process runs is its business: the scripts of a package manager, a supervisor's servers.
-    Some(match round.kin.kept_below(model, node, due)? {
-        Above::Keeps(rule) => by(Reason::AncestorKept, rule),
-        Above::Ask(rule, key) => Decision {
-            verdict: Verdict::Wait,
-            needs: FactSet::ARGUMENTS,
-            relative: Some(key),
-            ..by(Reason::Unread, Some(rule))
-        },
-    })
-}
-
-/// Returns what a process does for those below it: a rule that rests on what lasts keeps them with it.
-fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Option<Above> {
-    let session = model.sessions.get(node.state.member.session?)?;
-    let case = Case::new(model, node, session, due);
-    if let Some(rule) = case.permanent_keep() {
-        return Some(Above::Keeps(Some(rule)));
-    }
-    if let Some(rule) = MatchedRules::wants_arguments(model, node) {
-        return Some(Above::Ask(rule, node.key));
-    }
-    let unreadable = case.matched_rules().unreadable;
-    let rule = unreadable.or_else(|| node.state.member.is_lineage_uncertain.then_some(None))?;
-    Some(Above::Keeps(rule))
+    let above = round.relatives.permanent_above(model, node, due);
+    above.decision(model, due, Reason::AncestorKept)
 }

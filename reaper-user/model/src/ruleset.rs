@@ -180,8 +180,8 @@ impl Rule {
         spares && self.when.is_of(false)
     }
 
-    /// Whether those whom it saves need their kin for as long: whoever has a delay before it is reaped, and whoever
-    /// others may be connected to.
+    /// Whether the members that it keeps need their relatives for as long: those with a delay before they are reaped, and
+    /// those that others may be connected to.
     pub fn keeps_relatives(&self) -> bool {
         self.may_keep() && (self.action == Action::Reap || self.when.listening == Some(true))
     }
@@ -220,7 +220,7 @@ pub struct Ruleset {
     servers: Index,
     agents: Index,
     judging: Index,
-    /// Sessions of the rules that hold kin.
+    /// Sessions of the rules that hold relatives.
     holding: Vec<SessionIs>,
     /// Those of `judging` that look at no program: all that most programs have.
     bare: Arc<[RuleId]>,
@@ -311,7 +311,7 @@ impl Ruleset {
         needs
     }
 
-    /// Whether there is a rule that may hold kin in a session whose root has ended so.
+    /// Whether there is a rule that may hold relatives in a session whose root has ended so.
     pub fn may_keep_relatives(&self, ended: ExitStatus) -> bool {
         let may = |session: &SessionIs| session.holds(Some(ended)) != Some(false);
         self.holding.iter().any(may)

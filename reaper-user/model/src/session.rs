@@ -45,7 +45,7 @@ const RUN: &str = "reaper-run";
 pub const CLOSED_MAX: usize = 64;
 
 /// The end of a root.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RootExit {
     /// Nanoseconds since boot.
     pub at: u64,

@@ -4,9 +4,10 @@ mod idle;
 
 use std::borrow::Cow;
 
-use super::{MatchedRules, Reason, Verdict};
+use super::{MatchedRules, Reason, Verdict, facts_and_owner};
 use crate::Model;
 use crate::Node;
+use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts};
 use crate::ruleset::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::session::{RootExit, Session};
@@ -30,15 +31,17 @@ pub(super) struct RuleDecision {
     pub until: Option<u64>,
 }
 
-/// What a member does for its kin.
+/// What a process does for its relatives.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Hold {
+    #[default]
     Nobody,
-    /// That depends on these, by a rule that may hold them.
-    Ask(RuleId, FactSet),
+    /// That depends on these facts of this process. The rule may hold them.
+    Ask(RuleId, FactSet, ProcessKey),
     /// They wait with it, until this monotonic time.
     Until(RuleId, u64),
-    /// They are kept with it, and that may change at this monotonic time though nothing happens.
-    Keep(RuleId, Option<u64>),
+    /// They are kept with it, by this rule if there is one. That may change at this monotonic time though nothing happens.
+    Keep(Option<RuleId>, Option<u64>),
 }
 
 /// What one rule says.
@@ -231,14 +234,14 @@ impl<'a> Case<'a> {
         None
     }
 
-    /// What it does for its kin: the first rule that holds kin and speaks of it does that, whatever else keeps it,
-    /// unless a rule before that has it reaped.
+    /// Returns what it does for its relatives: the first matching rule that holds relatives decides, whatever else keeps
+    /// it, unless an earlier rule reaps it.
     pub fn holds(&self) -> Hold {
         let (mut needs, mut asking) = (FactSet::NONE, None);
         let mut hold = Hold::Nobody;
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            // It has been due since the root ended for those who are above and below it.
+            // For its relatives, it has been due since the root exited.
             let over = self
                 .due
                 .map_or(0, |due| self.model.clock.to_monotonic(due.at));
@@ -259,13 +262,16 @@ impl<'a> Case<'a> {
                 // It is kept, and the rule after this may hold.
                 RuleResult::Unreadable if !holds => continue,
                 _ if holds && reaps => hold = Hold::Until(id, over),
-                _ if holds => hold = Hold::Keep(id, until),
+                _ if holds => hold = Hold::Keep(Some(id), until),
                 RuleResult::Applies | RuleResult::Wait(_) | RuleResult::Unreadable => {}
             }
             asking = asking.or(Some(id).filter(|_| holds && !needs.is_empty()));
             break;
         }
-        asking.map_or(hold, |id| Hold::Ask(id, needs))
+        asking.map_or(hold, |id| {
+            let (needs, owner) = facts_and_owner(self.model, self.session, needs);
+            Hold::Ask(id, needs, owner.unwrap_or(self.node.key))
+        })
     }
 
     /// Whether a rule about roots asks for nothing that this one can never have, or has not yet.

@@ -285,7 +285,7 @@ fn agent_that_shows_late_opens_a_session() {
 }
 
 #[test]
-fn wait_for_an_unread_child_holds_its_kin() {
+fn wait_for_an_unread_child_holds_its_relatives() {
     let rules = "[[rule]]\nname = 'servers'\naction = 'reap'\nafter = '10min'\nsession = 'any'\n\
          exe = '**/java'\nargv = '* Server*'\n";
     let mut w = world(ruled(rules));

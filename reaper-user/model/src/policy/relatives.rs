@@ -1,0 +1,208 @@
+//! Members that are kept, or given time, for the sake of an ancestor or a descendant.
+//!
+//! ```text
+//!   npm ── sh ─┬─ vite ── esbuild      vite listens and is given time: npm, sh and esbuild wait with it
+//!              └─ sleep                is reaped: it is neither above nor below vite
+//! ```
+//!
+//! If `npm` is signalled, it passes the signal on to the server. The server needs its workers. What a permanently kept
+//! process runs is kept too, like the scripts of a package manager.
+//!
+//! Only what the rules say of a process by itself counts for its relatives: a process that waits for a relative holds no
+//! other. The delay runs from the exit of the root, also for a process that was born later. Otherwise a server that is
+//! restarted again and again would hold its relatives forever.
+//!
+//! Each tree is walked once per evaluation, however deep it is.
+
+use std::cell::RefCell;
+use std::iter::once;
+
+use hashbrown::HashMap;
+
+use super::case::{Case, Hold};
+use super::{Decision, MatchedRules, Reason, Verdict, session_of};
+use crate::Model;
+use crate::Node;
+use crate::event::ProcessKey;
+use crate::facts::FactSet;
+use crate::ruleset::RuleId;
+use crate::session::RootExit;
+
+/// What processes do for their relatives, as far as one evaluation has found out.
+#[derive(Default)]
+pub(super) struct Relatives {
+    /// Permanent keeps above a process, by the root exit that it is evaluated for.
+    permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
+    /// Holds of processes that are due.
+    due: RefCell<HashMap<ProcessKey, Holds>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Holds {
+    /// What the process does for its relatives.
+    own: Hold,
+    /// What its ancestors do for it.
+    above: Hold,
+    /// What its descendants do for it.
+    below: Hold,
+}
+
+impl Relatives {
+    /// Returns what keeps a member together with a process above it, for as long as that one does not run another program.
+    pub(super) fn permanent_above(
+        &self,
+        model: &Model,
+        node: &Node,
+        due: Option<RootExit>,
+    ) -> Hold {
+        let mut known = self.permanent.borrow_mut();
+        let (mut top, mut path) = (node.key, Vec::new());
+        let ancestors = model.tree.ancestors(node.key);
+        for parent in ancestors.take_while(|above| above.state.member.session.is_some()) {
+            if known.contains_key(&(top, due)) {
+                break;
+            }
+            path.push((top, parent));
+            top = parent.key;
+        }
+        let mut above = known.get(&(top, due)).copied().unwrap_or_default();
+        for (key, parent) in path.into_iter().rev() {
+            above = keeps_below(model, parent, due).or(above);
+            known.insert((key, due), above);
+        }
+        above
+    }
+
+    /// Returns the decision about a member that is due, and would be reaped, if relatives that are due with it hold it.
+    pub(super) fn held(&self, model: &Model, node: &Node, due: RootExit) -> Option<Decision> {
+        if !model.rules.may_keep_relatives(due.cause()) || !is_due(model, node, due) {
+            return None;
+        }
+        let mut known = self.due.borrow_mut();
+        if !known.contains_key(&node.key) {
+            walk(model, node, due, &mut known);
+        }
+        let Holds { above, below, .. } = *known.get(&node.key)?;
+        let reason = match below.rank() > above.rank() {
+            true => Reason::DescendantKept,
+            false => Reason::AncestorKept,
+        };
+        above.or(below).decision(model, Some(due), reason)
+    }
+}
+
+/// Finds out what processes do for each other that are due together, from the topmost of them above `node` on.
+fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKey, Holds>) {
+    let is_due = |node: &&Node| is_due(model, node, due);
+    let above = model.tree.ancestors(node.key).take_while(is_due);
+    let top = above.last().unwrap_or(node);
+    let tree = once(top).chain(model.tree.descendants(top.key));
+    let tree: Vec<&Node> = tree.filter(is_due).collect();
+    // Parents come before their children.
+    for node in &tree {
+        let parent = node.parent.and_then(|parent| known.get(&parent));
+        let holds = Holds {
+            own: own_hold(model, node, due),
+            above: parent.map_or(Hold::Nobody, |parent| parent.own.or(parent.above)),
+            below: Hold::Nobody,
+        };
+        known.insert(node.key, holds);
+    }
+    for node in tree.into_iter().rev() {
+        let Holds { own, below, .. } = known.get(&node.key).copied().unwrap_or_default();
+        let below = match own {
+            // What is born again and again would be waited for forever.
+            Hold::Ask(..) if model.born_after(node, due) => below,
+            own => own.or(below),
+        };
+        if let Some(parent) = node.parent.and_then(|parent| known.get_mut(&parent)) {
+            parent.below = below.or(parent.below);
+        }
+    }
+}
+
+fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
+    let Some(session) = session_of(model, node) else {
+        return Hold::Nobody;
+    };
+    let hold = Case::new(model, node, session, Some(due)).holds();
+    // Another rule may match the whole command line.
+    match MatchedRules::wants_arguments(model, node) {
+        Some(rule) => Hold::Ask(rule, FactSet::ARGUMENTS, node.key).or(hold),
+        None => hold,
+    }
+}
+
+/// Returns what a process does for those below it by what lasts until it runs another program.
+fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
+    let session = node.state.member.session;
+    let Some(session) = session.and_then(|session| model.sessions.get(session)) else {
+        return Hold::Nobody;
+    };
+    let case = Case::new(model, node, session, due);
+    if let Some(rule) = case.permanent_keep() {
+        return Hold::Keep(Some(rule), None);
+    }
+    if let Some(rule) = MatchedRules::wants_arguments(model, node) {
+        return Hold::Ask(rule, FactSet::ARGUMENTS, node.key);
+    }
+    match case.matched_rules().unreadable {
+        Some(rule) => Hold::Keep(rule, None),
+        None if node.state.member.is_lineage_uncertain => Hold::Keep(None, None),
+        None => Hold::Nobody,
+    }
+}
+
+impl Hold {
+    /// Returns the one of two that holds longer, `self` if they are equal.
+    fn or(self, other: Hold) -> Hold {
+        if other.rank() > self.rank() {
+            other
+        } else {
+            self
+        }
+    }
+
+    /// Comparable: how long it holds relatives.
+    fn rank(self) -> (u8, u64) {
+        match self {
+            Hold::Nobody => (0, 0),
+            Hold::Ask(..) => (1, 0),
+            Hold::Until(_, until) => (2, until),
+            Hold::Keep(_, until) => (3, until.unwrap_or(u64::MAX)),
+        }
+    }
+
+    /// Returns the decision about a relative, with `kept` as the reason to keep it.
+    pub(super) fn decision(
+        self,
+        model: &Model,
+        due: Option<RootExit>,
+        kept: Reason,
+    ) -> Option<Decision> {
+        let decide = |verdict, reason, rule: Option<RuleId>, until| Decision {
+            verdict,
+            rule: rule.map(|rule| model.rules.name(rule).clone()),
+            due,
+            until,
+            ..Decision::keep(reason)
+        };
+        Some(match self {
+            Hold::Nobody => return None,
+            Hold::Ask(rule, needs, of) => Decision {
+                needs,
+                relative: Some(of),
+                ..decide(Verdict::Wait, Reason::Unread, Some(rule), None)
+            },
+            Hold::Until(rule, until) => {
+                decide(Verdict::Wait, Reason::RuleDelay, Some(rule), Some(until))
+            }
+            Hold::Keep(rule, until) => decide(Verdict::Keep, kept, rule, until),
+        })
+    }
+}
+
+fn is_due(model: &Model, node: &Node, due: RootExit) -> bool {
+    let session = session_of(model, node).and_then(|session| model.sessions.due(session.id));
+    session.is_some_and(|(_, other)| other == due)
+}
