@@ -60,6 +60,7 @@ impl Engine {
         for (key, decision) in decided {
             self.execute(key, decision);
         }
+        ended.iter().for_each(|id| self.deferred.check_close(*id));
         ended.retain(|_| self.settings.mode == Mode::Enforce);
         ended.extend(std::mem::take(&mut self.deferred.closing));
         // A close counts the outcomes before it.
@@ -92,9 +93,11 @@ impl Engine {
         if escaped {
             self.source.scan_soon();
         }
-        let is_deferred = self.has_undecided_member(id) || self.has_deferred_member(id);
-        if escaped || is_deferred || self.has_undecided_nested(id) {
+        self.deferred.closing_later.remove(&id);
+        if escaped || self.has_undecided_member(id) || self.has_undecided_nested(id) {
             self.deferred.closing.insert(id);
+        } else if self.has_deferred_member(id) {
+            self.deferred.closing_later.insert(id);
         } else {
             self.close(id);
         }

@@ -38,8 +38,10 @@ pub struct Deferred {
     unread: HashMap<ProcessKey, Vec<ProcessKey>>,
     /// Number of processes that each of these roots waits for.
     looks: HashMap<ProcessKey, usize>,
-    /// Sessions that are over but for those about whom something is still to be said.
+    /// Sessions that are checked in the next round: they close once all of their members are decided about.
     pub closing: HashSet<SessionId>,
+    /// Sessions that close after a deadline of one of their members. They are not checked before.
+    pub closing_later: HashSet<SessionId>,
     /// Processes by the time of their re-evaluation, in ns of the monotonic clock.
     deadlines: Waiting,
     /// How often what could not be read has been tried again.
@@ -84,24 +86,21 @@ impl Waiting {
         self.by_session.insert((session, key));
     }
 
-    /// Removes a process. Returns whether it waited.
-    fn remove(&mut self, key: ProcessKey) -> bool {
-        let Some((number, session)) = self.by_process.remove(&key) else {
-            return false;
-        };
+    /// Removes a process. Returns its session if it waited.
+    fn remove(&mut self, key: ProcessKey) -> Option<SessionId> {
+        let (number, session) = self.by_process.remove(&key)?;
         self.by_number.remove(&(number, key));
         self.by_session.remove(&(session, key));
-        true
+        Some(session)
     }
 
-    /// Removes the processes up to a number. Returns them, the lowest number first.
-    fn take_until(&mut self, number: u64) -> Vec<ProcessKey> {
+    /// Removes the processes up to a number. Returns them with their sessions, the lowest number first.
+    fn take_until(&mut self, number: u64) -> Vec<(ProcessKey, SessionId)> {
         let mut taken = Vec::new();
         while let Some((first, key)) = self.by_number.first().copied()
             && first <= number
         {
-            self.remove(key);
-            taken.push(key);
+            taken.extend(self.remove(key).map(|session| (key, session)));
         }
         taken
     }
@@ -117,6 +116,7 @@ impl Deferred {
             unread: HashMap::new(),
             looks: HashMap::new(),
             closing: HashSet::new(),
+            closing_later: HashSet::new(),
             deadlines: Waiting::default(),
             tries: HashMap::new(),
         }
@@ -151,6 +151,13 @@ impl Deferred {
         let tries = self.tries.entry(key).or_default();
         *tries += 1;
         (*tries <= TRIES).then(|| now + (TRY_AFTER << (2 * *tries)))
+    }
+
+    /// Checks in this round whether a session can be closed, if it waits for a deadline.
+    pub fn check_close(&mut self, id: SessionId) {
+        if self.closing_later.remove(&id) {
+            self.closing.insert(id);
+        }
     }
 
     /// Whether facts of living members of a session are being read.
@@ -248,9 +255,11 @@ impl Engine {
 
     /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
     pub(super) fn defer(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
-        match until {
-            Some(until) => self.deferred.deadlines.insert(key, until, session),
-            None => drop(self.deferred.deadlines.remove(key)),
+        if let Some(session) = self.deferred.deadlines.remove(key) {
+            self.deferred.check_close(session);
+        }
+        if let Some(until) = until {
+            self.deferred.deadlines.insert(key, until, session);
         }
     }
 
@@ -355,7 +364,7 @@ impl Engine {
             let asked = self.deferred.requested.remove(key);
             let node = self.model.tree.get(key);
             // A stranger may have been asked in the place of a root.
-            if asked && node.is_some_and(|node| node.state.member.session.is_some()) {
+            if asked.is_some() && node.is_some_and(|node| node.state.member.session.is_some()) {
                 self.ingest.queued.push(Queued::Process(key));
             }
         }
@@ -365,8 +374,9 @@ impl Engine {
         let free = self.deferred.waiting_for_relatives.take_until(before);
         self.ingest
             .queued
-            .extend(free.into_iter().map(Queued::Process));
-        for key in self.deferred.deadlines.take_until(now) {
+            .extend(free.into_iter().map(|(key, _)| Queued::Process(key)));
+        for (key, session) in self.deferred.deadlines.take_until(now) {
+            self.deferred.check_close(session);
             self.model.forget_volatile(key);
             self.model.forget_unreadable(key);
             self.ingest.queued.push(Queued::Process(key));

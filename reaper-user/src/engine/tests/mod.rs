@@ -18,6 +18,12 @@ const RULES: &str = r#"
     [[agent]]
     name = "agent"
     comm = "agent"
+    [[rule]]
+    name = "later"
+    action = "reap"
+    session = "gone"
+    comm = "server"
+    after = "10min"
 "#;
 
 const AGENT: u32 = 100;
@@ -137,6 +143,15 @@ fn observe_decides_and_sends_nothing() {
     );
     assert_eq!((totals.reaped, totals.signals), (0, 0));
     assert_eq!(sent, []);
+}
+
+#[test]
+fn session_closes_after_the_delay_of_its_last_member() {
+    let (totals, sent) = run(Mode::Enforce, "server", kill_agent, |body| {
+        matches!(body, EventBody::SessionClose { .. })
+    });
+    assert_eq!((totals.reaped, totals.failed), (1, 0));
+    assert_eq!(sent, [(CHILD, Signal::SIGTERM)]);
 }
 
 #[test]
