@@ -3,7 +3,7 @@
 mod end;
 mod signal;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,10 @@ pub struct Reaper {
     observe: bool,
     targets: HashMap<ProcessKey, Target>,
     escalations: BTreeMap<SessionId, Escalation>,
+    /// Deadlines of the escalations. See [`Reaper::update`].
+    deadlines: BTreeSet<(u64, SessionId)>,
+    /// Escalations that may have no claims.
+    unclaimed: BTreeSet<SessionId>,
     /// How many of the targets are members of each session.
     members: HashMap<SessionId, usize>,
     /// How many of the targets have a pidfd.
@@ -54,6 +58,8 @@ impl Reaper {
             observe,
             targets: HashMap::new(),
             escalations: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
             members: HashMap::new(),
             open_pidfds: 0,
             files_max: files_max(),
@@ -107,15 +113,30 @@ impl Reaper {
         if !self.observe {
             let ladder = Escalation::resumed(self.times, kill_at, self.clock.monotonic());
             self.escalations.entry(session).or_insert(ladder);
+            // Adds its deadline.
+            self.update(session, |_| ());
+            self.unclaimed.insert(session);
         }
     }
 
     /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
     /// the tree is only now due.
     pub fn restart_grace(&mut self, session: SessionId) {
-        if let Some(ladder) = self.escalations.get_mut(&session) {
-            *ladder = ladder.renewed(self.times, self.clock.monotonic());
-        }
+        let (times, now) = (self.times, self.clock.monotonic());
+        self.update(session, |ladder| *ladder = ladder.renewed(times, now));
+    }
+
+    /// Changes an escalation. Nothing else changes its deadline, so `deadlines` is up to date.
+    fn update<T>(
+        &mut self,
+        session: SessionId,
+        change: impl FnOnce(&mut Escalation) -> T,
+    ) -> Option<T> {
+        let escalation = self.escalations.get_mut(&session)?;
+        self.deadlines.remove(&(escalation.deadline(), session));
+        let result = change(escalation);
+        self.deadlines.insert((escalation.deadline(), session));
+        Some(result)
     }
 
     /// How long before SIGKILL a session's ladder sends SIGTERM: of that which goes on, or else of one that began now.
@@ -136,7 +157,7 @@ impl Reaper {
 
     /// When [`Reaper::tick`] is wanted next, on the monotonic clock.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.escalations.values().map(Escalation::deadline).min()
+        self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
     /// Returns what is readable when [`Reaper::confirm_exits`] has something to do.
@@ -208,12 +229,14 @@ impl Reaper {
     fn step_on(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
         let now = self.clock.monotonic();
         let ladder = self.escalations.entry(session);
-        let ladder = ladder.or_insert_with(|| Escalation::new(self.times, now));
-        if late && ladder.on_birth(now) {
-            self.queue.extend(ladder.claims());
+        ladder.or_insert_with(|| Escalation::new(self.times, now));
+        if self.update(session, |ladder| late && ladder.on_birth(now)) == Some(true) {
+            self.queue_all(session);
         }
-        ladder.on_claim(key);
-        late && ladder.is_before_kill()
+        self.update(session, |ladder| {
+            ladder.on_claim(key);
+            late && ladder.is_before_kill()
+        }) == Some(true)
     }
 
     /// The exit record of a process and the orphans it left.

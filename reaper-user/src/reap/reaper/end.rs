@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::reap::{ReapEvent, ReapFailure, ReapOutcome};
+use crate::reap::{Escalation, ReapEvent, ReapFailure, ReapOutcome};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
@@ -45,17 +45,15 @@ impl Reaper {
     pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
         let now = self.clock.monotonic();
         let expired: Vec<_> = self
-            .escalations
+            .deadlines
             .iter()
-            .filter(|(_, ladder)| ladder.deadline() <= now)
-            .map(|(id, _)| *id)
+            .take_while(|(deadline, _)| *deadline <= now)
+            .map(|(_, id)| *id)
             .collect();
         for session in expired {
-            let Some(ladder) = self.escalations.get_mut(&session) else {
-                continue;
-            };
-            if ladder.is_before_kill() {
-                ladder.kill(now);
+            let is_before_kill = |ladder: &Escalation| ladder.is_before_kill();
+            if self.escalations.get(&session).is_some_and(is_before_kill) {
+                self.update(session, |ladder| ladder.kill(now));
                 self.queue_all(session);
             } else {
                 self.look_for_progress(session, now, &memory);
@@ -97,7 +95,7 @@ impl Reaper {
             }
         }
         if progress || !ladder.on_stall() || stuck.is_empty() {
-            ladder.on_progress(now);
+            self.update(session, |ladder| ladder.on_progress(now));
             return;
         }
         for (key, failure) in stuck {
@@ -136,9 +134,9 @@ impl Reaper {
             duration: target.first_signal.map(|first| now.saturating_sub(first)),
             memory: target.memory.filter(|_| ended),
         });
-        if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
-            ladder.on_finished(key, self.clock.monotonic());
-        }
+        let now = self.clock.monotonic();
+        self.update(target.escalation, |ladder| ladder.on_finished(key, now));
+        self.unclaimed.insert(target.escalation);
     }
 
     /// Gives up what is still claimed, since this program stops and no other takes over. Where another does, the claims
@@ -169,13 +167,12 @@ impl Reaper {
     /// Closes the ladders on which nobody is left. Only for when all is decided about that has been read:
     /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
     pub fn close_empty(&mut self) {
-        let reports = &mut self.reports;
-        self.escalations.retain(|session, ladder| {
-            let done = ladder.is_empty();
-            if done {
-                reports.push(ReapEvent::Closed { session: *session });
+        for session in std::mem::take(&mut self.unclaimed) {
+            if let Some(ladder) = self.escalations.get(&session).filter(|it| it.is_empty()) {
+                self.deadlines.remove(&(ladder.deadline(), session));
+                self.escalations.remove(&session);
+                self.reports.push(ReapEvent::Closed { session });
             }
-            !done
-        });
+        }
     }
 }

@@ -88,20 +88,23 @@ impl Orphan {
             }),
             membership: None,
         };
-        let born = EventKind::Fork {
-            child: key,
-            parent: Some(ROOT),
-            creator: Some(ROOT),
-            uids,
+        orphan.tell(runs(ROOT, "agent"));
+        orphan.born(key, ROOT);
+        orphan.tell(runs(key, "sh"));
+        orphan.exited(ROOT);
+        orphan
+    }
+
+    fn born(&mut self, child: ProcessKey, parent: ProcessKey) {
+        self.tell(EventKind::Fork {
+            child,
+            parent: Some(parent),
+            creator: Some(parent),
+            uids: Uids::default(),
             pidfd_inode: 0,
             namespace_init: false,
             membership: None,
-        };
-        for kind in [runs(ROOT, "agent"), born, runs(key, "sh")] {
-            orphan.tell(kind);
-        }
-        orphan.exited(ROOT);
-        orphan
+        });
     }
 
     fn tell(&mut self, kind: EventKind) {
@@ -138,6 +141,8 @@ impl Orphan {
     fn signal(&mut self) -> Vec<ReapEvent> {
         self.reaper.open_queued();
         self.reaper.signal_queued(&mut self.model, true);
+        let deadlines = self.reaper.escalations.values().map(Escalation::deadline);
+        assert_eq!(self.reaper.next_deadline(), deadlines.min());
         self.reaper.take_reports()
     }
 
@@ -216,7 +221,7 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
         orphan.reaper.stages().collect::<Vec<_>>()[..],
         [(id, Stage::Term { .. })] if id == session
     ));
-    orphan.reaper.escalations.get_mut(&session).unwrap().kill(0);
+    orphan.reaper.update(session, |ladder| ladder.kill(0));
     orphan.reaper.queue_all(session);
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
     assert_eq!(orphan.last_words(), "");
