@@ -3,7 +3,7 @@
 mod end;
 mod signal;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Reaper {
     /// To be signalled next: opened, if need be, and then drained past, before it is.
     queue: Vec<ProcessKey>,
     /// To be opened once there is room for more open files.
-    waiting_for_files: Vec<ProcessKey>,
+    waiting_for_files: VecDeque<ProcessKey>,
     /// Processes that were sent their first signal since the last [`Reaper::measure_memory`].
     unmeasured: Vec<ProcessKey>,
     clock: Arc<dyn Clock>,
@@ -64,7 +64,7 @@ impl Reaper {
             open_pidfds: 0,
             files_max: files_max(),
             queue: Vec::new(),
-            waiting_for_files: Vec::new(),
+            waiting_for_files: VecDeque::new(),
             unmeasured: Vec::new(),
             clock: Arc::clone(&kernel.clock),
             signals: Arc::clone(&kernel.signals),

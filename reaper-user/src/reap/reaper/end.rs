@@ -121,8 +121,15 @@ impl Reaper {
                 self.members.remove(&target.session);
             }
         }
-        // There is room for another pidfd now.
-        self.queue.append(&mut self.waiting_for_files);
+        // There is room for one more pidfd now. If none is open, no exit will make room for the others.
+        while let Some(next) = self.waiting_for_files.pop_front() {
+            if self.targets.contains_key(&next) {
+                self.queue.push(next);
+                if self.open_pidfds > 0 {
+                    break;
+                }
+            }
+        }
         let now = self.clock.boot_time();
         let outcome = target.outcome(outcome);
         let ended = matches!(outcome, ReapOutcome::Exited(_));

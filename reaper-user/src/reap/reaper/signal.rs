@@ -37,7 +37,7 @@ impl Reaper {
                         && self.open_pidfds > 0
                         && !self.observe =>
                 {
-                    self.waiting_for_files.push(key);
+                    self.waiting_for_files.push_back(key);
                 }
                 Ok(pidfd) => {
                     target.pidfd = Some(pidfd);
@@ -55,7 +55,7 @@ impl Reaper {
                     self.queue.push(key);
                 }
                 Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open_pidfds > 0 => {
-                    self.waiting_for_files.push(key)
+                    self.waiting_for_files.push_back(key)
                 }
                 Err(errno) => {
                     self.finish(key, ReapOutcome::Failed(ReapFailure::Errno(errno as i32)))
@@ -95,7 +95,7 @@ impl Reaper {
         };
         self.open_pidfds -= usize::from(target.pidfd.take().is_some());
         if self.open_pidfds > 0 {
-            self.waiting_for_files.push(key);
+            self.waiting_for_files.push_back(key);
         } else {
             self.finish(key, ReapOutcome::Failed(ReapFailure::Errno(errno as i32)));
         }

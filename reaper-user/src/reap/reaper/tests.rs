@@ -398,9 +398,33 @@ fn some_open_files_are_left_for_others() {
     assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
     // But for the only one.
     orphan.reaper.open_pidfds -= 1;
-    orphan.reaper.queue = std::mem::take(&mut orphan.reaper.waiting_for_files);
+    orphan.reaper.queue = std::mem::take(&mut orphan.reaper.waiting_for_files).into();
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
     orphan.last_words();
+}
+
+#[test]
+fn exit_gives_one_process_its_turn_to_be_opened() {
+    let others = [7, 8, 9].map(|pid| ProcessKey { pid, start: 2 });
+    for (open, turns) in [(1, 1), (0, 3)] {
+        let mut orphan = Orphan::new();
+        orphan.claim();
+        orphan.reaper.open_queued();
+        orphan.reaper.open_pidfds += open;
+        let own = orphan.key;
+        for other in others {
+            orphan.born(other, own);
+            orphan.key = other;
+            orphan.claim();
+        }
+        // The first one has exited meanwhile.
+        let gone = ProcessKey { pid: 6, start: 2 };
+        orphan.reaper.waiting_for_files = [gone].into_iter().chain(others).collect();
+        orphan.reaper.queue.clear();
+        orphan.reaper.on_unrecorded_exit(own);
+        assert_eq!(orphan.reaper.queue, others[..turns]);
+        assert_eq!(orphan.reaper.waiting_for_files, &others[turns..]);
+    }
 }
 
 #[test]
