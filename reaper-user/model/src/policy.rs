@@ -204,15 +204,14 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
 
 /// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
 fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
-    let mut outwards = model.sessions.with_enclosing(session.id);
-    outwards.find_map(|session| match session.succession {
-        Succession::Excluded | Succession::LeftToRun => None,
-        Succession::Unknown => Some(Decision::keep(Reason::SuccessorUnknown)),
-        Succession::Awaited => Some(Decision {
+    let session = model.sessions.awaiting_successor(session.id)?;
+    Some(match session.succession {
+        Succession::Unknown => Decision::keep(Reason::SuccessorUnknown),
+        _ => Decision {
             verdict: Verdict::Wait,
             until: model.succession_deadline(session),
             ..Decision::keep(Reason::SuccessorAwaited)
-        }),
+        },
     })
 }
 

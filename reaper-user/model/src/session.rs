@@ -31,7 +31,7 @@ use super::facts::{Fact, InheritedFacts};
 use super::ruleset::{RuleId, Ruleset, SessionKind};
 use crate::tree::tick;
 use crate::{Node, Tree};
-use index::{Due, IndexKey, SessionIndex};
+use index::{Due, IndexKey, Nesting, SessionIndex};
 pub use member::{Evidence, SessionId};
 pub(super) use membership::Origin;
 pub use succession::{Succession, SuccessorSearch};
@@ -128,7 +128,7 @@ pub struct Session {
     /// Its root was found to be an agent already: the exec that made it one may still be told.
     is_discovered: bool,
     /// Kept up by [`SessionIndex`].
-    due: Option<Due>,
+    nesting: Nesting,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
@@ -161,6 +161,14 @@ impl Session {
             self.set_unit(&facts.unit);
             self.set_inherited(&facts.inherited);
         }
+    }
+
+    /// Whether the root is the command of a `reaper run` that lives; `outer` is the session around it.
+    fn is_command_of(&self, outer: Option<&Session>) -> bool {
+        let parent = self.parent.as_ref().map(|parent| parent.key);
+        outer.is_some_and(|run| {
+            &*run.agent == RUN && run.root_exit.is_none() && parent == Some(run.root)
+        })
     }
 
     /// Returns the end that makes its members due. There is none while another agent may continue it.
@@ -295,23 +303,19 @@ impl Sessions {
     /// Whether the members of a session are due: the outermost session whose root is gone, on whose
     /// ladder they belong, and the first end of a root, which made them so.
     pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
-        let Due { outermost, first } = self.get(id)?.due?;
+        let Due { outermost, first } = self.get(id)?.nesting.due?;
         Some((self.get(outermost)?, first))
     }
 
-    /// Whether the root is the command of a `reaper run` that lives.
-    fn is_command_of_run(&self, session: &Session) -> bool {
-        let run = session.outer.and_then(|outer| self.get(outer));
-        let parent = session.parent.as_ref().map(|parent| parent.key);
-        run.is_some_and(|run| {
-            &*run.agent == RUN && run.root_exit.is_none() && parent == Some(run.root)
-        })
+    /// Returns the innermost session around the members of a session that another agent may continue.
+    pub(super) fn awaiting_successor(&self, id: SessionId) -> Option<&Session> {
+        self.get(self.get(id)?.nesting.awaiting?)
     }
 
     /// Whether a `reaper run` ends the members of a session, which is its command's or nested in that, when the command exits.
     pub(super) fn is_ended_by_run(&self, id: SessionId) -> bool {
-        self.with_enclosing(id)
-            .any(|session| self.is_command_of_run(session))
+        self.get(id)
+            .is_some_and(|session| session.nesting.is_ended_by_run)
     }
 
     /// The session that has this process for its root.
@@ -355,7 +359,8 @@ impl Sessions {
                 self.set_successor(tree, id, heir, session_events);
                 continue;
             }
-            let is_left_to_run = self.get(id).is_some_and(|it| self.is_command_of_run(it));
+            let outer = |session: &Session| self.get(session.outer?);
+            let is_left_to_run = self.get(id).is_some_and(|it| it.is_command_of(outer(it)));
             self.open.update(id, |session| {
                 session.root_exit = Some(gone);
                 session.succession = match is_left_to_run {

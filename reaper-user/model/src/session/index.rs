@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{RootExit, Session, SessionId};
+use super::{RootExit, Session, SessionId, Succession};
 use crate::event::{ProcessKey, TICK_NS};
 
 /// Number of properties by which a session is found.
@@ -21,6 +21,16 @@ pub(super) enum IndexKey {
     Cgroup(u64),
     /// The real uid of a root that has not exited.
     Living(u32),
+}
+
+/// What holds for the members of a session because of it or of a session around it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nesting {
+    pub(super) due: Option<Due>,
+    /// The innermost session that another agent may continue.
+    pub(super) awaiting: Option<SessionId>,
+    /// Whether a `reaper run` ends them when its command exits.
+    pub(super) is_ended_by_run: bool,
 }
 
 /// Why the members of a session are due.
@@ -41,6 +51,17 @@ impl Session {
             (self.cgroup_id != 0).then_some(IndexKey::Cgroup(self.cgroup_id)),
             (self.root_exit.is_none()).then_some(IndexKey::Living(self.uids.real)),
         ]
+    }
+
+    /// Returns what holds for its members, from the session around it.
+    fn nesting_in(&self, outer: Option<&Session>) -> Nesting {
+        let above = outer.map(|outer| outer.nesting).unwrap_or_default();
+        let awaits = matches!(self.succession, Succession::Awaited | Succession::Unknown);
+        Nesting {
+            due: self.due_within(above.due),
+            awaiting: awaits.then_some(self.id).or(above.awaiting),
+            is_ended_by_run: above.is_ended_by_run || self.is_command_of(outer),
+        }
     }
 
     /// Returns why its members are due, from why those of the session around it are.
@@ -103,10 +124,10 @@ impl SessionIndex {
 
     pub(super) fn insert(&mut self, mut session: Session) {
         let id = session.id;
-        session.due = None;
+        session.nesting = Nesting::default();
         self.add_keys(id, session.index_keys());
         self.by_id.insert(id, session);
-        self.update_due(id);
+        self.update_nesting(id);
     }
 
     /// Removes a session in which no other is nested.
@@ -123,13 +144,14 @@ impl SessionIndex {
         change: impl FnOnce(&mut Session) -> T,
     ) -> Option<T> {
         let session = self.by_id.get_mut(&id)?;
-        let before = (session.index_keys(), session.end());
+        let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession);
+        let before = state(session);
         let result = change(session);
-        let after = (session.index_keys(), session.end());
+        let after = state(session);
         if before != after {
             self.remove_keys(id, before.0);
             self.add_keys(id, after.0);
-            self.update_due(id);
+            self.update_nesting(id);
         }
         Some(result)
     }
@@ -153,19 +175,20 @@ impl SessionIndex {
         }
     }
 
-    /// Finds out anew whether the members of a session are due, and hands that on to the sessions in it that it changes.
-    fn update_due(&mut self, id: SessionId) {
-        let mut stale = vec![id];
+    /// Updates what holds for the members of a changed session, and of the sessions in it.
+    fn update_nesting(&mut self, changed: SessionId) {
+        let mut stale = vec![changed];
         while let Some(id) = stale.pop() {
             let Some(session) = self.get(id) else {
                 continue;
             };
             let outer = session.outer.and_then(|outer| self.get(outer));
-            let due = session.due_within(outer.and_then(|outer| outer.due));
-            if due != session.due {
+            let nesting = session.nesting_in(outer);
+            // Whether it is the command of a `reaper run` depends on the root of that.
+            if nesting != session.nesting || id == changed {
                 stale.extend(self.ids(IndexKey::Outer(id)));
                 if let Some(session) = self.by_id.get_mut(&id) {
-                    session.due = due;
+                    session.nesting = nesting;
                 }
             }
         }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::{
-    ImageSource, IndexKey, RootParent, Session, SessionEvent, SessionId, Sessions, Succession,
+    ImageSource, IndexKey, Nesting, RootParent, Session, SessionEvent, SessionId, Sessions,
+    Succession,
 };
 use crate::event::ProcessKey;
 use crate::facts::Fact;
@@ -183,7 +184,7 @@ impl Sessions {
             last_birth_at: 0,
             last_use_at: 0,
             is_discovered: ran == ImageSource::Discovered,
-            due: None,
+            nesting: Nesting::default(),
             members: HashSet::default(),
         });
         self.join(tree, key, id, false);

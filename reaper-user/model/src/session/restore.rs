@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::{RootExit, RootParent, Session, SessionEvent, SessionId, Sessions, Succession};
+use super::{
+    Nesting, RootExit, RootParent, Session, SessionEvent, SessionId, Sessions, Succession,
+};
 use crate::event::{ExitStatus, ProcessKey, RestoredSession};
 use crate::facts::Fact;
 use crate::ruleset::{Ruleset, SessionKind};
@@ -74,7 +76,7 @@ impl Sessions {
             last_birth_at: 0,
             last_use_at: 0,
             is_discovered: false,
-            due: None,
+            nesting: Nesting::default(),
             members: HashSet::default(),
         };
         self.open.insert(session);

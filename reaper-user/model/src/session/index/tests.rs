@@ -26,6 +26,19 @@ impl Sessions {
             let indexed = self.due(session.id);
             assert_eq!(indexed.map(|(outer, first)| (outer.id, first)), due);
 
+            let awaits = |other: &&&Session| {
+                matches!(other.succession, Succession::Awaited | Succession::Unknown)
+            };
+            let awaiting = outwards.iter().find(awaits).map(|session| session.id);
+            let is_command = |other: &&Session| {
+                let run = other.outer.and_then(|outer| self.get(outer));
+                other.is_command_of(run)
+            };
+            let is_ended_by_run = outwards.iter().any(is_command);
+            let nesting = session.nesting;
+            assert_eq!(nesting.awaiting, awaiting);
+            assert_eq!(nesting.is_ended_by_run, is_ended_by_run);
+
             let living = |other: &&Session| other.root == session.root && other.root_exit.is_none();
             let by_root = self.by_root(session.root).map(|session| session.id);
             assert_eq!(by_root, self.iter().find(living).map(|session| session.id));
