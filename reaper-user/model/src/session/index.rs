@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{RootExit, Session, SessionId, Succession};
+use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
 
 /// Number of properties by which a session is found.
@@ -56,10 +56,13 @@ impl Session {
     /// Returns what holds for its members, from the session around it.
     fn nesting_in(&self, outer: Option<&Session>) -> Nesting {
         let above = outer.map(|outer| outer.nesting).unwrap_or_default();
-        let awaits = matches!(self.succession, Succession::Awaited | Succession::Unknown);
         Nesting {
             due: self.due_within(above.due),
-            awaiting: awaits.then_some(self.id).or(above.awaiting),
+            awaiting: self
+                .succession
+                .is_open()
+                .then_some(self.id)
+                .or(above.awaiting),
             is_ended_by_run: above.is_ended_by_run || self.is_command_of(outer),
         }
     }

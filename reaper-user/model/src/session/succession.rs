@@ -47,6 +47,11 @@ impl Succession {
             _ => Succession::Excluded,
         }
     }
+
+    /// Returns whether another agent may still continue the session.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Succession::Awaited | Succession::Unknown)
+    }
 }
 
 /// Result of a search for a successor.

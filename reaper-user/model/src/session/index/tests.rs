@@ -26,9 +26,7 @@ impl Sessions {
             let indexed = self.due(session.id);
             assert_eq!(indexed.map(|(outer, first)| (outer.id, first)), due);
 
-            let awaits = |other: &&&Session| {
-                matches!(other.succession, Succession::Awaited | Succession::Unknown)
-            };
+            let awaits = |other: &&&Session| other.succession.is_open();
             let awaiting = outwards.iter().find(awaits).map(|session| session.id);
             let is_command = |other: &&Session| {
                 let run = other.outer.and_then(|outer| self.get(outer));
