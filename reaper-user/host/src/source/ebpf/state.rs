@@ -177,12 +177,12 @@ impl KernelMaps {
         said.map_err(|error| self.noted(error))
     }
 
-    /// What was to be changed has gone meanwhile: as it was meant to.
-    fn absent_or(&mut self, error: MapError) -> Result<bool, EbpfError> {
-        if errno(&error) == Some(libc::ENOENT) {
-            Ok(true)
-        } else {
-            Err(self.noted(error))
+    /// Returns whether an entry was changed or removed. One that has gone meanwhile is no error.
+    fn was_there(&mut self, changed: Result<(), MapError>) -> Result<bool, EbpfError> {
+        match changed {
+            Ok(()) => Ok(true),
+            Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(self.noted(error)),
         }
     }
 
@@ -241,13 +241,7 @@ impl ProbeMaps for KernelMaps {
             execs = told;
         }
         let Some(mark) = wanted else {
-            return match self.members.remove(&at) {
-                Ok(()) => {
-                    self.pid_filter.add(slot, -1);
-                    Ok(true)
-                }
-                Err(error) => Ok(self.absent_or(error)?),
-            };
+            return self.remove(of).map(|()| true);
         };
         let member = Member {
             session: mark.session.map_or(RawKey::NONE, raw),
@@ -269,16 +263,15 @@ impl ProbeMaps for KernelMaps {
                 Err(error) => return Err(self.noted(error).into()),
             }
         }
-        match self.members.insert(at, bytes, IF_THERE) {
-            Ok(()) => Ok(true),
-            Err(error) => Ok(self.absent_or(error)?),
-        }
+        let written = self.members.insert(at, bytes, IF_THERE);
+        self.was_there(written)?;
+        Ok(true)
     }
 
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
-        match self.members.remove(&raw(of).to_bytes()) {
-            Ok(()) => self.pid_filter.add(pid_filter_slot(of.pid), -1),
-            Err(error) => drop(self.absent_or(error)?),
+        let removed = self.members.remove(&raw(of).to_bytes());
+        if self.was_there(removed)? {
+            self.pid_filter.add(pid_filter_slot(of.pid), -1);
         }
         Ok(())
     }
@@ -306,11 +299,10 @@ impl ProbeMaps for KernelMaps {
                 .insert(at, state.to_bytes(), 0)
                 .map_err(|error| self.noted(error).into()),
             None => {
-                let removed = [self.sessions.remove(&at), self.exits.remove(&at)];
-                removed.into_iter().try_for_each(|removed| match removed {
-                    Ok(()) => Ok(()),
-                    Err(error) => Ok(self.absent_or(error).map(drop)?),
-                })
+                for removed in [self.sessions.remove(&at), self.exits.remove(&at)] {
+                    self.was_there(removed)?;
+                }
+                Ok(())
             }
         }
     }
