@@ -170,6 +170,7 @@ impl Escalation {
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
+            first_signal: self.first_signal,
             claims: self.claims.clone(),
             ..Escalation::new(times, now)
         }

@@ -17,7 +17,6 @@
 //! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
 //! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
 
-mod ending;
 mod escalation;
 mod reaper;
 mod send;
@@ -31,9 +30,8 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
-pub use ending::{Due, PollingReaper, ReapResult, reap_all};
 pub use escalation::{Escalation, SignalStep, Stage, Times};
-pub use reaper::Reaper;
+pub use reaper::{Due, PollingReaper, Reaper, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
@@ -65,6 +63,20 @@ pub struct SentSignal {
     pub by: SentBy,
     /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
     pub latency: Option<u64>,
+}
+
+/// What became of a claimed process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReapResult {
+    pub key: ProcessKey,
+    pub outcome: ReapOutcome,
+    /// The strongest signal it was sent, by any sender.
+    pub signal: Option<Signal>,
+    /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
+    pub duration: Option<u64>,
+    /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
+    /// nothing.
+    pub memory: Option<ProcessMemory>,
 }
 
 /// How it ended for a process that was claimed.
@@ -114,17 +126,9 @@ pub enum ReapEvent {
     },
     Signal(SentSignal),
     Outcome {
-        key: ProcessKey,
         /// The session it was a member of.
         session: SessionId,
-        outcome: ReapOutcome,
-        /// The strongest signal it was sent, by whomever.
-        signal: Option<Signal>,
-        /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
-        duration: Option<u64>,
-        /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
-        /// nothing.
-        memory: Option<ProcessMemory>,
+        result: ReapResult,
     },
     /// Nothing is left on a session's ladder.
     Closed {

@@ -167,20 +167,6 @@ impl ProcessHandle for Pidfd {
     }
 }
 
-/// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
-pub fn wait_exit_or_readable(
-    one: Option<&Pidfd>,
-    wake: Option<BorrowedFd<'_>>,
-    timeout: Duration,
-) -> bool {
-    let fds = one.map(Pidfd::as_fd).into_iter().chain(wake);
-    let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-    let polled = poll(&mut fds, timeout).is_ok();
-    let last = fds.last().and_then(PollFd::any);
-    polled && wake.is_some() && last == Some(true)
-}
-
 impl AsFd for Pidfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

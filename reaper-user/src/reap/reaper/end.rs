@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::reap::{ReapEvent, ReapFailure, ReapOutcome};
+use crate::reap::{ReapEvent, ReapFailure, ReapOutcome, ReapResult};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
@@ -84,13 +84,13 @@ impl Reaper {
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
-            match target.signal_failure {
-                Some(failure) => stuck.push((key, failure)),
+            match target.obstacle {
+                Some(outcome) => stuck.push((key, outcome)),
                 // Or it has exited, and that does not come to its end.
                 None if target.exit_status.is_some()
                     || target.last_signal == Some(Signal::SIGKILL) =>
                 {
-                    stuck.push((key, ReapFailure::KillTimeout(state)));
+                    stuck.push((key, ReapOutcome::Failed(ReapFailure::KillTimeout(state))));
                 }
                 // It has come since, and has not had its signal yet.
                 None => self.queue.push(key),
@@ -100,8 +100,8 @@ impl Reaper {
             ladder.on_progress(now);
             return;
         }
-        for (key, failure) in stuck {
-            self.finish(key, ReapOutcome::Failed(failure));
+        for (key, outcome) in stuck {
+            self.finish(key, outcome);
         }
     }
 
@@ -129,12 +129,14 @@ impl Reaper {
         let outcome = target.outcome(outcome);
         let ended = matches!(outcome, ReapOutcome::Exited(_));
         self.reports.push(ReapEvent::Outcome {
-            key,
             session: target.session,
-            outcome,
-            signal: target.signal(),
-            duration: target.first_signal.map(|first| now.saturating_sub(first)),
-            memory: target.memory.filter(|_| ended),
+            result: ReapResult {
+                key,
+                outcome,
+                signal: target.signal(),
+                duration: target.first_signal.map(|first| now.saturating_sub(first)),
+                memory: target.memory.filter(|_| ended),
+            },
         });
         if let Some(ladder) = self.escalations.get_mut(&target.escalation) {
             ladder.on_finished(key, self.clock.monotonic());

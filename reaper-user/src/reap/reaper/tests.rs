@@ -10,15 +10,14 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::*;
-use crate::reap::ReapFailure;
-use crate::reap::send;
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, send};
 use reaper_host::kernel::{ProcessTable, WatchedHandle};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;
-use reaper_model::Scope;
-use reaper_model::event::{Event, EventKind, Image, Provenance, Uids};
+use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use reaper_model::{Model, Scope};
 
 /// The agent: no process that there is.
 const ROOT: ProcessKey = ProcessKey {
@@ -185,9 +184,7 @@ impl Signals for NoFiles {
 /// The signals of some reports, and how it ended, if it has.
 fn told(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Signal>)>) {
     let mut outcomes = reports.iter().filter_map(|report| match report {
-        ReapEvent::Outcome {
-            outcome, signal, ..
-        } => Some((*outcome, *signal)),
+        ReapEvent::Outcome { result, .. } => Some((result.outcome, result.signal)),
         _ => None,
     });
     let signals = reports.iter().filter_map(|report| match report {
@@ -459,11 +456,11 @@ fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
     };
     orphan.claim();
     orphan.reaper.open_queued();
-    orphan.reaper.measure_memory(read);
+    orphan.reaper.measure_memory(usize::MAX, read);
     assert_eq!(reads.get(), 0, "before its signal");
     orphan.signal();
-    orphan.reaper.measure_memory(read);
-    orphan.reaper.measure_memory(read);
+    orphan.reaper.measure_memory(usize::MAX, read);
+    orphan.reaper.measure_memory(usize::MAX, read);
     assert_eq!(reads.get(), 1);
     orphan.last_words();
     orphan.reaper.confirm_exits();
@@ -482,7 +479,7 @@ fn one_that_is_gone_before_its_memory_is_read_has_none() {
         rss: 1 << 20,
         ..ProcessMemory::default()
     };
-    orphan.reaper.measure_memory(|_| Some(memory));
+    orphan.reaper.measure_memory(usize::MAX, |_| Some(memory));
     orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(memory_told(&mut orphan), None);
 }
@@ -494,7 +491,7 @@ fn one_that_lives_on_gives_nothing_back() {
     orphan.signal();
     orphan
         .reaper
-        .measure_memory(|pid| Procfs::default().memory(pid, false));
+        .measure_memory(usize::MAX, |pid| Procfs::default().memory(pid, false));
     orphan.reaper.stop();
     assert_eq!(memory_told(&mut orphan), None);
 }
@@ -503,7 +500,7 @@ fn one_that_lives_on_gives_nothing_back() {
 fn memory_told(orphan: &mut Orphan) -> Option<ProcessMemory> {
     let reports = orphan.reaper.take_reports();
     let outcome = reports.iter().find_map(|report| match report {
-        ReapEvent::Outcome { memory, .. } => Some(*memory),
+        ReapEvent::Outcome { result, .. } => Some(result.memory),
         _ => None,
     });
     outcome.expect("an outcome")
