@@ -31,7 +31,8 @@ use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
 pub use escalation::{Escalation, SignalStep, Stage, Times};
-pub use reaper::{Due, PollingReaper, Reaper, reap_all};
+pub use reaper::Reaper;
+pub use reaper::polling::{Due, PollingReaper, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};

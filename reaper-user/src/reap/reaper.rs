@@ -4,7 +4,7 @@
 //! `polling` takes them from a scan of the process table after the pidfd was opened.
 
 mod end;
-mod polling;
+pub(super) mod polling;
 mod service;
 mod signal;
 
@@ -17,8 +17,7 @@ use hashbrown::HashMap;
 
 use super::target::Target;
 use super::{Escalation, ReapEvent, Stage, Times, files_max};
-pub use polling::{Due, PollingReaper, reap_all};
-use reaper_host::kernel::{Clock, Kernel, Signals};
+use reaper_host::kernel::{Clock, Signals};
 use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
@@ -50,24 +49,18 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    pub fn new(kernel: &Kernel, times: Times, observe: bool) -> Reaper {
-        let (clock, signals) = (Arc::clone(&kernel.clock), Arc::clone(&kernel.signals));
-        Reaper {
-            observe,
-            ..Reaper::with(kernel.processes.own_pid(), clock, signals, times)
-        }
-    }
-
-    fn with(
+    /// Without claims. `observe`: nothing is signalled.
+    pub fn new(
         own_pid: u32,
         clock: Arc<dyn Clock>,
         signals: Arc<dyn Signals>,
         times: Times,
+        observe: bool,
     ) -> Reaper {
         Reaper {
             own_pid,
             times,
-            observe: false,
+            observe,
             targets: HashMap::new(),
             escalations: BTreeMap::new(),
             members: HashMap::new(),

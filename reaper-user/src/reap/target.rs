@@ -10,6 +10,7 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
 /// See the module.
+#[derive(Default)]
 pub(super) struct Target {
     /// The session on whose ladder it is.
     pub(super) escalation: SessionId,
@@ -32,31 +33,13 @@ pub(super) struct Target {
     pub(super) exit_status: Option<ExitStatus>,
     /// Why it could not be signalled at the last attempt.
     pub(super) obstacle: Option<ReapOutcome>,
-    /// Memory at the last look, to tell progress from none.
+    /// Memory at the last look, to tell progress from none; 0 before the first one.
     pub(super) rss: u64,
     /// What it had right after its first signal.
     pub(super) memory: Option<ProcessMemory>,
 }
 
 impl Target {
-    pub(super) fn new(escalation: SessionId, session: SessionId) -> Target {
-        Target {
-            escalation,
-            session,
-            is_reported: false,
-            pidfd: None,
-            token: 0,
-            due_at: None,
-            first_signal: None,
-            last_signal: None,
-            signals_had: 0,
-            exit_status: None,
-            obstacle: None,
-            rss: u64::MAX,
-            memory: None,
-        }
-    }
-
     /// Whether it has exited, by its pidfd.
     pub(super) fn has_exited(&self) -> bool {
         let pidfd = self.pidfd.as_ref();

@@ -210,7 +210,7 @@ fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
         let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
         let cgroup = family.leaf.as_ref().map(RunCgroup::cgroup);
         let endings = PollingReaper::new(exits, times, signal).within(cgroup);
-        let endings = endings.holding().end(|_| family.look());
+        let endings = endings.end(true, |_| family.look());
         let endings = endings.map_err(io::Error::other)?;
         (over.ended, over.killed) = ended(&endings);
         over.left = Survivor::all(&endings, family.inside().unwrap_or_default());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::Reaper;
+use crate::reap::target::Target;
 use crate::reap::{ReapEvent, ReapFailure, ReapOutcome, ReapResult};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
@@ -80,7 +81,7 @@ impl Reaper {
                 continue;
             };
             let (state, rss) = memory(key);
-            progress |= rss < target.rss && target.rss != u64::MAX;
+            progress |= rss < target.rss;
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
@@ -145,10 +146,15 @@ impl Reaper {
 
     /// Gives up what is still claimed, since this program stops and no other takes over. Where another does, the claims
     /// are left as they are, to be taken up by [`Reaper::resume`].
+    pub fn stop(&mut self) {
+        self.give_up(|_, _| ReapOutcome::Failed(ReapFailure::Stopped));
+    }
+
+    /// Ends all claims, those of processes that live on with the outcome that is given.
     ///
     /// A process that has exited did not fail to end, though its pidfd was not polled yet. Waits for the pidfd of one whose
     /// exit record was read: it becomes readable a moment after that.
-    pub fn stop(&mut self) {
+    pub(super) fn give_up(&mut self, outcome: impl Fn(ProcessKey, &Target) -> ReapOutcome) {
         let end = self.clock.after(CONFIRM_AT_STOP);
         let keys: Vec<ProcessKey> = self.targets.keys().copied().collect();
         for key in keys {
@@ -162,7 +168,7 @@ impl Reaper {
             let pidfd = target.pidfd.as_ref();
             let outcome = match pidfd.is_some_and(|pidfd| pidfd.handle().wait(patience)) {
                 true => ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
-                false => ReapOutcome::Failed(ReapFailure::Stopped),
+                false => outcome(key, target),
             };
             self.finish(key, outcome);
         }

@@ -16,7 +16,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use super::signal::Checked;
 use crate::reap::target::Target;
 use crate::reap::{
     Escalation, ReapEvent, ReapFailure, ReapOutcome, ReapResult, ReleaseReason, Times, send,
@@ -25,7 +24,7 @@ use reaper_host::kernel::{Pidfds, ProcessTable, SystemClock};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 use reaper_host::sys::cgroup::Cgroup;
-use reaper_model::event::{ExitStatus, ProcessKey, Uids};
+use reaper_model::event::{ProcessKey, Uids};
 use reaper_model::session::SessionId;
 
 /// Time limit beyond grace and kill timeout: a tree that goes on forking for longer is reported.
@@ -36,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const HOLD_MAX: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// All claims are on one escalation.
+/// All claims are on one escalation, that of a default [`Target`].
 const ESCALATION: SessionId = SessionId(0);
 
 /// Processes to end, each with the uids under which it is to run, if that matters.
@@ -52,7 +51,7 @@ pub fn reap_all<E>(
     times: Times,
 ) -> Result<Vec<ReapResult>, E> {
     match Pidfds::new() {
-        Ok(exits) => PollingReaper::new(Arc::new(exits), times, Signal::SIGTERM).end(find),
+        Ok(exits) => PollingReaper::new(Arc::new(exits), times, Signal::SIGTERM).end(false, find),
         Err(error) => {
             tracing::error!("cannot wait for exits: {error}");
             Ok(Vec::new())
@@ -66,7 +65,7 @@ pub struct PollingReaper {
     results: BTreeMap<ProcessKey, ReapResult>,
     /// Whatever is in there is to be ended.
     cgroup: Option<Arc<Cgroup>>,
-    /// The whole tree is stopped before a signal that may end some of it.
+    /// See [`PollingReaper::end`].
     holds: bool,
     procfs: Procfs,
     /// SIGKILL has no effect on those that are left.
@@ -78,7 +77,13 @@ pub struct PollingReaper {
 impl PollingReaper {
     /// Begins without processes. After the grace SIGKILL follows `first_signal`.
     pub fn new(exits: Arc<Pidfds>, times: Times, first_signal: Signal) -> PollingReaper {
-        let mut reaper = Reaper::with(std::process::id(), Arc::new(SystemClock), exits, times);
+        let mut reaper = Reaper::new(
+            std::process::id(),
+            Arc::new(SystemClock),
+            exits,
+            times,
+            false,
+        );
         let ladder = Escalation::new(times, sys::monotonic()).with_first_signal(first_signal);
         reaper.escalations.insert(ESCALATION, ladder);
         let limit = times.grace.saturating_add(times.kill_timeout);
@@ -96,15 +101,6 @@ impl PollingReaper {
     /// Kills all of the cgroup, found or not, at once when the grace is over.
     pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
         PollingReaper { cgroup, ..self }
-    }
-
-    /// Stops the whole tree first, and again when the grace is over, so that no process ends and leaves a child that was
-    /// born after the last look: nothing could tell whose that is. Each goes on with its signal.
-    pub fn holding(self) -> PollingReaper {
-        PollingReaper {
-            holds: true,
-            ..self
-        }
     }
 
     /// Ends the grace now.
@@ -128,13 +124,18 @@ impl PollingReaper {
 
     /// Ends all that `find` finds, as [`reap_all`]. Returns what became of each process.
     ///
+    /// With `holds` it stops the whole tree first, and again when the grace is over, so that no process ends and leaves a
+    /// child that was born after the last look: nothing could tell whose that is. Each goes on with its signal.
+    ///
     /// # Errors
     /// Those of `find`.
     pub fn end<E>(
         mut self,
+        holds: bool,
         mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     ) -> Result<Vec<ReapResult>, E> {
-        if self.holds {
+        self.holds = holds;
+        if holds {
             self.hold(&mut find)?;
             self.reaper.restart_grace(ESCALATION);
         }
@@ -203,8 +204,7 @@ impl PollingReaper {
         let found = due.iter().flat_map(HashMap::keys);
         let mut fresh: Vec<_> = found.copied().filter(|key| !self.holds_key(*key)).collect();
         for key in &fresh {
-            self.reaper
-                .insert(*key, Target::new(ESCALATION, ESCALATION));
+            self.reaper.insert(*key, Target::default());
             self.reaper.queue.push(*key);
         }
         self.reaper.open_queued();
@@ -256,12 +256,7 @@ impl PollingReaper {
                 continue;
             }
             target.obstacle = None;
-            let checked = Checked {
-                due: Ok(None),
-                namespace_init: false,
-                signals_had: 0,
-            };
-            if self.reaper.signal(key, checked) {
+            if self.reaper.signal(key, Ok(None), false) {
                 signalled.push(key);
             }
         }
@@ -358,13 +353,9 @@ impl PollingReaper {
 
     /// Takes note of exits. Returns how many processes are left.
     fn confirm(&mut self) -> usize {
-        loop {
-            let (ready, exited) = self.reaper.confirm_exits();
+        while let (1.., exited) = self.reaper.confirm_exits() {
             for key in exited {
                 self.reaper.on_unrecorded_exit(key);
-            }
-            if ready == 0 {
-                break;
             }
         }
         self.collect();
@@ -385,20 +376,11 @@ impl PollingReaper {
 
     /// Returns what became of each process, by pid.
     pub fn results(mut self) -> Vec<ReapResult> {
-        let targets = self.reaper.targets.iter();
-        let outcome = |(key, target): (&ProcessKey, &Target)| {
+        self.reaper.give_up(|key, target| {
             let state = || self.procfs.state(key.pid).unwrap_or('?');
-            let outcome = match target.obstacle {
-                // Another process may have waited for it first.
-                _ if target.has_exited() => ReapOutcome::Exited(ExitStatus::Unknown),
-                Some(obstacle) => obstacle,
-                None => ReapOutcome::Failed(ReapFailure::KillTimeout(state())),
-            };
-            (*key, outcome)
-        };
-        for (key, outcome) in targets.map(outcome).collect::<Vec<_>>() {
-            self.reaper.finish(key, outcome);
-        }
+            let stuck = || ReapOutcome::Failed(ReapFailure::KillTimeout(state()));
+            target.obstacle.unwrap_or_else(stuck)
+        });
         self.collect();
         self.results.into_values().collect()
     }

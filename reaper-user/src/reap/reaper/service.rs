@@ -6,7 +6,6 @@ use reaper_model::session::SessionId;
 use reaper_model::{Model, Node};
 
 use super::Reaper;
-use super::signal::Checked;
 use crate::reap::target::Target;
 use crate::reap::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, send};
 
@@ -35,10 +34,12 @@ impl Reaper {
             .due
             .map(|due| if late { key.start } else { due.at });
         let target = Target {
+            escalation: ladder,
+            session,
             is_reported: told,
             due_at: due_at.filter(|_| !held),
             signals_had: had,
-            ..Target::new(ladder, session)
+            ..Target::default()
         };
         self.insert(key, target);
         if told {
@@ -134,14 +135,11 @@ impl Reaper {
         let mut signalled = Vec::new();
         for (key, identified) in opened {
             let node = round.node(key);
-            let checked = Checked {
-                due: identified
-                    .and_then(|()| send::check_due(&round, key))
-                    .map(Some),
-                namespace_init: node.is_some_and(|node| node.namespace_init),
-                signals_had: node.map_or(0, |node| node.state.member.signals_sent),
-            };
-            if self.signal(key, checked) {
+            if let Some(target) = self.targets.get_mut(&key) {
+                target.signals_had |= node.map_or(0, |node| node.state.member.signals_sent);
+            }
+            let due = identified.and_then(|()| send::check_due(&round, key).map(Some));
+            if self.signal(key, due, node.is_some_and(|node| node.namespace_init)) {
                 signalled.push(key);
             }
         }

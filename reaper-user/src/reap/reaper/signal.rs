@@ -10,14 +10,8 @@ use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::Decision;
 
-/// What was found out of an opened process right before its signal.
-pub(super) struct Checked {
-    /// Whether it is the one that was claimed and still due; the decision about it, where there is one to report.
-    pub(super) due: Result<Option<Decision>, ReleaseReason>,
-    pub(super) namespace_init: bool,
-    /// What it has been sent by others.
-    pub(super) signals_had: u32,
-}
+/// Whether a process is still due, with the decision about it where there is one to report.
+pub(super) type IsDue = Result<Option<Decision>, ReleaseReason>;
 
 impl Reaper {
     /// Opens what is queued. Whatever the ring holds when this returns must be drained into the model
@@ -109,10 +103,11 @@ impl Reaper {
         }
     }
 
-    /// Signals an opened process that is still due, and lets go of one that is not. Returns whether it was sent the first
-    /// signal of its escalation, and so has to be woken.
-    pub(super) fn signal(&mut self, key: ProcessKey, checked: Checked) -> bool {
-        match self.signal_if_due(key, checked) {
+    /// Signals an opened process, which may be the `init` of a pid namespace, if it is the one that was claimed and still
+    /// `due`, by the decision about it where there is one to report. Lets go of one that is not. Returns whether it was
+    /// sent the first signal of its escalation, and so has to be woken.
+    pub(super) fn signal(&mut self, key: ProcessKey, due: IsDue, init: bool) -> bool {
+        match self.signal_if_due(key, due, init) {
             Ok(step) => matches!(step, Some(SignalStep::Terminate(_))),
             Err(released) => {
                 self.finish(key, ReapOutcome::NotSent(released));
@@ -136,13 +131,14 @@ impl Reaper {
     fn signal_if_due(
         &mut self,
         key: ProcessKey,
-        checked: Checked,
+        due: IsDue,
+        init: bool,
     ) -> Result<Option<SignalStep>, ReleaseReason> {
         let Some(target) = self.targets.get_mut(&key) else {
             return Ok(None);
         };
         let Some(pidfd) = &target.pidfd else {
-            if let Some(decision) = checked.due? {
+            if let Some(decision) = due? {
                 self.reports.push(ReapEvent::Decided { key, decision });
             }
             return Err(ReleaseReason::ObserveMode);
@@ -156,8 +152,7 @@ impl Reaper {
                 Err(ReleaseReason::AlreadyExited)
             };
         }
-        target.signals_had |= checked.signals_had;
-        let decision = match checked.due {
+        let decision = match due {
             Err(ReleaseReason::AlreadyExited) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
             Err(ReleaseReason::AlreadyExited) if target.signals_had != 0 => {
@@ -174,7 +169,7 @@ impl Reaper {
         let Some(ladder) = self.escalations.get(&target.escalation) else {
             return Err(ReleaseReason::ObserveMode);
         };
-        let step = ladder.step(target.signals_had, checked.namespace_init);
+        let step = ladder.step(target.signals_had, init);
         let first = target.last_signal.is_none() && target.signals_had == 0;
         if target.last_signal == Some(step.signal()) {
             return Ok(None);

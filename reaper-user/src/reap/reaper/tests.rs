@@ -11,9 +11,8 @@ use nix::sys::signal::Signal;
 
 use super::*;
 use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, send};
-use reaper_host::kernel::{ProcessTable, WatchedHandle};
+use reaper_host::kernel::{Pidfds, ProcessTable, SystemClock, WatchedHandle};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
-use reaper_host::source::scan::interval::ScanOptions;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
@@ -31,8 +30,15 @@ const TIMES: Times = Times {
     kill_timeout: Duration::from_secs(60),
 };
 
-fn kernel() -> Kernel {
-    Kernel::open(1 << 20, ScanOptions::default()).unwrap()
+fn reaper(times: Times, observe: bool) -> Reaper {
+    let signals = Arc::new(Pidfds::new().unwrap());
+    Reaper::new(
+        std::process::id(),
+        Arc::new(SystemClock),
+        signals,
+        times,
+        observe,
+    )
 }
 
 /// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
@@ -72,7 +78,7 @@ impl Orphan {
             said,
             key,
             model: Model::new(rules, Scope::default(), std::process::id()),
-            reaper: Reaper::new(&kernel(), TIMES, false),
+            reaper: reaper(TIMES, false),
         };
         let uids = Uids::default();
         let runs = |key, name: &str| EventKind::Exec {
@@ -344,7 +350,7 @@ fn killed_process_that_runs_is_not_given_up() {
         grace: Duration::ZERO,
         kill_timeout: Duration::ZERO,
     };
-    orphan.reaper = Reaper::new(&kernel(), at_once, false);
+    orphan.reaper = reaper(at_once, false);
     orphan.claim();
     orphan.reaper.tick(|_| ('S', 0));
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
@@ -417,7 +423,7 @@ fn claim_of_a_signalled_process_is_told_except_in_observe() {
         (true, true, false),
     ] {
         let mut orphan = Orphan::new();
-        orphan.reaper = Reaper::new(&kernel(), TIMES, observe);
+        orphan.reaper = reaper(TIMES, observe);
         if signalled {
             orphan.signalled(Signal::SIGTERM);
         }
@@ -432,7 +438,7 @@ fn claim_of_a_signalled_process_is_told_except_in_observe() {
 #[test]
 fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     let mut orphan = Orphan::new();
-    orphan.reaper = Reaper::new(&kernel(), TIMES, true);
+    orphan.reaper = reaper(TIMES, true);
     orphan.claim();
     orphan.reaper.signals = Arc::new(NoFiles::default());
     let reports = orphan.signal();

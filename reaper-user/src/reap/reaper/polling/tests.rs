@@ -126,7 +126,7 @@ fn is_given_up(one: &One, sent: Signal, kill_timeout: Duration) -> bool {
     let mut endings = endings(Duration::ZERO, kill_timeout);
     let target = Target {
         last_signal: Some(sent),
-        ..Target::new(ESCALATION, ESCALATION)
+        ..Target::default()
     };
     endings.reaper.insert(one.key, target);
     endings.reaper.queue.push(one.key);
@@ -164,7 +164,7 @@ fn held_tree_goes_on_with_its_signal() {
     let (mut heeds, mut deaf) = (One::new(false), One::new(true));
     let (procfs, due) = (Procfs::default(), heeds.due());
     let due = due.into_iter().chain(deaf.due()).collect::<Due>();
-    let mut endings = endings(LONG, LONG).holding();
+    let mut endings = endings(LONG, LONG);
     let mut looked = 0;
     let mut find = |_: &HashSet<ProcessKey>| {
         looked += 1;
