@@ -14,6 +14,8 @@
 //!
 //! In observe the same is done up to the signal, and then the claim is let go.
 //!
+//! `run` and `scan` have no events: [`PollingReaper`] reads the process table again where the engine drains the ring.
+//!
 //! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
 //! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
 
@@ -41,7 +43,7 @@ pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 const FILES_LEFT: u64 = 256;
 
 /// From which number on no pidfds are kept while there are others: to look at processes takes files too.
-pub fn files_max() -> u64 {
+fn files_max() -> u64 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
     files - FILES_LEFT.min(files / 4)
 }

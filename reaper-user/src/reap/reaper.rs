@@ -133,12 +133,7 @@ impl Reaper {
         open.map_or(times.grace, Escalation::grace)
     }
 
-    /// Whether something waits to be signalled.
-    pub fn has_queued(&self) -> bool {
-        !self.queue.is_empty()
-    }
-
-    /// Who does.
+    /// Processes that wait to be signalled.
     pub fn queued(&self) -> &[ProcessKey] {
         &self.queue
     }
@@ -149,7 +144,7 @@ impl Reaper {
     }
 
     /// Returns what is readable when [`Reaper::confirm_exits`] has something to do.
-    pub fn exit_poll(&self) -> impl AsFd + use<> {
+    pub fn exit_poll(&self) -> impl AsFd {
         Arc::clone(&self.signals)
     }
 

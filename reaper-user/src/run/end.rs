@@ -38,15 +38,13 @@ impl SupervisedCommand<'_> {
         while self.has_processes() && !endings.is_over() {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
-                let with_leaf = self.leaf.as_ref().map(|leaf| {
-                    let all = procfs.descendants_and_group(own, || leaf.pids());
-                    all.inspect_err(|error| tracing::debug!("{error}"))
-                });
-                // That there is no telling who is in there is no reason to spare the others.
-                let mut all = match with_leaf {
-                    Some(Ok(all)) => all,
-                    Some(Err(_)) | None => procfs.descendants(own)?,
+                let inside = || {
+                    let inside = self.leaf.as_ref().map(RunCgroup::pids).transpose();
+                    let inside = inside.inspect_err(|error| tracing::debug!("{error}"));
+                    // That there is no telling what is in there is no reason to spare the others.
+                    Ok(inside.ok().flatten().unwrap_or_default())
                 };
+                let mut all = procfs.descendants(own, inside)?;
                 if gentle && !held.is_empty() {
                     births.set(leave_to_makers(&mut all, held));
                 }

@@ -77,14 +77,10 @@ pub struct PollingReaper {
 impl PollingReaper {
     /// Begins without processes. After the grace SIGKILL follows `first_signal`.
     pub fn new(exits: Arc<Pidfds>, times: Times, first_signal: Signal) -> PollingReaper {
-        let mut reaper = Reaper::new(
-            std::process::id(),
-            Arc::new(SystemClock),
-            exits,
-            times,
-            false,
-        );
-        let ladder = Escalation::new(times, sys::monotonic()).with_first_signal(first_signal);
+        let (own, clock) = (std::process::id(), Arc::new(SystemClock));
+        let mut reaper = Reaper::new(own, clock, exits, times, false);
+        let mut ladder = Escalation::new(times, sys::monotonic());
+        ladder.first_signal = first_signal;
         reaper.escalations.insert(ESCALATION, ladder);
         let limit = times.grace.saturating_add(times.kill_timeout);
         PollingReaper {
@@ -278,14 +274,14 @@ impl PollingReaper {
                 let Some(pidfd) = target.pidfd.as_ref().filter(|_| !target.has_exited()) else {
                     continue;
                 };
-                if !due.contains_key(key) || !stopped.insert(*key) {
+                if due.contains_key(key) && stopped.insert(*key) {
+                    moves = true;
+                    if let Err(error) = send::signal_own(pidfd.handle(), key.pid, Signal::SIGSTOP) {
+                        tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
+                    }
+                } else {
                     // Whether it could still start something.
                     moves |= matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'));
-                    continue;
-                }
-                moves = true;
-                if let Err(error) = send::signal_own(pidfd.handle(), key.pid, Signal::SIGSTOP) {
-                    tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
                 }
             }
             if !moves {
@@ -327,7 +323,7 @@ impl PollingReaper {
             if left == 0 && wake.is_none() || rest == 0 {
                 return left;
             }
-            let exits = self.reaper.exit_poll();
+            let exits = Arc::clone(&self.reaper.signals);
             let fds = iter::once(exits.as_fd()).chain(wake);
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let rest = Duration::from_nanos(rest.saturating_add(999_999));

@@ -448,7 +448,7 @@ fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
         matches!(reports[0], ReapEvent::Decided { .. }),
         "{reports:?}"
     );
-    assert!(!orphan.reaper.has_queued());
+    assert!(orphan.reaper.queued().is_empty());
     assert_eq!(orphan.last_words(), "");
 }
 
