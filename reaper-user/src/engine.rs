@@ -174,7 +174,9 @@ impl Engine {
         let own_pid = kernel.processes.own_pid();
         let mut model = Model::new(rules, settings.scope.clone(), own_pid);
         model.set_misses_moves(!source.reports_moves());
-        let reaper = Reaper::new(&kernel, settings.times, settings.mode == Mode::Observe);
+        let (clock, signals) = (Arc::clone(&kernel.clock), Arc::clone(&kernel.signals));
+        let observe = settings.mode == Mode::Observe;
+        let reaper = Reaper::new(own_pid, clock, signals, settings.times, observe);
         let cgroups = Cgroups::new(settings.cgroups.clone(), &settings.scope);
         let deferred = Deferred::new((kernel.start_facts)(&model.rules));
         let mut engine = Engine {

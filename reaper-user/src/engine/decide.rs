@@ -266,23 +266,16 @@ impl Engine {
                         self.emit(EventBody::Signal { process: who, sent });
                     }
                 }
-                ReapEvent::Outcome {
-                    key,
-                    session,
-                    outcome,
-                    signal,
-                    duration,
-                    memory,
-                } => {
+                ReapEvent::Outcome { session, result } => {
                     self.on_outcome(
-                        key,
+                        result.key,
                         session,
-                        outcome,
-                        signal.map(Signal::as_str),
-                        (duration, memory),
+                        result.outcome,
+                        result.signal.map(Signal::as_str),
+                        (result.duration, result.memory),
                     );
                     // In observe a session goes on for as long as its members live.
-                    if outcome != ReapOutcome::NotSent(ReleaseReason::ObserveMode) {
+                    if result.outcome != ReapOutcome::NotSent(ReleaseReason::ObserveMode) {
                         over.push(session);
                     }
                 }

@@ -235,7 +235,7 @@ impl Engine {
             // Before the signals: a process that forks from now on must not outrun them.
             self.sync_kill_on_fork();
             read += self.on_exits_before_membership();
-            if self.ingest.reaper.has_queued() {
+            if !self.ingest.reaper.queued().is_empty() {
                 read += self.signal_round();
             }
             self.on_reap_events();
@@ -344,7 +344,8 @@ impl Engine {
     }
 
     fn has_work(&self) -> bool {
-        !self.ingest.queued.is_empty() && self.gap.is_none() || self.ingest.reaper.has_queued()
+        !self.ingest.queued.is_empty() && self.gap.is_none()
+            || !self.ingest.reaper.queued().is_empty()
     }
 
     /// Applies all waiting events to the model, and hands its outputs to [`Ingest`](super::ingest::Ingest).

@@ -12,6 +12,8 @@ use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
 /// How long a look at a process may take that is about to be signalled.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Processes whose memory is read after a round of signals, at most: the next round waits for that.
+const MEASURED_MAX: usize = 256;
 
 /// What is known when pidfds are opened, for the check after the drain that follows.
 pub(super) struct OpenedRound {
@@ -64,7 +66,7 @@ impl Engine {
         let swaps = LazyCell::new(|| processes.is_swap_used());
         self.ingest
             .reaper
-            .measure_memory(|pid| processes.memory(pid, *swaps));
+            .measure_memory(MEASURED_MAX, |pid| processes.memory(pid, *swaps));
     }
 
     /// Lets those alone for whom the source does not vouch: their pids may be others' by now.

@@ -64,7 +64,7 @@ impl SignalStep {
 pub struct Escalation {
     times: Times,
     /// Sent first.
-    first_signal: Signal,
+    pub(super) first_signal: Signal,
     stage: Stage,
     births: u32,
     /// Processes on it that have not ended.
@@ -78,14 +78,6 @@ pub struct Escalation {
 impl Escalation {
     pub fn new(times: Times, now: u64) -> Escalation {
         Escalation::resumed(times, now.saturating_add(ns(times.grace)), now)
-    }
-
-    /// The same with another signal first than SIGTERM.
-    pub fn with_first_signal(self, gentle: Signal) -> Escalation {
-        Escalation {
-            first_signal: gentle,
-            ..self
-        }
     }
 
     /// How long before SIGKILL it sends its first signal.
@@ -170,6 +162,7 @@ impl Escalation {
     /// The same ladder with the whole grace again, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
+            first_signal: self.first_signal,
             claims: self.claims.clone(),
             ..Escalation::new(times, now)
         }

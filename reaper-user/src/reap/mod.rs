@@ -14,10 +14,11 @@
 //!
 //! In observe the same is done up to the signal, and then the claim is let go.
 //!
+//! `run` and `scan` have no events: [`PollingReaper`] reads the process table again where the engine drains the ring.
+//!
 //! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
 //! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
 
-mod ending;
 mod escalation;
 mod reaper;
 mod send;
@@ -31,9 +32,9 @@ use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
 use reaper_model::session::SessionId;
 
-pub use ending::{Due, PollingReaper, ReapResult, reap_all};
 pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
+pub use reaper::polling::{Due, PollingReaper, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
@@ -42,7 +43,7 @@ pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 const FILES_LEFT: u64 = 256;
 
 /// From which number on no pidfds are kept while there are others: to look at processes takes files too.
-pub fn files_max() -> u64 {
+fn files_max() -> u64 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
     files - FILES_LEFT.min(files / 4)
 }
@@ -65,6 +66,20 @@ pub struct SentSignal {
     pub by: SentBy,
     /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
     pub latency: Option<u64>,
+}
+
+/// What became of a claimed process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReapResult {
+    pub key: ProcessKey,
+    pub outcome: ReapOutcome,
+    /// The strongest signal it was sent, by any sender.
+    pub signal: Option<Signal>,
+    /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
+    pub duration: Option<u64>,
+    /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
+    /// nothing.
+    pub memory: Option<ProcessMemory>,
 }
 
 /// How it ended for a process that was claimed.
@@ -114,17 +129,9 @@ pub enum ReapEvent {
     },
     Signal(SentSignal),
     Outcome {
-        key: ProcessKey,
         /// The session it was a member of.
         session: SessionId,
-        outcome: ReapOutcome,
-        /// The strongest signal it was sent, by whomever.
-        signal: Option<Signal>,
-        /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
-        duration: Option<u64>,
-        /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
-        /// nothing.
-        memory: Option<ProcessMemory>,
+        result: ReapResult,
     },
     /// Nothing is left on a session's ladder.
     Closed {

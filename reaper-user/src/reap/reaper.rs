@@ -1,6 +1,11 @@
-//! The claims: who is to be ended, and on whose ladder.
+//! The claims: which processes are to be ended, and by which escalation.
+//!
+//! The same claims serve two callers. `service` takes identity and decision from the model, which follows every event.
+//! `polling` takes them from a scan of the process table after the pidfd was opened.
 
 mod end;
+pub(super) mod polling;
+mod service;
 mod signal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,12 +16,9 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use super::target::Target;
-use super::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, Stage, Times, files_max};
-use reaper_host::kernel::{Clock, Kernel, Signals};
-use reaper_model::Model;
-use reaper_model::Node;
-use reaper_model::event::{ExitStatus, ProcessKey};
-use reaper_model::policy::{Decision, Reason};
+use super::{Escalation, ReapEvent, Stage, Times, files_max};
+use reaper_host::kernel::{Clock, Signals};
+use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
 /// See the module.
@@ -51,9 +53,16 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    pub fn new(kernel: &Kernel, times: Times, observe: bool) -> Reaper {
+    /// Without claims. `observe`: nothing is signalled.
+    pub fn new(
+        own_pid: u32,
+        clock: Arc<dyn Clock>,
+        signals: Arc<dyn Signals>,
+        times: Times,
+        observe: bool,
+    ) -> Reaper {
         Reaper {
-            own_pid: kernel.processes.own_pid(),
+            own_pid,
             times,
             observe,
             targets: HashMap::new(),
@@ -66,8 +75,8 @@ impl Reaper {
             queue: Vec::new(),
             waiting_for_files: VecDeque::new(),
             unmeasured: Vec::new(),
-            clock: Arc::clone(&kernel.clock),
-            signals: Arc::clone(&kernel.signals),
+            clock,
+            signals,
             tokens: HashMap::new(),
             last_token: 0,
             reports: Vec::new(),
@@ -145,12 +154,7 @@ impl Reaper {
         open.map_or(times.grace, Escalation::grace)
     }
 
-    /// Whether something waits to be signalled.
-    pub fn has_queued(&self) -> bool {
-        !self.queue.is_empty()
-    }
-
-    /// Who does.
+    /// Processes that wait to be signalled.
     pub fn queued(&self) -> &[ProcessKey] {
         &self.queue
     }
@@ -176,89 +180,13 @@ impl Reaper {
             .is_some_and(|target| target.is_reported)
     }
 
-    /// Takes on a process that is to be reaped; false if somebody has already.
-    pub fn claim(&mut self, model: &Model, key: ProcessKey, decision: &Decision) -> bool {
-        let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
-            return false;
-        };
-        let Some(session) = node.state.member.session else {
-            return false;
-        };
-        // A rule may want it reaped though its agent lives.
-        let ladder = model.escalation_of(node).unwrap_or(session);
-        let late = decision.reason == Reason::ForkedAfterRootExit;
-        let had = node.state.member.signals_sent;
-        let held =
-            !self.observe && self.step_on(ladder, key, late) && node.orphaned.is_none() && had == 0;
-        // Of what has been signalled there is nothing left to verify before it is told.
-        let told = held || !self.observe && had != 0;
+    /// Claims a process.
+    fn insert(&mut self, key: ProcessKey, target: Target) {
         self.last_token += 1;
         self.tokens.insert(self.last_token, key);
-        let due_at = decision
-            .due
-            .map(|due| if late { key.start } else { due.at });
-        let target = Target {
-            escalation: ladder,
-            session,
-            is_reported: told,
-            pidfd: None,
-            token: self.last_token,
-            due_at: due_at.filter(|_| !held),
-            first_signal: None,
-            last_signal: None,
-            signals_had: had,
-            exit_status: None,
-            signal_failure: None,
-            rss: u64::MAX,
-            memory: None,
-        };
-        self.targets.insert(key, target);
-        *self.members.entry(session).or_default() += 1;
-        if told {
-            let decision = decision.clone();
-            self.reports.push(ReapEvent::Decided { key, decision });
-        }
-        if !held {
-            self.queue.push(key);
-        }
-        true
-    }
-
-    /// One more on a ladder. True for one that was born into a tree which has been sent SIGTERM: a
-    /// handler of that may have made it to clean up, so it is left to its maker while that lives.
-    fn step_on(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
-        let now = self.clock.monotonic();
-        let ladder = self.escalations.entry(session);
-        ladder.or_insert_with(|| Escalation::new(self.times, now));
-        if self.update(session, |ladder| late && ladder.on_birth(now)) == Some(true) {
-            self.queue_all(session);
-        }
-        self.update(session, |ladder| {
-            ladder.on_claim(key);
-            late && ladder.is_before_kill()
-        }) == Some(true)
-    }
-
-    /// The exit record of a process and the orphans it left.
-    pub fn on_exit(&mut self, node: &Node, ended: ExitStatus, orphans: &[ProcessKey]) {
-        let key = node.key;
-        if let Some(target) = self.targets.get_mut(&key) {
-            target.exit_status = Some(ended);
-            target.signals_had |= node.state.member.signals_sent;
-            if target.pidfd.is_none() {
-                self.finish(key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited));
-            }
-        }
-        // The clean-up's maker is gone: nobody waits for it any more.
-        for orphan in orphans {
-            if self
-                .targets
-                .get(orphan)
-                .is_some_and(|target| target.last_signal.is_none())
-            {
-                self.queue.push(*orphan);
-            }
-        }
+        *self.members.entry(target.session).or_default() += 1;
+        let token = self.last_token;
+        self.targets.insert(key, Target { token, ..target });
     }
 
     /// What has happened since the last call.

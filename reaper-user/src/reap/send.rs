@@ -131,7 +131,7 @@ pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()>
 ///
 /// # Errors
 /// As `pidfd_send_signal(2)`; `EPERM` for those that are never signalled.
-pub fn signal_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
+pub fn signal_own(pidfd: &dyn ProcessHandle, pid: u32, signal: Signal) -> nix::Result<()> {
     check_never_list(pid, std::process::id())?;
     pidfd.send_signal(signal)
 }

@@ -3,13 +3,14 @@
 use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
-use super::{ReapFailure, ReapOutcome, ReleaseReason};
+use super::{ReapOutcome, ReleaseReason};
 use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
-use reaper_model::event::ExitStatus;
+use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
 /// See the module.
+#[derive(Default)]
 pub(super) struct Target {
     /// The session on whose ladder it is.
     pub(super) escalation: SessionId,
@@ -30,14 +31,30 @@ pub(super) struct Target {
     pub(super) signals_had: u32,
     /// Its exit record, which comes before the end is confirmed.
     pub(super) exit_status: Option<ExitStatus>,
-    pub(super) signal_failure: Option<ReapFailure>,
-    /// Memory at the last look, to tell progress from none.
+    /// Why it could not be signalled at the last attempt.
+    pub(super) obstacle: Option<ReapOutcome>,
+    /// Memory at the last look, to tell progress from none; 0 before the first one.
     pub(super) rss: u64,
     /// What it had right after its first signal.
     pub(super) memory: Option<ProcessMemory>,
 }
 
 impl Target {
+    /// Whether it has exited, by its pidfd.
+    pub(super) fn has_exited(&self) -> bool {
+        let pidfd = self.pidfd.as_ref();
+        pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
+    }
+
+    /// Has the exit confirmed by its pidfd.
+    pub(super) fn watch_exit(&self, key: ProcessKey) {
+        if let Some(pidfd) = &self.pidfd
+            && let Err(error) = pidfd.watch_exit(self.token)
+        {
+            tracing::error!("pid {}: cannot wait for its exit: {error}", key.pid);
+        }
+    }
+
     /// The strongest signal it was sent, by whomever.
     pub(super) fn signal(&self) -> Option<Signal> {
         if self.signals_had & MEMBER_SIGKILL_SENT != 0 {

@@ -3,31 +3,29 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
 use super::cgroup::{self, RunCgroup};
 use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, RunRecord, RunResult};
 use super::record_writer::{claim, close};
+use super::report::ended;
 use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
 use super::{RunOutcome, Survivor};
-use crate::reap::{
-    Due, PollingReaper, ReapOutcome as Reaped, ReapResult, Times, files_max, signal_own,
-};
-use reaper_host::kernel::{ProcessHandle, ProcessTable};
+use crate::reap::{Due, PollingReaper, Times};
+use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
+use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_host::sys::host::boot_id;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-/// How long it may take until all of a tree stand still.
-const HOLD_MAX: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// How long an owner that has let go of its record may take to end. A program that only embeds runs may live on.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 /// How many runs are closed at a time.
@@ -204,23 +202,20 @@ fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
     }
     let mut over = RunResult::unobserved(settle(RunOutcome::Death), OWNER_GONE);
     let inside = family.inside().map_err(io::Error::other)?;
-    if found.is_empty() && inside.is_empty() {
-        if let Some(leaf) = family.leaf {
-            leaf.remove();
-        }
-        return Ok(Some(over));
+    if !found.is_empty() || !inside.is_empty() {
+        let exits = Arc::new(ExitPoll::new()?);
+        let times = Times {
+            grace: Duration::from_millis(start.grace_ms),
+            ..Times::default()
+        };
+        let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
+        let cgroup = family.leaf.as_ref().map(RunCgroup::cgroup);
+        let endings = PollingReaper::new(exits, times, signal).within(cgroup);
+        let endings = endings.end(true, |_| family.look());
+        let endings = endings.map_err(io::Error::other)?;
+        (over.ended, over.killed) = ended(&endings);
+        over.left = Survivor::all(&endings, family.inside().unwrap_or_default());
     }
-    let endings = family.end(record).map_err(io::Error::other)?;
-    for ending in &endings {
-        if matches!(ending.outcome, Reaped::Exited(_)) {
-            over.ended += 1;
-            over.killed += usize::from(ending.signal == Some(Signal::SIGKILL));
-        }
-    }
-    let left = endings.iter().filter_map(|one| Survivor::of(one, &procfs));
-    over.left = left.collect();
-    let inside = family.inside().unwrap_or_default();
-    over.left.extend(Survivor::unseen(inside, &over.left));
     if let Some(leaf) = family.leaf.filter(|_| over.left.is_empty()) {
         leaf.remove();
     }
@@ -265,73 +260,5 @@ impl Family<'_> {
         let found = self.procfs.subtrees(&self.known, || self.inside())?;
         self.known.extend(found.iter().map(|one| one.key));
         Ok(found.into_iter().map(|one| (one.key, None)).collect())
-    }
-
-    fn end(&mut self, record: &RunRecord) -> Result<Vec<ReapResult>, ProcfsError> {
-        let start = &record.header;
-        let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
-        let grace = Duration::from_millis(start.grace_ms);
-        self.hold()?;
-        let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
-        // This loop ends the grace itself, once the whole tree is stopped again.
-        let times = Times {
-            grace: grace.saturating_add(2 * HOLD_MAX),
-            ..Times::default()
-        };
-        let mut endings = PollingReaper::new(times, signal).within(cgroup);
-        let until = sys::after(grace);
-        while !endings.is_over() {
-            if endings.is_gentle() && sys::monotonic() >= until {
-                self.hold()?;
-                endings.hasten();
-            }
-            endings.round(|_: &HashSet<ProcessKey>| self.look())?;
-            if endings.wait(None) == 0 && endings.holds_all(&self.look()?) {
-                if self.inside()?.is_empty() {
-                    break;
-                }
-                // Whoever is left there is shown to others alone: they can be killed as one, and not be asked.
-                endings.hasten();
-                thread::sleep(LOOK_AGAIN);
-            }
-        }
-        Ok(endings.told())
-    }
-
-    /// Stops all of it, so that none ends and leaves a child that was born after the last look: nobody could tell whose
-    /// that is. Each goes on as it is asked to end.
-    fn hold(&mut self) -> Result<(), ProcfsError> {
-        let mut held: HashMap<ProcessKey, Pidfd> = HashMap::new();
-        let most = files_max();
-        let until = sys::after(HOLD_MAX);
-        while sys::monotonic() < until {
-            let fresh = self
-                .look()?
-                .into_keys()
-                .filter(|key| !held.contains_key(key));
-            let opened = fresh.filter_map(|key| Some((key, Pidfd::open(key.pid).ok()?)));
-            // Of more than files can be open for, the rest goes on.
-            let opened: Vec<_> = opened.take_while(|(_, one)| one.file() < most).collect();
-            if opened.is_empty() && !held.iter().any(|(key, one)| self.moves(*key, one)) {
-                return Ok(());
-            }
-            // Who is still found is the one whose pidfd was opened.
-            let found = self.look()?;
-            for (key, pidfd) in opened {
-                if found.contains_key(&key) && !pidfd.has_exited() {
-                    if let Err(error) = signal_own(&pidfd, key.pid, Signal::SIGSTOP) {
-                        tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
-                    }
-                    held.insert(key, pidfd);
-                }
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-        Ok(())
-    }
-
-    /// Whether it could still start something.
-    fn moves(&self, key: ProcessKey, pidfd: &Pidfd) -> bool {
-        !pidfd.has_exited() && matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'))
     }
 }

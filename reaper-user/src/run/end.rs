@@ -1,16 +1,16 @@
 //! Ending what is left of a command.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use hashbrown::HashSet;
-use nix::sys::signal::Signal;
 
 use super::cgroup::RunCgroup;
 use super::received_signal::ReceivedSignal;
-use super::report::children;
+use super::report::{children, ended};
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
-use crate::reap::{Due, PollingReaper, ReapOutcome as Reaped, ReapResult};
+use crate::reap::{Due, PollingReaper, ReapResult};
 use reaper_host::source::procfs::descendants::Descendant;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
@@ -29,7 +29,8 @@ impl SupervisedCommand<'_> {
         let _files = sys::many_files();
         let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
         let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
-        let mut endings = PollingReaper::new(self.run.times, self.run.signal).within(cgroup);
+        let exits = Arc::clone(&self.exits);
+        let mut endings = PollingReaper::new(exits, self.run.times, self.run.signal).within(cgroup);
         if !led {
             endings.hasten();
         }
@@ -37,15 +38,13 @@ impl SupervisedCommand<'_> {
         while self.has_processes() && !endings.is_over() {
             let (gentle, births) = (endings.is_gentle(), Cell::new(0));
             let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
-                let with_leaf = self.leaf.as_ref().map(|leaf| {
-                    let all = procfs.descendants(own, || leaf.pids());
-                    all.inspect_err(|error| tracing::debug!("{error}"))
-                });
-                // That there is no telling who is in there is no reason to spare the others.
-                let mut all = match with_leaf {
-                    Some(Ok(all)) => all,
-                    Some(Err(_)) | None => procfs.descendants(own, || Ok(HashSet::new()))?,
+                let inside = || {
+                    let inside = self.leaf.as_ref().map(RunCgroup::pids).transpose();
+                    let inside = inside.inspect_err(|error| tracing::debug!("{error}"));
+                    // That there is no telling what is in there is no reason to spare the others.
+                    Ok(inside.ok().flatten().unwrap_or_default())
                 };
+                let mut all = procfs.descendants(own, inside)?;
                 if gentle && !held.is_empty() {
                     births.set(leave_to_makers(&mut all, held));
                 }
@@ -72,7 +71,7 @@ impl SupervisedCommand<'_> {
                 endings.hasten();
             }
         }
-        endings.told()
+        endings.results()
     }
 
     /// A child of this process, or whoever is in the command's cgroup.
@@ -83,27 +82,15 @@ impl SupervisedCommand<'_> {
     }
 
     pub(super) fn report(&mut self, outcome: RunOutcome, endings: &[ReapResult]) -> RunReport {
-        let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
-        let ended = others.filter(|ending| matches!(ending.outcome, Reaped::Exited(_)));
-        let (mut count, mut killed, mut memory_rss) = (0, 0, 0);
-        for ending in ended {
-            count += 1;
-            killed += usize::from(ending.signal == Some(Signal::SIGKILL));
-            memory_rss += ending.memory.map_or(0, |memory| memory.rss);
-        }
-        let mut left = Vec::new();
-        // Most leave nothing, and it takes a while to begin with /proc.
-        if !endings.is_empty() {
-            let procfs = Procfs::default();
-            left.extend(endings.iter().filter_map(|one| Survivor::of(one, &procfs)));
-        }
+        let mut living = HashSet::new();
         if self.has_processes() {
-            let mut pids = children();
+            living = children();
             let inside = self.leaf.as_ref().and_then(|leaf| leaf.pids().ok());
-            pids.extend(inside.unwrap_or_default());
-            let unseen = Survivor::unseen(pids, &left);
-            left.extend(unseen);
+            living.extend(inside.unwrap_or_default());
         }
+        let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
+        let (count, killed) = ended(others.clone());
+        let memory = others.filter_map(|ending| ending.memory);
         let command = std::iter::once(self.run.command.get_program());
         let command = command.chain(self.run.command.get_args());
         RunReport {
@@ -121,8 +108,8 @@ impl SupervisedCommand<'_> {
             duration: self.age(),
             ended: count,
             killed,
-            memory_rss,
-            survivors: left,
+            memory_rss: memory.map(|memory| memory.rss).sum(),
+            survivors: Survivor::all(endings, living),
             errors: Vec::new(),
         }
     }

@@ -2,15 +2,18 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashSet;
+use nix::sys::signal::Signal;
 
 use super::DoneWhen;
 use crate::reap::{Due, PollingReaper, Times};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::child::{self, ChildChange, InheritedSignals};
+use reaper_host::sys::exit_poll::ExitPoll;
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -148,7 +151,11 @@ impl<'a> DoneProbe<'a> {
 /// Kills a child of this process, which has not been waited for, and all that descends from it.
 fn end_below(pid: u32) {
     let procfs = Procfs::default();
-    let mut endings = PollingReaper::new(Times::default(), nix::sys::signal::Signal::SIGKILL);
+    let exits = match ExitPoll::new() {
+        Ok(exits) => Arc::new(exits),
+        Err(error) => return tracing::warn!("cannot wait for exits: {error}"),
+    };
+    let mut endings = PollingReaper::new(exits, Times::default(), Signal::SIGKILL);
     endings.hasten();
     let find = |_: &_| -> Result<Due, ProcfsError> {
         let child = || Ok(HashSet::from_iter([pid]));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hashbrown::HashSet;
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::{CommandExit, RunOutcome};
@@ -87,8 +88,38 @@ fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::
 }
 
 impl Survivor {
-    /// One of those that were to be ended, if it lives on.
-    pub(super) fn of(ending: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
+    /// Returns the processes of a tree that could not be ended, and those `living` that were not found: /proc does not show
+    /// them, or they are new.
+    pub(super) fn all(endings: &[ReapResult], mut living: HashSet<u32>) -> Vec<Survivor> {
+        // Most leave nothing, and it takes a while to begin with /proc.
+        if endings.is_empty() && living.is_empty() {
+            return Vec::new();
+        }
+        let procfs = Procfs::default();
+        let survivors = endings.iter().filter_map(|one| Survivor::of(one, &procfs));
+        let mut survivors: Vec<Survivor> = survivors.collect();
+        for survivor in &survivors {
+            living.remove(&survivor.pid);
+        }
+        let mut unseen: Vec<u32> = living.into_iter().collect();
+        unseen.sort_unstable();
+        survivors.extend(unseen.into_iter().map(|pid| {
+            let comm = procfs.comm(pid);
+            let why = match comm {
+                Some(_) => "it came while the others were being ended",
+                None => "another user's, and /proc does not show it",
+            };
+            Survivor {
+                pid,
+                command: comm.unwrap_or_default(),
+                reason: why.to_owned(),
+            }
+        }));
+        survivors
+    }
+
+    /// Returns one of those that were to be ended, if it lives on.
+    fn of(ending: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
         let why = match ending.outcome {
             Reaped::Failed(ReapFailure::Eperm) => "it may not be signalled by this user".to_owned(),
             Reaped::Failed(ReapFailure::KillTimeout(state)) => {
@@ -105,27 +136,16 @@ impl Survivor {
             reason: why,
         })
     }
+}
 
-    /// Those of them that live and are not told of: /proc does not show them, or they have come meanwhile.
-    pub(super) fn unseen(pids: HashSet<u32>, told: &[Survivor]) -> Vec<Survivor> {
-        let is_told = |pid: u32| told.iter().any(|left| left.pid == pid);
-        let mut unseen: Vec<_> = pids.into_iter().filter(|pid| !is_told(*pid)).collect();
-        unseen.sort_unstable();
-        let procfs = Procfs::default();
-        let left = unseen.into_iter().map(|pid| {
-            let comm = procfs.comm(pid);
-            let why = match comm {
-                Some(_) => "it came while the others were being ended",
-                None => "another user's, and /proc does not show it",
-            };
-            Survivor {
-                pid,
-                command: comm.unwrap_or_default(),
-                reason: why.to_owned(),
-            }
-        });
-        left.collect()
-    }
+/// Returns how many processes were ended, and how many of these by SIGKILL.
+pub(super) fn ended<'a>(endings: impl IntoIterator<Item = &'a ReapResult>) -> (usize, usize) {
+    let has_ended = |one: &&ReapResult| matches!(one.outcome, Reaped::Exited(_));
+    let ended = endings.into_iter().filter(has_ended);
+    ended.fold((0, 0), |(count, killed), one| {
+        let is_killed = one.signal == Some(Signal::SIGKILL);
+        (count + 1, killed + usize::from(is_killed))
+    })
 }
 
 /// Children of this process, be it that /proc does not show them.

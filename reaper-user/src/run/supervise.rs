@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -19,6 +20,7 @@ use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunStat
 use crate::reap;
 use reaper_host::sys;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
+use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_host::sys::pidfd::Pidfd;
 
 /// Signals by which a terminal stops a process.
@@ -31,6 +33,8 @@ pub(super) struct SupervisedCommand<'a> {
     held: &'a BlockedSignals,
     pub(super) pid: u32,
     pidfd: Pidfd,
+    /// Confirms exits when its tree is ended.
+    pub(super) exits: Arc<ExitPoll>,
     /// The cgroup that it was born in, if it has one for itself.
     pub(super) leaf: Option<RunCgroup>,
     pub(super) end: Option<CommandExit>,
@@ -55,6 +59,7 @@ pub(super) fn attend(
 ) -> Result<RunReport, RunError> {
     // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
     Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
+    let exits = Arc::new(ExitPoll::new().map_err(RunError::system(NO_HANDLE))?);
     held.inherited.restore_signals(&mut run.command);
     let silence = run.idle.map(|_| OutputMonitor::begin(&mut run.command));
     let silence = silence.transpose()?;
@@ -87,6 +92,7 @@ pub(super) fn attend(
         held,
         pid,
         pidfd,
+        exits,
         leaf,
         end: None,
         ended: 0,

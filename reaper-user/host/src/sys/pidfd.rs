@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::signal::Signal;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
@@ -160,20 +160,6 @@ impl ProcessHandle for Pidfd {
     fn send_signal(&self, signal: Signal) -> nix::Result<()> {
         self.send_number(signal as i32)
     }
-}
-
-/// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
-pub fn wait_exit_or_readable(
-    one: Option<&Pidfd>,
-    wake: Option<BorrowedFd<'_>>,
-    timeout: Duration,
-) -> bool {
-    let fds = one.map(Pidfd::as_fd).into_iter().chain(wake);
-    let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-    let polled = poll(&mut fds, timeout).is_ok();
-    let last = fds.last().and_then(PollFd::any);
-    polled && wake.is_some() && last == Some(true)
 }
 
 impl AsFd for Pidfd {

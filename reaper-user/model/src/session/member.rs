@@ -7,7 +7,7 @@ use reaper_common::{MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMB
 use crate::event::ProcessKey;
 
 /// Number of a session, never given twice by one model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u32);
 
 /// What says that a process is a member whose birth nobody saw; the best that there is.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::Reaper;
-use crate::reap::{Escalation, ReapEvent, ReapFailure, ReapOutcome};
+use crate::reap::target::Target;
+use crate::reap::{Escalation, ReapEvent, ReapFailure, ReapOutcome, ReapResult};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
@@ -78,17 +79,17 @@ impl Reaper {
                 continue;
             };
             let (state, rss) = memory(key);
-            progress |= rss < target.rss && target.rss != u64::MAX;
+            progress |= rss < target.rss;
             target.rss = rss;
             // On a busy machine a killed process waits for a processor to exit on.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
-            match target.signal_failure {
-                Some(failure) => stuck.push((key, failure)),
+            match target.obstacle {
+                Some(outcome) => stuck.push((key, outcome)),
                 // Or it has exited, and that does not come to its end.
                 None if target.exit_status.is_some()
                     || target.last_signal == Some(Signal::SIGKILL) =>
                 {
-                    stuck.push((key, ReapFailure::KillTimeout(state)));
+                    stuck.push((key, ReapOutcome::Failed(ReapFailure::KillTimeout(state))));
                 }
                 // It has come since, and has not had its signal yet.
                 None => self.queue.push(key),
@@ -98,8 +99,8 @@ impl Reaper {
             self.update(session, |ladder| ladder.on_progress(now));
             return;
         }
-        for (key, failure) in stuck {
-            self.finish(key, ReapOutcome::Failed(failure));
+        for (key, outcome) in stuck {
+            self.finish(key, outcome);
         }
     }
 
@@ -134,12 +135,14 @@ impl Reaper {
         let outcome = target.outcome(outcome);
         let ended = matches!(outcome, ReapOutcome::Exited(_));
         self.reports.push(ReapEvent::Outcome {
-            key,
             session: target.session,
-            outcome,
-            signal: target.signal(),
-            duration: target.first_signal.map(|first| now.saturating_sub(first)),
-            memory: target.memory.filter(|_| ended),
+            result: ReapResult {
+                key,
+                outcome,
+                signal: target.signal(),
+                duration: target.first_signal.map(|first| now.saturating_sub(first)),
+                memory: target.memory.filter(|_| ended),
+            },
         });
         let now = self.clock.monotonic();
         self.update(target.escalation, |ladder| ladder.on_finished(key, now));
@@ -148,10 +151,15 @@ impl Reaper {
 
     /// Gives up what is still claimed, since this program stops and no other takes over. Where another does, the claims
     /// are left as they are, to be taken up by [`Reaper::resume`].
+    pub fn stop(&mut self) {
+        self.give_up(|_, _| ReapOutcome::Failed(ReapFailure::Stopped));
+    }
+
+    /// Ends all claims, those of processes that live on with the outcome that is given.
     ///
     /// A process that has exited did not fail to end, though its pidfd was not polled yet. Waits for the pidfd of one whose
     /// exit record was read: it becomes readable a moment after that.
-    pub fn stop(&mut self) {
+    pub(super) fn give_up(&mut self, outcome: impl Fn(ProcessKey, &Target) -> ReapOutcome) {
         let end = self.clock.after(CONFIRM_AT_STOP);
         let keys: Vec<ProcessKey> = self.targets.keys().copied().collect();
         for key in keys {
@@ -165,7 +173,7 @@ impl Reaper {
             let pidfd = target.pidfd.as_ref();
             let outcome = match pidfd.is_some_and(|pidfd| pidfd.handle().wait(patience)) {
                 true => ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
-                false => ReapOutcome::Failed(ReapFailure::Stopped),
+                false => outcome(key, target),
             };
             self.finish(key, outcome);
         }

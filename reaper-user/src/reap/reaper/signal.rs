@@ -6,17 +6,12 @@ use super::Reaper;
 use crate::reap::{
     ReapEvent, ReapFailure, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
 };
-use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
-use reaper_model::Model;
 use reaper_model::event::ProcessKey;
-use reaper_model::policy::Evaluation;
+use reaper_model::policy::Decision;
 
-/// Processes that are looked at together, and then signalled: what is found out of the first is to be young still when
-/// its turn comes, and what they have in common is to be found out once.
-const TOGETHER: usize = 128;
-/// Processes whose memory is read after a round of signals, at most: the next round waits for that.
-const MEASURED_MAX: usize = 256;
+/// Whether a process is still due, with the decision about it where there is one to report.
+pub(super) type IsDue = Result<Option<Decision>, ReleaseReason>;
 
 impl Reaper {
     /// Opens what is queued. Whatever the ring holds when this returns must be drained into the model
@@ -51,7 +46,7 @@ impl Reaper {
                 }
                 // Nothing is sent: what cannot be opened is decided about all the same.
                 Err(errno) if self.observe => {
-                    target.signal_failure = Some(ReapFailure::Errno(errno as i32));
+                    target.obstacle = Some(ReapOutcome::Failed(ReapFailure::Errno(errno as i32)));
                     self.queue.push(key);
                 }
                 Err(nix::Error::EMFILE | nix::Error::ENFILE) if self.open_pidfds > 0 => {
@@ -62,18 +57,6 @@ impl Reaper {
                 }
             }
         }
-    }
-
-    /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
-    /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
-    pub fn needs_confirmation(&self, model: &Model) -> bool {
-        let unnumbered = |key: &ProcessKey| {
-            model
-                .tree
-                .get(*key)
-                .is_some_and(|node| node.pidfd_inode == 0)
-        };
-        self.queue.iter().any(unnumbered)
     }
 
     /// What is opened and queued for its first signal. Where records were lost, the programs of these are
@@ -106,66 +89,12 @@ impl Reaper {
         self.finish(key, ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
     }
 
-    /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
-    /// since the opening (`lossless` is false), what has no number is opened anew in the next round.
-    pub fn signal_queued(&mut self, model: &mut Model, lossless: bool) {
-        let queue = std::mem::take(&mut self.queue);
-        for keys in queue.chunks(TOGETHER) {
-            self.signal_some(keys, model, lossless);
-        }
-    }
-
-    fn signal_some(&mut self, keys: &[ProcessKey], model: &mut Model, lossless: bool) {
-        let mut opened = Vec::with_capacity(keys.len());
-        for key in keys.iter().copied() {
-            let Some(target) = self.targets.get_mut(&key) else {
-                continue;
-            };
-            let numbered = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
-            if !lossless
-                && !numbered
-                && target.last_signal.is_none()
-                && target.pidfd.take().is_some()
-            {
-                self.open_pidfds -= 1;
-            }
-            match &target.pidfd {
-                None if target.signal_failure.is_some() => opened.push((key, Ok(()))),
-                // Its turn to be opened comes in the next round.
-                None => self.queue.push(key),
-                Some(pidfd) => {
-                    opened.push((key, send::verify_identity(model, key, pidfd.handle())))
-                }
-            }
-        }
-        let round = model.evaluation();
-        let mut asked = Vec::new();
-        for (key, identified) in opened {
-            match self.signal(&round, key, identified) {
-                Ok(Some(SignalStep::Terminate(_))) => asked.push(key),
-                Ok(_) => {}
-                Err(released) => self.finish(key, ReapOutcome::NotSent(released)),
-            }
-        }
-        // They stand with the oldest first.
-        for key in asked.into_iter().rev() {
-            let target = self.targets.get(&key);
-            if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
-                // If it is gone already, so much the better.
-                let _ = send::send(pidfd.handle(), key.pid, self.own_pid, SignalStep::Continue);
-            }
-        }
-    }
-
-    /// Notes how much memory those have who have been sent their first signal since the last call, as
-    /// `memory` reads it by pid. Only for when the signals of a round are out.
+    /// Notes how much memory processes have that were sent their first signal since the last call, of at most `max` of
+    /// them. `memory` reads it by pid. Only for when the signals of a round are out.
     ///
-    /// Who has ended meanwhile has no reading: its pid may be another's.
-    pub fn measure_memory(&mut self, memory: impl Fn(u32) -> Option<ProcessMemory>) {
-        for key in std::mem::take(&mut self.unmeasured)
-            .into_iter()
-            .take(MEASURED_MAX)
-        {
+    /// One that has ended meanwhile has no reading: its pid may be another's.
+    pub fn measure_memory(&mut self, max: usize, memory: impl Fn(u32) -> Option<ProcessMemory>) {
+        for key in std::mem::take(&mut self.unmeasured).into_iter().take(max) {
             if let Some(target) = self.targets.get_mut(&key)
                 && let Some(pidfd) = &target.pidfd
             {
@@ -174,19 +103,44 @@ impl Reaper {
         }
     }
 
-    /// Gives what was sent, if anything was.
-    fn signal(
+    /// Signals an opened process, which may be the `init` of a pid namespace, if it is the one that was claimed and still
+    /// `due`, by the decision about it where there is one to report. Lets go of one that is not. Returns whether it was
+    /// sent the first signal of its escalation, and so has to be woken.
+    pub(super) fn signal(&mut self, key: ProcessKey, due: IsDue, init: bool) -> bool {
+        match self.signal_if_due(key, due, init) {
+            Ok(step) => matches!(step, Some(SignalStep::Terminate(_))),
+            Err(released) => {
+                self.finish(key, ReapOutcome::NotSent(released));
+                false
+            }
+        }
+    }
+
+    /// Wakes processes that were signalled together, given with the oldest first.
+    pub(super) fn wake(&self, signalled: &[ProcessKey]) {
+        for key in signalled.iter().rev() {
+            let target = self.targets.get(key);
+            if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
+                // If it is gone already, so much the better.
+                let _ = send::send(pidfd.handle(), key.pid, self.own_pid, SignalStep::Continue);
+            }
+        }
+    }
+
+    /// Returns what was sent, if anything was.
+    fn signal_if_due(
         &mut self,
-        round: &Evaluation<'_>,
         key: ProcessKey,
-        identified: Result<(), ReleaseReason>,
+        due: IsDue,
+        init: bool,
     ) -> Result<Option<SignalStep>, ReleaseReason> {
         let Some(target) = self.targets.get_mut(&key) else {
             return Ok(None);
         };
         let Some(pidfd) = &target.pidfd else {
-            let decision = send::check_due(round, key)?;
-            self.reports.push(ReapEvent::Decided { key, decision });
+            if let Some(decision) = due? {
+                self.reports.push(ReapEvent::Decided { key, decision });
+            }
             return Err(ReleaseReason::ObserveMode);
         };
         // One that has had a signal and is gone now has its end confirmed by its pidfd.
@@ -198,19 +152,18 @@ impl Reaper {
                 Err(ReleaseReason::AlreadyExited)
             };
         }
-        let node = round.node(key);
-        let init = node.is_some_and(|node| node.namespace_init);
-        target.signals_had |= node.map_or(0, |node| node.state.member.signals_sent);
-        let decision = match identified.and_then(|()| send::check_due(round, key)) {
+        let decision = match due {
             Err(ReleaseReason::AlreadyExited) if waited_for => return Ok(None),
             // Of what another has sent it. Its exit record is on its way.
             Err(ReleaseReason::AlreadyExited) if target.signals_had != 0 => {
-                watch_exit(&**pidfd, key, target.token);
+                target.watch_exit(key);
                 return Ok(None);
             }
-            verified => verified?,
+            due => due?,
         };
-        if !std::mem::replace(&mut target.is_reported, true) {
+        if !std::mem::replace(&mut target.is_reported, true)
+            && let Some(decision) = decision
+        {
             self.reports.push(ReapEvent::Decided { key, decision });
         }
         let Some(ladder) = self.escalations.get(&target.escalation) else {
@@ -224,7 +177,7 @@ impl Reaper {
         let sent = send::send(pidfd.handle(), key.pid, self.own_pid, step);
         match sent {
             Ok(()) => {
-                target.signal_failure = None;
+                target.obstacle = None;
                 if target.last_signal.replace(step.signal()).is_none() {
                     self.unmeasured.push(key);
                 }
@@ -242,16 +195,14 @@ impl Reaper {
             }
             // Between the last look and now: its exit record is on its way.
             Err(nix::Error::ESRCH) => {}
-            Err(nix::Error::EPERM) => target.signal_failure = Some(ReapFailure::Eperm),
-            Err(errno) => target.signal_failure = Some(ReapFailure::Errno(errno as i32)),
+            Err(nix::Error::EPERM) => {
+                target.obstacle = Some(ReapOutcome::Failed(ReapFailure::Eperm));
+            }
+            Err(errno) => {
+                target.obstacle = Some(ReapOutcome::Failed(ReapFailure::Errno(errno as i32)));
+            }
         }
-        watch_exit(&**pidfd, key, target.token);
+        target.watch_exit(key);
         Ok(sent.is_ok().then_some(step))
-    }
-}
-
-fn watch_exit(pidfd: &dyn WatchedHandle, key: ProcessKey, token: u64) {
-    if let Err(error) = pidfd.watch_exit(token) {
-        tracing::error!("pid {}: cannot wait for its exit: {error}", key.pid);
     }
 }

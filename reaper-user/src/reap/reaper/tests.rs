@@ -10,15 +10,14 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::*;
-use crate::reap::ReapFailure;
-use crate::reap::send;
-use reaper_host::kernel::{ProcessTable, WatchedHandle};
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason, send};
+use reaper_host::kernel::{ProcessTable, SystemClock, WatchedHandle};
 use reaper_host::source::procfs::{ProcessMemory, Procfs};
-use reaper_host::source::scan::interval::ScanOptions;
+use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_host::sys::pidfd::Pidfd;
-use reaper_model::Scope;
-use reaper_model::event::{Event, EventKind, Image, Provenance, Uids};
+use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
+use reaper_model::{Model, Scope};
 
 /// The agent: no process that there is.
 const ROOT: ProcessKey = ProcessKey {
@@ -32,8 +31,15 @@ const TIMES: Times = Times {
     kill_timeout: Duration::from_secs(60),
 };
 
-fn kernel() -> Kernel {
-    Kernel::open(1 << 20, ScanOptions::default()).unwrap()
+fn reaper(times: Times, observe: bool) -> Reaper {
+    let signals = Arc::new(ExitPoll::new().unwrap());
+    Reaper::new(
+        std::process::id(),
+        Arc::new(SystemClock),
+        signals,
+        times,
+        observe,
+    )
 }
 
 /// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
@@ -73,7 +79,7 @@ impl Orphan {
             said,
             key,
             model: Model::new(rules, Scope::default(), std::process::id()),
-            reaper: Reaper::new(&kernel(), TIMES, false),
+            reaper: reaper(TIMES, false),
         };
         let uids = Uids::default();
         let runs = |key, name: &str| EventKind::Exec {
@@ -190,9 +196,7 @@ impl Signals for NoFiles {
 /// The signals of some reports, and how it ended, if it has.
 fn told(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Signal>)>) {
     let mut outcomes = reports.iter().filter_map(|report| match report {
-        ReapEvent::Outcome {
-            outcome, signal, ..
-        } => Some((*outcome, *signal)),
+        ReapEvent::Outcome { result, .. } => Some((result.outcome, result.signal)),
         _ => None,
     });
     let signals = reports.iter().filter_map(|report| match report {
@@ -352,7 +356,7 @@ fn killed_process_that_runs_is_not_given_up() {
         grace: Duration::ZERO,
         kill_timeout: Duration::ZERO,
     };
-    orphan.reaper = Reaper::new(&kernel(), at_once, false);
+    orphan.reaper = reaper(at_once, false);
     orphan.claim();
     orphan.reaper.tick(|_| ('S', 0));
     assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
@@ -449,7 +453,7 @@ fn claim_of_a_signalled_process_is_told_except_in_observe() {
         (true, true, false),
     ] {
         let mut orphan = Orphan::new();
-        orphan.reaper = Reaper::new(&kernel(), TIMES, observe);
+        orphan.reaper = reaper(TIMES, observe);
         if signalled {
             orphan.signalled(Signal::SIGTERM);
         }
@@ -464,7 +468,7 @@ fn claim_of_a_signalled_process_is_told_except_in_observe() {
 #[test]
 fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
     let mut orphan = Orphan::new();
-    orphan.reaper = Reaper::new(&kernel(), TIMES, true);
+    orphan.reaper = reaper(TIMES, true);
     orphan.claim();
     orphan.reaper.signals = Arc::new(NoFiles::default());
     let reports = orphan.signal();
@@ -474,7 +478,7 @@ fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
         matches!(reports[0], ReapEvent::Decided { .. }),
         "{reports:?}"
     );
-    assert!(!orphan.reaper.has_queued());
+    assert!(orphan.reaper.queued().is_empty());
     assert_eq!(orphan.last_words(), "");
 }
 
@@ -488,11 +492,11 @@ fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
     };
     orphan.claim();
     orphan.reaper.open_queued();
-    orphan.reaper.measure_memory(read);
+    orphan.reaper.measure_memory(usize::MAX, read);
     assert_eq!(reads.get(), 0, "before its signal");
     orphan.signal();
-    orphan.reaper.measure_memory(read);
-    orphan.reaper.measure_memory(read);
+    orphan.reaper.measure_memory(usize::MAX, read);
+    orphan.reaper.measure_memory(usize::MAX, read);
     assert_eq!(reads.get(), 1);
     orphan.last_words();
     orphan.reaper.confirm_exits();
@@ -511,7 +515,7 @@ fn one_that_is_gone_before_its_memory_is_read_has_none() {
         rss: 1 << 20,
         ..ProcessMemory::default()
     };
-    orphan.reaper.measure_memory(|_| Some(memory));
+    orphan.reaper.measure_memory(usize::MAX, |_| Some(memory));
     orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(memory_told(&mut orphan), None);
 }
@@ -523,7 +527,7 @@ fn one_that_lives_on_gives_nothing_back() {
     orphan.signal();
     orphan
         .reaper
-        .measure_memory(|pid| Procfs::default().memory(pid, false));
+        .measure_memory(usize::MAX, |pid| Procfs::default().memory(pid, false));
     orphan.reaper.stop();
     assert_eq!(memory_told(&mut orphan), None);
 }
@@ -532,7 +536,7 @@ fn one_that_lives_on_gives_nothing_back() {
 fn memory_told(orphan: &mut Orphan) -> Option<ProcessMemory> {
     let reports = orphan.reaper.take_reports();
     let outcome = reports.iter().find_map(|report| match report {
-        ReapEvent::Outcome { memory, .. } => Some(*memory),
+        ReapEvent::Outcome { result, .. } => Some(result.memory),
         _ => None,
     });
     outcome.expect("an outcome")

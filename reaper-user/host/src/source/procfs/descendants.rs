@@ -21,8 +21,8 @@ pub struct Descendant {
 type Row = (Descendant, bool);
 
 impl Procfs {
-    /// All that live and descend from a process, which is not one of them, each after its parent; who cannot be read
-    /// is left out. Behind them those whose pids are `inside`, and all that live and descend from one of these.
+    /// All that live and descend from a process, which is not one of them, each after its parent. Behind them those whose
+    /// pids are `inside`, and all that live and descend from one of these. Who cannot be read is left out.
     ///
     /// `inside` is asked before the table is read and after it, and both have to say it: one that ends in between may have
     /// left its pid to a stranger.

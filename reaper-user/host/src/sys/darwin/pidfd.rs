@@ -5,7 +5,6 @@
 //! the question and kill(2), which is microseconds: in that the process would have to exit, be waited for, and its pid
 //! be given away. Pids are given in order, so that all others (some 100,000) would have to be used up in between.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
@@ -121,39 +120,6 @@ impl ProcessHandle for Pidfd {
         }
         kill(Pid::from_raw(pid), signal)
     }
-}
-
-/// Waits at most so long for the exit of one process, or until something else can be read; whether it was that.
-pub fn wait_exit_or_readable(
-    one: Option<&Pidfd>,
-    wake: Option<BorrowedFd<'_>>,
-    timeout: Duration,
-) -> bool {
-    let Some(wake) = wake else {
-        if let Some(one) = one {
-            one.wait(timeout);
-        }
-        return false;
-    };
-    let read = KEvent::new(
-        wake.as_raw_fd() as usize,
-        EventFilter::EVFILT_READ,
-        EvFlags::EV_ADD,
-        FilterFlag::empty(),
-        0,
-        0,
-    );
-    let asked: Vec<_> = one
-        .map(|one| exit_of(one.pid, 0))
-        .into_iter()
-        .chain([read])
-        .collect();
-    let mut told = asked.clone();
-    let count =
-        Kqueue::new().and_then(|queue| queue.kevent(&asked, &mut told, Some(timespec(timeout))));
-    let told = &told[..count.unwrap_or_default()];
-    told.iter()
-        .any(|event| event.filter() == Ok(EventFilter::EVFILT_READ))
 }
 
 /// Asks for word of the exit of whoever has the pid.

@@ -1,11 +1,12 @@
-//! Ending processes that are looked for again and again, on processes of the test's own.
+//! Processes of the test's own that are found again and again.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::reap::ReleaseReason;
+use reaper_host::kernel::ProcessHandle;
+use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::TICK_NS;
 
 /// A shell that may not heed SIGTERM.
@@ -59,13 +60,12 @@ impl Drop for One {
     }
 }
 
-fn endings(grace: Duration) -> PollingReaper {
+fn endings(grace: Duration, kill_timeout: Duration) -> PollingReaper {
     let times = Times {
         grace,
-        // Longer than a busy machine takes to end one that was sent SIGKILL.
-        kill_timeout: Duration::from_secs(2),
+        kill_timeout,
     };
-    PollingReaper::new(times, Signal::SIGTERM)
+    PollingReaper::new(Arc::new(ExitPoll::new().unwrap()), times, Signal::SIGTERM)
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -96,12 +96,13 @@ fn process_that_runs_under_other_uids_is_spared() {
         ..uids
     };
     let due = Due::from_iter([(same.key, Some(uids)), (other.key, Some(others))]);
-    let mut endings = endings(LONG);
+    let mut endings = endings(LONG, LONG);
     endings.round(|_| Ok::<Due, ()>(due.clone())).unwrap();
-    assert_eq!(endings.targets[&same.key].strongest, Some(Signal::SIGTERM));
+    let sent = endings.reaper.targets[&same.key].last_signal;
+    assert_eq!(sent, Some(Signal::SIGTERM));
     assert_eq!(same.ended(), Some(15));
     assert!(other.lives());
-    let told = endings.told();
+    let told = endings.results();
     let told = told.iter().find(|one| one.key == other.key).unwrap();
     let spared = ReapOutcome::NotSent(ReleaseReason::UidUnreadable);
     assert_eq!((told.outcome, told.signal), (spared, None));
@@ -112,53 +113,71 @@ fn without_free_files_one_is_ended_at_a_time() {
     let (first, second) = (One::new(true), One::new(true));
     let mut due = first.due();
     due.extend(second.due());
-    let mut endings = endings(LONG);
-    endings.files_max = 0;
+    let mut endings = endings(LONG, LONG);
+    endings.reaper.files_max = 0;
     for came in [1, 0] {
         let round = endings.round(|_| Ok::<Due, ()>(due.clone()));
         assert_eq!(round, Ok(came));
     }
 }
 
-#[test]
-fn only_the_killed_are_given_up_and_only_when_nothing_moves() {
-    let soon = Duration::from_nanos(1);
-    // Grace, patience, how many are left, and whether they are given up.
-    let cases = [
-        (Duration::ZERO, Duration::ZERO, 1, true),
-        (Duration::ZERO, Duration::ZERO, 0, false),
-        (Duration::ZERO, LONG, 1, false),
-        (soon, Duration::ZERO, 1, false),
-    ];
-    for case in cases {
-        let (grace, kill_timeout, left, given_up) = case;
-        let times = Times {
-            grace,
-            kill_timeout,
-        };
-        let mut endings = PollingReaper::new(times, Signal::SIGTERM);
-        for _ in 0..5 {
-            endings.look_for_progress(left);
-        }
-        assert_eq!(endings.is_over(), given_up, "{case:?}");
+/// Whether a process is given up that was sent this signal, and does not end of it.
+fn is_given_up(one: &One, sent: Signal, kill_timeout: Duration) -> bool {
+    let mut endings = endings(Duration::ZERO, kill_timeout);
+    let target = Target {
+        last_signal: Some(sent),
+        ..Target::default()
+    };
+    endings.reaper.insert(one.key, target);
+    endings.reaper.queue.push(one.key);
+    endings.reaper.open_queued();
+    for ladder in endings.reaper.escalations.values_mut() {
+        ladder.on_claim(one.key);
     }
+    for _ in 0..500 {
+        endings.tick();
+        thread::sleep(LOOK_AGAIN);
+    }
+    endings.is_over()
 }
 
 #[test]
-fn killed_process_that_still_runs_is_not_given_up() {
-    let one = One::running("echo up; while :; do :; done");
-    let times = Times {
-        grace: Duration::ZERO,
-        kill_timeout: Duration::ZERO,
-    };
-    for (sent, given_up) in [(Signal::SIGKILL, false), (Signal::SIGTERM, true)] {
-        let mut endings = PollingReaper::new(times, Signal::SIGTERM);
-        let mut target = Target::new(Pidfd::open(one.key.pid).unwrap());
-        target.strongest = Some(sent);
-        endings.targets.insert(one.key, target);
-        for _ in 0..5 {
-            endings.look_for_progress(1);
-        }
-        assert_eq!(endings.is_over(), given_up, "{sent}");
+fn only_the_killed_are_given_up_and_only_when_nothing_moves() {
+    let (sleeps, runs) = (One::new(true), One::running("echo up; while :; do :; done"));
+    let cases = [
+        (&sleeps, Signal::SIGKILL, Duration::ZERO, true),
+        (&sleeps, Signal::SIGKILL, LONG, false),
+        // It gets its SIGKILL first.
+        (&sleeps, Signal::SIGTERM, Duration::ZERO, false),
+    ];
+    for (number, (one, sent, kill_timeout, given_up)) in cases.into_iter().enumerate() {
+        assert_eq!(is_given_up(one, sent, kill_timeout), given_up, "{number}");
     }
+    let mut none_left = endings(Duration::ZERO, Duration::ZERO);
+    (0..5).for_each(|_| none_left.tick());
+    assert!(!none_left.is_over());
+    assert!(!is_given_up(&runs, Signal::SIGKILL, Duration::ZERO));
+}
+
+#[test]
+fn held_tree_goes_on_with_its_signal() {
+    let (mut heeds, mut deaf) = (One::new(false), One::new(true));
+    let (procfs, due) = (Procfs::default(), heeds.due());
+    let due = due.into_iter().chain(deaf.due()).collect::<Due>();
+    let mut endings = endings(LONG, LONG);
+    let mut looked = 0;
+    let mut find = |_: &HashSet<ProcessKey>| {
+        looked += 1;
+        Ok::<Due, ()>(due.clone())
+    };
+    endings.hold(&mut find).unwrap();
+    for one in [&heeds, &deaf] {
+        assert_eq!(procfs.state(one.key.pid), Some('T'));
+    }
+    endings.round(&mut find).unwrap();
+    assert_eq!(heeds.ended(), Some(15));
+    endings.hasten();
+    endings.round(&mut find).unwrap();
+    assert_eq!(deaf.ended(), Some(9));
+    assert!(looked >= 4, "each round looks before and after the opening");
 }
