@@ -1,5 +1,5 @@
-//! Whether a program was started with `REAPER_KEEP=1`: read before it has run for an instant, so that it says what
-//! its maker wanted.
+//! Whether a program was started with `REAPER_KEEP=1`. Read at exec, since a program may overwrite its environment as
+//! soon as it runs (`setproctitle(3)`): /proc shows the marker no more, and the process would be signalled.
 
 use core::ffi::c_void;
 

@@ -67,6 +67,25 @@ pub fn set_ignore_term() {
     unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
 }
 
+/// Overwrites its environment, as `setproctitle(3)` does to make room for a title.
+pub fn title(s: &ProcessContext) -> ! {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
+    // env_start and env_end, the 50th and 51st field of proc_pid_stat(5); the state is the third.
+    let mut fields = fields.split_whitespace().skip(47);
+    let mut address = || -> usize {
+        fields
+            .next()
+            .and_then(|f| f.parse().ok())
+            .expect("an address")
+    };
+    let (start, end) = (address(), address());
+    // SAFETY: the memory is this process's own, and nothing reads a variable afterwards.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 0, end - start) };
+    s.report();
+    rest()
+}
+
 /// Blocks until SIGTERM is sent to this process, which does not end it.
 pub fn await_term(s: &ProcessContext) {
     let mut term = SigSet::empty();

@@ -43,6 +43,7 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("middle", member::middle),
     ("orphan", member::orphan),
     ("ignore-term", member::ignore_term),
+    ("title", member::title),
     ("trap", member::trap),
     ("cleaner", member::cleaner),
     ("stopped", member::stopped),

@@ -22,6 +22,7 @@ pub fn trials() -> Vec<Trial> {
         trial("survival", "condemned", condemned),
         trial("survival", "condemned-at-exec", condemned_at_exec),
         trial("survival", "kernel-reap", kernel_reap).with_ignored_flag(!kills),
+        trial("survival", "overwritten-marker", overwritten_marker),
         trial(
             "survival",
             "server-of-a-quick-agent",
@@ -169,6 +170,23 @@ fn kernel_reap() {
         other.is_none(),
         "another was signalled by the kernel: {other:?}"
     );
+}
+
+/// Processes that overwrite their environment before /proc can be read.
+const TITLED: usize = 8;
+
+/// A process that overwrites its environment as soon as it runs is judged by the environment that it was started with.
+fn overwritten_marker() {
+    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    // Few variables: without `bpf_loop`, the probe does not look through many.
+    let marked = format!("marked*{TITLED}=env-i+env:REAPER_KEEP=1+title");
+    let unmarked = format!("unmarked*{TITLED}=env-i+env:REAPER_KEEP=0+title");
+    life.agent("agent", &[&marked, &unmarked], &[]);
+    life.world.await_processes("marked", TITLED);
+    life.world.await_processes("unmarked", TITLED);
+    life.world.kill("agent");
+    life.await_left(&["marked"]);
+    life.end(&["marked"]);
 }
 
 /// How soon the agent of a server leaves.

@@ -62,6 +62,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("survival::socket", &["loss"]),
     ("survival::kernel-reap", &["orphans"]),
     ("survival::condemned", &["escalation"]),
+    ("survival::overwritten-marker", &["kept"]),
     ("survival::newer-journal", &["journal", "kept"]),
     ("run::as-", &["run"]),
     ("run::as-root::time-runs-out", &["budgets"]),
