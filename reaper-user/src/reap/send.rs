@@ -9,6 +9,7 @@ use super::{ReleaseReason, SignalStep};
 use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys::cgroup::Cgroup;
+#[cfg(target_os = "linux")]
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;
