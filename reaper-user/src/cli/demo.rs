@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
-use super::daemon::{in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer};
+use super::engine::{in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer};
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;

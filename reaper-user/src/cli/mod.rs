@@ -8,6 +8,7 @@ mod daemon;
 mod demo;
 #[cfg_attr(target_os = "macos", path = "doctor/darwin.rs")]
 pub mod doctor;
+mod engine;
 mod explain;
 mod failure;
 mod history;
