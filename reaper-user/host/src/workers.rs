@@ -4,7 +4,7 @@
 //! reader needs. A thread that is stuck in such a read is replaced, up to a bound, and ends once the read returns. A thread
 //! that merely waits for a processor is not stuck, however long that takes on a busy machine.
 //!
-//! Jobs are queued by user, and the threads take a job of each user in turn. So a user with many jobs delays another by
+//! Jobs are queued by owner, mostly a user, and the threads take a job of each in turn. So a user with many jobs delays another by
 //! one job, and a user whose reads get stuck does not occupy all threads. Jobs that nothing waits for any more are dropped
 //! before they begin.
 //!
@@ -31,7 +31,7 @@ pub struct Size {
     /// All threads, with those that were replaced.
     pub most: usize,
     /// Most jobs of a user that run at a time. As many more can be stuck in threads that were replaced.
-    pub of_user: usize,
+    pub of_owner: usize,
 }
 
 impl Size {
@@ -41,15 +41,15 @@ impl Size {
             idle: 0,
             threads,
             most: threads,
-            of_user: threads,
+            of_owner: threads,
         }
     }
 }
 
 /// A piece of work for one thread.
 pub struct Job {
-    /// Real uid of the user whose process is read.
-    pub uid: u32,
+    /// Owners take turns: the real uid of the user whose process is read, or the number of a pass over many processes.
+    pub owner: u32,
     /// Identifies the job in the results of [`Workers::replace_stuck`].
     pub id: u64,
     /// Whether the job runs before those of the same user that are not urgent.
@@ -92,7 +92,7 @@ struct Thread {
     /// See [`sys::thread_id`]. `None` until the thread runs.
     thread_id: Option<u32>,
     /// User of the job that runs. `None` while the thread waits for one.
-    uid: Option<u32>,
+    owner: Option<u32>,
     id: u64,
     /// When the job began, in ns of CLOCK_MONOTONIC.
     since: u64,
@@ -135,24 +135,24 @@ impl Job {
 
 impl State {
     /// Removes the next job of the user whose turn it is, among those who may run another.
-    fn next_job(&mut self, of_user: usize) -> Option<Job> {
+    fn next_job(&mut self, of_owner: usize) -> Option<Job> {
         let later = self
             .queues
             .range((Bound::Excluded(self.turn), Bound::Unbounded));
         let users = later.chain(self.queues.range(..=self.turn));
-        let users: Vec<u32> = users.map(|(uid, _)| *uid).collect();
-        for uid in users {
-            if self.count(uid, false) >= of_user {
+        let users: Vec<u32> = users.map(|(owner, _)| *owner).collect();
+        for owner in users {
+            if self.count(owner, false) >= of_owner {
                 continue;
             }
-            let queue = self.queues.get_mut(&uid)?;
+            let queue = self.queues.get_mut(&owner)?;
             let jobs = std::iter::from_fn(|| queue.pop_first());
             let job = jobs.map(|(_, job)| job).find(Job::is_wanted);
             if queue.is_empty() {
-                self.queues.remove(&uid);
+                self.queues.remove(&owner);
             }
             if job.is_some() {
-                self.turn = uid;
+                self.turn = owner;
                 return job;
             }
         }
@@ -160,8 +160,9 @@ impl State {
     }
 
     /// Number of jobs of a user that run in threads which are replaced, or which are not.
-    fn count(&self, uid: u32, is_replaced: bool) -> usize {
-        let is_of = |thread: &&Thread| thread.uid == Some(uid) && thread.is_replaced == is_replaced;
+    fn count(&self, owner: u32, is_replaced: bool) -> usize {
+        let is_of =
+            |thread: &&Thread| thread.owner == Some(owner) && thread.is_replaced == is_replaced;
         self.threads.values().filter(is_of).count()
     }
 
@@ -188,31 +189,33 @@ impl Workers {
     /// There is no thread, and none can be started.
     pub fn submit(&self, job: Job) -> io::Result<()> {
         let mut state = self.0.lock();
-        let uid = job.uid;
+        let owner = job.owner;
         state.last += 1;
         let place = (!job.is_urgent, state.last);
-        let queue = state.queues.entry(uid).or_default();
+        let queue = state.queues.entry(owner).or_default();
         queue.insert(place, job);
         // Unwanted jobs are dropped here too, since no turn may come while all threads of the user are stuck.
         if queue.len().is_power_of_two() {
             queue.retain(|_, job| job.is_wanted());
         }
-        if state.count(uid, false) >= self.0.size.of_user {
+        if state.count(owner, false) >= self.0.size.of_owner {
             return Ok(());
         }
         self.add_thread(&mut state)
     }
 
-    /// Marks each thread as stuck that has slept in one system call from an earlier check on, for `limit` (in ns) or longer,
-    /// and replaces it if there is room. Returns what the newly marked ones are at.
-    pub fn replace_stuck(&self, limit: u64) -> Vec<u64> {
+    /// Marks each thread as stuck that sleeps in one system call and has done so for `limit` (in ns) by this and earlier
+    /// checks, and replaces it if there is room. Without a limit one check is enough. Returns what the newly marked ones are at.
+    /// Only threads of `owner` if there is one.
+    pub fn replace_stuck(&self, limit: u64, owner: Option<u32>) -> Vec<u64> {
         let mut state = self.0.lock();
-        let Size { most, of_user, .. } = self.0.size;
+        let Size { most, of_owner, .. } = self.0.size;
         let now = sys::monotonic();
         let mut found = Vec::new();
         let mut stuck: Vec<(u64, u32)> = Vec::new();
         for (number, thread) in &mut state.threads {
-            let Some(uid) = thread.uid.filter(|_| !thread.is_replaced) else {
+            let is_meant = |of: &u32| !thread.is_replaced && owner.is_none_or(|owner| owner == *of);
+            let Some(owner) = thread.owner.filter(is_meant) else {
                 continue;
             };
             if thread.check(now).is_some_and(|slept| slept >= limit) {
@@ -220,11 +223,11 @@ impl Workers {
                     found.push(thread.id);
                 }
                 thread.is_stuck = true;
-                stuck.push((*number, uid));
+                stuck.push((*number, owner));
             }
         }
-        for (number, uid) in stuck {
-            let has_room = state.threads.len() < most && state.count(uid, true) < of_user;
+        for (number, owner) in stuck {
+            let has_room = state.threads.len() < most && state.count(owner, true) < of_owner;
             if let Some(thread) = state.threads.get_mut(&number) {
                 thread.is_replaced = has_room;
             }
@@ -249,13 +252,13 @@ impl Workers {
             .collect()
     }
 
-    /// Returns whether some thread has a job, or is about to take one, and is not stuck.
-    pub fn is_moving(&self) -> bool {
+    /// Returns whether some thread has a job of this owner, or is about to take one, and is not stuck.
+    pub fn is_moving(&self, owner: u32) -> bool {
         let state = self.0.lock();
         let mut threads = state.threads.values();
-        threads.any(|thread| match thread.uid {
-            Some(_) => !thread.is_stuck,
-            None => !state.queues.is_empty(),
+        threads.any(|thread| match thread.owner {
+            Some(of) => of == owner && !thread.is_stuck,
+            None => state.queues.contains_key(&owner),
         })
     }
 
@@ -343,7 +346,7 @@ impl Slot {
         let Size {
             idle,
             threads,
-            of_user,
+            of_owner,
             ..
         } = self.shared.size;
         // Under the same lock, so that no job is left to a thread that ends.
@@ -361,9 +364,9 @@ impl Slot {
             return end(&mut state);
         }
         loop {
-            if let Some(job) = state.next_job(of_user) {
+            if let Some(job) = state.next_job(of_owner) {
                 if let Some(thread) = state.threads.get_mut(&self.number) {
-                    thread.uid = Some(job.uid);
+                    thread.owner = Some(job.owner);
                     thread.begin(job.id);
                 }
                 return Some(job);

@@ -285,12 +285,13 @@ impl Ingest {
                     let who = ProcessRef::new(model, node);
                     self.unclaimed_exits.push((who, session, ended, signal));
                 }
-                let was_kept = self
+                // Kept, or to be decided about again.
+                let was_left = self
                     .decided
                     .remove(&node.key)
-                    .is_some_and(|(verdict, _)| verdict != Verdict::Reap);
+                    .is_none_or(|(verdict, _)| verdict != Verdict::Reap);
                 if let Some(id) = node.state.member.session
-                    && was_kept
+                    && was_left
                     && model.sessions.due(id).is_some()
                 {
                     self.queued.push(Queued::Session(id));

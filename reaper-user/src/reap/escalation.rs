@@ -185,9 +185,10 @@ impl Escalation {
 
     /// One is off it.
     pub fn on_finished(&mut self, key: ProcessKey, now: u64) {
-        self.is_stalled = false;
-        self.on_progress(now);
-        self.claims.remove(&key);
+        if self.claims.remove(&key) {
+            self.is_stalled = false;
+            self.on_progress(now);
+        }
     }
 
     /// Whether nobody is on it.

@@ -52,7 +52,7 @@ const FACTS: Size = Size {
     idle: 2,
     threads: 4,
     most: 16,
-    of_user: 2,
+    of_owner: 2,
 };
 const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 
@@ -339,7 +339,7 @@ impl FactPool {
             }
         };
         let job = Job {
-            uid: request.uid,
+            owner: request.uid,
             id,
             is_urgent: request.urgency == Urgency::Urgent,
             wanted: Arc::downgrade(&request.wanted),
@@ -434,8 +434,8 @@ impl FactPool {
     /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
     fn check_threads(&mut self) {
         let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());
-        self.scripts.replace_stuck(limit);
-        for id in self.facts.replace_stuck(limit) {
+        self.scripts.replace_stuck(limit, None);
+        for id in self.facts.replace_stuck(limit, None) {
             self.close_unread(id);
         }
     }

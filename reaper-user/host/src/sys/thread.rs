@@ -52,9 +52,11 @@ pub fn thread_id() -> u32 {
 }
 
 /// Returns a number that tells the sleep which a thread of this process is in from its earlier ones. `None` if the thread
-/// runs, or waits for a processor (`State` and `voluntary_ctxt_switches`, proc_pid_status(5)).
+/// runs, or waits for a processor (`State` and `voluntary_ctxt_switches`, proc_pid_status(5)). Where that cannot be read, as
+/// when no more files can be open, it counts as one long sleep.
 pub fn sleep_number(thread_id: u32) -> Option<u64> {
-    sleep_in(&std::fs::read(format!("/proc/self/task/{thread_id}/status")).ok()?)
+    let status = std::fs::read(format!("/proc/self/task/{thread_id}/status"));
+    status.map_or(Some(0), |status| sleep_in(&status))
 }
 
 fn sleep_in(status: &[u8]) -> Option<u64> {

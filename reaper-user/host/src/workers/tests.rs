@@ -41,7 +41,7 @@ impl Scenario {
         work: impl FnOnce() + Send + 'static,
     ) {
         let job = Job {
-            uid,
+            owner: uid,
             id,
             is_urgent,
             wanted: Arc::downgrade(wanted),
@@ -75,7 +75,7 @@ impl Scenario {
 fn await_stuck(workers: &Workers, id: u64) {
     let end = Instant::now() + PATIENCE;
     loop {
-        let found = workers.replace_stuck(0);
+        let found = workers.replace_stuck(0, None);
         if found.is_empty() {
             assert!(Instant::now() < end, "{id} is not stuck");
             std::thread::yield_now();
@@ -88,7 +88,7 @@ fn await_stuck(workers: &Workers, id: u64) {
 fn size(threads: usize, most: usize, of_user: usize) -> Size {
     Size {
         most,
-        of_user,
+        of_owner: of_user,
         ..Size::fixed(threads)
     }
 }
@@ -150,7 +150,7 @@ fn job_that_nothing_waits_for_is_dropped() {
 fn stuck_thread_is_replaced_and_ends_after_its_job() {
     let scenario = Scenario::new(size(1, 2, 1));
     let gate = scenario.block(1, 1);
-    assert!(scenario.workers.replace_stuck(u64::MAX).is_empty());
+    assert!(scenario.workers.replace_stuck(u64::MAX, None).is_empty());
     scenario.submit(1, 2, false, &scenario.wanted);
     scenario.await_stuck(1);
     assert_eq!(scenario.next(), 2);
@@ -183,8 +183,8 @@ fn thread_that_is_busy_is_not_stuck() {
     });
     assert_eq!(scenario.next(), 1);
     for _ in 0..1000 {
-        assert!(scenario.workers.replace_stuck(0).is_empty());
-        assert!(scenario.workers.is_moving());
+        assert!(scenario.workers.replace_stuck(0, None).is_empty());
+        assert!(scenario.workers.is_moving(1));
     }
     drop(end);
     assert_eq!(scenario.next(), 2);
@@ -220,7 +220,7 @@ fn job_may_go_on_until_its_thread_is_replaced() {
         send.send(slot.is_replaced()).unwrap();
     };
     let job = Job {
-        uid: 0,
+        owner: 0,
         id: 6,
         is_urgent: false,
         wanted: Arc::downgrade(&wanted),
@@ -251,7 +251,7 @@ fn threads_do_not_inherit_a_raised_priority() {
         let wanted = Arc::new(());
         let (send, found) = channel();
         let job = Job {
-            uid: 0,
+            owner: 0,
             id: 1,
             is_urgent: true,
             wanted: Arc::downgrade(&wanted),

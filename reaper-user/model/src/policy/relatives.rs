@@ -96,29 +96,36 @@ fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKe
     let is_due = |node: &&Node| is_due(model, node, due);
     let above = model.tree.ancestors(node.key).take_while(is_due);
     let top = above.last().unwrap_or(node);
-    let tree = once(top).chain(model.tree.descendants(top.key));
-    let tree: Vec<&Node> = tree.filter(is_due).collect();
+    let tree: Vec<&Node> = once(top).chain(model.tree.descendants(top.key)).collect();
+    // A process that is not due holds no other, and is not held. What is below it still holds what is above it.
+    let mut found: HashMap<ProcessKey, Holds> = HashMap::with_capacity(tree.len());
     // Parents come before their children.
     for node in &tree {
-        let parent = node.parent.and_then(|parent| known.get(&parent));
-        let holds = Holds {
-            own: own_hold(model, node, due),
-            above: parent.map_or(Hold::Nobody, |parent| parent.own.or(parent.above)),
-            below: Hold::Nobody,
+        let parent = node.parent.and_then(|parent| found.get(&parent));
+        let above = parent.map_or(Hold::Nobody, |parent| parent.own.or(parent.above));
+        let holds = match is_due(node) {
+            true => Holds {
+                own: own_hold(model, node, due),
+                above,
+                below: Hold::Nobody,
+            },
+            false => Holds::default(),
         };
-        known.insert(node.key, holds);
+        found.insert(node.key, holds);
     }
-    for node in tree.into_iter().rev() {
-        let Holds { own, below, .. } = known.get(&node.key).copied().unwrap_or_default();
+    for node in tree.iter().rev() {
+        let Holds { own, below, .. } = found.get(&node.key).copied().unwrap_or_default();
         let below = match own {
             // What is born again and again would be waited for forever.
             Hold::Ask(..) if model.born_after(node, due) => below,
             own => own.or(below),
         };
-        if let Some(parent) = node.parent.and_then(|parent| known.get_mut(&parent)) {
+        if let Some(parent) = node.parent.and_then(|parent| found.get_mut(&parent)) {
             parent.below = below.or(parent.below);
         }
     }
+    let due = tree.into_iter().filter(is_due);
+    known.extend(due.filter_map(|node| Some((node.key, *found.get(&node.key)?))));
 }
 
 fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {

@@ -147,7 +147,8 @@ impl SessionIndex {
         change: impl FnOnce(&mut Session) -> T,
     ) -> Option<T> {
         let session = self.by_id.get_mut(&id)?;
-        let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession);
+        let is_run = |of: &Session| &*of.agent == super::RUN;
+        let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession, is_run(of));
         let before = state(session);
         let result = change(session);
         let after = state(session);

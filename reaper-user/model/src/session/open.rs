@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::{
-    ImageSource, IndexKey, Nesting, RootParent, Session, SessionEvent, SessionId, Sessions,
+    ImageSource, IndexKey, Nesting, RUN, RootParent, Session, SessionEvent, SessionId, Sessions,
     Succession,
 };
 use crate::event::ProcessKey;
@@ -64,6 +64,16 @@ impl Sessions {
         starter
             .filter(|_| kind == SessionKind::Agent)
             .filter(is_agents)
+    }
+
+    /// Returns the root of the run that a process supervises: a run that keeps children from before is supervised by a fork
+    /// of its root, which runs no program of its own.
+    fn run_of_supervisor(&self, tree: &Tree, key: ProcessKey) -> Option<ProcessKey> {
+        let supervisor = tree.get(key)?;
+        let root = tree.get(supervisor.birth_parent.or(supervisor.parent)?)?;
+        let mut sessions = self.open.all(IndexKey::Root(root.key));
+        let is_run = sessions.any(|session| &*session.agent == RUN);
+        (is_run && root.image == supervisor.image).then_some(root.key)
     }
 
     fn on_boundary(
@@ -162,6 +172,7 @@ impl Sessions {
         let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
         let outer = self.outer_of(kind, starter);
         let outer = outer.filter(|outer| self.is_restoring || !is_late(outer));
+        let begetter = begetter.map(|key| self.run_of_supervisor(tree, key).unwrap_or(key));
         self.open.insert(Session {
             id,
             agent,

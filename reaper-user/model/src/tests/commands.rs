@@ -37,6 +37,20 @@ fn what_a_command_leaves_is_due_when_its_run_exits() {
 }
 
 #[test]
+fn command_below_a_fork_of_its_run_is_left_to_it() {
+    let mut w = world(read("[[agent]]\nname = 'reaper-run'\ncomm = 'reaper'\n"));
+    let run = w.spawn(INIT, "reaper");
+    let supervisor = w.fork(run);
+    let agent = w.spawn(supervisor, "claude");
+    let shell = w.spawn(agent, "bash");
+    marked(&mut w, shell, Fact::Known(0));
+    w.dies_by_signal(agent);
+    assert!(w.why(shell).starts_with("keep "), "{}", w.why(shell));
+    w.dies_by_signal(run);
+    assert_eq!(w.why(shell), "reap root_exited");
+}
+
+#[test]
 fn what_an_agent_below_a_command_leaves_is_due_at_once() {
     let (mut w, [_, _, shell, nested, inside]) = tree();
     w.dies_by_signal(nested);

@@ -38,7 +38,7 @@ impl Lane {
         let begun = Arc::clone(&is_begun);
         let (send, done) = oneshot::channel();
         let job = Job {
-            uid: peer.uid,
+            owner: peer.uid,
             id: 0,
             is_urgent: false,
             wanted: Arc::downgrade(&wanted),

@@ -34,7 +34,7 @@ const READERS: Size = Size {
     idle: 1,
     threads: 1,
     most: 16,
-    of_user: 16,
+    of_owner: 16,
 };
 
 /// Knows the living processes, so that an end that leaves nothing in /proc is that of one with a name.
@@ -346,7 +346,7 @@ impl Translator {
         let (send, found) = channel();
         let wanted = Arc::new(());
         let job = Job {
-            uid: 0,
+            owner: 0,
             id: u64::from(pid),
             is_urgent: false,
             wanted: Arc::downgrade(&wanted),
@@ -364,7 +364,7 @@ impl Translator {
         }
         let found = found.recv_timeout(self.patience);
         if found.is_err() {
-            self.readers.replace_stuck(0);
+            self.readers.replace_stuck(0, None);
         }
         found.ok()?
     }

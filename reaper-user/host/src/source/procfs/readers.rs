@@ -2,7 +2,7 @@
 //!
 //! A process that holds its reader is left unread, and so it is in later passes until that reader is free.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -16,6 +16,10 @@ use crate::workers::{Job, Size, Slot, Workers};
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// How often in the time that a pass waits in vain stuck readers are replaced.
 const ROUNDS: u32 = 10;
+/// How many times longer it waits while a reader is not stuck, which may take its time.
+const MOVING: u32 = 8;
+/// Number of passes so far.
+static PASSES: AtomicU32 = AtomicU32::new(0);
 /// Readers of all snapshots.
 pub(super) static READERS: Readers = readers();
 
@@ -43,6 +47,8 @@ impl Procfs {
         more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
         mut take: impl FnMut(u32, T),
     ) -> Result<usize, ProcfsError> {
+        // Several passes may share the readers. One of them must not take another's for its own.
+        let owner = PASSES.fetch_add(1, Ordering::Relaxed);
         let all = pids.len();
         let stuck = readers.stuck();
         // One that started later only has the pid of the one that holds its reader.
@@ -70,7 +76,7 @@ impl Procfs {
             for _ in 0..count {
                 let work = Arc::clone(&work);
                 let job = Job {
-                    uid: 0,
+                    owner,
                     id: u64::MAX,
                     is_urgent: false,
                     wanted: Arc::downgrade(&wanted),
@@ -85,7 +91,7 @@ impl Procfs {
         let step = patience / ROUNDS;
         let (mut in_vain, mut waited) = (0, 0);
         let mut has_room = readers.has_room();
-        while left > 0 && in_vain < ROUNDS && has_room {
+        while left > 0 && in_vain < ROUNDS * MOVING && has_room {
             if let Ok((pid, it)) = found.recv_timeout(step) {
                 take(pid, it);
                 left -= 1;
@@ -99,10 +105,10 @@ impl Procfs {
             }
             waited = 0;
             // Half of it: timers are not exact.
-            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * crowd));
+            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * crowd), Some(owner));
             start(stuck.len().min(work.unclaimed()))?;
-            let is_moving = readers.is_moving() || !stuck.is_empty();
-            in_vain = if is_moving { 0 } else { in_vain + 1 };
+            let is_moving = readers.is_moving(owner) || !stuck.is_empty();
+            in_vain += if is_moving { 1 } else { MOVING };
             has_room = readers.has_room();
         }
         Ok(skipped + left)
