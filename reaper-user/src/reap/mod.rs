@@ -14,7 +14,7 @@
 //!
 //! In observe the same is done up to the signal, and then the claim is let go.
 //!
-//! `run` and `scan` have no events: [`PollingReaper`] reads the process table again where the engine drains the ring.
+//! `run` and a stand-alone `scan` have no events: [`PollingReaper`] reads the process table again where the engine drains the ring.
 //!
 //! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
 //! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
