@@ -77,9 +77,9 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
     };
     let last = texts(wanted.last().map_or(&[], std::slice::from_ref));
     let wanted = texts(&wanted);
-    let starved = out_of_files(events);
+    let undecided = undecided(events, part);
     for who in world.processes(part.role) {
-        if starved.contains(&who) {
+        if undecided.contains(&who) {
             continue;
         }
         let got = by_process.remove(&who).unwrap_or_default();
@@ -135,6 +135,18 @@ pub fn unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
 pub fn out_of_files(events: &[Event]) -> HashSet<ProcessKey> {
     let starved = events.iter().filter(|e| is_starved(e));
     starved.filter_map(Event::process).collect()
+}
+
+/// Returns the processes of which the decision need not be reported: those that could not be held, and those of a part which
+/// may exit first that had exited when their turn came.
+pub fn undecided(events: &[Event], part: &ProcessSpec) -> HashSet<ProcessKey> {
+    let is_gone = |e: &&Event| {
+        part.may_exit_first
+            && e.outcome.as_deref() == Some("not_sent")
+            && e.reason.as_deref() == Some("already_exited")
+    };
+    let gone = events.iter().filter(is_gone).filter_map(Event::process);
+    out_of_files(events).into_iter().chain(gone).collect()
 }
 
 /// Whether somebody could not be held, as this machine lets nobody have so many files. Where others end there is room

@@ -264,7 +264,7 @@ impl Scenario {
             let Some(last) = of_each.last() else { continue };
             eventually(&format!("every decision about '{}'", part.role), || {
                 let events = world.daemon().events();
-                let starved = checks::out_of_files(&events);
+                let undecided = checks::undecided(&events, part);
                 let mut said: BTreeMap<ProcessKey, Vec<String>> = BTreeMap::new();
                 for (who, _, reason, _) in checks::decisions(world, &events, part.role) {
                     said.entry(who).or_default().push(reason);
@@ -272,7 +272,7 @@ impl Scenario {
                 let is_over = |who: &ProcessKey| {
                     let said = said.get(who).map_or(&[][..], Vec::as_slice);
                     let last = said.iter().any(|reason| reason == last.reason);
-                    last && said.len() >= least || starved.contains(who)
+                    last && said.len() >= least || undecided.contains(who)
                 };
                 world.processes(part.role).iter().all(is_over).then_some(())
             });
