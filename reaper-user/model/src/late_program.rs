@@ -1,7 +1,7 @@
 //! Programs that are known only some time after their exec.
 //!
 //! A source that reads programs from /proc reports an exec at once. If the program could not be read by then, the source
-//! reports the exec once more, with the same time. What the process has forked in between belongs to no session until
+//! reports the exec once more, with the same time, also if it is too late to read the program. What the process has forked in between belongs to no session until
 //! then, or not for sure to the session of the process: it is kept.
 //!
 //! A child that has lost its parent in between stays so.
@@ -15,13 +15,22 @@ use super::session::SessionId;
 use super::{Model, Output};
 
 impl Model {
-    /// Returns the process whose program this event reports late, and its session before that.
-    pub(super) fn late_program(&self, event: &Event) -> Option<(ProcessKey, Option<SessionId>)> {
-        let EventKind::Exec { key, .. } = event.kind else {
-            return None;
+    /// Returns the process whose program this event reports late, its session before that, and the time of its exec. A row of
+    /// the process table may know the program first.
+    pub(super) fn late_program(
+        &self,
+        event: &Event,
+    ) -> Option<(ProcessKey, Option<SessionId>, u64)> {
+        let (node, time) = match &event.kind {
+            EventKind::Exec { key, .. } => (self.tree.get(*key)?, Some(event.time)),
+            EventKind::Discovered(seen) => {
+                let node = self.tree.by_pid(seen.key.pid)?;
+                (node.key.has_same_tick(seen.key).then_some(node)?, None)
+            }
+            _ => return None,
         };
-        let node = self.tree.get(key).filter(|node| node.image.is_unread())?;
-        Some((node.key, node.state.member.session))
+        let since = time.unwrap_or(node.image_at());
+        (node.image.is_unread()).then_some((node.key, node.state.member.session, since))
     }
 
     /// Makes the descendants that a process has forked since its exec what it is. `left` is the session that it was a

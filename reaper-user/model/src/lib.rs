@@ -213,8 +213,8 @@ impl Model {
         }
         let late = self.late_program(event);
         self.apply_to_tree(event, out, |tree, changes| tree.apply(event, changes));
-        if let Some((key, left)) = late {
-            self.settle_below(key, left, time, out);
+        if let Some((key, left, since)) = late {
+            self.settle_below(key, left, since, out);
         }
     }
 

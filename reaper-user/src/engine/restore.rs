@@ -76,6 +76,9 @@ impl Engine {
             let again = surveyor.survey(SurveyScope::All)?;
             if again.unreadable < survey.unreadable {
                 survey = again;
+            } else if survey.rows.len() > survey.unreadable as usize {
+                // Few are stuck, and stay so.
+                break;
             }
         }
         if survey.unreadable > 0 {
@@ -237,8 +240,11 @@ impl Engine {
             let body = EventBody::SessionResume {
                 session: SessionRef::from(session),
                 root: match root {
-                    Some(root) => ResumedRoot::Alive(ProcessRef::new(&self.model, root)),
-                    None => ResumedRoot::Exited {
+                    Some(root) if root.state.member.session.is_some() => {
+                        ResumedRoot::Alive(ProcessRef::new(&self.model, root))
+                    }
+                    // Or it has become a boundary, and the session goes on without it.
+                    _ => ResumedRoot::Exited {
                         session: SessionRef::from(session),
                         key: session.root,
                     },

@@ -35,7 +35,7 @@ const LOOK_AGAIN_MS: u8 = 200;
 pub struct ConcurrencyLimit {
     /// Letters, digits, `.`, `_` and `-`.
     pub group: String,
-    /// Where runs of a group differ in this, the largest number counts.
+    /// The same for all runs of a group: a run that waits holds up those behind it, whatever their number is.
     pub runs: usize,
 }
 

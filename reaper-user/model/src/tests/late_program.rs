@@ -233,3 +233,14 @@ fn agent_that_is_read_after_the_exit_of_its_agent_is_kept() {
         assert_eq!(w.reason(tool), REAPED);
     }
 }
+
+#[test]
+fn row_that_names_an_unread_agent_settles_what_it_has_forked() {
+    let mut w = World::new();
+    let (agent, server, _) = shell_with_unread(&mut w);
+    let tool = w.spawn(agent, "bash");
+    w.now += 1;
+    w.row(agent, INIT.pid, "claude");
+    assert_eq!(w.root_of(tool), Some(agent));
+    assert!(!w.is_member(server));
+}

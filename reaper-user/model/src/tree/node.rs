@@ -142,6 +142,11 @@ impl<S: NodeState> Node<S> {
         }
     }
 
+    /// Returns when its program became known, or when it executed one that is unread, in ns since boot.
+    pub(crate) fn image_at(&self) -> u64 {
+        self.image_at
+    }
+
     /// Whether what is from this time tells nothing older than what is known of its program, its uids and
     /// what the kernel's map has for it.
     pub(crate) fn is_current_at(&self, time: u64) -> bool {

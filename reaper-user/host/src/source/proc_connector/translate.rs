@@ -57,6 +57,8 @@ struct Unread {
     key: ProcessKey,
     /// Time of the exec, in ns since boot.
     time: u64,
+    /// The process whose unread program this one runs, which it has not executed itself.
+    copy_of: Option<ProcessKey>,
     /// Number of attempts left.
     tries: u32,
     /// Time of the next one, in ns of CLOCK_MONOTONIC.
@@ -143,6 +145,20 @@ impl Translator {
             {
                 continue;
             }
+            if let Some(maker) = unread.copy_of {
+                if self.unread.iter().any(|unread| unread.key == maker) {
+                    self.unread.push(unread);
+                    continue;
+                }
+                // The program of the maker has been read, and the model gives it to the copies.
+                let known = self
+                    .known
+                    .get(&maker.pid)
+                    .filter(|known| known.key == maker);
+                if known.is_some_and(|known| !known.unknown) {
+                    continue;
+                }
+            }
             if unread.at > now || began.elapsed() > RETRIES_MAX {
                 self.unread.push(unread);
                 continue;
@@ -154,10 +170,21 @@ impl Translator {
                     unread.at = now.saturating_add(RETRY_NS);
                     self.unread.push(unread);
                 }
-                None => self.set_unknown(key, true),
+                None => self.report_exec(time, key, None, out),
             }
         }
         self.unread.len()
+    }
+
+    /// Reports the exec of a program that will not be read any more, so that what the process has forked since belongs
+    /// where the process does.
+    fn give_up(&mut self, key: ProcessKey, out: &mut Output<'_>) {
+        let at = self.unread.iter().position(|unread| unread.key == key);
+        if let Some(Unread { time, copy_of, .. }) = at.map(|at| self.unread.remove(at))
+            && copy_of.is_none()
+        {
+            self.report_exec(time, key, None, out);
+        }
     }
 
     fn set_unknown(&mut self, key: ProcessKey, unknown: bool) {
@@ -205,6 +232,14 @@ impl Translator {
             let known = self.known.get(&key.pid).copied();
             if let Some(known) = known.filter(|known| known.key.has_same_tick(key)) {
                 self.known.insert(key.pid, TrackedProcess { key, ..known });
+                for unread in &mut self.unread {
+                    if unread.key == known.key {
+                        unread.key = key;
+                    }
+                    unread.copy_of = unread
+                        .copy_of
+                        .map(|of| if of == known.key { key } else { of });
+                }
             }
         }
     }
@@ -247,6 +282,7 @@ impl Translator {
         let outdated = known.is_some_and(|known| known.key.start > time);
         if let Some(known) = known.filter(|_| !outdated && found.is_none()) {
             // Who had the pid before is gone, though nobody has told so.
+            self.give_up(known.key, out);
             self.known.remove(&child);
             (out.sink)(ended(time, Provenance::Inferred, &known, None));
         }
@@ -284,6 +320,18 @@ impl Translator {
         if unknown && !outdated && born.is_some() {
             self.report_program(time, key, out);
         }
+        let is_unread = |of: &ProcessKey| self.unread.iter().any(|unread| unread.key == *of);
+        if let Some(maker) = parent.filter(is_unread).filter(|_| !outdated)
+            && self.unread.len() < UNREAD_MAX
+        {
+            self.unread.push(Unread {
+                key,
+                time,
+                copy_of: Some(maker),
+                tries: TRIES,
+                at: 0,
+            });
+        }
     }
 
     fn exec(&mut self, time: u64, pid: u32, out: &mut Output<'_>) {
@@ -294,8 +342,7 @@ impl Translator {
         if let Some(process) = self.known.get_mut(&pid) {
             (process.half_dead, process.status) = (false, None);
         }
-        // What it ran before will not be known any more.
-        self.unread.retain(|unread| unread.key != key);
+        self.give_up(key, out);
         // Most that are gone need no thread to say so.
         match self.state(key) {
             State::Gone => self.report_exec(time, key, None, out),
@@ -310,15 +357,15 @@ impl Translator {
         if let Some(seen) = self.read(key, out) {
             return self.report_exec(time, key, seen, out);
         }
-        self.emit_exec(time, key, None, Image::unread(), out);
-        let gives_up = self.unread.len() == UNREAD_MAX;
-        self.set_unknown(key, gives_up);
-        if gives_up {
-            return;
+        if self.unread.len() == UNREAD_MAX {
+            return self.report_exec(time, key, None, out);
         }
+        self.emit_exec(time, key, None, Image::unread(), out);
+        self.set_unknown(key, false);
         self.unread.push(Unread {
             key,
             time,
+            copy_of: None,
             tries: TRIES,
             at: 0,
         });
@@ -466,6 +513,7 @@ impl Translator {
         };
         match self.glimpses.state(process.key, process.number) {
             State::Gone => {
+                self.give_up(process.key, out);
                 self.known.remove(&pid);
                 let mut event = ended(time, Provenance::Kernel, &process, Some(status));
                 if let EventKind::Exit { parent: of, .. } = &mut event.kind {

@@ -78,7 +78,7 @@ fn program_that_cannot_be_read_is_given_up() {
     for n in 1..u64::from(TRIES) {
         assert_eq!(w.again(n * RETRY_NS), (String::new(), 1));
     }
-    assert_eq!(w.again(10 * RETRY_NS), (String::new(), 0));
+    assert_eq!(w.again(10 * RETRY_NS), (UNKNOWN.into(), 0));
     // What it forks from then on is read itself.
     w.process(11, 10, 500);
     let copy = "fork 11+3 of 10+1 uid 1000, exec 11+3 of 10+1 uid 1000 /usr/bin/prog";
@@ -99,13 +99,38 @@ fn program_that_is_over_before_it_is_read_stays_unknown() {
     // That has been reported.
     let mut w = World::with_unread();
     w.process(10, 1, 500);
-    assert_eq!(w.exec(START + 4, 10), READ);
+    assert_eq!(w.exec(START + 4, 10), format!("{UNKNOWN}, {READ}"));
     assert_eq!(w.again(0), (String::new(), 0));
     // Its exit has been reported.
     let mut w = World::with_unread();
     w.vanish(10);
-    assert_eq!(w.exit(START + 4, 10, 10, 0), "exit 10+1 0");
+    let exit = format!("{UNKNOWN}, exit 10+1 0");
+    assert_eq!(w.exit(START + 4, 10, 10, 0), exit);
     assert_eq!(w.again(0), (String::new(), 0));
+}
+
+#[test]
+fn copy_of_an_unread_program_is_read_if_its_maker_is_gone() {
+    let copied = || {
+        let mut w = World::with_unread();
+        w.process(11, 10, 500);
+        assert_eq!(w.fork(START + 3, 10, 11), "fork 11+3 of 10+1 uid 1000");
+        w
+    };
+    let mut w = copied();
+    w.vanish(10);
+    w.exit(START + 4, 10, 10, 0);
+    let read = "exec 11+3 of nobody uid 1000 /usr/bin/prog";
+    assert_eq!(w.again(0), (read.into(), 0));
+    // What has been read of the maker is the copy's too.
+    let mut w = copied();
+    w.process(10, 1, 500);
+    assert_eq!(w.again(0), (READ.into(), 0));
+    // It runs a program of its own.
+    let mut w = copied();
+    let own = "exec 11+3 of 10+1 uid 1000 /usr/bin/prog";
+    assert_eq!(w.exec(START + 4, 11), own);
+    assert_eq!(w.again(0), (String::new(), 1));
 }
 
 #[test]
@@ -115,9 +140,14 @@ fn number_of_programs_that_are_read_again_is_bounded() {
         w.process(pid, 1, 500);
         w.fork(START + 1, 1, pid);
         w.file(pid, "status", "");
+        let mark = if pid < 10 + UNREAD_MAX as u32 {
+            "?"
+        } else {
+            ""
+        };
         assert_eq!(
             w.exec(START + 2, pid),
-            format!("exec {pid}+1 of nobody uid 1000 ?")
+            format!("exec {pid}+1 of nobody uid 1000 {mark}")
         );
     }
     assert_eq!(w.again(0).1, UNREAD_MAX);
@@ -135,7 +165,8 @@ fn exit_that_cannot_be_confirmed_counts_as_lost() {
     assert_eq!(w.translator.take_missed(), 1);
     assert_eq!(w.translator.take_missed(), 0);
     w.stat(10, 1, 500, 'Z', 1);
-    assert_eq!(w.exit(START + 4, 11, 10, 0), "exit 10+1 0");
+    let exit = format!("{UNKNOWN}, exit 10+1 0");
+    assert_eq!(w.exit(START + 4, 11, 10, 0), exit);
 }
 
 /// Set in a process of this test's own, which may use up its open files.
