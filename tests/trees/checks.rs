@@ -314,7 +314,7 @@ pub fn assert_well_formed(world: &World, events: &[Event]) {
     for e in events {
         assert_eq!(
             (e.schema, e.seq),
-            (1, seq + 1),
+            (2, seq + 1),
             "schema and number of the event after {seq}"
         );
         seq = e.seq;

@@ -30,7 +30,7 @@ pub struct Size {
     pub threads: usize,
     /// All threads, with those that were replaced.
     pub most: usize,
-    /// Most jobs of a user that run at a time. As many more can be stuck in threads that were replaced.
+    /// Most jobs of an owner that run at a time. As many more can be stuck in threads that were replaced.
     pub of_owner: usize,
 }
 
@@ -52,7 +52,7 @@ pub struct Job {
     pub owner: u32,
     /// Identifies the job in the results of [`Workers::replace_stuck`].
     pub id: u64,
-    /// Whether the job runs before those of the same user that are not urgent.
+    /// Whether the job runs before those of the same owner that are not urgent.
     pub is_urgent: bool,
     /// The job is dropped unless another reference to this exists when its turn comes.
     pub wanted: Weak<()>,
@@ -72,7 +72,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queues: BTreeMap<u32, Queue>,
-    /// User of the last job that was begun.
+    /// Owner of the last job that was begun.
     turn: u32,
     threads: HashMap<u64, Thread>,
     /// Last number of a thread or a job.
@@ -84,14 +84,14 @@ struct State {
     is_closed: bool,
 }
 
-/// Queued jobs of one user: those that are not urgent come after those that are, and each by its number.
+/// Queued jobs of one owner: those that are not urgent come after those that are, and each by its number.
 type Queue = BTreeMap<(bool, u64), Job>;
 
 #[derive(Clone, Copy, Default)]
 struct Thread {
     /// See [`sys::thread_id`]. `None` until the thread runs.
     thread_id: Option<u32>,
-    /// User of the job that runs. `None` while the thread waits for one.
+    /// Owner of the job that runs. `None` while the thread waits for one.
     owner: Option<u32>,
     id: u64,
     /// When the job began, in ns of CLOCK_MONOTONIC.
@@ -134,14 +134,14 @@ impl Job {
 }
 
 impl State {
-    /// Removes the next job of the user whose turn it is, among those who may run another.
+    /// Removes the next job of the owner whose turn it is, among those who may run another.
     fn next_job(&mut self, of_owner: usize) -> Option<Job> {
         let later = self
             .queues
             .range((Bound::Excluded(self.turn), Bound::Unbounded));
-        let users = later.chain(self.queues.range(..=self.turn));
-        let users: Vec<u32> = users.map(|(owner, _)| *owner).collect();
-        for owner in users {
+        let owners = later.chain(self.queues.range(..=self.turn));
+        let owners: Vec<u32> = owners.map(|(owner, _)| *owner).collect();
+        for owner in owners {
             if self.count(owner, false) >= of_owner {
                 continue;
             }
@@ -159,7 +159,7 @@ impl State {
         None
     }
 
-    /// Number of jobs of a user that run in threads which are replaced, or which are not.
+    /// Number of jobs of an owner that run in threads which are replaced, or which are not.
     fn count(&self, owner: u32, is_replaced: bool) -> usize {
         let is_of =
             |thread: &&Thread| thread.owner == Some(owner) && thread.is_replaced == is_replaced;

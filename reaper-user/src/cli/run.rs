@@ -105,8 +105,8 @@ pub(super) struct RunArgs {
     /// Of whom it is: the same.
     #[arg(long, value_name = "NAME", value_parser = label)]
     agent: Option<String>,
-    /// Not more than N runs of this group of yours at a time: it waits for its turn. One that is stopped (Ctrl-Z) while it
-    /// waits may keep its turn, and those behind it wait too.
+    /// Run at most N commands of this group of yours at a time, and wait for a turn. N is the same for all of the group: a run
+    /// that waits holds up those behind it, whatever their N. So does one that is stopped (Ctrl-Z) while it waits.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<ConcurrencyLimit>,
     /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.

@@ -11,7 +11,7 @@ use super::record::{EventBody, EventRecord};
 use super::text::is_unprintable;
 
 /// Version of the stream: raised when a key changes its meaning or goes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 #[derive(Serialize)]
 struct Line<'a> {

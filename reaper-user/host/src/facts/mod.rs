@@ -433,6 +433,7 @@ impl FactPool {
 
     /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
     fn check_threads(&mut self) {
+        // Half of it: the first check only notes what a thread sleeps in.
         let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());
         self.scripts.replace_stuck(limit, None);
         for id in self.facts.replace_stuck(limit, None) {
