@@ -1,20 +1,19 @@
-//! Which programs are agents, where membership stops, and what is kept, reaped and reported: rules over comm,
-//! exe and argv, and over what else is known of a process.
+//! Compiled rules. They classify programs as agents, servers and boundaries, and find the rules that keep, reap or
+//! report members.
 //!
-//! Pure: a [`Ruleset`] is compiled once and then only asked. Every exec on the host passes through
-//! [`Ruleset::classify`], so the usual answer, "no rule", allocates nothing: two hash look-ups, by comm
-//! and by the file name of the executable, find the few rules that can match at all, and the arguments
-//! are read only if one of those has got that far.
+//! [`Ruleset::classify`] runs for every exec on the host. The usual result, no rule, allocates nothing: two hash
+//! look-ups, by comm and by file name, find the few rules that can match. The arguments are read only for these.
 //!
 //! # Order
-//! Boundaries are asked before servers and servers before agents, because an agent's server runs the agent's program:
-//! `codex app-server` is a server and no agent. Within each kind the first match in the order given
-//! wins (the user's rules come before the built-in ones). Those that keep, reap or report are another
-//! question, asked of members, and in one order among themselves: [`Ruleset::matching_member_rules`] finds those whose
-//! program it is, and the policy asks for the rest.
+//! Boundaries are checked before servers and servers before agents, because an agent's server runs the agent's program:
+//! `codex app-server` is a server and no agent. Within each kind the first match in the given order wins; the user's
+//! rules come before the built-in ones.
 //!
-//! # What is not known
-//! A field that is empty is not known and fulfils no condition on it, not even a negative one.
+//! Keeps, reaps and reports are *member rules*: they are evaluated for members only, in one order.
+//! [`Ruleset::matching_member_rules`] checks their conditions on the program; the policy checks the others.
+//!
+//! # Unknown fields
+//! An empty field is unknown. It fulfils no condition, not even a negative one.
 
 mod arguments;
 mod index;
@@ -44,38 +43,38 @@ pub use script::path as script_path;
 pub(crate) use when::LONGEST;
 pub use when::{SessionIs, UidIs, When};
 
-/// Most marks, the first of which is `KEEP_MARKER`: a fact has a bit for each.
+/// Limit on environment markers, the first of which is `KEEP_MARKER`: the fact has one bit for each.
 pub const MARKERS_MAX: usize = 64;
 
-/// What users put in the environment of what is to be kept.
+/// Environment variable that users set for processes to keep.
 static KEEP_MARKER: LazyLock<Pattern> = LazyLock::new(|| Pattern::exactly("REAPER_KEEP=1"));
 
-/// What tmux, screen and zellij put in the environment of what runs below them.
+/// Environment variables that tmux, screen and zellij set for the processes below them.
 static MULTIPLEXER_MARKERS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
-    let marks = ["TMUX=*", "STY=*", "ZELLIJ=*"];
-    marks
+    let globs = ["TMUX=*", "STY=*", "ZELLIJ=*"];
+    globs
         .iter()
-        .filter_map(|mark| Pattern::marker(mark).ok())
+        .filter_map(|glob| Pattern::marker(glob).ok())
         .collect()
 });
 
-/// What a rule says of the processes that it matches.
+/// What a rule does with the processes that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Membership of a session stops here: neither this process nor its descendants are members.
+    /// Ends membership: neither the process nor its descendants are members of the session above.
     Boundary,
-    /// An agent's server: the root of a session that is nested in no other, whatever started it.
+    /// Makes the process the root of a session that is never nested: it is an agent's server.
     #[serde(skip)]
     Server,
-    /// The root of a session.
+    /// Makes the process the root of a session.
     #[serde(skip)]
     Agent,
-    /// A member like any other, but not reaped.
+    /// Keeps the member.
     Keep,
-    /// It is reaped, also under a living agent.
+    /// Reaps the member, even while its root is alive if the rule's `session` condition allows that.
     Reap,
-    /// It is kept, and a person should look at it.
+    /// Keeps the member and reports it to the user.
     Report,
 }
 
@@ -91,28 +90,28 @@ impl Action {
         }
     }
 
-    /// Whether a process that matches is the root of a session.
+    /// Returns whether a process that matches is the root of a session.
     pub fn opens_session(self) -> bool {
         matches!(self, Action::Agent | Action::Server)
     }
 
-    /// Whether it looks at the program alone, and not at a member of a session.
+    /// Returns whether rules with this action have conditions on the program only, and apply to any process.
     pub fn is_of_program(self) -> bool {
-        self.rank() != JUDGING
+        self.rank() != MEMBER_RANK
     }
 
-    /// Rules of one rank are asked together, in the order given.
+    /// Returns the place of the action in the evaluation. Rules of one rank are evaluated in the given order.
     fn rank(self) -> u8 {
         match self {
             Action::Boundary => 0,
             Action::Server => 1,
             Action::Agent => 2,
-            Action::Keep | Action::Reap | Action::Report => JUDGING,
+            Action::Keep | Action::Reap | Action::Report => MEMBER_RANK,
         }
     }
 }
 
-/// What the root of a session is.
+/// Kind of a session, by its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionKind {
@@ -122,7 +121,7 @@ pub enum SessionKind {
 }
 
 impl SessionKind {
-    /// Name in the event stream and in the API.
+    /// Returns the name in the event stream and in the API.
     pub fn name(self) -> &'static str {
         match self {
             SessionKind::Agent => "agent",
@@ -138,27 +137,29 @@ impl SessionKind {
     }
 }
 
-/// Rank of the rules that are asked about members.
-const JUDGING: u8 = 3;
+/// Rank of the rules that are evaluated for members.
+const MEMBER_RANK: u8 = 3;
 
-/// A named rule: it holds if one of its matchers does, and all that it asks for besides.
+/// A named rule. It applies if one of its matchers matches and its other conditions hold.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub name: Arc<str>,
     pub action: Action,
-    /// Alternatives. None at all: every image matches.
+    /// Alternative conditions on the program. If empty, every program matches.
     pub matchers: Vec<Matcher>,
-    /// Empty for agents, servers and boundaries.
+    /// Conditions on the member. Empty for agents, servers and boundaries.
     pub when: When,
-    /// Nanoseconds from when a member became due (or was orphaned under a living agent, or began, if neither)
-    /// until the action is taken; it is kept until then. 0 for agents, servers and boundaries.
+    /// Delay of the action in nanoseconds, during which the member is kept. 0 for agents, servers and boundaries.
+    ///
+    /// It starts when the member becomes due. While the root is alive, it starts when the member becomes an orphan, or
+    /// else at its own start.
     pub after: u64,
-    /// Of agents that can leave a conversation to another process: where its id is found.
+    /// Where to find the ids of an agent's conversations, if the agent can hand one over to another process.
     pub conversation: Option<Arc<ConversationSource>>,
 }
 
 impl Rule {
-    /// A rule that looks at the program alone.
+    /// Creates a rule with conditions on the program only.
     pub fn new(name: &str, action: Action, matchers: Vec<Matcher>) -> Rule {
         Rule {
             name: name.into(),
@@ -170,130 +171,130 @@ impl Rule {
         }
     }
 
-    /// Whether it can save a member that is due, for a while at least.
+    /// Returns whether the rule can keep a due member, at least for the time of its delay.
     pub fn may_keep(&self) -> bool {
-        let spares = match self.action {
+        let keeps = match self.action {
             Action::Keep | Action::Report => true,
             Action::Reap => self.after > 0,
             Action::Boundary | Action::Server | Action::Agent => false,
         };
-        spares && self.when.is_of(false)
+        keeps && self.when.is_of(false)
     }
 
-    /// Whether the members that it keeps need their relatives for as long: those with a delay before they are reaped, and
-    /// those that others may be connected to.
+    /// Returns whether a member that this rule keeps also keeps its ancestors and descendants.
+    ///
+    /// That is so during the delay of a rule that reaps, and for members that listen, since others may be connected.
     pub fn keeps_relatives(&self) -> bool {
         self.may_keep() && (self.action == Action::Reap || self.when.listening == Some(true))
     }
 }
 
-/// A rule of one [`Ruleset`].
+/// Index of a rule in its [`Ruleset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(u32);
 
-/// What a program is to the tree of sessions.
+/// Effect of a program on sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Agent(RuleId),
     Server(RuleId),
     Boundary(RuleId),
-    /// No rule: it is what its parent is.
+    /// No effect: the process belongs to the session of its parent.
     Plain,
 }
 
-/// What the rules say of a program by what was read of it after its exec.
+/// Result of matching the rules against a program with data that was read after its exec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramMatch {
-    /// The program as the model has it, with the beginning of the command line.
+    /// Program as the model has it, with the beginning of the command line.
     pub image: Arc<Image>,
     pub class: Class,
-    /// See [`Ruleset::matching_member_rules`].
+    /// Result of [`Ruleset::matching_member_rules`].
     pub member_rules: Arc<[RuleId]>,
 }
 
-/// All rules, compiled.
+/// Compiled rules.
 #[derive(Clone, Default)]
 pub struct Ruleset {
-    /// Sorted by rank, and within one in the order given.
+    /// Rules by rank, and within a rank in the given order.
     rules: Vec<Rule>,
     boundaries: Index,
     servers: Index,
     agents: Index,
-    judging: Index,
-    /// Sessions of the rules that hold relatives.
-    holding: Vec<SessionIs>,
-    /// Those of `judging` that look at no program: all that most programs have.
-    bare: Arc<[RuleId]>,
-    /// See [`Ruleset::marker_patterns`].
-    marks: Vec<Pattern>,
+    member_rules: Index,
+    /// Session conditions of the rules that keep relatives.
+    keeping_relatives: Vec<SessionIs>,
+    /// Member rules without conditions on the program. For most programs no others match.
+    any_program: Arc<[RuleId]>,
+    markers: Vec<Pattern>,
     multiplexer_bits: u64,
     honor_keep: bool,
 }
 
 impl Ruleset {
-    /// Of rules in the order in which they are to be asked.
+    /// Compiles rules, given in the order of their evaluation.
     pub fn new(mut rules: Vec<Rule>) -> Ruleset {
         rules.sort_by_key(|rule| rule.action.rank());
-        let mut marks = vec![KEEP_MARKER.clone()];
+        let mut markers = vec![KEEP_MARKER.clone()];
         for rule in &mut rules {
-            rule.when.marker_bits = bits(&mut marks, &rule.when.markers);
+            rule.when.marker_bits = assign_bits(&mut markers, &rule.when.markers);
         }
         let mut multiplexer_bits = 0;
         if rules.iter().any(|rule| rule.when.multiplexed.is_some()) {
-            multiplexer_bits = bits(&mut marks, &MULTIPLEXER_MARKERS);
+            multiplexer_bits = assign_bits(&mut markers, &MULTIPLEXER_MARKERS);
         }
-        let of = |rank| Index::new(&rules, rank);
-        let (boundaries, servers, agents, judging) = (of(0), of(1), of(2), of(JUDGING));
-        let holding = rules.iter().filter(|rule| rule.keeps_relatives());
+        let index = |rank| Index::new(&rules, rank);
+        let (boundaries, servers, agents) = (index(0), index(1), index(2));
+        let member_rules = index(MEMBER_RANK);
+        let keeping_relatives = rules.iter().filter(|rule| rule.keeps_relatives());
         Ruleset {
-            holding: holding.map(|rule| rule.when.session).collect(),
+            keeping_relatives: keeping_relatives.map(|rule| rule.when.session).collect(),
             boundaries,
             servers,
             agents,
-            bare: judging.bare().collect(),
-            judging,
+            any_program: member_rules.any_program().collect(),
+            member_rules,
             rules,
-            marks,
+            markers,
             multiplexer_bits,
             honor_keep: false,
         }
     }
 
-    /// The same, and whether what has `REAPER_KEEP=1` in its environment is kept, by mark 0.
+    /// Sets whether a process with `REAPER_KEEP=1` in its environment (marker 0) is kept.
     pub fn honoring_keep(mut self, honor_keep: bool) -> Ruleset {
         self.honor_keep = honor_keep;
         self
     }
 
-    /// Whether mark 0 keeps.
+    /// Returns whether a process with `REAPER_KEEP=1` in its environment is kept.
     pub fn honors_keep(&self) -> bool {
         self.honor_keep
     }
 
-    /// The marks that rules ask for: patterns over `NAME=value`, one for each bit of
+    /// Returns the environment markers that rules check: patterns over `NAME=value`, one for each bit of
     /// [`Facts::markers`](super::facts::Facts::markers). The first is `REAPER_KEEP=1`.
     pub fn marker_patterns(&self) -> &[Pattern] {
-        &self.marks
+        &self.markers
     }
 
-    /// Returns where agents leave the ids of their conversations, by the rules that say so.
+    /// Returns where the agents of these rules leave the ids of their conversations.
     pub fn conversations(&self) -> Vec<Arc<ConversationSource>> {
         let rules = self.rules.iter();
         rules.filter_map(|rule| rule.conversation.clone()).collect()
     }
 
-    /// Whether `REAPER_KEEP=1` is all that rules ask of an environment.
+    /// Returns whether `REAPER_KEEP=1` is the only environment marker.
     pub fn needs_only_keep_marker(&self) -> bool {
-        self.marks.len() <= 1
+        self.markers.len() <= 1
     }
 
-    /// Marks of which one is there below tmux, screen or zellij, if there is a rule that asks.
+    /// Returns the bits of the markers that tmux, screen and zellij set, 0 if no rule checks them.
     pub fn multiplexer_bits(&self) -> u64 {
         self.multiplexer_bits
     }
 
-    /// Which facts are worth reading before anything is due, since a rule will ask for them and they change
-    /// with the program only.
+    /// Returns the facts to read before a member is due: rules may need them, and they rarely change without an exec.
     pub fn facts_to_prefetch(&self) -> FactSet {
         let mut needs = FactSet::NONE;
         if self.honor_keep {
@@ -311,24 +312,23 @@ impl Ruleset {
         needs
     }
 
-    /// Whether there is a rule that may hold relatives in a session whose root has ended so.
-    pub fn may_keep_relatives(&self, ended: ExitStatus) -> bool {
-        let may = |session: &SessionIs| session.holds(Some(ended)) != Some(false);
-        self.holding.iter().any(may)
+    /// Returns whether a rule may keep relatives in a session whose root exited with this status.
+    pub fn may_keep_relatives(&self, status: ExitStatus) -> bool {
+        let may = |session: &SessionIs| session.holds(Some(status)) != Some(false);
+        self.keeping_relatives.iter().any(may)
     }
 
-    /// Whether there is a rule that may say something of members of a living agent: of its orphans, or of the
-    /// others.
+    /// Returns whether a rule may reap or report members whose root is alive: orphans or, if false, all others.
     pub fn has_rules_for_living(&self, orphans: bool) -> bool {
-        let said = |rule: &&Rule| rule.action.rank() == JUDGING && rule.action != Action::Keep;
-        let mut said = self.rules.iter().filter(said);
-        said.any(|rule| {
+        let acts = |rule: &&Rule| rule.action.rank() == MEMBER_RANK && rule.action != Action::Keep;
+        let mut acting = self.rules.iter().filter(acts);
+        acting.any(|rule| {
             let when = &rule.when;
             !when.is_of_root() && when.is_of(true) && when.orphan.is_none_or(|of| of == orphans)
         })
     }
 
-    /// What a program is. Asked at every exec.
+    /// Classifies a program. Runs for every exec on the host.
     pub fn classify(&self, image: &Image) -> Class {
         let subject = Subject::new(image);
         if let Some(id) = self.boundaries.first(&self.rules, &subject) {
@@ -342,12 +342,12 @@ impl Ruleset {
         }
     }
 
-    /// The agent rule that matches, whether or not a boundary or a server does too.
+    /// Returns the agent rule that matches, even if a boundary or server rule matches too.
     pub fn agent(&self, image: &Image) -> Option<RuleId> {
         self.agents.first(&self.rules, &Subject::new(image))
     }
 
-    /// Returns the boundary or server that matches: a process of this program is no member of the session above it.
+    /// Returns the boundary or server rule that matches. The process is then no member of its parent's session.
     pub fn leaves_session(&self, image: &Image) -> Option<RuleId> {
         match self.classify(image) {
             Class::Boundary(id) | Class::Server(id) => Some(id),
@@ -355,36 +355,36 @@ impl Ruleset {
         }
     }
 
-    /// The rules that keep, reap or report programs like this one, as far as that is a question of the program,
-    /// in the order in which they are to be asked.
+    /// Returns the member rules whose conditions on the program hold, in the order of evaluation.
     pub fn matching_member_rules(&self, image: &Image) -> Arc<[RuleId]> {
-        let found = self.judging.all(&self.rules, &Subject::new(image));
+        let found = self.member_rules.all(&self.rules, &Subject::new(image));
         if found.is_empty() {
-            return Arc::clone(&self.bare);
+            return Arc::clone(&self.any_program);
         }
-        let mut all: Vec<RuleId> = self.bare.iter().copied().chain(found).collect();
+        let mut all: Vec<RuleId> = self.any_program.iter().copied().chain(found).collect();
         all.sort_unstable();
         all.dedup();
         all.into()
     }
 
-    /// A boundary, a server, or a rule that may spare, that would match if the part of the command line said so that was
-    /// cut off: all else that it asks of the program holds. `judging` are those that match anyway.
-    pub fn unread_keep(&self, image: &Image, judging: &[RuleId]) -> Option<RuleId> {
+    /// Returns a boundary, a server or a rule that may keep, if the missing end of the command line could make it match.
+    ///
+    /// `matching` are the member rules that match anyway. Returns `None` if the command line is complete.
+    pub fn unread_keep(&self, image: &Image, matching: &[RuleId]) -> Option<RuleId> {
         if !image.truncated {
             return None;
         }
         let subject = Subject::cut_off(image);
-        let leaves = [&self.boundaries, &self.servers];
-        let leaves = leaves
+        let leaving = [&self.boundaries, &self.servers];
+        let leaving = leaving
             .iter()
             .find_map(|kind| kind.first(&self.rules, &subject));
-        let spares = |id: &RuleId| self.rule(*id).may_keep() && !judging.contains(id);
-        let all = || self.judging.all(&self.rules, &subject);
-        leaves.or_else(|| all().into_iter().filter(spares).min())
+        let keeps = |id: &RuleId| self.rule(*id).may_keep() && !matching.contains(id);
+        let all = || self.member_rules.all(&self.rules, &subject);
+        leaving.or_else(|| all().into_iter().filter(keeps).min())
     }
 
-    /// Returns what the rules say of a program with this whole command line.
+    /// Matches the rules against a program with this complete command line.
     pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> ProgramMatch {
         let whole = Image {
             argv,
@@ -394,7 +394,7 @@ impl Ruleset {
         self.matched_as(image, &whole)
     }
 
-    /// Returns what the rules say of an interpreter whose script has this absolute path, links resolved.
+    /// Matches the rules against an interpreter whose script has this absolute path, links resolved.
     pub fn matched_script(&self, image: &Arc<Image>, script: Vec<u8>) -> ProgramMatch {
         let resolved = Image {
             script,
@@ -411,8 +411,10 @@ impl Ruleset {
         }
     }
 
+    /// Returns the rule with this id.
+    ///
     /// # Panics
-    /// If the id is of a larger set.
+    /// If the id comes from a larger ruleset.
     pub fn rule(&self, id: RuleId) -> &Rule {
         &self.rules[id.0 as usize]
     }
@@ -421,27 +423,27 @@ impl Ruleset {
         &self.rule(id).name
     }
 
-    /// Returns the rule of this name that opens sessions: of an agent or of a server.
+    /// Returns the agent or server rule with this name.
     pub fn session_rule(&self, name: &str) -> Option<RuleId> {
         let is_it = |rule: &Rule| rule.action.opens_session() && *rule.name == *name;
         let found = (0..).zip(&self.rules).find(|(_, rule)| is_it(rule));
         found.map(|(at, _)| RuleId(at))
     }
 
-    /// All rules, in the order in which they are asked.
+    /// Returns all rules in the order of evaluation.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 }
 
-/// The bits of patterns among all marks, which takes them in.
-fn bits(marks: &mut Vec<Pattern>, patterns: &[Pattern]) -> u64 {
+/// Adds patterns to the markers, unless they are there already, and returns their bits.
+fn assign_bits(markers: &mut Vec<Pattern>, patterns: &[Pattern]) -> u64 {
     let mut bits = 0;
     for pattern in patterns {
         let is_it = |known: &Pattern| known.text() == pattern.text();
-        let bit = marks.iter().position(is_it).unwrap_or_else(|| {
-            marks.push(pattern.clone());
-            marks.len() - 1
+        let bit = markers.iter().position(is_it).unwrap_or_else(|| {
+            markers.push(pattern.clone());
+            markers.len() - 1
         });
         bits |= 1u64.checked_shl(bit as u32).unwrap_or(0);
     }

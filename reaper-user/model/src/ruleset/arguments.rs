@@ -1,45 +1,47 @@
-//! The arguments of a program as options and positional arguments.
+//! Reads the arguments of a program as options and positional arguments.
 //!
 //! An option starts with `-`, is not `-` alone and stands before `--`. All other arguments are positional.
-//! A prompt that names an option or a sub-command is one positional argument.
+//! A prompt that contains the name of an option or a subcommand is therefore one positional argument.
 
 use std::borrow::Cow;
 
 use super::Pattern;
 use crate::event::Image;
 
-/// How a rule reads arguments.
+/// Syntax of a program's arguments, as a rule defines it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Syntax {
-    /// Options that take the next argument as their value: `--name value` reads like `--name=value`.
+    /// Options whose value is the next argument: `--name value` is read as `--name=value`.
     pub value_options: Vec<Box<str>>,
-    /// Number of the positional argument, from 1, that begins another command line. No option follows it.
-    /// 0 if no other command line follows.
+    /// Number (from 1) of the positional argument that begins another command line, after which no option follows.
+    /// 0 if there is none.
     pub command_at: u32,
 }
 
-/// One argument, or an option with its value.
+/// An option with its value, or a positional argument.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word<'a> {
     Option(Cow<'a, [u8]>),
     Positional(&'a [u8]),
 }
 
-/// Iterates over the arguments without allocating, except for an option whose value is the next argument.
+/// Iterator over the arguments. It allocates only for an option whose value is the next argument.
 pub(super) struct Words<'a, I> {
     args: I,
     syntax: &'a Syntax,
+    /// Number of positional arguments so far.
     positionals: u32,
     /// Whether only positional arguments follow.
     options_ended: bool,
     /// Whether arguments are missing at the end.
     is_cut: bool,
-    /// The last argument of a cut vector, which may be incomplete. It is not among `args`.
+    /// Last argument of a truncated vector, which may be incomplete. It is not part of `args`.
     last: Option<&'a [u8]>,
 }
 
-/// Reads the arguments after the first `skipped`. `is_cut`: more may follow than the image has, and its last
-/// argument may be incomplete.
+/// Reads the arguments after the first `skipped`.
+///
+/// With `is_cut`, the last argument of the image may be incomplete and more may follow.
 pub(super) fn read<'a>(
     image: &'a Image,
     skipped: usize,
@@ -63,8 +65,9 @@ pub(super) fn read<'a>(
     }
 }
 
-/// Returns the line that a process has written over its arguments, as Chromium does for its helpers: the arguments
-/// joined by spaces, which is all that /proc shows.
+/// Returns the title that a process has written over its arguments.
+///
+/// Chromium does so for its helpers: /proc shows only the arguments joined by spaces.
 fn title(image: &Image) -> Option<&[u8]> {
     let end = image.argv.iter().position(|byte| *byte == 0);
     let (first, rest) = image.argv.split_at(end?);
@@ -73,8 +76,9 @@ fn title(image: &Image) -> Option<&[u8]> {
 }
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Words<'a, I> {
-    /// Whether the positional arguments begin with matches of these patterns, in order. Returns `None` if the
-    /// missing arguments decide.
+    /// Returns whether the first positional arguments match the patterns, one each.
+    ///
+    /// Returns `None` if that depends on missing arguments.
     pub(super) fn begin_with(mut self, patterns: &[Pattern]) -> Option<bool> {
         for pattern in patterns {
             let positional = self.by_ref().find_map(|word| match word {
@@ -97,7 +101,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Words<'a, I> {
         Some(true)
     }
 
-    /// Whether some option matches some pattern. Returns `None` if the missing arguments decide.
+    /// Returns whether any option matches any pattern, `None` if that depends on missing arguments.
     pub(super) fn have_option(mut self, patterns: &[Pattern]) -> Option<bool> {
         let matches = |word| match word {
             Word::Option(option) => patterns.iter().any(|p| p.is_match(&option)),

@@ -1,11 +1,11 @@
-//! Finds the few rules that can match an image, by names that they cannot do without.
+//! Index of rules by the names that their conditions require, so that an exec is checked against few of them.
 
 use std::collections::HashMap;
 
 use super::script::is_interpreter;
 use super::{Field, Rule, RuleId, Subject};
 
-/// A matcher of a rule, both by position. Ordered as they are asked.
+/// Position of a rule, and of a matcher in it. Ordered like the evaluation.
 type Place = (u32, u32);
 
 /// The rules of one rank.
@@ -13,12 +13,12 @@ type Place = (u32, u32);
 pub(super) struct Index {
     by_exe: HashMap<Box<[u8]>, Vec<Place>>,
     by_comm: HashMap<Box<[u8]>, Vec<Place>>,
-    /// What asks for a script, and is tried on interpreters.
+    /// Matchers with a `script` condition, which are tried on interpreters.
     scripts: Vec<Place>,
-    /// What names nothing, and has to be tried on everything.
+    /// Matchers that require no name, which are tried on every program.
     rest: Vec<Place>,
-    /// Rules that look at no program.
-    bare: Vec<u32>,
+    /// Rules without conditions on the program.
+    any_program: Vec<u32>,
 }
 
 impl Index {
@@ -29,7 +29,7 @@ impl Index {
             .filter(|(_, rule)| rule.action.rank() == rank)
         {
             if rule.matchers.is_empty() {
-                index.bare.push(at);
+                index.any_program.push(at);
             }
             for (nth, matcher) in (0..).zip(&rule.matchers) {
                 let place = (at, nth);
@@ -47,11 +47,12 @@ impl Index {
         index
     }
 
-    pub(super) fn bare(&self) -> impl Iterator<Item = RuleId> {
-        self.bare.iter().copied().map(RuleId)
+    /// Returns the rules without conditions on the program.
+    pub(super) fn any_program(&self) -> impl Iterator<Item = RuleId> {
+        self.any_program.iter().copied().map(RuleId)
     }
 
-    /// The first rule that matches the program.
+    /// Returns the first rule with a matcher that matches the program.
     pub(super) fn first(&self, rules: &[Rule], subject: &Subject<'_>) -> Option<RuleId> {
         let mut best = None;
         for (at, nth) in self.places(subject) {
@@ -63,7 +64,7 @@ impl Index {
         best.map(RuleId)
     }
 
-    /// All rules that match the program, but for the bare ones; in no order, and perhaps twice.
+    /// Returns all rules with a matcher that matches the program, without order and with duplicates.
     pub(super) fn all(&self, rules: &[Rule], subject: &Subject<'_>) -> Vec<RuleId> {
         let matches =
             |(at, nth): &(u32, u32)| rules[*at as usize].matchers[*nth as usize].is_match(subject);
@@ -71,7 +72,7 @@ impl Index {
         places.map(|(at, _)| RuleId(at)).collect()
     }
 
-    /// What can match at all.
+    /// Returns the matchers that can match the program by its names.
     fn places(&self, subject: &Subject<'_>) -> impl Iterator<Item = Place> {
         let exe_name = subject.exe_name();
         let lists = [

@@ -1,4 +1,4 @@
-//! What of an image has to look how.
+//! Conditions on a program: which field must match which patterns.
 
 use std::cell::OnceCell;
 
@@ -7,26 +7,25 @@ use super::arguments::{self, Syntax};
 use super::script::{self, Script};
 use crate::event::Image;
 
-/// What of an [`Image`] a condition looks at. Cheap ones first.
+/// Field of an [`Image`] that a condition matches. Cheap ones come first, and are checked first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Field {
     Comm,
-    /// The path of the script that an interpreter runs, as it was given to it and with links resolved; or `-m NAME` of a
-    /// python module.
+    /// Path of the script that an interpreter runs, as given or with links resolved; or `-m NAME` for a python module.
     Script,
     Exe,
-    /// The first argument: the name that the program was called by.
+    /// First argument, by which the program was called.
     Arg0,
-    /// The positional arguments, of a script where an interpreter runs one.
+    /// Positional arguments. If an interpreter runs a script, those of the script.
     Args,
-    /// The options, each with its value, of a script where an interpreter runs one.
+    /// Options with their values. If an interpreter runs a script, those of the script.
     Options,
-    /// The whole command line: the arguments joined by single spaces.
+    /// Whole command line: the arguments joined by single spaces.
     Argv,
 }
 
 impl Field {
-    /// Name of the field in a rule.
+    /// Returns the key of the field in a rule.
     pub fn name(self) -> &'static str {
         match self {
             Field::Comm => "comm",
@@ -39,29 +38,29 @@ impl Field {
         }
     }
 
-    /// Whether it is read from the argument vector, of which the source may have cut off the end.
+    /// Returns whether the field comes from the argument vector, which the source may have truncated.
     pub fn is_of_arguments(self) -> bool {
         self >= Field::Arg0
     }
 }
 
-/// One test of one field: some pattern matches, or, if negative, none does.
+/// Test of one field: one of the patterns matches, or, if negative, none does.
 #[derive(Clone, Debug)]
 pub struct Condition {
     pub field: Field,
-    /// For [`Field::Args`] one pattern per positional argument, all of which must match.
+    /// Patterns. For [`Field::Args`] one per positional argument, all of which must match.
     pub any_of: Vec<Pattern>,
     pub negative: bool,
 }
 
-/// A conjunction of conditions.
+/// Conditions on a program that must all hold.
 #[derive(Clone, Debug)]
 pub struct Matcher {
     conditions: Vec<Condition>,
     syntax: Syntax,
 }
 
-/// In short: what of an image has to look how.
+/// Writes the conditions on one line, such as `comm a | b*, not exe /opt/**`.
 impl std::fmt::Display for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (n, condition) in self.conditions.iter().enumerate() {
@@ -70,9 +69,9 @@ impl std::fmt::Display for Matcher {
             let not = if condition.negative { "not " } else { "" };
             write!(f, "{and}{not}{field}")?;
             for (n, pattern) in condition.any_of.iter().enumerate() {
-                let all = n == 0 || condition.field == Field::Args;
-                let or = if all { " " } else { " | " };
-                write!(f, "{or}{}", pattern.text())?;
+                let is_sequence = n == 0 || condition.field == Field::Args;
+                let separator = if is_sequence { " " } else { " | " };
+                write!(f, "{separator}{}", pattern.text())?;
             }
         }
         Ok(())
@@ -88,7 +87,7 @@ impl Matcher {
         }
     }
 
-    /// The same matcher with another way to read arguments.
+    /// Returns the matcher with another syntax of the arguments.
     pub fn with_syntax(self, syntax: Syntax) -> Matcher {
         Matcher { syntax, ..self }
     }
@@ -101,12 +100,15 @@ impl Matcher {
         &self.syntax
     }
 
-    /// Whether it can never match: it denies what it asks for, or wants a script of what runs none.
+    /// Returns whether the matcher can never match.
+    ///
+    /// That is so if a negative condition excludes what a positive one requires, or if a script is required of programs
+    /// that are no interpreters.
     pub fn is_impossible(&self) -> bool {
-        let denied = |condition: &Condition| {
+        let is_excluded = |condition: &Condition| {
             let not = |other: &&Condition| other.negative && other.field == condition.field;
             let mut not = self.conditions.iter().filter(not);
-            let is_denied = if condition.field == Field::Args {
+            let excluded = if condition.field == Field::Args {
                 not.any(|other| begins_with(condition, other))
             } else {
                 let not: Vec<_> = not
@@ -115,22 +117,23 @@ impl Matcher {
                     .collect();
                 condition.any_of.iter().all(|p| not.contains(&p.text()))
             };
-            !condition.negative && is_denied
+            !condition.negative && excluded
         };
         let mut programs = self.names(Field::Exe).into_iter().flatten().peekable();
         let runs_none = programs.peek().is_some() && !programs.any(script::is_interpreter);
-        self.conditions.iter().any(denied) || self.needs_script() && runs_none
+        self.conditions.iter().any(is_excluded) || self.needs_script() && runs_none
     }
 
-    /// Whether it says what a program is, not only what it is not.
+    /// Returns whether some condition is positive.
     pub fn is_positive(&self) -> bool {
         self.conditions.iter().any(|condition| !condition.negative)
     }
 
+    /// Returns whether the matcher matches. If arguments are missing, whether it may match with them.
     pub(super) fn is_match(&self, subject: &Subject<'_>) -> bool {
-        // A matcher on arguments alone has nothing left to go by.
-        let named = |c: &Condition| !c.negative && !c.field.is_of_arguments();
-        if subject.is_cut && !self.conditions.iter().any(named) {
+        // A matcher with argument conditions only could match almost every truncated command line, so it does not count.
+        let names_program = |c: &Condition| !c.negative && !c.field.is_of_arguments();
+        if subject.is_cut && !self.conditions.iter().any(names_program) {
             return false;
         }
         self.conditions.iter().all(|condition| {
@@ -139,14 +142,14 @@ impl Matcher {
         })
     }
 
-    /// Whether it holds for what an interpreter runs only.
+    /// Returns whether only an interpreter with a script can match.
     pub(super) fn needs_script(&self) -> bool {
         self.conditions
             .iter()
             .any(|c| c.field == Field::Script && !c.negative)
     }
 
-    /// The names of `field` outside of which this never matches, if they can be listed.
+    /// Returns the only names that can match: comms, or file names for [`Field::Exe`]. `None` if they cannot be listed.
     pub(super) fn names(&self, field: Field) -> Option<impl Iterator<Item = &[u8]>> {
         let listed = |c: &&Condition| {
             c.field == field && !c.negative && c.any_of.iter().all(|p| p.name().is_some())
@@ -156,25 +159,26 @@ impl Matcher {
     }
 }
 
-/// Whether the positional arguments that one condition asks for begin with those of another.
+/// Returns whether the patterns of `one`, for positional arguments, begin with those of `other`.
 fn begins_with(one: &Condition, other: &Condition) -> bool {
     let pairs = || one.any_of.iter().zip(&other.any_of);
     one.any_of.len() >= other.any_of.len() && pairs().all(|(a, b)| a.text() == b.text())
 }
 
-/// An image while it is being asked about: what has to be worked out for it is worked out once.
+/// An image that rules are matched against. Derived values are computed once, when first needed.
 pub(super) struct Subject<'a> {
     image: &'a Image,
     exe: &'a [u8],
     script: OnceCell<Option<Script<'a>>>,
+    /// Arguments joined by spaces.
     line: OnceCell<Vec<u8>>,
-    /// Whether the missing end of a truncated argument vector counts as unknown.
+    /// Whether arguments may be missing at the end, so that conditions on them can be undecided.
     is_cut: bool,
 }
 
 impl<'a> Subject<'a> {
     pub(super) fn new(image: &'a Image) -> Subject<'a> {
-        // What /proc appends once the file has been replaced, as agents that update themselves do.
+        // /proc/PID/exe has this suffix after the file was replaced, as by agents that update themselves.
         let exe = image.exe.strip_suffix(b" (deleted)").unwrap_or(&image.exe);
         Subject {
             image,
@@ -185,7 +189,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// An image whose arguments go on in a way that is not known.
+    /// Returns an image whose last arguments are missing.
     pub(super) fn cut_off(image: &'a Image) -> Subject<'a> {
         Subject {
             is_cut: true,
@@ -193,8 +197,9 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Whether some pattern of the condition matches. A field that is not known fulfils no condition. Returns
-    /// `None` if the missing arguments decide.
+    /// Returns whether some pattern of the condition matches, `None` if that depends on missing arguments.
+    ///
+    /// For an unknown field, the result is the one with which the condition does not hold.
     fn matches(&self, condition: &Condition, syntax: &Syntax) -> Option<bool> {
         let Condition {
             field,
@@ -232,7 +237,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// The arguments after the program's name, or after the script that an interpreter runs.
+    /// Returns the arguments after the program's name, or after the script that an interpreter runs.
     fn words<'s>(
         &'s self,
         syntax: &'s Syntax,
@@ -248,7 +253,7 @@ impl<'a> Subject<'a> {
         script.as_ref()
     }
 
-    /// The bytes of a field that is one string; empty if unknown.
+    /// Returns the bytes of a field as one string, empty if unknown.
     pub(super) fn field(&self, field: Field) -> &[u8] {
         match field {
             Field::Comm => &self.image.comm,
@@ -265,7 +270,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Whether some pattern matches bytes that begin with `front`. Returns `None` if what follows decides.
+/// Returns whether some pattern matches bytes that begin with `front`, `None` if that depends on what follows.
 fn any_match_from(patterns: &[Pattern], front: &[u8]) -> Option<bool> {
     let mut known = Some(false);
     for pattern in patterns {
@@ -278,9 +283,9 @@ fn any_match_from(patterns: &[Pattern], front: &[u8]) -> Option<bool> {
     known
 }
 
-/// The arguments joined by single spaces.
+/// Returns the arguments joined by single spaces.
 fn line(image: &Image) -> Vec<u8> {
-    // Programs that overwrite their title leave NULs at the end.
+    // Programs that write a title over their arguments leave NULs at the end.
     let end = image.argv.iter().rposition(|b| *b != 0);
     let argv = &image.argv[..end.map_or(0, |last| last + 1)];
     let spaced = |b: &u8| if *b == 0 { b' ' } else { *b };

@@ -1,13 +1,15 @@
-//! Which rules can match a program of which name: the table that the probes ask at every exec.
+//! Table of program names, by which the probes find out at each exec which kinds of rules can match.
 //!
-//! The probe knows a program's comm and the file name of its executable, no more. For each of the two
-//! it asks `first`, by the first byte. What is said there holds for all names that begin so; if the second
-//! byte may follow ([`second_bit`]) and it says [`NAME_INDEX_EXACT`] the whole name is looked up too, where it
-//! says [`NAME_INDEX_PREFIX`] the first [`PREFIX_LEN`] bytes. All that is found is or-ed.
+//! A probe knows only the comm and the file name of the executable. For each of the two:
 //!
-//! The answer may say too much and never too little: a rule that can match the image at all has its
-//! bit there. (A file that is really named `x (deleted)` is the exception: rules take it for `x`, since
-//! /proc calls one so that has been replaced.)
+//! 1. It reads the slot of the first byte in `first`. The `NAME_*` bits there hold for all names with that byte.
+//! 2. If the slot lacks the bit of the second byte ([`second_bit`]), it stops.
+//! 3. It looks up the whole name if the slot has [`NAME_INDEX_EXACT`], and the first [`PREFIX_LEN`] bytes if the slot
+//!    has [`NAME_INDEX_PREFIX`].
+//!
+//! The result is all bits found. It may have too many bits, but never too few: a rule that can match the image has its
+//! bit set. The exception is a file whose real name ends with ` (deleted)`: rules remove that suffix, because /proc adds
+//! it to the path of a replaced file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,21 +20,21 @@ use reaper_common::{
 
 use super::{Action, Condition, Field, Matcher, Pattern, Ruleset, script};
 
-/// Ways that a glob is followed at most; one with more might match any name.
-const WAYS_MAX: usize = 64;
+/// Limit on the alternatives of a glob. A glob with more counts as one that matches any name.
+const ALTERNATIVES_MAX: usize = 64;
 
-/// See the module. The bits are `NAME_*`.
+/// Names that the rules can match, in the form of the kernel maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameTable {
-    /// Whole names, cut to `NAME_LEN - 1` bytes, and beginnings of [`PREFIX_LEN`], both NUL-padded.
+    /// `NAME_*` bits by whole name (cut to `NAME_LEN - 1` bytes) and by prefix ([`PREFIX_LEN`] bytes), both NUL-padded.
     pub names: BTreeMap<[u8; NAME_LEN], u32>,
-    /// By the first byte of a name, 0 for an empty one. The bits are `NAME_*` and `FIRST_*`.
+    /// `NAME_*` and `NAME_INDEX_*` bits and those of [`second_bit`], by the first byte of a name (0 if it is empty).
     pub first: [u32; NAME_INDEX_SLOTS],
-    /// `REAPER_KEEP=1` is all that rules ask of an environment.
+    /// Whether `REAPER_KEEP=1` is the only environment variable that rules check.
     pub needs_only_keep_marker: bool,
 }
 
-/// What a name is, or how it begins, as the table has it.
+/// A name or the beginning of names, as an entry of the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Start {
     Whole([u8; NAME_LEN]),
@@ -40,12 +42,11 @@ enum Start {
     First(u8),
 }
 
-/// `None` where it may be any name.
+/// Entries that cover all names that something can match; `None` if it can match any name.
 type Starts = Option<BTreeSet<Start>>;
 
 impl Ruleset {
-    /// What the probes are to know of the rules. What looks at no program is not in it: that is no matter of
-    /// names.
+    /// Returns the table for the probes. It ignores rules without conditions on the program.
     pub fn names(&self) -> NameTable {
         let mut table = NameTable {
             names: BTreeMap::new(),
@@ -55,14 +56,14 @@ impl Ruleset {
         for rule in &self.rules {
             let bit = match rule.action {
                 Action::Agent => NAME_AGENT,
-                // Begins a session outside of any, and leaves the one that it is in.
+                // A server leaves the session that it is in and opens its own.
                 Action::Server => NAME_AGENT | NAME_BOUNDARY,
                 Action::Boundary => NAME_BOUNDARY,
                 _ if rule.may_keep() => NAME_KEEP,
                 _ => continue,
             };
             for matcher in &rule.matchers {
-                match of_matcher(matcher) {
+                match starts_of_matcher(matcher) {
                     Some(starts) => starts.into_iter().for_each(|start| table.add(start, bit)),
                     None => table.first.iter_mut().for_each(|slot| *slot |= bit),
                 }
@@ -73,7 +74,7 @@ impl Ruleset {
 }
 
 impl NameTable {
-    /// Has the probes take a program of this file name for one that may be kept: they signal none such.
+    /// Adds the file name of a program that may be kept, so that the probes never signal it.
     pub fn add_keep(&mut self, name: &[u8]) {
         if !name.is_empty() {
             self.add(Start::new(name, true), NAME_KEEP);
@@ -81,7 +82,7 @@ impl NameTable {
     }
 
     fn add(&mut self, start: Start, bit: u32) {
-        let (name, how) = match start {
+        let (name, index_bit) = match start {
             Start::Whole(name) => (name, NAME_INDEX_EXACT),
             Start::Prefix(name) => (name, NAME_INDEX_PREFIX),
             Start::First(byte) => {
@@ -89,9 +90,9 @@ impl NameTable {
                 return;
             }
         };
-        // A whole name may be another's beginning too: the entry is for both.
+        // A whole name may also be the prefix of another: they share one entry.
         *self.names.entry(name).or_default() |= bit;
-        self.first[usize::from(name[0])] |= how | second_bit(name[1]);
+        self.first[usize::from(name[0])] |= index_bit | second_bit(name[1]);
     }
 }
 
@@ -113,34 +114,35 @@ impl Start {
     }
 }
 
-/// The names outside of which a matcher never matches: all its conditions must hold, so those of the
-/// one that says most.
-fn of_matcher(matcher: &Matcher) -> Starts {
+/// Returns the names that a matcher can match.
+///
+/// All conditions must hold, so the names of the most selective condition cover the matcher.
+fn starts_of_matcher(matcher: &Matcher) -> Starts {
     let positive = matcher
         .conditions()
         .iter()
         .filter(|condition| !condition.negative);
-    let of_script = matcher.needs_script().then(interpreters);
+    let of_script = matcher.needs_script().then(starts_of_interpreters);
     positive
-        .filter_map(of_condition)
+        .filter_map(starts_of_condition)
         .chain(of_script)
         .min_by_key(|starts| {
-            let loose = |start: &&Start| matches!(start, Start::First(_));
-            (starts.iter().filter(loose).count(), starts.len())
+            let is_unselective = |start: &&Start| matches!(start, Start::First(_));
+            (starts.iter().filter(is_unselective).count(), starts.len())
         })
 }
 
-fn of_condition(condition: &Condition) -> Starts {
-    let of = |pattern: &Pattern| match condition.field {
-        Field::Comm => of_glob(pattern.text(), false),
-        Field::Exe => of_glob(pattern.text(), true),
+fn starts_of_condition(condition: &Condition) -> Starts {
+    let starts = |pattern: &Pattern| match condition.field {
+        Field::Comm => starts_of_glob(pattern.text(), false),
+        Field::Exe => starts_of_glob(pattern.text(), true),
         _ => None,
     };
-    let all: Option<Vec<_>> = condition.any_of.iter().map(of).collect();
+    let all: Option<Vec<_>> = condition.any_of.iter().map(starts).collect();
     all.map(|all| all.into_iter().flatten().collect())
 }
 
-fn interpreters() -> BTreeSet<Start> {
+fn starts_of_interpreters() -> BTreeSet<Start> {
     let mut starts = BTreeSet::new();
     for name in script::INTERPRETERS {
         starts.insert(Start::new(name, true));
@@ -150,9 +152,9 @@ fn interpreters() -> BTreeSet<Start> {
     starts
 }
 
-/// Of the names that a glob over comm matches, or of the last components if it is one over paths.
-fn of_glob(glob: &str, path: bool) -> Starts {
-    // With nothing escaped, every bracket and brace is what it looks like.
+/// Returns the names that a glob over comm matches or, with `path`, the last components of the paths that it matches.
+fn starts_of_glob(glob: &str, path: bool) -> Starts {
+    // Without a backslash, no bracket or brace is escaped.
     if glob.contains('\\') {
         return None;
     }
@@ -160,16 +162,16 @@ fn of_glob(glob: &str, path: bool) -> Starts {
     for glob in without_braces(glob.as_bytes())? {
         let slash = outside(&glob).filter(|(_, byte)| path && *byte == b'/');
         let last = slash.last().map_or(0, |(at, _)| at + 1);
-        starts.extend(of_component(&glob[last..], path)?);
+        starts.extend(starts_of_component(&glob[last..], path)?);
     }
     Some(starts)
 }
 
-/// The globs without braces that together match what this one does.
+/// Expands the braces of a glob. Returns `None` if that is not possible or results in too many globs.
 fn without_braces(glob: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (mut todo, mut done) = (vec![glob.to_vec()], Vec::new());
     while let Some(glob) = todo.pop() {
-        if todo.len() + done.len() > WAYS_MAX {
+        if todo.len() + done.len() > ALTERNATIVES_MAX {
             return None;
         }
         let (mut cuts, mut depth) = (Vec::new(), 0);
@@ -191,32 +193,32 @@ fn without_braces(glob: &[u8]) -> Option<Vec<Vec<u8>>> {
         };
         let (before, after) = (&glob[..open], &glob[close + 1..]);
         for cut in cuts.windows(2) {
-            let way = &glob[cut[0] + 1..cut[1]];
-            // Where an alternative begins with it, it may stand for nothing: `a{**/b}` matches `ab`.
-            if way.starts_with(b"**") && !before.is_empty() && !before.ends_with(b"/") {
+            let alternative = &glob[cut[0] + 1..cut[1]];
+            // `**/` at the start of an alternative may match nothing: `a{**/b}` matches `ab`.
+            if alternative.starts_with(b"**") && !before.is_empty() && !before.ends_with(b"/") {
                 return None;
             }
-            todo.push([before, way, after].concat());
+            todo.push([before, alternative, after].concat());
         }
     }
     Some(done)
 }
 
-/// Of the names that a glob without braces matches, which has no slash if it is of a path.
-fn of_component(glob: &[u8], path: bool) -> Starts {
+/// Returns the names that a glob without braces matches; with `path` it is the last component of a path.
+fn starts_of_component(glob: &[u8], path: bool) -> Starts {
     let (mut starts, mut whole) = (vec![Vec::new()], true);
     for (at, byte) in outside(glob) {
         let bytes = match byte {
-            // It may cross slashes, and then the name begins somewhere behind it.
+            // It may match slashes, and the name begins after the last of them.
             b'*' if path && glob[at..].starts_with(b"**") => return None,
             b'*' | b'?' => None,
             b'[' => {
                 let listed = listed(&glob[at + 1..class_end(glob, at)]);
                 if path && listed.is_none() {
-                    // A slash may be in it.
+                    // The class may contain a slash.
                     return None;
                 }
-                listed.filter(|bytes| starts.len() * bytes.len() <= WAYS_MAX)
+                listed.filter(|bytes| starts.len() * bytes.len() <= ALTERNATIVES_MAX)
             }
             byte => Some(vec![byte]),
         };
@@ -230,7 +232,7 @@ fn of_component(glob: &[u8], path: bool) -> Starts {
             None => whole = false,
         }
     }
-    // Where nothing is said, as at the end of `**/` too, it may be anything.
+    // An empty start, as after a final `**/`, matches any name.
     let any = starts.iter().any(Vec::is_empty);
     (!any).then(|| {
         starts
@@ -240,7 +242,7 @@ fn of_component(glob: &[u8], path: bool) -> Starts {
     })
 }
 
-/// The bytes of a glob with their places; of a class only the bracket that opens it.
+/// Returns the bytes of a glob with their positions. Of a class, only the opening bracket is included.
 fn outside(glob: &[u8]) -> impl Iterator<Item = (usize, u8)> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -254,16 +256,16 @@ fn outside(glob: &[u8]) -> impl Iterator<Item = (usize, u8)> {
     })
 }
 
-/// Where the class ends that is opened there.
+/// Returns the position of the bracket that closes the class opened at `open`.
 fn class_end(glob: &[u8], open: usize) -> usize {
     let negated = matches!(glob.get(open + 1), Some(b'!' | b'^'));
-    // A bracket that comes first is one of the class.
+    // A closing bracket directly after the opening one is part of the class.
     let from = open + 2 + usize::from(negated);
     let close = glob.iter().skip(from).position(|byte| *byte == b']');
     close.map_or(glob.len(), |close| from + close)
 }
 
-/// The bytes of a class of letters and digits, which has no slash.
+/// Returns the bytes of a class, `None` unless it has only letters and digits.
 fn listed(class: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut rest = class;

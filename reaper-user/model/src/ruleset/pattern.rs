@@ -1,9 +1,9 @@
-//! One pattern over bytes: a glob or a regex, compiled once.
+//! A glob or regex over bytes.
 
 use globset::GlobBuilder;
 use regex::bytes::{Regex, RegexBuilder};
 
-/// Most bytes of comm that the kernel keeps.
+/// Length of a comm in bytes (`TASK_COMM_LEN` without the final NUL); the kernel cuts longer names.
 pub const COMM_MAX: usize = 15;
 
 /// A compiled pattern. Bytes need not be UTF-8.
@@ -12,21 +12,21 @@ pub struct Pattern {
     text: Box<str>,
     test: Test,
     name: Option<Box<[u8]>>,
-    /// It was written as a regex.
+    /// Whether `text` is a regex.
     regex: bool,
 }
 
 #[derive(Clone)]
 enum Test {
     Exact(Box<[u8]>),
-    /// `/**/x/y` and its like: an absolute path with this tail, which begins with a slash.
+    /// `/**/x/y`: an absolute path that ends with `/x/y`.
     AbsoluteTail(Box<[u8]>),
-    /// `**/x/y`: the same for any path, which may be the tail itself.
+    /// `**/x/y`: any path that ends with `/x/y`, or `x/y` itself.
     Tail(Box<[u8]>),
     Regex(Regex),
 }
 
-/// Why a text is no pattern; reads as the end of a sentence.
+/// Reason why a text is not a valid pattern, for the end of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatternError(String);
 
@@ -39,10 +39,10 @@ impl std::fmt::Display for PatternError {
 impl std::error::Error for PatternError {}
 
 impl Pattern {
-    /// A glob over comm.
+    /// Compiles a glob over comm.
     ///
     /// # Errors
-    /// It is no glob, or a name so long that the kernel would have cut it.
+    /// The glob is invalid, or it is a name longer than [`COMM_MAX`].
     pub fn comm(glob: &str) -> Result<Pattern, PatternError> {
         let plain = is_plain(glob);
         if plain && glob.len() > COMM_MAX {
@@ -60,10 +60,10 @@ impl Pattern {
         })
     }
 
-    /// A glob over the path of the executable. `*` stops at a slash and `**/` does not.
+    /// Compiles a glob over the path of the executable. `*` stops at a slash, `**/` does not.
     ///
     /// # Errors
-    /// It is no glob, or one that no absolute path can match.
+    /// The glob is invalid, or no absolute path can match it.
     pub fn exe(glob: &str) -> Result<Pattern, PatternError> {
         if !["/", "**", "{"].iter().any(|start| glob.starts_with(start)) {
             let tail = glob.trim_start_matches('~').trim_start_matches('/');
@@ -83,11 +83,12 @@ impl Pattern {
         })
     }
 
-    /// A glob over the path of a script as it was given, which may be relative: `/**/x` is an absolute
-    /// one. `*` stops at a slash and `**/` does not.
+    /// Compiles a glob over the path of a script, which may be relative. `*` stops at a slash, `**/` does not.
+    ///
+    /// `/**/x` matches absolute paths only.
     ///
     /// # Errors
-    /// It is no glob.
+    /// The glob is invalid.
     pub fn script(glob: &str) -> Result<Pattern, PatternError> {
         Ok(Pattern {
             text: glob.into(),
@@ -97,10 +98,10 @@ impl Pattern {
         })
     }
 
-    /// A glob over an option with its value. `*` crosses everything.
+    /// Compiles a glob over an option with its value. `*` matches any characters.
     ///
     /// # Errors
-    /// It is no glob, or one that no option can match.
+    /// The glob is invalid, or no option can match it.
     pub fn option(glob: &str) -> Result<Pattern, PatternError> {
         if !glob.starts_with(['-', '{', '[', '*', '?', '\\']) {
             return Err(PatternError(format!(
@@ -110,10 +111,10 @@ impl Pattern {
         Pattern::argv(glob)
     }
 
-    /// A glob over the command line, or over one argument. `*` crosses everything.
+    /// Compiles a glob over the command line or over one argument. `*` matches any characters.
     ///
     /// # Errors
-    /// It is no glob.
+    /// The glob is invalid.
     pub fn argv(glob: &str) -> Result<Pattern, PatternError> {
         Ok(Pattern {
             text: glob.into(),
@@ -123,7 +124,7 @@ impl Pattern {
         })
     }
 
-    /// This text and no other.
+    /// Returns a pattern that matches only this text.
     pub(super) fn exactly(text: &str) -> Pattern {
         Pattern {
             text: text.into(),
@@ -133,10 +134,10 @@ impl Pattern {
         }
     }
 
-    /// A glob over a variable of the environment, `NAME=value`. `*` crosses everything.
+    /// Compiles a glob over a variable of the environment, `NAME=value`. `*` matches any characters.
     ///
     /// # Errors
-    /// It is no glob, or one that no variable can match.
+    /// The glob is invalid, or no variable can match it.
     pub fn marker(glob: &str) -> Result<Pattern, PatternError> {
         if is_plain(glob) && !glob.contains('=') {
             return Err(PatternError(format!(
@@ -146,10 +147,10 @@ impl Pattern {
         Pattern::argv(glob)
     }
 
-    /// A glob over the name of a systemd unit.
+    /// Compiles a glob over the name of a systemd unit.
     ///
     /// # Errors
-    /// It is no glob, or has a slash.
+    /// The glob is invalid or has a slash.
     pub fn unit(glob: &str) -> Result<Pattern, PatternError> {
         if glob.contains('/') {
             return Err(PatternError(
@@ -159,10 +160,10 @@ impl Pattern {
         Pattern::argv(glob)
     }
 
-    /// A regex over the command line: of bytes, not anchored, `.` takes newlines too.
+    /// Compiles a regex over the bytes of the command line. It is not anchored, and `.` matches newlines too.
     ///
     /// # Errors
-    /// It is no regex, or one that is too large.
+    /// The regex is invalid or too large.
     pub fn argv_regex(regex: &str) -> Result<Pattern, PatternError> {
         Ok(Pattern {
             text: regex.into(),
@@ -172,22 +173,22 @@ impl Pattern {
         })
     }
 
-    /// The one comm, or the one file name of an executable, that this can match, if there is only one.
+    /// Returns the comm or file name of an executable, if the pattern can match only one.
     pub fn name(&self) -> Option<&[u8]> {
         self.name.as_deref()
     }
 
-    /// As it was written.
+    /// Returns the text from which the pattern was compiled.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether that is a regex, and no glob.
+    /// Returns whether the text is a regex and not a glob.
     pub fn is_regex(&self) -> bool {
         self.regex
     }
 
-    /// Whether it says nothing but one text.
+    /// Returns whether the pattern matches only its own text.
     pub fn is_exact(&self) -> bool {
         matches!(self.test, Test::Exact(_))
     }
@@ -201,13 +202,13 @@ impl Pattern {
         }
     }
 
-    /// Whether this matches bytes that begin with `front`. Returns `None` if what follows decides.
+    /// Returns whether the pattern matches bytes that begin with `front`, `None` if that depends on what follows.
     pub(super) fn is_match_from(&self, front: &[u8]) -> Option<bool> {
         let start = match &self.test {
             Test::Exact(text) => text,
             Test::AbsoluteTail(_) => &b"/"[..],
             Test::Tail(_) => b"",
-            // A match that ends before the last known byte rests on nothing that follows.
+            // A match that ends before the last known byte does not depend on the bytes that follow.
             Test::Regex(regex)
                 if regex
                     .shortest_match(front)
@@ -222,7 +223,7 @@ impl Pattern {
         (!may_match).then_some(false)
     }
 
-    /// Returns a text that all matches of a glob or regex begin with; empty if there is none or it takes more to find.
+    /// Returns a text with which all matches of a glob or regex begin, empty if none is easy to find.
     fn literal_start(&self) -> &[u8] {
         let text = match self.text.strip_prefix('^').filter(|_| self.regex) {
             Some(anchored) if !anchored.contains('|') => anchored,
@@ -255,7 +256,7 @@ fn is_plain(glob: &str) -> bool {
     !glob.contains(['*', '?', '[', ']', '{', '}', '\\'])
 }
 
-/// Most globs over paths can be told by their end alone.
+/// Compiles a glob over paths; most need only a comparison of the path's end.
 fn path_test(glob: &str) -> Result<Test, PatternError> {
     let tail_after = |start| {
         glob.strip_prefix(start)
@@ -277,10 +278,10 @@ fn glob_test(glob: &str, path: bool) -> Result<Test, PatternError> {
         .backslash_escape(true)
         .build()
         .map_err(|e| PatternError(e.kind().to_string().to_lowercase()))?;
-    // A `*` at the end matches whatever follows.
+    // A `*` at the end matches anything, so the search need not go on to the end.
     let regex = glob.regex();
     let regex = regex.strip_suffix(".*$").unwrap_or(regex);
-    // The same without an anchor, which lets the search jump to the first literal.
+    // Without the anchor at the start, the search can jump to the first literal.
     let regex = match regex.strip_prefix("(?-u)^(?:/?|.*/)") {
         Some(rest) => format!("(?:^|/){rest}"),
         None => regex.into(),
@@ -294,7 +295,7 @@ fn compile(regex: &str) -> Result<Regex, PatternError> {
         .dot_matches_new_line(true)
         .build()
         .map_err(|e| {
-            // A syntax error is drawn over several lines; the last one says what is wrong.
+            // The message of a syntax error has several lines; the last one names the cause.
             let text = e.to_string();
             let last = text.lines().last().unwrap_or_default().trim();
             let what = last

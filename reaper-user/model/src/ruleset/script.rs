@@ -1,10 +1,10 @@
-//! The script or module that an interpreter was told to run.
+//! Finds the script or module in the arguments of an interpreter (node, bun or python).
 
 use std::borrow::Cow;
 
 use crate::event::Image;
 
-/// Options of node and bun whose value is an argument of its own.
+/// Options of node and bun whose value is the next argument.
 const WITH_VALUE: [&[u8]; 10] = [
     b"-r",
     b"--require",
@@ -18,39 +18,40 @@ const WITH_VALUE: [&[u8]; 10] = [
     b"--cwd",
 ];
 
-/// Options of node and bun after which no script comes.
+/// Options of node and bun that replace the script.
 const INSTEAD: [&[u8]; 5] = [b"-e", b"--eval", b"-p", b"--print", b"-pe"];
 
 const PYTHON: &[u8] = b"python";
 
-/// File names of node, bun and python, but for the version.
+/// File names of node, bun and python, without a version.
 pub(super) const INTERPRETERS: [&[u8]; 4] = [b"node", b"nodejs", b"bun", PYTHON];
 
-/// What versions consist of.
+/// Characters of a version at the end of a file name.
 pub(super) const VERSION: &[u8] = b"0123456789.-";
 
-/// What an interpreter runs.
+/// Script or module that an interpreter runs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Script<'a> {
-    /// Number of its last argument, from 0. Those after it are the script's own.
+    /// Index of the argument that names the script. The arguments after it are the script's own.
     pub(super) at: usize,
-    /// Path as it was given; `-m NAME` of a python module.
+    /// Path as it was given, or `-m NAME` for a python module.
     pub(super) name: Cow<'a, [u8]>,
 }
 
-/// File name of an interpreter without its version.
+/// Returns the file name of an interpreter without its version.
 fn unversioned(exe_name: &[u8]) -> &[u8] {
     let last = exe_name.iter().rposition(|b| !VERSION.contains(b));
     &exe_name[..last.map_or(0, |last| last + 1)]
 }
 
-/// Whether a program of this file name is node, bun or python, in whatever version.
+/// Returns whether the file name is that of node, bun or python, in any version.
 pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
     INTERPRETERS.contains(&unversioned(exe_name))
 }
 
-/// Returns the path of the script that a program runs, as it was given. `None` if the program is no interpreter or runs no
-/// script.
+/// Returns the path of the script that a program runs, as it was given.
+///
+/// Returns `None` if the program is no interpreter or runs no script.
 pub fn path(image: &Image) -> Option<&[u8]> {
     let exe_name = image.exe.rsplit(|byte| *byte == b'/').next()?;
     match of(exe_name, image)?.name {
@@ -59,7 +60,7 @@ pub fn path(image: &Image) -> Option<&[u8]> {
     }
 }
 
-/// Returns what an interpreter runs. `None` if the program is no interpreter or runs no script.
+/// Returns what an interpreter runs, `None` if the program is no interpreter or runs no script.
 pub(super) fn of<'a>(exe_name: &[u8], image: &'a Image) -> Option<Script<'a>> {
     match unversioned(exe_name) {
         PYTHON => of_python(image),
@@ -89,7 +90,9 @@ fn of_node(image: &Image) -> Option<Script<'_>> {
     None
 }
 
-/// Several options may share an argument, such as `-Im`, and the last may have its value there: `-Wignore`.
+/// Returns what python runs.
+///
+/// Several options may share an argument, as in `-Im`. The last one may have its value there, as in `-Wignore`.
 ///
 /// Source: `python --help` and Python/getopt.c.
 fn of_python(image: &Image) -> Option<Script<'_>> {

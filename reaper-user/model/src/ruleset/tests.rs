@@ -80,7 +80,7 @@ fn boundary_precedes_server_precedes_agent_and_first_given_wins() {
 }
 
 #[test]
-fn all_conditions_hold_and_what_is_unknown_fulfils_none() {
+fn rule_needs_all_conditions_and_known_fields() {
     let rules = Ruleset::new(vec![rule(
         "r",
         Action::Agent,
@@ -102,13 +102,13 @@ fn all_conditions_hold_and_what_is_unknown_fulfils_none() {
 }
 
 #[test]
-fn globs_and_regexes_take_any_bytes() {
+fn globs_and_regexes_match_any_bytes() {
     let exe = Pattern::exe("/opt/*/x").unwrap();
     assert!(exe.is_match(b"/opt/\xff\xfe/x"));
     assert!(!exe.is_match(b"/opt/\xff/\xfe/x"));
     assert!(
         Pattern::exe("/opt/?/x").unwrap().is_match(b"/opt/\x80/x"),
-        "a byte, not a character"
+        "`?` matches one byte, not one character"
     );
     assert!(
         Pattern::exe("**/\u{e9}")
@@ -123,7 +123,7 @@ fn globs_and_regexes_take_any_bytes() {
     let argv = Pattern::argv("*--x *").unwrap();
     assert!(
         argv.is_match(b"\xff\n --x \xff/y"),
-        "a newline and a slash are crossed"
+        "`*` matches newlines and slashes"
     );
     let regex = Pattern::argv_regex("^[^ ]+ .* z$").unwrap();
     assert!(regex.is_match(b"\xff\xfe a\nb z"));
@@ -144,7 +144,7 @@ fn globs_and_regexes_take_any_bytes() {
 }
 
 #[test]
-fn an_exe_glob_stops_at_slashes_and_a_tail_at_a_component() {
+fn exe_glob_stops_at_slashes() {
     for (glob, path, expected) in [
         ("**/a/b", "/x/y/a/b", true),
         ("**/a/b", "/a/b", true),
@@ -174,7 +174,7 @@ fn an_exe_glob_stops_at_slashes_and_a_tail_at_a_component() {
 }
 
 #[test]
-fn beginning_of_a_text_decides_where_no_end_can_change_it() {
+fn pattern_decides_early_if_no_rest_can_change_it() {
     let (glob, regex) = (Pattern::argv, Pattern::argv_regex);
     for (pattern, front, expected) in [
         (glob("a b"), "a", None),
@@ -202,7 +202,7 @@ fn beginning_of_a_text_decides_where_no_end_can_change_it() {
 
 proptest::proptest! {
     #[test]
-    fn no_end_changes_what_a_beginning_has_decided(
+    fn early_decision_of_a_pattern_is_final(
         pattern in "\\^?[ab]{0,2}([*?]|[ab]|\\{a,b\\}|\\|b| ){0,3}[ab*$]{0,2}",
         front in "[ab ]{0,5}",
         rest in "[ab ]{0,5}",
@@ -218,7 +218,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_replaced_file_is_still_the_program() {
+fn exe_of_a_replaced_file_matches() {
     let rules = Ruleset::new(vec![rule(
         "r",
         Action::Agent,
@@ -231,7 +231,7 @@ fn a_replaced_file_is_still_the_program() {
 }
 
 #[test]
-fn a_title_written_over_argv_is_one_line() {
+fn title_written_over_argv_matches_as_one_line() {
     let rules = Ruleset::new(vec![rule(
         "r",
         Action::Agent,
@@ -243,7 +243,7 @@ fn a_title_written_over_argv_is_one_line() {
 }
 
 #[test]
-fn the_script_is_the_first_argument_that_is_no_option() {
+fn script_is_the_first_argument_that_is_no_option() {
     for (exe, args, expected) in [
         ("node", "node /x/a.js /x/b.js", "/x/a.js"),
         ("node", "node --flag -r /x/r.js --max=1 a.js", "a.js"),
@@ -283,7 +283,7 @@ fn the_script_is_the_first_argument_that_is_no_option() {
 }
 
 #[test]
-fn an_absolute_script_glob_takes_no_relative_path() {
+fn absolute_script_glob_matches_no_relative_path() {
     let script = Pattern::script("/**/bin/x").unwrap();
     assert!(script.is_match(b"/usr/bin/x") && script.is_match(b"/bin/x"));
     assert!(
@@ -298,33 +298,33 @@ fn an_absolute_script_glob_takes_no_relative_path() {
 }
 
 #[test]
-fn patterns_that_can_not_be() {
-    let said = |pattern: Result<Pattern, PatternError>| pattern.unwrap_err().to_string();
+fn invalid_pattern_gives_the_cause() {
+    let error = |pattern: Result<Pattern, PatternError>| pattern.unwrap_err().to_string();
     assert_eq!(
-        said(Pattern::comm("a-name-of-sixteen")),
+        error(Pattern::comm("a-name-of-sixteen")),
         "the kernel keeps 15 bytes of a name: write \"a-name-of-sixte\", or match `exe`"
     );
     assert_eq!(
-        said(Pattern::exe("~/bin/x")),
+        error(Pattern::exe("~/bin/x")),
         "it is matched against the whole path, so start it with `/` or `**/`: \"**/bin/x\""
     );
     assert_eq!(
-        said(Pattern::argv("a[")),
+        error(Pattern::argv("a[")),
         "unclosed character class; missing ']'"
     );
     assert_eq!(
-        said(Pattern::argv("a{b")),
+        error(Pattern::argv("a{b")),
         "unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)"
     );
-    assert_eq!(said(Pattern::argv_regex("a(")), "unclosed group");
+    assert_eq!(error(Pattern::argv_regex("a(")), "unclosed group");
     assert_eq!(
-        said(Pattern::argv_regex(r"\w{9999}{9999}")),
+        error(Pattern::argv_regex(r"\w{9999}{9999}")),
         "compiled regex exceeds size limit of 10485760 bytes"
     );
 }
 
 #[test]
-fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
+fn member_rules_of_all_actions_share_one_order() {
     let x = || vec![condition(Field::Comm, Pattern::comm("x"))];
     let bare = |name: &str, action| Rule::new(name, action, vec![]);
     let rules = Ruleset::new(vec![
@@ -342,28 +342,28 @@ fn rules_about_members_are_asked_in_one_order_whatever_they_do() {
         ),
         rule("last", Action::Keep, x()),
     ]);
-    let asked = |comm| {
+    let matching = |comm| {
         let ids = rules.matching_member_rules(&image(comm, b"/bin/x", &[b"x"]));
         ids.iter()
             .map(|id| rules.name(*id).to_string())
             .collect::<Vec<_>>()
     };
-    assert_eq!(asked("x"), ["first", "all", "last"]);
-    assert_eq!(asked("y"), ["all"]);
+    assert_eq!(matching("x"), ["first", "all", "last"]);
+    assert_eq!(matching("y"), ["all"]);
     assert_eq!(
         rules.classify(&image("x", b"/bin/x", &[b"x"])),
         Class::Plain,
-        "to be kept is no class"
+        "a keep rule gives no class"
     );
 }
 
 #[test]
-fn marks_of_several_rules_are_asked_for_once() {
-    let with = |marks: &[&str]| {
+fn markers_of_several_rules_share_bits() {
+    let with = |globs: &[&str]| {
         let mut rule = Rule::new("r", Action::Keep, vec![]);
-        rule.when.markers = marks
+        rule.when.markers = globs
             .iter()
-            .map(|mark| Pattern::marker(mark).unwrap())
+            .map(|glob| Pattern::marker(glob).unwrap())
             .collect();
         rule
     };
@@ -381,7 +381,7 @@ fn marks_of_several_rules_are_asked_for_once() {
 }
 
 #[test]
-fn only_some_rules_have_something_to_say_of_the_living() {
+fn reap_and_report_rules_can_be_for_living_roots() {
     use SessionIs::{Alive, Any, Ok};
     for (action, session, orphan, idle, expected) in [
         (Action::Reap, Ok, None, None, [false, false]),
@@ -410,7 +410,7 @@ fn only_some_rules_have_something_to_say_of_the_living() {
 }
 
 #[test]
-fn agents_and_servers_alone_open_sessions() {
+fn only_agents_and_servers_open_sessions() {
     let opening = [
         Action::Boundary,
         Action::Server,
@@ -424,7 +424,7 @@ fn agents_and_servers_alone_open_sessions() {
 }
 
 #[test]
-fn an_exe_glob_has_a_name_where_it_ends_in_one() {
+fn exe_glob_has_a_name_if_it_ends_in_one() {
     for (glob, name) in [
         ("**/x", Some("x")),
         ("/bin/x", Some("x")),
@@ -438,7 +438,7 @@ fn an_exe_glob_has_a_name_where_it_ends_in_one() {
 }
 
 #[test]
-fn matcher_is_shown_with_all_its_conditions() {
+fn matcher_display_lists_all_conditions() {
     let either = Condition {
         any_of: vec![Pattern::comm("a").unwrap(), Pattern::comm("b*").unwrap()],
         ..condition(Field::Comm, Pattern::comm("a"))
@@ -451,7 +451,7 @@ fn matcher_is_shown_with_all_its_conditions() {
 }
 
 #[test]
-fn session_kinds_have_the_names_of_the_stream() {
+fn session_kinds_have_their_stream_names() {
     let names = [SessionKind::Agent, SessionKind::Server].map(SessionKind::name);
     assert_eq!(names, ["agent", "server"]);
 }

@@ -1,4 +1,4 @@
-//! What a rule can ask for besides the program: of the session, of the process, and what has to be read.
+//! Conditions of a rule besides the program: on the session, on the process, and on facts read from /proc.
 
 use std::sync::Arc;
 
@@ -8,45 +8,45 @@ use super::{Pattern, PatternError};
 use crate::event::{ExitStatus, Uids};
 use crate::value::{choice, list, nanoseconds, number, write_nanoseconds};
 
-/// Longest delay and age that a rule may name, in milliseconds.
+/// Longest delay or age in a rule, in milliseconds: ten years.
 pub(crate) const LONGEST: u64 = 3650 * 24 * 3_600_000;
 
-/// What has become of a session.
+/// Condition on the state of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SessionIs {
-    /// Its root is gone, however it ended.
+    /// The root has exited, in whatever way.
     #[default]
     Gone,
     Alive,
     Any,
-    /// Its root has exited by itself.
+    /// The root has exited without a signal.
     Exited,
-    /// The same, with status 0.
+    /// The root has exited with status 0.
     Ok,
-    /// The same, with another status.
+    /// The root has exited with another status.
     Failed,
-    /// A signal has ended its root.
+    /// A signal has killed the root.
     Signalled,
 }
 
-/// Under which uids a member runs.
+/// Condition on the uids of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(
     rename_all = "lowercase",
     expecting = "write \"other\", \"same\" or a number"
 )]
 pub enum UidIs {
-    /// Another real or another effective one than the root of its session.
+    /// The real or the effective uid differs from that of the session's root.
     Other,
     Same,
-    /// This effective one.
+    /// The effective uid is this one.
     #[serde(untagged)]
     Id(u32),
 }
 
 impl UidIs {
-    /// Whether it holds of one that runs under `own`, in a session whose root runs under `root`.
+    /// Returns whether the condition holds for a member with the uids `own` in a session whose root has `root`.
     pub fn holds(self, own: Uids, root: Uids) -> bool {
         match self {
             UidIs::Other => own != root,
@@ -56,55 +56,56 @@ impl UidIs {
     }
 }
 
-/// A conjunction of conditions; what is `None` or empty asks for nothing. A rule has them as keys.
+/// Conditions that must all hold; `None` and empty ones always do. The fields are keys of a rule.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct When {
     #[serde(deserialize_with = "choice")]
     pub session: SessionIs,
-    /// Names of agents: the session is one of them.
+    /// Names of agents, one of which opened the session.
     #[serde(rename = "agent", deserialize_with = "names")]
     pub agents: Vec<Arc<str>>,
     pub orphan: Option<bool>,
-    /// Nothing but evidence makes it a member. What reaps such has to ask for it.
+    /// Whether only evidence makes the process a member. A rule reaps such a member only if this is true.
     pub inferred: Option<bool>,
-    /// Nanoseconds.
+    /// Nanoseconds since the process started.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub min_age: Option<u64>,
-    /// Nanoseconds.
+    /// Nanoseconds since the process started.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub max_age: Option<u64>,
     pub uid: Option<UidIs>,
-    /// Over the name of the innermost systemd unit.
+    /// Globs over the name of the innermost systemd unit.
     #[serde(rename = "unit", deserialize_with = "units")]
     pub units: Vec<Pattern>,
-    /// It has a systemd unit, and not its root's.
+    /// Whether the process is in a systemd unit that is not its root's.
     pub own_unit: Option<bool>,
-    /// It has a controlling terminal.
+    /// Whether the process has a controlling terminal.
     pub tty: Option<bool>,
-    /// It descends from tmux, screen or zellij.
+    /// Whether the process descends from tmux, screen or zellij.
     pub multiplexed: Option<bool>,
-    /// Its session id is not that of its root.
+    /// Whether its session id (`setsid(2)`) differs from that of its root.
     pub new_session: Option<bool>,
-    /// Percent of one processor.
+    /// Least CPU use, in percent of one processor.
     #[serde(deserialize_with = "percent")]
     pub min_cpu: Option<u32>,
+    /// Whether the process has a listening TCP socket.
     pub listening: Option<bool>,
-    /// It has living children.
+    /// Whether the process has living children.
     pub children: Option<bool>,
-    /// It is the root of a session, and nothing in that session's tree has worked for so many ns.
+    /// Nanoseconds for which the session's tree has been idle. Holds only for a living root.
     #[serde(deserialize_with = "idle", serialize_with = "write_nanoseconds")]
     pub idle: Option<u64>,
-    /// Its standard input and output are pipes or sockets whose other ends are closed, for as long as `idle` says.
+    /// Whether the other ends of its standard input and output, pipes or sockets, have been closed for as long as `idle`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hung_up: bool,
-    /// It is an agent's server.
+    /// Whether the process is an agent's server.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub server: bool,
-    /// Over `NAME=value` of its environment: one of them is there.
+    /// Globs over `NAME=value`, one of which must match a variable of its environment.
     #[serde(rename = "environment", deserialize_with = "markers")]
     pub markers: Vec<Pattern>,
-    /// Bits of `marks` in [`Facts::markers`](crate::facts::Facts::markers); a ruleset says which.
+    /// Bits of `markers` in [`Facts::markers`](crate::facts::Facts::markers), assigned by the ruleset.
     #[serde(skip)]
     pub marker_bits: u64,
 }
@@ -142,26 +143,27 @@ fn narrowing(
             "{glob:?} matches everything: narrow it or leave it out"
         ));
     }
-    compile(glob).map_err(|error| format!("{glob:?} is no good glob: {error}"))
+    compile(glob).map_err(|error| format!("{glob:?} is not a valid glob: {error}"))
 }
 
 impl SessionIs {
-    /// Whether it holds of a session whose root has ended so; `None`: it lives. The answer is `None` where nobody
-    /// saw how it ended.
-    pub fn holds(self, ended: Option<ExitStatus>) -> Option<bool> {
-        Some(match (self, ended) {
+    /// Returns whether the condition holds for a session whose root has this exit status, `None` for a living root.
+    ///
+    /// Returns `None` if the exit status is needed and unknown.
+    pub fn holds(self, status: Option<ExitStatus>) -> Option<bool> {
+        Some(match (self, status) {
             (SessionIs::Any, _) => true,
-            (SessionIs::Alive, _) => ended.is_none(),
-            (SessionIs::Gone, _) => ended.is_some(),
+            (SessionIs::Alive, _) => status.is_none(),
+            (SessionIs::Gone, _) => status.is_some(),
             (_, Some(ExitStatus::Unknown)) => return None,
-            (SessionIs::Exited, _) => matches!(ended, Some(ExitStatus::Exited(_))),
-            (SessionIs::Ok, _) => ended == Some(ExitStatus::Exited(0)),
-            (SessionIs::Failed, _) => matches!(ended, Some(ExitStatus::Exited(1..))),
-            (SessionIs::Signalled, _) => matches!(ended, Some(ExitStatus::Signalled { .. })),
+            (SessionIs::Exited, _) => matches!(status, Some(ExitStatus::Exited(_))),
+            (SessionIs::Ok, _) => status == Some(ExitStatus::Exited(0)),
+            (SessionIs::Failed, _) => matches!(status, Some(ExitStatus::Exited(1..))),
+            (SessionIs::Signalled, _) => matches!(status, Some(ExitStatus::Signalled { .. })),
         })
     }
 
-    /// Whether it holds wherever the other does.
+    /// Returns whether the condition holds in every case in which `other` does.
     pub fn covers(self, other: SessionIs) -> bool {
         match self {
             SessionIs::Any => true,
@@ -175,7 +177,7 @@ impl SessionIs {
 }
 
 impl When {
-    /// Whether it can hold of a member whose root lives, or is gone.
+    /// Returns whether the conditions can hold for a member whose root is alive or, if `alive` is false, has exited.
     pub fn is_of(&self, alive: bool) -> bool {
         match self.session {
             SessionIs::Any => true,
@@ -184,7 +186,7 @@ impl When {
         }
     }
 
-    /// Whether all that it asks for is a unit of its own.
+    /// Returns whether `own_unit` is the only condition apart from that on the session.
     pub(crate) fn is_of_units_alone(&self) -> bool {
         let rest = When {
             own_unit: None,
@@ -196,8 +198,7 @@ impl When {
             && rest.agents.is_empty()
     }
 
-    /// Whether it asks for nothing that a process can change without running another program: but for its
-    /// uids and the end of its root, all that it rests on stays as it is.
+    /// Returns whether the conditions can change their answer only at an exec, a change of uids or the root's exit.
     pub fn is_lasting(&self) -> bool {
         let flags = [
             self.orphan,
@@ -215,7 +216,7 @@ impl When {
             && !self.is_of_root()
     }
 
-    /// Whether it can hold of the root of a session alone.
+    /// Returns whether the conditions can hold only for the root of a session.
     pub fn is_of_root(&self) -> bool {
         self.idle.is_some() || self.server
     }

@@ -18,7 +18,7 @@ fn syntax(value_options: &[&str], command_at: u32) -> Syntax {
     }
 }
 
-/// The words, separated by spaces; options in brackets.
+/// Returns the words separated by spaces, with options in brackets.
 fn words(args: &str, is_cut: bool, syntax: &Syntax) -> String {
     shown(&image("/bin/x", args), is_cut, syntax)
 }
@@ -32,7 +32,7 @@ fn shown(image: &Image, is_cut: bool, syntax: &Syntax) -> String {
 }
 
 #[test]
-fn options_and_positionals_are_told_apart() {
+fn options_and_positional_arguments_are_distinguished() {
     let plain = syntax(&["-c", "--config"], 0);
     let command = syntax(&["--name"], 2);
     for (args, syntax, expected) in [
@@ -112,7 +112,7 @@ fn title_written_over_the_arguments_is_split_at_spaces() {
 fn arguments_match_by_position() {
     let x = "/bin/x";
     let c = || syntax(&["-c"], 0);
-    // What holds for the condition, and for its denial.
+    // Each case runs with the condition and with its negation.
     for (field, globs, exe, args, expected) in [
         (Field::Args, &["serve"][..], x, "x|serve", true),
         (Field::Args, &["serve"], x, "x|-v|serve|--port|1", true),
@@ -152,21 +152,21 @@ fn arguments_match_by_position() {
         (Field::Arg0, &["**/y"], x, "x|y", false),
     ] {
         let image = image(exe, args);
-        let said = [false, true].map(|negative| holds(&rule(field, globs, negative, c()), &image));
-        assert_eq!(said, [expected, !expected], "{field:?} {globs:?} {args}");
+        let held = [false, true].map(|negative| holds(&rule(field, globs, negative, c()), &image));
+        assert_eq!(held, [expected, !expected], "{field:?} {globs:?} {args}");
         let unknown = Image {
             argv: Vec::new(),
             ..image
         };
-        let said =
+        let held =
             [false, true].map(|negative| holds(&rule(field, globs, negative, c()), &unknown));
-        assert_eq!(said, [false; 2], "unknown arguments fulfil nothing");
+        assert_eq!(held, [false; 2], "unknown arguments fulfil no condition");
     }
 }
 
 #[test]
-fn missing_arguments_might_match_where_they_decide() {
-    // Whether the rule might match, and whether its denial might.
+fn missing_arguments_may_match_if_they_decide() {
+    // The expected results are for the condition and for its negation.
     for (field, globs, args, expected) in [
         (Field::Args, &["serve"][..], "x|-v|se", [true, true]),
         (Field::Args, &["serve"], "x|run|se", [false, true]),
@@ -198,7 +198,7 @@ fn missing_arguments_might_match_where_they_decide() {
             let of = |negative| rule(field, globs, negative, syntax(&["-c"], 0));
             [false, true].map(|negative| of(negative).unread_keep(image, &[]).is_some())
         };
-        assert_eq!(might(&image), [false; 2], "all arguments are there");
+        assert_eq!(might(&image), [false; 2], "no arguments are missing");
         image.truncated = true;
         assert_eq!(might(&image), expected, "{field:?} {globs:?} {args}");
     }

@@ -5,7 +5,7 @@ use crate::event::Image;
 use crate::ruleset::Rule;
 
 impl NameTable {
-    /// What a probe makes of it for a comm or a file name.
+    /// Looks up a comm or a file name like the probes do (`bits` in `reaper-ebpf/src/member.rs`).
     pub fn lookup(&self, name: &[u8]) -> u32 {
         let mut key = [0; NAME_LEN];
         let len = name.len().min(NAME_LEN - 1);
@@ -46,10 +46,10 @@ fn condition(field: Field, globs: &[&str]) -> Condition {
 }
 
 #[test]
-fn globs_over_paths() {
+fn path_glob_covers_the_names_that_it_can_match() {
     let digits: Vec<_> = (0..10).map(|digit| format!("{digit}x")).collect();
     let digits: Vec<_> = digits.iter().map(String::as_str).collect();
-    // What the table is to take, and what it is not to.
+    // Names that the glob can match, and names that it cannot.
     let exe: [(&str, &[&str], &[&str]); 13] = [
         ("**/x", &["x"], &["xy", "y"]),
         ("/a/{b,c/{d,e}}", &["b", "d", "e"], &["a", "c"]),
@@ -82,7 +82,7 @@ fn globs_over_paths() {
 }
 
 #[test]
-fn the_condition_that_says_most_is_the_one_that_counts() {
+fn most_selective_condition_determines_the_names() {
     let names = |conditions| {
         let table = Ruleset::new(vec![rule(Action::Agent, conditions)]).names();
         move |name: &str| table.lookup(name.as_bytes())
@@ -97,16 +97,20 @@ fn the_condition_that_says_most_is_the_one_that_counts() {
     assert_eq!(
         (of("bun1"), of("bunny"), of("x")),
         (NAME_AGENT, 0, 0),
-        "for interpreters"
+        "a script condition covers the names of interpreters"
     );
     let of = names(vec![condition(Field::Argv, &["* serve"])]);
     assert_eq!((of("x"), of("")), (NAME_AGENT, NAME_AGENT));
-    let bare = Rule::new("r", Action::Keep, Vec::new());
-    let table = Ruleset::new(vec![bare]).names();
-    assert_eq!(table.lookup(b"x"), 0, "that is no matter of names");
+    let any_program = Rule::new("r", Action::Keep, Vec::new());
+    let table = Ruleset::new(vec![any_program]).names();
+    assert_eq!(
+        table.lookup(b"x"),
+        0,
+        "a rule without a program is not in the table"
+    );
 }
 
-/// Pieces of globs, each with a text that it takes, or may take.
+/// Pieces of globs, each with a text that it matches, or may match together with others.
 const PIECES: [(&str, &str); 26] = [
     ("a", "a"),
     ("b", "b"),
@@ -141,8 +145,8 @@ fn pieces() -> impl Strategy<Value = (String, String)> {
         .prop_map(|pieces| pieces.into_iter().unzip())
 }
 
-/// A rule, and the comm and the path of an image that it may match.
-fn told_rules() -> impl Strategy<Value = (Option<Rule>, String, String)> {
+/// Generates a rule with the comm and path of an image that it may match.
+fn generated_rules() -> impl Strategy<Value = (Option<Rule>, String, String)> {
     let start = prop::sample::select(&[("/", "/"), ("**/", "/x/"), ("**/", "/")][..]);
     (0..3usize, 1..16, pieces(), start, pieces()).prop_map(
         |(action, fields, comm, (start, begun), exe)| {
@@ -177,12 +181,11 @@ fn told_rules() -> impl Strategy<Value = (Option<Rule>, String, String)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-    /// Whatever matches has its bit.
     #[test]
-    fn nothing_is_missed(told in prop::collection::vec(told_rules(), 1..4)) {
-        let rules = Ruleset::new(told.iter().filter_map(|(rule, ..)| rule.clone()).collect());
+    fn name_table_has_the_bit_of_each_rule_that_matches(generated in prop::collection::vec(generated_rules(), 1..4)) {
+        let rules = Ruleset::new(generated.iter().filter_map(|(rule, ..)| rule.clone()).collect());
         let table = rules.names();
-        for (comm, exe) in told.iter().flat_map(|(_, comm, _)| told.iter().map(move |(.., exe)| (comm, exe))) {
+        for (comm, exe) in generated.iter().flat_map(|(_, comm, _)| generated.iter().map(move |(.., exe)| (comm, exe))) {
             let image = Image {
                 comm: comm.clone().into_bytes(),
                 exe: exe.clone().into_bytes(),
@@ -192,16 +195,16 @@ proptest! {
             let name = exe.rsplit('/').next().unwrap_or_default();
             let bits = table.lookup(comm.as_bytes()) | table.lookup(name.as_bytes());
             let kept = rules.matching_member_rules(&image).first().copied();
-            for (bit, said) in [
+            for (bit, found) in [
                 (NAME_AGENT, rules.agent(&image)),
                 (NAME_BOUNDARY, rules.leaves_session(&image)),
                 (NAME_KEEP, kept),
             ] {
-                prop_assert!(said.is_none() || bits & bit != 0, "{bit} of {comm:?} {exe:?}: {rules:?}");
+                prop_assert!(found.is_none() || bits & bit != 0, "{bit} of {comm:?} {exe:?}: {rules:?}");
             }
             let cut = Image { truncated: true, ..image };
-            let spared = rules.unread_keep(&cut, &[]).is_some();
-            prop_assert!(!spared || bits & (NAME_BOUNDARY | NAME_KEEP) != 0, "{comm:?} {exe:?}: {rules:?}");
+            let may_be_kept = rules.unread_keep(&cut, &[]).is_some();
+            prop_assert!(!may_be_kept || bits & (NAME_BOUNDARY | NAME_KEEP) != 0, "{comm:?} {exe:?}: {rules:?}");
         }
     }
 }
