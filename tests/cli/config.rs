@@ -161,9 +161,9 @@ not_exe = "**/x"
     let said = reaper(dir.path(), &["config", "check", "c.toml"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for (place, word) in [
-        ("c.toml:2:", "`nobody` can never hold"),
-        ("c.toml:11:", "`shadowed` is never asked: keep `node`"),
-        ("c.toml:16:", "`never` can never hold"),
+        ("c.toml:2:", "`nobody` can never apply"),
+        ("c.toml:11:", "`shadowed` never applies: keep `node`"),
+        ("c.toml:16:", "`never` can never apply"),
     ] {
         let mut lines = said.err.lines();
         assert!(

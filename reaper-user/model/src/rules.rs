@@ -1,7 +1,7 @@
-//! The rules of a config file: read, checked, and joined with those that are built in.
+//! Reads and checks the rules of a config file, and merges them with the built-in ones.
 //!
-//! [`read`] documents the language. The built-in [`catalogue`] is written in it too. Reading notes the first problem
-//! of each rule, with its place in the text.
+//! [`read`] documents the rule language, in which the built-in [`catalogue`] is written too. Errors list the first
+//! problem of each rule, with its byte offset in the text.
 
 pub mod catalogue;
 pub mod conversation;
@@ -19,7 +19,7 @@ use crate::ruleset::{MARKERS_MAX, Pattern, Rule, Ruleset};
 use crate::value::{Problem, get, list, nearest};
 use read::RuleEntry;
 
-/// Top-level keys of a config file that are about rules.
+/// Top-level keys of a config file that configure rules.
 pub const KEYS: [&str; 8] = [
     "honor_keep",
     "enable",
@@ -31,7 +31,7 @@ pub const KEYS: [&str; 8] = [
     "rule",
 ];
 
-/// Which parts of the built-in catalogue are in force: `[defaults]`, each `true` unless said otherwise.
+/// The `[defaults]` table: whether each part of the built-in catalogue is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table: [defaults]")]
 pub struct Defaults {
@@ -50,17 +50,17 @@ impl Default for Defaults {
     }
 }
 
-/// What a config file says of rules.
+/// Rules of a config file, and the rules in force with it.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// `honor_keep = true`: whether a process with `REAPER_KEEP=1` in its environment is kept.
+    /// Whether a process with `REAPER_KEEP=1` in its environment is kept.
     pub honor_keep: bool,
-    /// `[defaults]`
     pub defaults: Defaults,
-    /// Rules of the file itself, in its order.
+    /// Rules of the file itself, in its order, including disabled ones.
     pub own: Vec<RuleEntry>,
-    /// All rules in force: those of the file, then those of the catalogue that `defaults` leaves on, or `enable`
-    /// switches on, and that no rule of the file replaces by its name.
+    /// Enabled rules of the file, then those of the catalogue.
+    ///
+    /// A rule of the catalogue is in force if `defaults` or `enable` selects it and no rule of the file has its name.
     pub in_force: Ruleset,
 }
 
@@ -68,7 +68,7 @@ impl Rules {
     /// Reads the rules of a parsed config file.
     ///
     /// # Errors
-    /// The first problem of each rule, and of the other keys.
+    /// Lists the first problem of each rule and the first one of the other keys.
     pub fn read(root: &DeTable<'_>) -> Result<Rules, Vec<Problem>> {
         let mut problems = Vec::new();
         let own = read::read(root, &mut problems);
@@ -90,12 +90,12 @@ impl Rules {
     }
 }
 
-/// Returns the rules that an empty config file leaves in force.
+/// Returns the rules in force with an empty config file.
 pub fn built_in() -> Ruleset {
     Ruleset::new(catalogue::rules()).honoring_keep(true)
 }
 
-/// Reads `honor_keep`, `defaults` and `enable`, which has names of built-in rules.
+/// Reads `honor_keep`, `defaults` and `enable` (names of built-in rules).
 fn switches(root: &DeTable<'_>) -> Result<(bool, Defaults, Vec<String>), Problem> {
     let honor_keep = get(root, "honor_keep", bool::deserialize)?;
     let defaults = get(root, "defaults", Defaults::deserialize)?;
@@ -108,7 +108,7 @@ fn switches(root: &DeTable<'_>) -> Result<(bool, Defaults, Vec<String>), Problem
                 "no built-in rule is named {name:?}: did you mean `{near}`?"
             )),
             None => Err(format!(
-                "no built-in rule is named {name:?}: `reaper config show --defaults` has them all"
+                "no built-in rule is named {name:?}: `reaper config show --defaults` lists them"
             )),
         })
     })?;
@@ -119,16 +119,15 @@ fn switches(root: &DeTable<'_>) -> Result<(bool, Defaults, Vec<String>), Problem
     ))
 }
 
-/// Returns the problem of rules that together ask for more environment globs than there are bits.
+/// Returns a problem if the rules together use more environment globs than there are bits.
 fn too_many_markers(rules: &[Rule]) -> Option<Problem> {
     let markers = rules.iter().flat_map(|rule| &rule.when.markers);
     let count = markers.map(Pattern::text).collect::<HashSet<_>>().len();
-    // One is `REAPER_KEEP=1`, and three tell of multiplexers.
+    // One bit is for `REAPER_KEEP=1`, three are for the variables of multiplexers.
     let most = MARKERS_MAX - 4;
     (count > most).then(|| {
-        let what = format!(
-            "the rules ask for {count} different `environment` globs: write at most {most}"
-        );
+        let what =
+            format!("the rules use {count} different `environment` globs: write at most {most}");
         (0, what)
     })
 }

@@ -1,4 +1,4 @@
-//! The rules that are built in: `catalogue.toml`, in the language of the user's own rules.
+//! The built-in rules, read from `catalogue.toml`.
 
 use std::collections::HashSet;
 
@@ -11,41 +11,43 @@ use crate::ruleset::{Action, Rule};
 #[cfg(test)]
 mod tests;
 
-/// The catalogue as it is written, to be shown.
+/// Text of the catalogue, which `reaper config show --defaults` prints.
 pub const TEXT: &str = include_str!("catalogue.toml");
 
-/// All built-in rules, those among them that are off unless they are switched on.
+/// Returns all built-in rules, including disabled ones.
 pub fn entries() -> Vec<RuleEntry> {
-    let root = DeTable::parse(TEXT).expect("the built-in catalogue is TOML");
+    let root = DeTable::parse(TEXT).expect("the built-in catalogue is valid TOML");
     let mut problems = Vec::new();
     let rules = read::read(root.get_ref(), &mut problems);
     assert!(problems.is_empty(), "catalogue.toml: {problems:?}");
     rules
 }
 
-/// The built-in rules that are on.
+/// Returns the enabled built-in rules.
 pub fn rules() -> Vec<Rule> {
-    let on = entries().into_iter().filter(|written| written.enabled);
-    on.map(|written| written.rule).collect()
+    let enabled = entries().into_iter().filter(|entry| entry.enabled);
+    enabled.map(|entry| entry.rule).collect()
 }
 
-/// The user's rules that are on, and after them those built-in ones that are, and are not replaced by name.
-/// `enable` are names of built-in rules.
-pub(super) fn merge_user_rules(own: &[RuleEntry], on: Defaults, enable: &[String]) -> Vec<Rule> {
-    let names: HashSet<_> = own
-        .iter()
-        .map(|written| written.rule.name.clone())
-        .collect();
-    let wanted = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
-        let on = match rule.action {
-            Action::Agent | Action::Server => on.agents,
-            Action::Boundary => on.boundaries,
-            Action::Keep | Action::Reap | Action::Report => on.keeps,
+/// Returns the enabled rules of the user, then the built-in rules that are in force and not replaced by name.
+///
+/// `enable` lists built-in rules that are in force whatever `defaults` says.
+pub(super) fn merge_user_rules(
+    own: &[RuleEntry],
+    defaults: Defaults,
+    enable: &[String],
+) -> Vec<Rule> {
+    let names: HashSet<_> = own.iter().map(|entry| entry.rule.name.clone()).collect();
+    let is_in_force = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
+        let by_default = match rule.action {
+            Action::Agent | Action::Server => defaults.agents,
+            Action::Boundary => defaults.boundaries,
+            Action::Keep | Action::Reap | Action::Report => defaults.keeps,
         };
-        let enabled = *enabled && on || enable.iter().any(|name| **name == *rule.name);
+        let enabled = *enabled && by_default || enable.iter().any(|name| **name == *rule.name);
         enabled && !names.contains(&rule.name)
     };
-    let own = own.iter().filter(|written| written.enabled).cloned();
-    let built_in = entries().into_iter().filter(wanted);
-    own.chain(built_in).map(|written| written.rule).collect()
+    let own = own.iter().filter(|entry| entry.enabled).cloned();
+    let built_in = entries().into_iter().filter(is_in_force);
+    own.chain(built_in).map(|entry| entry.rule).collect()
 }

@@ -1,16 +1,16 @@
-//! The `conversation` table of an `[[agent]]`: where the agent leaves the ids of its conversations.
+//! Reads the `conversation` table of an `[[agent]]`, which says where to find the ids of the agent's conversations.
 //!
 //! ```toml
 //! [agent.conversation]
-//! variable = "CLAUDE_CODE_SESSION_ID"         # in the environment of what the agent starts
-//! # The agent's own registry, if it has one:
-//! directory_variable = "CLAUDE_CONFIG_DIR"    # names the directory, where it is set
-//! directory = ".claude"                       # else this one, below the user's home
+//! variable = "CLAUDE_CODE_SESSION_ID"         # environment variable with the id, in processes that the agent starts
+//! # The registry of running agents, if the agent has one:
+//! directory_variable = "CLAUDE_CONFIG_DIR"    # environment variable that names its directory
+//! directory = ".claude"                       # its directory below the user's home, if the variable is not set
 //! files = ["sessions/{pid}.json"]             # JSON files that name running processes
-//! pid = ["pid"]                               # keys of a process id, and
-//! start = ["procStart"]                       # of its start in clock ticks, pair by pair
-//! job = ["jobId"]                             # keys of the name of a process's job
-//! adopted = ["jobs/{job}/adopt.json"]         # files that list the processes a job takes over
+//! pid = ["pid"]                               # JSON keys of process ids
+//! start = ["procStart"]                       # JSON keys of their start times (clock ticks), one for each of `pid`
+//! job = ["jobId"]                             # JSON keys of the name of a process's job
+//! adopted = ["jobs/{job}/adopt.json"]         # files that list the processes that a job takes over
 //! ```
 
 use std::path::{Component, Path};
@@ -30,7 +30,7 @@ pub(super) fn read<'de, D: Deserializer<'de>>(
     source.map(Arc::new).map_err(D::Error::custom)
 }
 
-/// Returns the table as `config show` prints it.
+/// Returns the table in the form that `reaper config show` prints.
 pub fn show(source: &ConversationSource) -> impl Serialize {
     Table::from(source.clone())
 }
@@ -101,7 +101,7 @@ impl From<ConversationSource> for Table {
 
 fn name<'de, D: Deserializer<'de>>(value: D) -> Result<Arc<str>, D::Error> {
     text(value, "a string such as \"NAME\"", |name| match name {
-        "" => Err("it is empty: fill it or leave it out".into()),
+        "" => Err("the string is empty: fill it or leave it out".into()),
         name => Ok(name.into()),
     })
 }

@@ -1,65 +1,64 @@
-//! The language of rules: `[[agent]]`, `[[server]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`.
+//! The rule language: `[[agent]]`, `[[server]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`.
 //!
 //! ```toml
 //! [[agent]]
-//! name = "my-agent"                 # letters, digits, `-`, `_`, `.`, at most 63; replaces a built-in rule of that name
-//! comm = "my-agent"                 # glob over the kernel's name of the process, at most 15 bytes
-//! exe = ["/opt/my/agent", "**/bin/my-agent"]   # glob over the whole path; `*` stops at `/`, `**/` does not
-//! script = "/**/bin/my-agent"       # glob over the path of the script that node, bun or python runs, as given
-//! arg0 = "**/my-agent"              # glob over the name that the program was called by
-//! args = ["chat", "*"]              # one glob per positional argument, from the first; more may follow
-//! options = ["--model=*", "-v"]     # globs over the options; `*` crosses everything
-//! value_options = ["-m", "--model"] # options whose value is the next argument: `--model x` reads like `--model=x`
+//! name = "my-agent"                 # 1 to 63 letters, digits, `-`, `_`, `.`; replaces a built-in rule of that name
+//! comm = "my-agent"                 # glob over the name of the process in the kernel (at most 15 bytes)
+//! exe = ["/opt/my/agent", "**/bin/my-agent"]   # glob over the path of the program; `*` stops at `/`, `**/` does not
+//! script = "/**/bin/my-agent"       # glob over the path of the script that node, bun or python runs, as given or resolved
+//! arg0 = "**/my-agent"              # glob over the first argument, by which the program was called
+//! args = ["chat", "*"]              # one glob per positional argument, from the first; more arguments may follow
+//! options = ["--model=*", "-v"]     # globs over the options; `*` matches any characters
+//! value_options = ["-m", "--model"] # options whose value is the next argument: `--model x` is read as `--model=x`
 //! command_at = 2                    # the second positional argument begins another command: no option follows it
 //! not_options = "--version"         # `not_` before any of the globs: none of them may match
-//! any = [{ comm = "a" }, { exe = "/opt/b" }]   # and one of these alternatives must hold as well
+//! any = [{ comm = "a" }, { exe = "/opt/b" }]   # one of these alternatives must match as well
 //! ```
 //!
-//! All that a rule says must hold; in a list, one entry is enough. Everything is matched as bytes. What
-//! is unknown of a process (an unreadable path) fulfils no condition, not even a `not_` one. A keep may
-//! also ask for a `uid`; it holds under living agents too.
+//! All conditions of a rule must hold; of a list, one entry must match. Patterns match bytes, which need not be UTF-8.
+//! An unknown value, such as an unreadable path, fulfils no condition, not even a `not_` one. A keep may also have a
+//! `uid` condition. It applies to members of living agents too.
 //!
-//! Where the first 8 KiB of a command line do not decide, the whole of it is read of members, up to 2 MiB. Of
-//! other processes, the first 8 KiB count.
+//! A source reports the first 8 KiB of a command line. If these do not decide, the whole command line of a member is
+//! read, up to 2 MiB. For other processes, the first 8 KiB count.
 //!
-//! An option starts with `-`, is not `-` alone and stands before `--`; all other arguments are positional. Where
-//! node, bun or python runs a script, only the arguments after the script count. `args` holds if each of its globs
-//! matches the positional argument at its place.
+//! An option starts with `-`, is not `-` alone and stands before `--`. All other arguments are positional. Where
+//! node, bun or python runs a script, only the arguments after the script count.
 //!
-//! Keeps and rules, which judge members, may also match the arguments joined by single spaces: `argv` is a glob
-//! in which `*` crosses everything, `argv_regex` a regex that is not anchored and whose `.` takes newlines too. Agents
-//! and boundaries may not: in the joined line a prompt looks like a sub-command or an option.
+//! Keeps and rules may also match the arguments joined by single spaces. `argv` is a glob in which `*` matches any
+//! characters. `argv_regex` is a regex that is not anchored, and `.` matches newlines too. Agents, servers and
+//! boundaries may not use them: in the joined line a prompt can look like a subcommand or an option.
 //!
 //! ```toml
-//! [[rule]]                          # asks for a program as above, or for none, and besides:
+//! [[rule]]                          # any conditions on the program as above, and:
 //! name = "my-rule"
-//! action = "reap"                   # or "keep", "report", "boundary"; a boundary looks at the program alone
-//! after = "10min"                   # from when it became due (or was orphaned, or began) until then it waits
-//! enabled = true                    # false: it, or the built-in one of this name, is off
+//! action = "reap"                   # or "keep", "report", "boundary"; a boundary has conditions on the program only
+//! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
+//! enabled = true                    # false: this rule, and a built-in one of its name, is off
 //! agent = ["claude-code", "codex"]  # names of agents
-//! session = "ok"                    # "gone" (what is said by none, but for keeps: "any"), "alive", "any", "exited"
-//!                                   # (by itself), "ok" (with status 0), "failed" (with another), "signalled"
-//! orphan = true                     # its parent has exited
-//! inferred = true                   # only evidence makes it a member; what reaps such has to say so
+//! session = "ok"                    # state of the root: "gone" (default), "alive", "any" (default of keeps), "exited"
+//!                                   # (without a signal), "ok" (status 0), "failed" (other status), "signalled"
+//! orphan = true                     # whether its parent has exited
+//! inferred = true                   # whether only evidence makes it a member; to reap such members, a rule must set this
 //! min_age = "10min"
 //! max_age = "1h"
-//! uid = "other"                     # than its agent's; or "same", or a number: its effective uid
-//! unit = "docker-*.scope"           # glob over the innermost systemd unit it is in
-//! own_unit = true                   # it is in one, and its agent is not
-//! tty = false                       # it has a controlling terminal
-//! multiplexed = true                # it is below tmux, screen or zellij
-//! new_session = true                # its session id is not its agent's
-//! min_cpu = 90                      # percent of one core, looked at when `after` is over
-//! listening = true                  # it has a socket that listens
-//! children = false                  # it has living children
-//! idle = "30min"                    # it is an agent or a server; its tree has not worked and had no client for so long
-//! hung_up = true                    # ... and its standard input and output are pipes or sockets that nothing reads or writes
+//! uid = "other"                     # differs from its agent's; or "same"; or an effective uid
+//! unit = "docker-*.scope"           # glob over the innermost systemd unit that it is in
+//! own_unit = true                   # whether it is in a systemd unit that is not its agent's
+//! tty = false                       # whether it has a controlling terminal
+//! multiplexed = true                # whether it descends from tmux, screen or zellij
+//! new_session = true                # whether its session id differs from its agent's
+//! min_cpu = 90                      # percent of one core, measured when `after` has expired
+//! listening = true                  # whether it has a listening TCP socket
+//! children = false                  # whether it has living children
+//! idle = "30min"                    # it is a living root, and its tree had no work and no client for this long
+//! hung_up = true                    # with `idle`: the other ends of its stdin and stdout, pipes or sockets, are closed
 //! server = true                     # it is an agent's server
 //! environment = ["CI=*"]            # globs over the variables of its environment
 //! ```
 //!
-//! Keeps and rules are asked in the order in which they stand in the file, whatever they do, and before
-//! those that are built in; the first that holds decides.
+//! Keeps and rules are evaluated in the order of the file, whatever their action, before the built-in ones. The first
+//! that applies decides.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -77,7 +76,7 @@ use crate::value::{self, Problem, choice, get, list, nanoseconds, number, text, 
 
 type Compile = fn(&str) -> Result<Pattern, PatternError>;
 
-/// Keys of the conditions on a program: what each looks at, and how its text is compiled.
+/// Keys of the conditions on a program, with the field that each matches and the function that compiles its patterns.
 const CONDITIONS: [(&str, Field, Compile); 16] = [
     ("comm", Field::Comm, Pattern::comm),
     ("exe", Field::Exe, Pattern::exe),
@@ -97,20 +96,20 @@ const CONDITIONS: [(&str, Field, Compile); 16] = [
     ("not_argv_regex", Field::Argv, Pattern::argv_regex),
 ];
 
-/// Keys that say how arguments are read.
+/// Keys that define the syntax of the arguments.
 const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 
-/// A rule as it stands in a file.
+/// A rule of a file.
 #[derive(Clone, Debug)]
 pub struct RuleEntry {
     pub rule: Rule,
-    /// Where, in bytes from the beginning.
+    /// Byte offset in the text.
     pub at: usize,
-    /// Whether it is in force, and no mere name for one that is not.
+    /// Whether the rule is on. A disabled rule still replaces a built-in one of the same name.
     pub enabled: bool,
 }
 
-/// Reads all rules of a file, in its order. Notes the first problem of each.
+/// Reads all rules of a file in their order, and adds the first problem of each to `problems`.
 pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleEntry> {
     let mut rules = Vec::new();
     for kind in ["agent", "server", "boundary", "keep", "rule"] {
@@ -127,12 +126,12 @@ pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleE
             Err(problem) => problems.push(problem),
         }
     }
-    rules.sort_by_key(|written: &RuleEntry| written.at);
+    rules.sort_by_key(|entry: &RuleEntry| entry.at);
     let mut names = HashSet::new();
     for RuleEntry { rule, at, .. } in &rules {
         if !names.insert(&rule.name) {
             let name = &rule.name;
-            let what = format!("`{name}` is the name of another rule too: rename one of them");
+            let what = format!("`{name}` is the name of two rules: rename one of them");
             problems.push((*at, what));
         }
     }
@@ -150,23 +149,23 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
             (at, format!("this [[rule]] has no action: add {actions}"))
         })?,
     };
-    let judging = !action.is_of_program();
+    let is_member_rule = !action.is_of_program();
     let own: &[&str] = match kind {
         "agent" => &["conversation"],
-        "rule" if judging => &["action", "after", "enabled"],
+        "rule" if is_member_rule => &["action", "after", "enabled"],
         "rule" => &["action", "enabled"],
         _ => &[],
     };
     let known = [&["name", "any"], &program_keys()[..], own].concat();
     let place = match kind {
-        "rule" if !judging => {
-            " in a [[rule]] whose `action` is boundary, which looks at the program alone".into()
+        "rule" if !is_member_rule => {
+            " in a [[rule]] whose `action` is boundary, which checks only the program".into()
         }
         _ => format!(" in [[{kind}]]"),
     };
     if kind == "keep" {
         check_keys(table, &[&known[..], &["uid"]].concat(), &place)?;
-    } else if !judging {
+    } else if !is_member_rule {
         check_keys(table, &known, &place)?;
     }
     let name = get(table, "name", |value| {
@@ -174,10 +173,10 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     })?;
     let no_name = || format!("this [[{kind}]] has no name: add `name = \"…\"`");
     let name = name.ok_or_else(|| (at, no_name()))?;
-    let mut rule = Rule::new(&name, action, matchers(table, judging)?);
+    let mut rule = Rule::new(&name, action, matchers(table, is_member_rule)?);
     rule.when = value::read(table, at, &known, &place)?;
     if action == Action::Keep && !table.contains_key("session") {
-        // It would be odd if what is kept from the end of its agent had to fear the rules about living ones.
+        // A process that is kept after its agent's exit must not be reaped by a later rule about living agents.
         rule.when.session = SessionIs::Any;
     }
     let after = get(table, "after", nanoseconds::<_, 0, LONGEST>)?;
@@ -186,20 +185,20 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     if let Some(problem) = contradiction(&rule, table) {
         return Err(problem);
     }
-    let asks = table.keys().any(|key| !known.contains(&&**key.get_ref()));
-    if let Some(what) = too_little(&rule, asks) {
+    let has_member_conditions = table.keys().any(|key| !known.contains(&&**key.get_ref()));
+    if let Some(what) = too_broad(&rule, has_member_conditions) {
         return Err((at, format!("[[{kind}]] `{name}` {what}")));
     }
     let enabled = get(table, "enabled", bool::deserialize)?.unwrap_or(true);
     Ok(RuleEntry { rule, at, enabled })
 }
 
-/// Reads what a rule asks of the program, as alternatives.
-fn matchers(table: &DeTable<'_>, judging: bool) -> Result<Vec<Matcher>, Problem> {
-    let (common, how) = program(table, judging)?;
+/// Reads the conditions on the program, as alternatives. An empty list matches every program.
+fn matchers(table: &DeTable<'_>, is_member_rule: bool) -> Result<Vec<Matcher>, Problem> {
+    let (common, syntax) = program(table, is_member_rule)?;
     let like = "a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]";
     let Some(all) = tables(table, "any", like)? else {
-        let only = (!common.is_empty()).then(|| Matcher::new(common).with_syntax(how));
+        let only = (!common.is_empty()).then(|| Matcher::new(common).with_syntax(syntax));
         return Ok(only.into_iter().collect());
     };
     if let Some(value) = table.get("any").filter(|_| all.is_empty()) {
@@ -210,14 +209,13 @@ fn matchers(table: &DeTable<'_>, judging: bool) -> Result<Vec<Matcher>, Problem>
     for (at, inner) in all {
         check_keys(inner, &program_keys(), " in `any`")?;
         if inner.is_empty() {
-            let what =
-                "this alternative of `any` is empty, so it would always hold: fill it or remove it";
+            let what = "this alternative of `any` is empty, so it would always match: fill it or remove it";
             return Err((at, what.into()));
         }
-        let (own, own_how) = program(inner, judging)?;
-        let value_options = [&how.value_options[..], &own_how.value_options].concat();
-        let command_at = match own_how.command_at {
-            0 => how.command_at,
+        let (own, own_syntax) = program(inner, is_member_rule)?;
+        let value_options = [&syntax.value_options[..], &own_syntax.value_options].concat();
+        let command_at = match own_syntax.command_at {
+            0 => syntax.command_at,
             own => own,
         };
         matchers.push(
@@ -246,16 +244,16 @@ fn check_keys(table: &DeTable<'_>, known: &[&str], place: &str) -> Result<(), Pr
     }
 }
 
-/// Reads the conditions on a program, and how it reads arguments.
-fn program(table: &DeTable<'_>, judging: bool) -> Result<(Vec<Condition>, Syntax), Problem> {
+/// Reads the conditions on a program and the syntax of its arguments.
+fn program(table: &DeTable<'_>, is_member_rule: bool) -> Result<(Vec<Condition>, Syntax), Problem> {
     let mut conditions = Vec::new();
     for (key, field, compile) in CONDITIONS {
         let Some((place, value)) = table.get_key_value(key) else {
             continue;
         };
         let negative = key.starts_with("not_");
-        if field == Field::Argv && !judging {
-            // The joined arguments do not tell a prompt that names a sub-command from the sub-command.
+        if field == Field::Argv && !is_member_rule {
+            // In the joined arguments, a prompt that names a subcommand looks like the subcommand.
             let not = if negative { "not_" } else { "" };
             let what = format!(
                 "`{key}` matches the joined arguments, where a prompt reads like a sub-command or an option; agents and \
@@ -295,19 +293,19 @@ fn pattern(text: &str, key: &str, compile: Compile) -> Result<Pattern, String> {
         "glob"
     };
     match compile(text) {
-        // One argument of several may be any.
+        // `args` has one pattern per argument, and some of them may match anything.
         Ok(pattern) if !key.ends_with("args") && matches_all(text, &pattern) => Err(format!(
             "{text:?} matches everything: narrow it or leave it out"
         )),
         Ok(pattern) => Ok(pattern),
-        Err(error) => Err(format!("{text:?} is no good {kind}: {error}")),
+        Err(error) => Err(format!("{text:?} is not a valid {kind}: {error}")),
     }
 }
 
 fn option_name(option: &str) -> Result<Box<str>, String> {
     if option.len() < 2 || !option.starts_with('-') || option.contains(['=', '*', ' ']) {
         return Err(format!(
-            "{option:?} is no option: write the name of one such as \"--config\""
+            "{option:?} is not the name of an option: write one such as \"--config\""
         ));
     }
     Ok(option.into())
@@ -318,33 +316,36 @@ fn name(name: &str) -> Result<Arc<str>, String> {
     match name.len() {
         1..RULE_MAX if name.chars().all(is_allowed) => Ok(name.into()),
         length @ RULE_MAX.. if name.chars().all(is_allowed) => Err(format!(
-            "it has {length} letters, and the kernel keeps it with a session: write at most {}",
+            "a name of {length} characters does not fit into the kernel map of sessions: write at most {}",
             RULE_MAX - 1
         )),
         _ => Err(format!(
-            "{name:?} is no name: write letters, digits, `-`, `_` and `.`"
+            "{name:?} is not a valid name: use only letters, digits, `-`, `_` and `.`"
         )),
     }
 }
 
-/// Returns what is wrong with conditions that only make sense beside others. `table` has their places.
+/// Returns a problem if a condition contradicts another one or lacks it. `table` has the offsets of the keys.
 fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
-    let asked = &rule.when;
+    let when = &rule.when;
     let wrong = [
         (
             "max_age",
-            asked
-                .min_age
-                .zip(asked.max_age)
+            when.min_age
+                .zip(when.max_age)
                 .is_some_and(|(min, max)| min >= max),
-            "`max_age` is not more than `min_age`, so this can never hold: make it longer",
+            "`max_age` is not longer than `min_age`, so the rule can never apply: make it longer",
         ),
         (
             "hung_up",
-            !asked.hung_up || asked.idle.is_none(),
-            "`hung_up` is true or left out, and needs `idle`: write `hung_up = true` and `idle = \"30s\"`",
+            !when.hung_up || when.idle.is_none(),
+            "`hung_up` cannot be false and needs `idle`: write `hung_up = true` and `idle = \"30s\"`",
         ),
-        ("server", !asked.server, "`server` is true or left out"),
+        (
+            "server",
+            !when.server,
+            "`server` cannot be false: write `server = true` or leave it out",
+        ),
     ];
     wrong.into_iter().find_map(|(key, is_wrong, what)| {
         let value = table.get(key).filter(|_| is_wrong)?;
@@ -352,33 +353,30 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
     })
 }
 
-/// Returns what is wrong with a rule that would hold for everything, or for what is in use. `asks` is whether it has
-/// conditions besides the program.
-fn too_little(rule: &Rule, asks: bool) -> Option<&'static str> {
+/// Returns what is wrong with a rule that matches everything or would reap processes that are in use.
+fn too_broad(rule: &Rule, has_member_conditions: bool) -> Option<&'static str> {
     let when = &rule.when;
     let positive = rule.matchers.iter().all(Matcher::is_positive);
     let named = positive && !rule.matchers.is_empty();
     let living = rule.action == Action::Reap && when.is_of(true);
-    if rule.matchers.is_empty() && !asks {
+    if rule.matchers.is_empty() && !has_member_conditions {
         Some("has no condition: add `comm`, `exe`, `script`, `args` or `options`")
-    } else if !positive && !asks {
-        Some("says only what it is not: add `comm`, `exe`, `script`, `args` or `options`")
+    } else if !positive && !has_member_conditions {
+        Some("has only `not_` conditions: add `comm`, `exe`, `script`, `args` or `options`")
     } else if when.is_of_root() && when.session != SessionIs::Alive {
-        Some(
-            "asks for `idle` or `server`, which only an agent that lives can be: add `session = \"alive\"`",
-        )
+        Some("uses `idle` or `server`, which need a living root: add `session = \"alive\"`")
     } else if living && when.server && when.idle.is_none() {
         Some("would reap servers that are in use: add `idle = \"30min\"`")
     } else if living && !when.is_of_root() && !named && when.orphan != Some(true) {
         Some(
-            "would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`",
+            "would reap processes that a living agent uses: add `orphan = true` or a program: `comm`, `exe`, `script`, `args` or `options`",
         )
     } else {
         None
     }
 }
 
-/// Reads a list of tables, each with its place, if the key is there.
+/// Reads a list of tables, each with its byte offset. Returns `None` if the key is missing.
 fn tables<'a, 't>(
     table: &'a DeTable<'t>,
     key: &str,
@@ -392,12 +390,12 @@ fn tables<'a, 't>(
     let items = value.get_ref().as_array();
     let all = items.and_then(|items| items.iter().map(one).collect::<Option<Vec<_>>>());
     all.map(Some).ok_or_else(|| {
-        let what = format!("`{key}` is no list of tables: write {like}");
+        let what = format!("`{key}` is not a list of tables: write {like}");
         (value.span().start, what)
     })
 }
 
-/// Whether a pattern would tell nothing apart, as a slip that makes an agent of every process.
+/// Returns whether a pattern matches everything, so that by mistake every process would be an agent.
 fn matches_all(text: &str, pattern: &Pattern) -> bool {
     pattern.is_match(b"") || (text.contains('*') && text.chars().all(|c| "*/".contains(c)))
 }

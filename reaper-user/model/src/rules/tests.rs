@@ -1,11 +1,11 @@
-//! What is said of rules that are no good, and of those that are hardly meant as they are written.
+//! Errors for invalid rules, and warnings about rules without effect.
 
 use toml::de::DeTable;
 
 use super::{Rules, warn};
 use crate::value::Problem;
 
-/// Rules of a text that has no problems, without any that are built in.
+/// Reads a valid text, without the built-in rules.
 #[track_caller]
 fn read(text: &str) -> Rules {
     read_any(text).expect(text)
@@ -28,39 +28,40 @@ fn warnings(text: &str) -> String {
     found.map(|(_, what)| what).collect::<Vec<_>>().join("\n")
 }
 
-fn rule(name: &str, action: &str, what: &str) -> String {
-    format!("[[rule]]\nname = '{name}'\naction = '{action}'\n{what}\n")
+fn rule(name: &str, action: &str, conditions: &str) -> String {
+    format!("[[rule]]\nname = '{name}'\naction = '{action}'\n{conditions}\n")
 }
 
 type Case<'a> = ((&'a str, &'a str), (&'a str, &'a str), bool);
 
-/// Checks whether the first rule of each case, which is about one program, keeps the second from being asked. All are
-/// read as one text: to judge a text takes reading the catalogue.
+/// Checks for each case whether a warning says that the first rule covers the second.
+///
+/// All cases are one text, because for each text the catalogue is read.
 #[track_caller]
-fn check_hiding(cases: &[Case<'_>]) {
+fn check_coverage(cases: &[Case<'_>]) {
     let (mut text, mut expected) = (String::new(), Vec::new());
-    for (n, ((action, what), (other, asks), hides)) in cases.iter().enumerate() {
+    for (n, ((action, what), (other, asks), covers)) in cases.iter().enumerate() {
         text += &rule(&format!("a{n}"), action, &format!("comm = 'p{n}'\n{what}"));
         text += &rule(&format!("b{n}"), other, &format!("comm = 'p{n}'\n{asks}"));
-        if *hides {
+        if *covers {
             expected.push(format!(
-                "`b{n}` is never asked: {action} `a{n}` holds wherever it does, and comes first"
+                "`b{n}` never applies: {action} `a{n}` comes first and covers every case"
             ));
         }
     }
-    let said = warnings(&text);
-    let said: Vec<_> = said.lines().collect();
+    let found = warnings(&text);
+    let found: Vec<_> = found.lines().collect();
     for (n, case) in cases.iter().enumerate() {
         let of = |line: &&str| {
             line.starts_with(&format!("`b{n}` ")) || line.starts_with(&format!("`a{n}` "))
         };
-        assert_eq!(said.iter().any(of), case.2, "{case:?}");
+        assert_eq!(found.iter().any(of), case.2, "{case:?}");
     }
-    assert_eq!(said, expected);
+    assert_eq!(found, expected);
 }
 
 #[test]
-fn a_rule_hides_a_later_one_that_asks_for_more() {
+fn rule_covers_a_later_one_with_more_conditions() {
     let mut cases = Vec::new();
     for (less, more) in [
         ("session = 'any'", "session = 'alive'\nafter = '1s'"),
@@ -108,19 +109,19 @@ fn a_rule_hides_a_later_one_that_asks_for_more() {
         let (less, more) = (("report", less), ("report", more));
         cases.extend([(less, more, true), (more, less, false), (more, more, true)]);
     }
-    check_hiding(&cases);
+    check_coverage(&cases);
 }
 
 #[test]
-fn a_denied_pattern_does_not_cover_a_wanted_one() {
+fn negative_condition_does_not_cover_a_positive_one() {
     let (wanted, denied) = (("report", "argv = 'x'"), ("report", "not_argv = 'x'"));
-    check_hiding(&[(wanted, denied, false), (denied, wanted, false)]);
+    check_coverage(&[(wanted, denied, false), (denied, wanted, false)]);
 }
 
 #[test]
-fn what_reaps_hides_inferred_members_only_if_it_asks() {
+fn reap_rule_covers_inferred_members_only_on_request() {
     let (all, sure, inferred) = ("", "inferred = false", "inferred = true");
-    check_hiding(&[
+    check_coverage(&[
         (("reap", all), ("reap", all), true),
         (("reap", all), ("report", all), false),
         (("reap", all), ("report", sure), true),
@@ -134,33 +135,33 @@ fn what_reaps_hides_inferred_members_only_if_it_asks() {
 }
 
 #[test]
-fn only_boundaries_and_servers_hide_rules_of_another_kind() {
+fn only_boundaries_and_servers_cover_other_rule_types() {
     let boundary = rule("a", "boundary", "comm = 'p'");
     let server = "[[server]]\nname = 'a'\ncomm = 'p'\n".to_owned();
     let agent = "[[agent]]\nname = 'a'\ncomm = 'p'\n".to_owned();
     let keep = rule("a", "keep", "comm = 'p'");
     let last = rule("b", "report", "comm = 'p'");
-    for (text, said) in [
+    for (text, warning) in [
         (
             boundary + &last,
-            "`b` is never asked: boundary `a` holds wherever it does, and comes first",
+            "`b` never applies: boundary `a` comes first and covers every case",
         ),
         (
             server + &last,
-            "`b` is never asked: server `a` holds wherever it does, and comes first",
+            "`b` never applies: server `a` comes first and covers every case",
         ),
         (agent + &last, ""),
         (keep + "[[agent]]\nname = 'b'\ncomm = 'p'\n", ""),
     ] {
-        assert_eq!(warnings(&text), said, "{text}");
+        assert_eq!(warnings(&text), warning, "{text}");
     }
 }
 
 #[test]
-fn a_rule_that_can_never_hold_is_warned_of() {
+fn rule_that_can_never_apply_gives_a_warning() {
     const DENIES: Option<&str> =
-        Some("it denies what it asks for, or wants a script of a program that runs none");
-    const NO_AGENT: Option<&str> = Some("`agent` names none that is in force");
+        Some("its conditions contradict each other, or its program runs no `script`");
+    const NO_AGENT: Option<&str> = Some("`agent` names no agent that is enabled");
     let cases = [
         ("agent = 'claude'", None),
         ("agent = ['claude', 'x']", None),
@@ -176,19 +177,19 @@ fn a_rule_that_can_never_hold_is_warned_of() {
     ];
     let mut text = rule("kept", "keep", "comm = 'kept'");
     let mut expected = Vec::new();
-    for (n, (what, said)) in cases.iter().enumerate() {
+    for (n, (what, warning)) in cases.iter().enumerate() {
         text += &rule(
             &format!("r{n}"),
             "report",
             &format!("argv = 'r{n}'\n{what}"),
         );
-        expected.extend(said.map(|why| format!("`r{n}` can never hold: {why}")));
+        expected.extend(warning.map(|why| format!("`r{n}` can never apply: {why}")));
     }
     assert_eq!(warnings(&text), expected.join("\n"), "{text}");
 }
 
 #[test]
-fn a_passing_state_is_not_to_be_asked_for_only_once() {
+fn changing_state_without_a_delay_gives_a_warning() {
     let (mut text, mut expected) = (String::new(), Vec::new());
     for key in ["listening", "min_cpu", "children"] {
         let value = if key == "min_cpu" { "5" } else { "true" };
@@ -205,23 +206,25 @@ fn a_passing_state_is_not_to_be_asked_for_only_once() {
             let asks = format!("argv = '{name}'\n{key} = {value}\n{what}");
             text += &rule(&name, action, &asks);
             if is_warned {
-                expected.push(format!("`{name}` asks for `{key}` once"));
+                expected.push(format!(
+                    "`{name}` checks `{key}` only when the process has an event"
+                ));
             }
         }
     }
-    let said = warnings(&text);
-    let said: Vec<_> = said
+    let found = warnings(&text);
+    let found: Vec<_> = found
         .lines()
         .map(|line| line.split(", ").next().unwrap())
         .collect();
-    assert_eq!(said, expected);
+    assert_eq!(found, expected);
 }
 
 #[test]
-fn a_name_of_a_built_in_rule_of_another_kind_is_warned_of() {
+fn name_of_built_in_rule_of_other_type_gives_a_warning() {
     assert_eq!(
         warnings(&rule("tmux", "keep", "comm = 'p'")),
-        "`tmux` is a rule and takes the place of a built-in boundary: give it another name if both are meant"
+        "`tmux` is a rule and replaces a built-in boundary of the same name: rename it to keep both"
     );
     assert_eq!(warnings(&rule("tmux", "boundary", "comm = 'p'")), "");
     let off = rule("tmux", "keep", "comm = 'p'\nenabled = false");
@@ -229,8 +232,8 @@ fn a_name_of_a_built_in_rule_of_another_kind_is_warned_of() {
 }
 
 #[test]
-fn a_pattern_that_matches_everything_is_refused() {
-    for (what, said) in [
+fn pattern_that_matches_everything_is_rejected() {
+    for (what, error) in [
         (
             "comm = '*'",
             "`comm`: \"*\" matches everything: narrow it or leave it out",
@@ -240,13 +243,13 @@ fn a_pattern_that_matches_everything_is_refused() {
             "`args` matches any arguments: narrow it or leave it out",
         ),
     ] {
-        assert_eq!(read_any(&rule("a", "report", what)).unwrap_err(), [said]);
+        assert_eq!(read_any(&rule("a", "report", what)).unwrap_err(), [error]);
     }
     read(&rule("a", "report", "args = ['*', 'x']"));
 }
 
 #[test]
-fn rules_may_ask_for_so_many_marks_and_no_more() {
+fn more_environment_globs_than_bits_are_rejected() {
     let with = |count: usize| {
         let marks: String = (0..count).map(|n| format!("'A{n}=1', ")).collect();
         read_any(&rule("a", "keep", &format!("environment = [{marks}]")))
@@ -254,6 +257,6 @@ fn rules_may_ask_for_so_many_marks_and_no_more() {
     assert!(with(60).is_ok());
     assert_eq!(
         with(61).unwrap_err(),
-        ["the rules ask for 61 different `environment` globs: write at most 60"]
+        ["the rules use 61 different `environment` globs: write at most 60"]
     );
 }

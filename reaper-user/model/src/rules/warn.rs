@@ -1,36 +1,37 @@
-//! Rules that are hardly meant as they are written: that can never hold, or that another keeps from being asked.
+//! Finds rules that have no effect as written: they can never apply, or an earlier rule covers them.
 
 use super::catalogue;
 use super::read::RuleEntry;
 use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 
-/// Offsets into the file, each with what is to be said. `all` are the rules in force, in the order in which
-/// they are asked.
+/// Returns warnings about a file's rules, each with its byte offset.
+///
+/// `all` are the rules in force, in the order of evaluation.
 pub fn of(own: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
     let built_in = catalogue::entries();
-    let mut found = Vec::new();
-    for RuleEntry { rule, at, .. } in own.iter().filter(|written| written.enabled) {
+    let mut warnings = Vec::new();
+    for RuleEntry { rule, at, .. } in own.iter().filter(|entry| entry.enabled) {
         let name = &rule.name;
-        let mut say = |what: String| found.push((*at, what));
+        let mut warn = |what: String| warnings.push((*at, what));
         if let Some(other) = built_in.iter().find(|other| other.rule.name == *name)
             && kind(other.rule.action) != kind(rule.action)
         {
             let (this, that) = (kind(rule.action), kind(other.rule.action));
-            say(format!(
-                "`{name}` is a {this} and takes the place of a built-in {that}: give it another name if both are meant"
+            warn(format!(
+                "`{name}` is a {this} and replaces a built-in {that} of the same name: rename it to keep both"
             ));
         }
         let agents = all.iter().filter(|other| other.action.opens_session());
         let is_agent = |name: &str| agents.clone().any(|agent| *agent.name == *name);
-        let asked = &rule.when.agents;
-        if !asked.is_empty() && !asked.iter().any(|agent| is_agent(agent)) {
-            say(format!(
-                "`{name}` can never hold: `agent` names none that is in force"
+        let wanted = &rule.when.agents;
+        if !wanted.is_empty() && !wanted.iter().any(|agent| is_agent(agent)) {
+            warn(format!(
+                "`{name}` can never apply: `agent` names no agent that is enabled"
             ));
         }
         if !rule.matchers.is_empty() && rule.matchers.iter().all(Matcher::is_impossible) {
-            say(format!(
-                "`{name}` can never hold: it denies what it asks for, or wants a script of a program that runs none"
+            warn(format!(
+                "`{name}` can never apply: its conditions contradict each other, or its program runs no `script`"
             ));
         }
         let changing = [
@@ -38,28 +39,28 @@ pub fn of(own: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
             ("min_cpu", rule.when.min_cpu.is_some()),
             ("children", rule.when.children.is_some()),
         ];
-        let changing = changing.into_iter().find(|(_, asked)| *asked);
+        let changing = changing.into_iter().find(|(_, is_used)| *is_used);
         if let Some((key, _)) = changing
             && rule.action != Action::Keep
             && rule.after == 0
             && rule.when.is_of(true)
         {
-            say(format!(
-                "`{name}` asks for `{key}` once, when something happens to a process, and below an agent that lives nothing may for \
-                 long: give it an `after`, and it is asked when that is over"
+            warn(format!(
+                "`{name}` checks `{key}` only when the process has an event, and below a living agent none may come for long: add \
+                 `after` to check again when that delay expires"
             ));
         }
         let before = all.iter().take_while(|other| other.name != *name);
-        let mut before = before.filter(|other| is_asked_before(other, rule));
+        let mut before = before.filter(|other| preempts(other, rule));
         if let Some(other) = before.find(|other| covers(other, rule)) {
-            say(format!(
-                "`{name}` is never asked: {} `{}` holds wherever it does, and comes first",
+            warn(format!(
+                "`{name}` never applies: {} `{}` comes first and covers every case",
                 other.action.name(),
                 other.name
             ));
         }
     }
-    found
+    warnings
 }
 
 fn kind(action: Action) -> &'static str {
@@ -71,52 +72,55 @@ fn kind(action: Action) -> &'static str {
     }
 }
 
-/// Whether a rule that holds decides for the other one too. Agents are members, so rules about members hold for them.
-fn is_asked_before(one: &Rule, other: &Rule) -> bool {
-    let leaves = matches!(one.action, Action::Boundary | Action::Server);
-    leaves || kind(one.action) == kind(other.action)
+/// Returns whether `other` is not evaluated for a process once `one` has matched it.
+///
+/// An agent is a member, so keeps and rules are evaluated for agents too.
+fn preempts(one: &Rule, other: &Rule) -> bool {
+    let leaves_session = matches!(one.action, Action::Boundary | Action::Server);
+    leaves_session || kind(one.action) == kind(other.action)
 }
 
-/// Whether a rule holds wherever the other does, as far as that can be told from how they are written.
+/// Returns whether `one` certainly applies wherever `other` does, judged by the texts of their conditions.
 fn covers(one: &Rule, other: &Rule) -> bool {
     let covered = |matcher: &Matcher| one.matchers.iter().any(|own| covers_program(own, matcher));
     let program =
         one.matchers.is_empty() || !other.matchers.is_empty() && other.matchers.iter().all(covered);
-    let whole = one.action.is_of_program();
-    program && (whole || covers_rest(&one.when, &other.when) && may_reap_as_many(one, other))
+    let is_of_program = one.action.is_of_program();
+    program && (is_of_program || covers_rest(&one.when, &other.when) && covers_inferred(one, other))
 }
 
-/// Whether, of members by evidence alone, one is for all that the other is for: what reaps has to ask for them.
-fn may_reap_as_many(one: &Rule, other: &Rule) -> bool {
-    let asked = other.when.inferred;
+/// Returns whether `one` covers `other` for inferred members, which a rule reaps only with `inferred = true`.
+fn covers_inferred(one: &Rule, other: &Rule) -> bool {
+    let inferred = other.when.inferred;
     match one.when.inferred {
         None if one.action == Action::Reap => {
-            asked == Some(false) || asked.is_none() && other.action == Action::Reap
+            inferred == Some(false) || inferred.is_none() && other.action == Action::Reap
         }
-        own => own.is_none() || own == asked,
+        own => own.is_none() || own == inferred,
     }
 }
 
 fn covers_program(one: &Matcher, other: &Matcher) -> bool {
     let mut conditions = one.conditions().iter();
-    let reads = |c: &Condition| matches!(c.field, Field::Args | Field::Options);
-    if one.syntax() != other.syntax() && conditions.clone().any(reads) {
+    let uses_syntax = |c: &Condition| matches!(c.field, Field::Args | Field::Options);
+    if one.syntax() != other.syntax() && conditions.clone().any(uses_syntax) {
         return false;
     }
-    conditions.all(|own| other.conditions().iter().any(|theirs| follows(own, theirs)))
+    let others = other.conditions();
+    conditions.all(|one| others.iter().any(|other| covers_condition(one, other)))
 }
 
-/// Whether a condition holds wherever the other does.
-fn follows(own: &Condition, theirs: &Condition) -> bool {
-    if (own.field, own.negative) != (theirs.field, theirs.negative) {
+/// Returns whether condition `one` holds wherever `other` does.
+fn covers_condition(one: &Condition, other: &Condition) -> bool {
+    if (one.field, one.negative) != (other.field, other.negative) {
         return false;
     }
-    let (few, many) = match own.negative {
-        false => (&theirs.any_of, &own.any_of),
-        true => (&own.any_of, &theirs.any_of),
+    let (few, many) = match one.negative {
+        false => (&other.any_of, &one.any_of),
+        true => (&one.any_of, &other.any_of),
     };
-    if own.field == Field::Args {
-        // One pattern per argument: the one that asks for more arguments matches less.
+    if one.field == Field::Args {
+        // `args` has one pattern per argument: the longer list matches less.
         let mut pairs = few.iter().zip(many);
         return few.len() >= many.len() && pairs.all(|(pattern, other)| is_covered(pattern, other));
     }
@@ -124,7 +128,7 @@ fn follows(own: &Condition, theirs: &Condition) -> bool {
         .all(|pattern| many.iter().any(|other| is_covered(pattern, other)))
 }
 
-/// Whether what a pattern matches is matched by another one, as far as their texts say.
+/// Returns whether `other` certainly matches everything that `pattern` does, judged by their texts.
 fn is_covered(pattern: &Pattern, other: &Pattern) -> bool {
     let same = (other.text(), other.is_regex()) == (pattern.text(), pattern.is_regex());
     same || pattern.is_exact() && other.is_match(pattern.text().as_bytes())

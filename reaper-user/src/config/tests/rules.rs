@@ -104,7 +104,7 @@ fn built_in_rules_are_switched_on_and_off_by_name() {
     );
     wrong(
         "enable = 'x'",
-        "r.toml:1:10: `enable`: no built-in rule is named \"x\": `reaper config show --defaults` has them all",
+        "r.toml:1:10: `enable`: no built-in rule is named \"x\": `reaper config show --defaults` lists them",
     );
 }
 
@@ -126,15 +126,15 @@ fn rules_that_make_no_sense_are_refused() {
         ),
         (
             "action = 'reap'\nsession = 'alive'\nmin_cpu = 1",
-            "r.toml:1:1: [[rule]] `x` would reap whatever a living agent uses: add `orphan = true`, or a program by `comm`, `exe`, `script`, `args` or `options`",
+            "r.toml:1:1: [[rule]] `x` would reap processes that a living agent uses: add `orphan = true` or a program: `comm`, `exe`, `script`, `args` or `options`",
         ),
         (
             "action = 'boundary'\ncomm = 'x'\ntty = true",
-            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which looks at the program alone: known are name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
+            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which checks only the program: known are name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
         ),
         (
             "action = 'keep'\nenvironment = ['CI']",
-            "r.toml:4:16: `environment`: \"CI\" is no good glob: it is matched against the whole variable: write \"CI=*\", or with its value",
+            "r.toml:4:16: `environment`: \"CI\" is not a valid glob: it is matched against the whole variable: write \"CI=*\", or with its value",
         ),
         (
             "action = 'keep'\nenvironment = '*'",
@@ -142,11 +142,11 @@ fn rules_that_make_no_sense_are_refused() {
         ),
         (
             "action = 'keep'\nunit = '/x.service'",
-            "r.toml:4:8: `unit`: \"/x.service\" is no good glob: it is matched against the unit's name, which has no slash",
+            "r.toml:4:8: `unit`: \"/x.service\" is not a valid glob: it is matched against the unit's name, which has no slash",
         ),
         (
             "action = 'keep'\nmin_age = '2h'\nmax_age = '1h'",
-            "r.toml:5:11: `max_age` is not more than `min_age`, so this can never hold: make it longer",
+            "r.toml:5:11: `max_age` is not longer than `min_age`, so the rule can never apply: make it longer",
         ),
         (
             "action = 'keep'\ntty = 1",
@@ -166,7 +166,7 @@ fn rules_that_make_no_sense_are_refused() {
     let many: String = (0..61).map(|n| format!("'A{n}=1', ")).collect();
     wrong(
         &rule(&format!("action = 'keep'\nenvironment = [{many}]")),
-        "r.toml:1:1: the rules ask for 61 different `environment` globs: write at most 60",
+        "r.toml:1:1: the rules use 61 different `environment` globs: write at most 60",
     );
 }
 
@@ -181,15 +181,15 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         (keep("a", "exe = '**/x'"), ""),
         (
             keep("a", "exe = '**/tmux'"),
-            "`a` is never asked: boundary `tmux` holds wherever it does, and comes first",
+            "`a` never applies: boundary `tmux` comes first and covers every case",
         ),
         (
             keep("a", "comm = ['a', 'b']") + &rule("b", "comm = 'a'\nargv = '* x'"),
-            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+            "`b` never applies: keep `a` comes first and covers every case",
         ),
         (
             keep("a", "comm = 'a*'") + &rule("b", "comm = 'ab'\nsession = 'ok'"),
-            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+            "`b` never applies: keep `a` comes first and covers every case",
         ),
         (
             rule("a", "comm = 'a'") + &rule("b", "comm = 'a'\nsession = 'alive'"),
@@ -202,7 +202,7 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         ),
         (
             rule("a", "min_age = '1h'") + &rule("b", "min_age = '2h'\ntty = true"),
-            "`b` is never asked: report `a` holds wherever it does, and comes first",
+            "`b` never applies: report `a` comes first and covers every case",
         ),
         (
             reap("a", "comm = 'x'") + &reap("b", "comm = 'x'\ninferred = true"),
@@ -211,16 +211,16 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         (reap("a", "comm = 'x'") + &rule("b", "comm = 'x'"), ""),
         (
             reap("a", "comm = 'x'") + &reap("b", "comm = 'x'"),
-            "`b` is never asked: reap `a` holds wherever it does, and comes first",
+            "`b` never applies: reap `a` comes first and covers every case",
         ),
         (
             rule("a", "comm = 'x'") + &reap("b", "comm = 'x'\ninferred = true"),
-            "`b` is never asked: report `a` holds wherever it does, and comes first",
+            "`b` never applies: report `a` comes first and covers every case",
         ),
         (
             rule("a", "comm = 'x'\nsession = 'alive'\nlistening = true"),
-            "`a` asks for `listening` once, when something happens to a process, and below an agent that lives nothing \
-             may for long: give it an `after`, and it is asked when that is over",
+            "`a` checks `listening` only when the process has an event, and below a living agent none may come for long: \
+             add `after` to check again when that delay expires",
         ),
         (
             rule(
@@ -231,19 +231,19 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         ),
         (
             rule("a", "agent = ['cluade-code']\ncomm = 'x'"),
-            "`a` can never hold: `agent` names none that is in force",
+            "`a` can never apply: `agent` names no agent that is enabled",
         ),
         (
             rule("a", "comm = 'x'\nnot_comm = ['x', 'y']"),
-            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
         ),
         (
             rule("a", "exe = '**/ruby'\nscript = '**/x'"),
-            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
         ),
         (
             keep("a", "comm = 'x'\nargs = ['y', 'z']\nnot_args = 'y'"),
-            "`a` can never hold: it denies what it asks for, or wants a script of a program that runs none",
+            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
         ),
         (
             keep("a", "comm = 'x'\nargs = 'y'\nnot_args = ['x', 'y']"),
@@ -251,7 +251,7 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         ),
         (
             keep("a", "comm = 'x'\nargs = 'y'") + &keep("b", "comm = 'x'\nargs = ['y', 'z']"),
-            "`b` is never asked: keep `a` holds wherever it does, and comes first",
+            "`b` never applies: keep `a` comes first and covers every case",
         ),
         (
             keep("a", "comm = 'x'\nargs = ['y', 'z']") + &keep("b", "comm = 'x'\nargs = 'z'"),
@@ -264,7 +264,7 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
         ),
         (
             keep("tmux", "comm = 'x'"),
-            "`tmux` is a rule and takes the place of a built-in boundary: give it another name if both are meant",
+            "`tmux` is a rule and replaces a built-in boundary of the same name: rename it to keep both",
         ),
     ] {
         let warnings = parse(&text).unwrap().warnings;

@@ -105,11 +105,11 @@ fn wrong_types() {
     );
     wrong(
         "agent = 'x'",
-        "r.toml:1:9: `agent` is no list of tables: write [[agent]] with its keys in the lines below",
+        "r.toml:1:9: `agent` is not a list of tables: write [[agent]] with its keys in the lines below",
     );
     wrong(
         "[agent]\nname = 'x'",
-        "r.toml:1:1: `agent` is no list of tables: write [[agent]] with its keys in the lines below",
+        "r.toml:1:1: `agent` is not a list of tables: write [[agent]] with its keys in the lines below",
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = true",
@@ -121,7 +121,7 @@ fn wrong_types() {
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = { comm = 'x' }",
-        "r.toml:3:7: `any` is no list of tables: write a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]",
+        "r.toml:3:7: `any` is not a list of tables: write a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]",
     );
 }
 
@@ -244,12 +244,12 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x y'\ncomm = 'x'",
-        "r.toml:2:8: `name`: \"x y\" is no name: write letters, digits, `-`, `_` and `.`",
+        "r.toml:2:8: `name`: \"x y\" is not a valid name: use only letters, digits, `-`, `_` and `.`",
     );
     let name = "x".repeat(64);
     wrong(
         &format!("[[agent]]\nname = '{name}'\ncomm = 'x'"),
-        "r.toml:2:8: `name`: it has 64 letters, and the kernel keeps it with a session: write at most 63",
+        "r.toml:2:8: `name`: a name of 64 characters does not fit into the kernel map of sessions: write at most 63",
     );
     let longest = format!("[[agent]]\nname = '{}'\ncomm = 'x'", &name[1..]);
     assert!(parse(&longest).is_ok());
@@ -259,11 +259,11 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x'\nnot_comm = 'x'",
-        &format!("r.toml:1:1: [[agent]] `x` says only what it is not: {add}"),
+        &format!("r.toml:1:1: [[agent]] `x` has only `not_` conditions: {add}"),
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = [{ comm = 'x' }, { not_comm = 'y' }]",
-        &format!("r.toml:1:1: [[agent]] `x` says only what it is not: {add}"),
+        &format!("r.toml:1:1: [[agent]] `x` has only `not_` conditions: {add}"),
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = []",
@@ -271,7 +271,7 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = [{ comm = 'x' }, {}]",
-        "r.toml:3:24: this alternative of `any` is empty, so it would always hold: fill it or remove it",
+        "r.toml:3:24: this alternative of `any` is empty, so it would always match: fill it or remove it",
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = []",
@@ -279,7 +279,7 @@ fn bad_rules() {
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = 'x'\n[[keep]]\nname = 'x'\ncomm = 'x'",
-        "r.toml:4:1: `x` is the name of another rule too: rename one of them",
+        "r.toml:4:1: `x` is the name of two rules: rename one of them",
     );
 }
 
@@ -288,28 +288,28 @@ fn bad_patterns() {
     let rule = |line: &str| format!("[[keep]]\nname = 'x'\n{line}");
     wrong(
         &rule("exe = '/x[a'"),
-        "r.toml:3:7: `exe`: \"/x[a\" is no good glob: unclosed character class; missing ']'",
+        "r.toml:3:7: `exe`: \"/x[a\" is not a valid glob: unclosed character class; missing ']'",
     );
     wrong(
         &rule("argv = ['a', '{b']"),
-        "r.toml:3:14: `argv`: \"{b\" is no good glob: unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)",
+        "r.toml:3:14: `argv`: \"{b\" is not a valid glob: unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)",
     );
     wrong(
         &rule("not_argv_regex = '(a'"),
-        "r.toml:3:18: `not_argv_regex`: \"(a\" is no good regex: unclosed group",
+        "r.toml:3:18: `not_argv_regex`: \"(a\" is not a valid regex: unclosed group",
     );
     wrong(
         &rule("argv_regex = 'a**{2'"),
-        "r.toml:3:14: `argv_regex`: \"a**{2\" is no good regex: unclosed counted repetition",
+        "r.toml:3:14: `argv_regex`: \"a**{2\" is not a valid regex: unclosed counted repetition",
     );
     wrong(
         &rule("exe = '~/bin/x'"),
-        "r.toml:3:7: `exe`: \"~/bin/x\" is no good glob: it is matched against the whole path, so start it with `/` \
+        "r.toml:3:7: `exe`: \"~/bin/x\" is not a valid glob: it is matched against the whole path, so start it with `/` \
          or `**/`: \"**/bin/x\"",
     );
     wrong(
         &rule("comm = 'a-name-of-sixteen'"),
-        "r.toml:3:8: `comm`: \"a-name-of-sixteen\" is no good glob: the kernel keeps 15 bytes of a name: write \
+        "r.toml:3:8: `comm`: \"a-name-of-sixteen\" is not a valid glob: the kernel keeps 15 bytes of a name: write \
          \"a-name-of-sixte\", or match `exe`",
     );
     for all in [
@@ -333,7 +333,7 @@ fn problems_of_settings_and_rules_are_in_file_order() {
     wrong(
         "grace = 5\nmoed = 'x'\n[[agent]]\nname = 'é'\nexe = ['é', 1]\n[[keep]]\n",
         "r.toml:1:9: `grace`: invalid type: integer `5`, expected a string such as \"5s\"\n\
-         r.toml:4:8: `name`: \"é\" is no name: write letters, digits, `-`, `_` and `.`\n\
+         r.toml:4:8: `name`: \"é\" is not a valid name: use only letters, digits, `-`, `_` and `.`\n\
          r.toml:6:1: this [[keep]] has no name: add `name = \"…\"`",
     );
 }
@@ -390,14 +390,14 @@ fn bad_arguments() {
     let rule = |line: &str| format!("[[agent]]\nname = 'x'\ncomm = 'x'\n{line}");
     wrong(
         &rule("options = ['-v', 'all']"),
-        "r.toml:4:18: `options`: \"all\" is no good glob: it is matched against an option, which starts with `-`: \"--all\"; \
+        "r.toml:4:18: `options`: \"all\" is not a valid glob: it is matched against an option, which starts with `-`: \"--all\"; \
          `args` matches the other arguments",
     );
     for name in ["c", "-", "--a=b", "--a*"] {
         wrong(
             &rule(&format!("args = 'y'\nvalue_options = ['{name}']")),
             &format!(
-                "r.toml:5:18: `value_options`: \"{name}\" is no option: write the name of one such as \"--config\""
+                "r.toml:5:18: `value_options`: \"{name}\" is not the name of an option: write one such as \"--config\""
             ),
         );
     }
@@ -427,7 +427,7 @@ fn bad_conversations() {
         ("job = 'j'", "4:1: `conversation`: missing field `variable`"),
         (
             "variable = ''",
-            "5:12: `variable`: it is empty: fill it or leave it out",
+            "5:12: `variable`: the string is empty: fill it or leave it out",
         ),
         (
             "variable = 'V'\nfiles = ['../x']",

@@ -1,4 +1,4 @@
-//! What the built-in rules make of real processes, and of those that only look like them.
+//! Classes of real processes, and of similar ones, by the built-in rules.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::event::Image;
 use crate::rules::{self, catalogue};
 use crate::ruleset::{Action, Class, Field, Ruleset, UidIs};
 
-/// Arguments separated by `|`, so that one may hold spaces.
+/// Returns an image. The arguments are separated by `|`.
 fn image(comm: &str, exe: &str, argv: &str) -> Image {
     let argv = argv
         .split('|')
@@ -25,15 +25,15 @@ fn image(comm: &str, exe: &str, argv: &str) -> Image {
     }
 }
 
-fn said(rules: &Ruleset, image: &Image) -> String {
+fn class(rules: &Ruleset, image: &Image) -> String {
     match rules.classify(image) {
         Class::Agent(id) => format!("agent {}", rules.name(id)),
         Class::Boundary(id) => format!("boundary {}", rules.name(id)),
         Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => {
-            // Not those that look at no program: they are asked about every one.
-            let judging = rules.matching_member_rules(image);
-            let mut named = judging
+            // Rules without conditions on the program match every image.
+            let matching = rules.matching_member_rules(image);
+            let mut named = matching
                 .iter()
                 .filter(|id| !rules.rule(**id).matchers.is_empty());
             named
@@ -43,7 +43,7 @@ fn said(rules: &Ruleset, image: &Image) -> String {
     }
 }
 
-/// Long paths by a short name.
+/// Abbreviations of paths in the tables.
 const PATHS: [(&str, &str); 5] = [
     ("$npm", "/usr/lib/node_modules"),
     ("$node", NODE),
@@ -55,7 +55,7 @@ const PATHS: [(&str, &str); 5] = [
     ("$chrome", "/opt/google/chrome/chrome"),
 ];
 
-/// Each line: what is expected, comm, exe, argv.
+/// Checks a table. Each line has the expected class, comm, exe and argv.
 #[track_caller]
 fn check(table: &str) {
     let rules = rules::built_in();
@@ -69,8 +69,8 @@ fn check(table: &str) {
             let [expected, comm, exe, argv] = full.splitn(4, "; ").collect::<Vec<_>>()[..] else {
                 panic!("not four fields: {line}");
             };
-            let said = said(&rules, &image(comm, exe, argv));
-            (said != expected).then(|| format!("{said}: {line}"))
+            let class = class(&rules, &image(comm, exe, argv));
+            (class != expected).then(|| format!("{class}: {line}"))
         })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -79,7 +79,7 @@ fn check(table: &str) {
 const NODE: &str = "/home/u/.nvm/versions/node/v24.1.0/bin/node";
 
 #[test]
-fn agents_as_they_were_seen_to_run() {
+fn observed_agents_are_recognised() {
     check(
         "
         agent claude-code; claude; $npm/@anthropic-ai/claude-code/bin/claude.exe; claude
@@ -155,9 +155,9 @@ fn agents_as_they_were_seen_to_run() {
     );
 }
 
-/// Each line: what is expected, executable, script as given, script with links resolved.
+/// Each line has the expected class, exe, the script as given, and the script with links resolved.
 #[test]
-fn agents_by_the_resolved_path_of_their_script() {
+fn agent_is_recognised_by_resolved_script_path() {
     let table = "
         agent claude-code; $node; assistant; $npm/@anthropic-ai/claude-code/cli.js
         agent codex; $node; ./codex.js; $npm/@openai/codex/bin/codex.js
@@ -226,7 +226,7 @@ fn agents_by_the_resolved_path_of_their_script() {
 }
 
 #[test]
-fn look_alikes_of_agents() {
+fn programs_similar_to_agents_are_no_agents() {
     check(
         "
         boundary editors-terminal; vim; /usr/bin/vim.basic; vim|/usr/bin/gemini
@@ -300,9 +300,9 @@ fn look_alikes_of_agents() {
     );
 }
 
-/// Tried with the programs themselves, but for crush, cursor-agent, goose and aider.
+/// Observed with the real programs, except for crush, cursor-agent, goose and aider.
 #[test]
-fn process_that_prints_its_version_or_help_is_no_agent() {
+fn agent_that_prints_version_or_help_opens_no_session() {
     check(
         "
         plain; claude; $claude; claude|--version
@@ -344,7 +344,7 @@ fn process_that_prints_its_version_or_help_is_no_agent() {
 }
 
 #[test]
-fn server_of_an_agent_is_recognised_by_its_arguments() {
+fn agent_server_is_recognised_by_its_arguments() {
     check(
         "
         server claude-daemon; claude; $claude; claude|daemon|run
@@ -384,7 +384,7 @@ fn server_of_an_agent_is_recognised_by_its_arguments() {
 }
 
 #[test]
-fn boundaries() {
+fn programs_of_boundary_rules_are_boundaries() {
     check(
         "
         boundary tmux; tmux; /usr/bin/tmux; tmux|-L|claude-swarm-1|new|-d
@@ -419,7 +419,7 @@ fn boundaries() {
 }
 
 #[test]
-fn a_persons_browser_and_those_of_automation() {
+fn browser_is_a_boundary_unless_automated() {
     check(
         "
         boundary browser; chrome; $chrome; /opt/google/chrome/chrome|https://example.org
@@ -445,7 +445,7 @@ fn a_persons_browser_and_those_of_automation() {
 }
 
 #[test]
-fn windows_of_a_person_are_boundaries() {
+fn programs_with_windows_are_boundaries() {
     check(
         "
         boundary terminals; xterm; /usr/bin/xterm; xterm|-e|vim|notes
@@ -479,9 +479,9 @@ fn windows_of_a_person_are_boundaries() {
 }
 
 #[test]
-fn no_agent_or_boundary_matches_joined_arguments() {
+fn agents_and_boundaries_do_not_match_joined_arguments() {
     let rules = catalogue::entries();
-    let joined = rules.iter().map(|written| &written.rule).filter(|rule| {
+    let joined = rules.iter().map(|entry| &entry.rule).filter(|rule| {
         let mut conditions = rule.matchers.iter().flat_map(|m| m.conditions());
         conditions.any(|condition| condition.field == Field::Argv)
     });
@@ -495,7 +495,7 @@ fn no_agent_or_boundary_matches_joined_arguments() {
 }
 
 #[test]
-fn keeps() {
+fn programs_of_keep_rules_are_kept() {
     check(
         "
         keep pm2; node; $node; node|$npm/pm2/lib/Daemon.js
@@ -529,10 +529,10 @@ fn keeps() {
 }
 
 #[test]
-fn another_uid_is_kept_first() {
+fn other_uid_is_the_first_keep() {
     let rules = rules::built_in();
-    let judging = rules.matching_member_rules(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
-    let names: Vec<_> = judging.iter().map(|id| &**rules.name(*id)).collect();
+    let matching = rules.matching_member_rules(&image("dpkg", "/usr/bin/dpkg", "dpkg|-i|x"));
+    let names: Vec<_> = matching.iter().map(|id| &**rules.name(*id)).collect();
     assert_eq!(
         names,
         [
@@ -543,11 +543,11 @@ fn another_uid_is_kept_first() {
             "unused-servers"
         ]
     );
-    assert_eq!(rules.rule(judging[0]).when.uid, Some(UidIs::Other));
+    assert_eq!(rules.rule(matching[0]).when.uid, Some(UidIs::Other));
 }
 
 #[test]
-fn what_the_probes_know_by_name() {
+fn name_table_of_the_catalogue_selects_few_names() {
     const A: u32 = NAME_AGENT;
     const B: u32 = NAME_BOUNDARY;
     const K: u32 = NAME_KEEP;
@@ -580,18 +580,21 @@ fn what_the_probes_know_by_name() {
         ("tmux: server", B),
         ("vim", B),
         ("java", B | K),
-        // One that watches files must not be taken for one that commits.
+        // `git fsmonitor--daemon` has the same name as any other git.
         ("git", K),
         ("gnome-keyring-daemon", K),
     ] {
         assert_eq!(table.lookup(name.as_bytes()), bits, "{name}");
     }
     let marked = (0..=255).filter(|byte| table.first[usize::from(*byte)] & (A | B | K) != 0);
-    assert!(marked.eq(b'0'..=b'9'), "by versions alone");
+    assert!(
+        marked.eq(b'0'..=b'9'),
+        "only versions match by their first byte"
+    );
 }
 
 #[test]
-fn names_are_unique() {
+fn rule_names_are_unique() {
     let mut names: Vec<_> = catalogue::rules()
         .into_iter()
         .map(|rule| rule.name)
@@ -602,9 +605,9 @@ fn names_are_unique() {
     assert_eq!(names.len(), all);
 }
 
-/// Printed with `--nocapture`: how long one exec is looked at.
+/// Prints the time of one classification, with `--nocapture`.
 #[test]
-fn time_of_a_look() {
+fn time_of_a_classification() {
     let start = std::time::Instant::now();
     let rules = rules::built_in();
     println!(
@@ -640,33 +643,32 @@ fn time_of_a_look() {
         ),
     ] {
         let rounds = 5_000;
-        let look = || {
+        let measure = || {
             let start = std::time::Instant::now();
             for _ in 0..rounds {
                 std::hint::black_box(rules.classify(std::hint::black_box(&image)));
             }
             start.elapsed().as_nanos() / rounds
         };
-        println!("{what}: {} ns, then {} ns", look(), look());
+        println!("{what}: {} ns, then {} ns", measure(), measure());
     }
 }
 
 #[test]
-fn nobody_is_reaped_on_evidence_alone() {
+fn no_built_in_rule_reaps_inferred_members() {
     let all = catalogue::entries();
-    let asks = |written: &&crate::rules::read::RuleEntry| written.rule.when.inferred.is_some();
-    assert_eq!(all.iter().filter(asks).count(), 0);
+    let has_condition = |entry: &&crate::rules::read::RuleEntry| entry.rule.when.inferred.is_some();
+    assert_eq!(all.iter().filter(has_condition).count(), 0);
 }
 
-/// Which of the rules about living roots look at which programs.
 #[test]
-fn rules_about_roots_look_at_servers_and_protocol_modes() {
+fn root_rules_match_servers_and_protocol_modes() {
     const CODEX: &str = "/usr/lib/node_modules/@openai/codex/vendor/x/bin/codex";
     const NPM: &str = "/usr/lib/node_modules/.bin";
     let rules = rules::built_in();
     let named = |exe: &str, argv: &str| -> Vec<String> {
-        let judging = rules.matching_member_rules(&image("x", exe, argv));
-        let of_root = judging
+        let matching = rules.matching_member_rules(&image("x", exe, argv));
+        let of_root = matching
             .iter()
             .map(|id| rules.rule(*id))
             .filter(|rule| rule.when.is_of_root());

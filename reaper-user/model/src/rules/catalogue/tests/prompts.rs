@@ -1,10 +1,9 @@
-//! 100 prompts, given to each agent in the ways that it takes them. Half of them name a sub-command or an option
-//! that makes a server of that agent.
+//! 100 command lines with prompts. Half of the prompts contain a subcommand or an option with which the agent is a server.
 
-use super::{image, said};
+use super::{class, image};
 use crate::rules;
 
-/// How each agent runs: its rule, comm, exe and the arguments before those of the table.
+/// Rule, comm, exe and first arguments of each agent. The arguments of the table follow.
 const AGENTS: [(&str, &str, &str, &str); 10] = [
     (
         "claude-code",
@@ -49,7 +48,7 @@ const AGENTS: [(&str, &str, &str, &str); 10] = [
 ];
 
 #[test]
-fn prompt_is_never_taken_for_a_sub_command() {
+fn prompt_is_never_taken_for_a_subcommand() {
     let rules = rules::built_in();
     let table = include_str!("prompts.txt").lines();
     let lines: Vec<_> = table
@@ -58,13 +57,13 @@ fn prompt_is_never_taken_for_a_sub_command() {
     let wrong = lines.iter().filter_map(|line| {
         let (agent, args) = line.split_once("; ").unwrap();
         let (_, comm, exe, before) = AGENTS.iter().find(|known| known.0 == agent).unwrap();
-        let said = said(&rules, &image(comm, exe, &format!("{before}|{args}")));
-        (said != format!("agent {agent}")).then(|| format!("{said}: {line}"))
+        let class = class(&rules, &image(comm, exe, &format!("{before}|{args}")));
+        (class != format!("agent {agent}")).then(|| format!("{class}: {line}"))
     });
     let wrong: Vec<_> = wrong.collect();
     assert!(
         wrong.is_empty(),
-        "{} taken wrongly:\n{}",
+        "{} classified wrongly:\n{}",
         wrong.len(),
         wrong.join("\n")
     );

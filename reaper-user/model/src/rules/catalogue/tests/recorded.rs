@@ -1,4 +1,4 @@
-//! Agents as they were recorded when their real packages ran: `tests/agents/recorded.json`, by `cargo xtask agents`.
+//! Processes of real agent packages, recorded by `cargo xtask agents` in `tests/agents/recorded.json`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct Process {
     recognised: Option<String>,
 }
 
-/// Returns the rule that recognises a process, by its script as it was given or by the resolved path.
+/// Returns the rule that recognises a process, by its script as given or by the resolved path.
 fn recognised(rules: &Ruleset, process: &Process) -> Option<String> {
     let argv = process.argv.iter();
     let image = Arc::new(Image {
@@ -49,10 +49,10 @@ fn recognised(rules: &Ruleset, process: &Process) -> Option<String> {
 }
 
 #[test]
-fn rules_recognise_what_was_recorded_of_real_packages() {
+fn processes_of_real_packages_are_recognised() {
     let rules = rules::built_in();
     let all: BTreeMap<String, Row> = serde_json::from_str(RECORDED).unwrap();
-    assert!(all.len() >= 25, "{} agents have a row", all.len());
+    assert!(all.len() >= 25, "only {} agents have a row", all.len());
     let (mut installed, mut wrong) = (0, Vec::new());
     for (name, row) in all {
         assert!(rules.session_rule(&name).is_some(), "no rule {name}");
@@ -70,5 +70,5 @@ fn rules_recognise_what_was_recorded_of_real_packages() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(installed >= 15, "{installed} agents were installed");
+    assert!(installed >= 15, "only {installed} agents were installed");
 }
