@@ -1,20 +1,20 @@
-//! Members of which an exec told only the beginning of a long command line.
+//! Members whose exec event has only the beginning of a long command line.
 
-use super::rules::{ruled, tell, world};
-use super::world::{self, INIT, World, named};
+use super::rules::{ruled, set_facts, world};
+use super::world::{self, INIT, World, session_event_names};
 use crate::event::{Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
 use crate::ruleset::ProgramMatch;
 
-/// Bytes of a command line that an exec tells.
-const TOLD: usize = 8192;
+/// Length of the part of a command line that an exec event has, in bytes.
+const REPORTED_LEN: usize = 8192;
 const RULES: &str = "[[keep]]\nname = 'daemon'\nexe = '**/java'\nargv = '* Daemon*'\n\
      [[boundary]]\nname = 'editor'\nexe = '**/java'\noptions = '--window'\n\
      [[server]]\nname = 'daemon-server'\nexe = '**/java'\nargs = 'serve'\nvalue_options = ['-cp']\n\
      [[agent]]\nname = 'wrapper'\nexe = '**/java'\nargs = 'run'\nvalue_options = ['-cp']\n";
 
-/// A program whose second argument has 100 KB, and its whole command line.
-fn long(program: &str, last: &str) -> (Image, Vec<u8>) {
+/// Returns an image with an argument of 100 KB, and its complete command line.
+fn long_image(program: &str, last: &str) -> (Image, Vec<u8>) {
     let mut image = Image::clone(&world::image(program, 0));
     let argv = [
         &image.argv,
@@ -24,16 +24,16 @@ fn long(program: &str, last: &str) -> (Image, Vec<u8>) {
         b"\0",
     ]
     .concat();
-    image.argv = argv[..TOLD].to_vec();
+    image.argv = argv[..REPORTED_LEN].to_vec();
     (image.argv_full_len, image.truncated) = (argv.len() as u32, true);
     (image, argv)
 }
 
-/// Starts such a program; its whole command line is to be read later.
+/// Starts such a program. Returns its key and its complete command line.
 fn spawn(w: &mut World, parent: ProcessKey, program: &str, last: &str) -> (ProcessKey, Vec<u8>) {
     let key = w.fork(parent);
-    let (image, argv) = long(program, last);
-    w.runs(key, image);
+    let (image, argv) = long_image(program, last);
+    w.exec_image(key, image);
     (key, argv)
 }
 
@@ -42,25 +42,25 @@ fn matched(w: &World, key: ProcessKey, argv: &[u8]) -> ProgramMatch {
     w.model.rules.matched(&node.image, argv.to_vec())
 }
 
-fn learn(w: &mut World, key: ProcessKey, arguments: Fact<ProgramMatch>) -> Vec<ProcessKey> {
+fn set_arguments(w: &mut World, key: ProcessKey, arguments: Fact<ProgramMatch>) -> Vec<ProcessKey> {
     let found = Facts {
         arguments,
         ..Facts::NOTHING
     };
-    tell(w, key, FactSet::ARGUMENTS, found);
+    set_facts(w, key, FactSet::ARGUMENTS, found);
     let now = w.now;
     let mut out = Vec::new();
     let all = w.model.reclassify(key, now, &mut out);
-    w.session_events.extend(named(&w.model, &out));
+    w.session_events.extend(session_event_names(&w.model, &out));
     world::assert_consistent(&w.model);
     assert_eq!(all.joined, []);
     all.left
 }
 
-/// The whole command line has been read.
-fn reads(w: &mut World, key: ProcessKey, argv: &[u8]) -> Vec<ProcessKey> {
+/// Delivers the complete command line and returns the processes that leave their session.
+fn read_arguments(w: &mut World, key: ProcessKey, argv: &[u8]) -> Vec<ProcessKey> {
     let matched = matched(w, key, argv);
-    learn(w, key, Fact::Known(matched))
+    set_arguments(w, key, Fact::Known(matched))
 }
 
 fn start() -> (World, ProcessKey) {
@@ -70,24 +70,24 @@ fn start() -> (World, ProcessKey) {
 }
 
 #[test]
-fn cut_command_line_is_decided_by_the_whole_one() {
-    for (program, last, asks, expected) in [
+fn truncated_command_line_is_decided_by_the_complete_one() {
+    for (program, last, needs_read, expected) in [
         ("cat", "x", false, "reap root_exited"),
         ("java -cp", "Main", true, "reap root_exited"),
         ("java -cp", "Daemon 8", true, "keep keep_rule daemon"),
         ("java -cp", "--window", true, "keep not_a_member"),
-        // What is there already decides that.
+        // The beginning of the command line is enough.
         ("java Daemon", "Main", true, "keep keep_rule daemon"),
     ] {
         let (mut w, agent) = start();
         let (key, argv) = spawn(&mut w, agent, program, last);
         assert_eq!(
             w.model.needs_arguments(w.model.tree.get(key).unwrap()),
-            asks
+            needs_read
         );
         assert_eq!(w.why(key), "keep root_alive");
-        w.dies_by_signal(agent);
-        if asks && program != "java Daemon" {
+        w.kill(agent);
+        if needs_read && program != "java Daemon" {
             let decision = w.decide(key);
             assert_eq!(w.why(key), "wait unread", "{program} {last}");
             assert_eq!(
@@ -97,29 +97,29 @@ fn cut_command_line_is_decided_by_the_whole_one() {
         } else {
             assert_eq!(w.why(key), expected, "{program} {last}");
         }
-        reads(&mut w, key, &argv);
+        read_arguments(&mut w, key, &argv);
         assert_eq!(w.why(key), expected, "{program} {last}");
     }
 }
 
 #[test]
-fn command_line_that_cannot_be_read_keeps_until_it_can() {
+fn unreadable_command_line_keeps_until_it_is_read() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Main");
     let child = w.spawn(java, "sh");
-    w.dies_by_signal(agent);
-    learn(&mut w, java, Fact::Unreadable);
+    w.kill(agent);
+    set_arguments(&mut w, java, Fact::Unreadable);
     assert_eq!(w.why(java), "keep unreadable editor");
     assert_eq!(w.why(child), "keep ancestor_kept editor");
     assert!(w.model.is_unread(java));
     w.model.forget_unreadable(java);
     assert_eq!(w.why(java), "wait unread");
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     assert_eq!([java, child].map(|key| w.why(key)), ["reap root_exited"; 2]);
 }
 
 #[test]
-fn process_below_a_cut_command_line_waits_for_that() {
+fn descendant_waits_for_truncated_command_line_above_it() {
     for (last, expected) in [
         ("Main", "reap root_exited"),
         ("Daemon", "keep ancestor_kept daemon"),
@@ -129,19 +129,19 @@ fn process_below_a_cut_command_line_waits_for_that() {
         let shell = w.spawn(java, "sh");
         let (inner, inner_argv) = spawn(&mut w, shell, "java -cp", "Main");
         let child = w.spawn(inner, "sleep");
-        w.dies_by_signal(agent);
-        let asked = |w: &World, key| (w.why(key), w.decide(key).relative);
+        w.kill(agent);
+        let requested = |w: &World, key| (w.why(key), w.decide(key).relative);
         let wait = || "wait unread editor".to_owned();
-        assert_eq!(asked(&w, shell), (wait(), Some(java)));
-        assert_eq!(asked(&w, child), (wait(), Some(inner)));
-        assert_eq!(asked(&w, inner), ("wait unread".into(), None));
-        // The nearest is read, and what is farther up still decides.
-        reads(&mut w, inner, &inner_argv);
+        assert_eq!(requested(&w, shell), (wait(), Some(java)));
+        assert_eq!(requested(&w, child), (wait(), Some(inner)));
+        assert_eq!(requested(&w, inner), ("wait unread".into(), None));
+        // The nearest command line is read, and the next one above is still needed.
+        read_arguments(&mut w, inner, &inner_argv);
         for key in [shell, inner, child] {
-            assert_eq!(asked(&w, key), (wait(), Some(java)));
+            assert_eq!(requested(&w, key), (wait(), Some(java)));
             assert_eq!(w.decide(key).needs, FactSet::ARGUMENTS);
         }
-        reads(&mut w, java, &argv);
+        read_arguments(&mut w, java, &argv);
         for key in [shell, inner, child] {
             assert_eq!(w.why(key), expected);
         }
@@ -149,84 +149,84 @@ fn process_below_a_cut_command_line_waits_for_that() {
 }
 
 #[test]
-fn what_is_kept_for_sure_keeps_whatever_is_unread_below_it() {
+fn descendant_of_kept_process_does_not_wait_for_unread() {
     let (mut w, agent) = start();
     let daemon = w.spawn(agent, "java Daemon");
     assert_eq!(w.why(daemon), "keep root_alive");
     let (java, _) = spawn(&mut w, daemon, "java -cp", "Main");
     let child = w.spawn(java, "sleep");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     let whys = [java, child].map(|key| w.why(key));
     assert_eq!(whys, ["wait unread", "keep ancestor_kept daemon"]);
 }
 
 #[test]
-fn kernel_may_signal_a_member_only_when_its_command_line_is_read() {
+fn member_is_kernel_killable_only_with_complete_command_line() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Main");
     let child = w.spawn(java, "sleep");
-    let clear = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
+    let is_killable = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
     for key in [java, child] {
         let found = Facts {
             markers: Fact::Known(0),
             ..Facts::NOTHING
         };
-        tell(&mut w, key, FactSet::MARKERS, found);
-        assert!(!clear(&w, key));
+        set_facts(&mut w, key, FactSet::MARKERS, found);
+        assert!(!is_killable(&w, key));
         assert!(!w.model.is_kept(w.model.tree.get(key).unwrap()));
     }
-    reads(&mut w, java, &argv);
-    assert!(clear(&w, java) && clear(&w, child));
+    read_arguments(&mut w, java, &argv);
+    assert!(is_killable(&w, java) && is_killable(&w, child));
 }
 
 #[test]
-fn answer_about_an_earlier_program_says_nothing() {
+fn command_line_of_an_earlier_program_is_ignored() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Main");
     let before = matched(&w, java, &argv);
     // The same arguments, and another program.
-    let (image, argv) = long("java -cp", "Daemon");
-    w.runs(java, image);
-    learn(&mut w, java, Fact::Known(before));
-    w.dies_by_signal(agent);
+    let (image, argv) = long_image("java -cp", "Daemon");
+    w.exec_image(java, image);
+    set_arguments(&mut w, java, Fact::Known(before));
+    w.kill(agent);
     assert_eq!(w.why(java), "wait unread");
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     assert_eq!(w.why(java), "keep keep_rule daemon");
     w.exec(java, "sleep");
     assert_eq!(w.why(java), "reap root_exited");
 }
 
 #[test]
-fn child_has_the_command_line_of_its_parent_if_that_was_read_before() {
+fn child_inherits_command_line_read_before_its_fork() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Daemon");
     let early = w.fork(java);
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     w.now += 1_000_000;
     let late = w.fork(java);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.exit(java);
     assert_eq!(w.why(late), "keep keep_rule daemon");
     assert_eq!(w.why(early), "wait unread");
-    reads(&mut w, early, &argv);
+    read_arguments(&mut w, early, &argv);
     assert_eq!(w.why(early), "keep keep_rule daemon");
 }
 
 #[test]
-fn other_rules_need_the_command_line_again() {
+fn changed_rules_need_the_command_line_again() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "Daemon");
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     let rules = w.model.rules.clone();
     w.model.set_rules(rules);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(java), "wait unread");
 }
 
 #[test]
-fn boundary_that_shows_late_takes_its_descendants_along() {
+fn boundary_by_complete_command_line_releases_descendants() {
     let (mut w, agent) = start();
-    let beside = w.spawn(agent, "sh");
+    let sibling = w.spawn(agent, "sh");
     let (java, argv) = spawn(&mut w, agent, "java -cp", "--window");
     let child = w.spawn(java, "sh");
     let between = w.spawn(java, "sh");
@@ -235,32 +235,31 @@ fn boundary_that_shows_late_takes_its_descendants_along() {
     let inner = w.spawn(child, "codex");
     let tool = w.spawn(inner, "sh");
     w.session_events();
-    let released = reads(&mut w, java, &argv);
+    let mut released = read_arguments(&mut w, java, &argv);
     assert_eq!(w.session_events(), ["boundary editor in claude"]);
     let mut expected = [child, orphan];
     expected.sort_unstable();
-    let mut released = released;
     released.sort_unstable();
     assert_eq!(released, expected);
     let after = w.spawn(java, "sh");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     for key in [java, child, orphan, after] {
         assert_eq!(w.why(key), "keep not_a_member");
     }
-    assert_eq!(w.why(tool), "keep root_alive", "it is codex's");
-    assert_eq!(w.why(beside), "reap root_exited");
-    w.dies_by_signal(inner);
+    assert_eq!(w.why(tool), "keep root_alive", "a member of codex");
+    assert_eq!(w.why(sibling), "reap root_exited");
+    w.kill(inner);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn boundary_that_shows_when_nothing_else_is_left_closes_the_session() {
+fn late_boundary_without_other_members_closes_session() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "--window");
     w.spawn(java, "sh");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.session_events();
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     assert_eq!(
         w.session_events(),
         ["boundary editor in claude", "closed claude"]
@@ -268,69 +267,69 @@ fn boundary_that_shows_when_nothing_else_is_left_closes_the_session() {
 }
 
 #[test]
-fn agent_that_shows_late_opens_a_session() {
+fn agent_by_complete_command_line_opens_a_session() {
     let (mut w, agent) = start();
     let (java, argv) = spawn(&mut w, agent, "java -cp", "run");
     let copy = w.fork(java);
     w.session_events();
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     assert_eq!(w.session_events(), ["opened wrapper"]);
     assert_eq!(w.root_of(java), Some(java));
-    // It has not run the program itself.
-    reads(&mut w, copy, &argv);
+    // The copy has not executed the program itself.
+    read_arguments(&mut w, copy, &argv);
     assert_eq!((w.session_events(), w.root_of(copy)), (vec![], Some(agent)));
     let tool = w.spawn(java, "sh");
-    w.dies_by_signal(java);
+    w.kill(java);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn wait_for_an_unread_child_holds_its_relatives() {
+fn ancestor_waits_for_unread_command_line_of_a_server() {
     let rules = "[[rule]]\nname = 'servers'\naction = 'reap'\nafter = '10min'\nsession = 'any'\n\
          exe = '**/java'\nargv = '* Server*'\n";
     let mut w = world(ruled(rules));
     let agent = w.spawn(INIT, "claude");
     let npm = w.spawn(agent, "npm");
     let (java, argv) = spawn(&mut w, npm, "java -cp", "Server");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.model.set_now(w.now);
     assert_eq!(w.decide(npm).relative, Some(java));
-    reads(&mut w, java, &argv);
+    read_arguments(&mut w, java, &argv);
     let whys = [npm, java].map(|key| w.why(key));
     assert_eq!(whys, ["wait rule_delay servers"; 2]);
 }
 
 #[test]
-fn server_by_its_whole_command_line_takes_its_descendants_along() {
+fn server_by_complete_command_line_takes_its_descendants() {
     let (mut w, agent) = start();
     let (server, argv) = spawn(&mut w, agent, "java -cp", "serve");
     let shell = w.spawn(server, "sh");
     let tool = w.spawn(shell, "npm");
     w.exit(shell);
     assert_eq!(w.root_of(tool), Some(agent));
-    let moved = reads(&mut w, server, &argv);
+    let moved = read_arguments(&mut w, server, &argv);
     assert_eq!(moved, [tool]);
     assert_eq!(w.root_of(tool), Some(server));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [server, tool].map(|key| w.why(key)),
         ["keep root_alive", "keep detached"]
     );
-    w.dies_by_signal(server);
+    w.kill(server);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn root_that_is_a_server_by_its_whole_command_line_keeps_its_tools() {
+fn root_that_proves_to_be_a_server_keeps_its_members() {
     let mut w = world(ruled(&format!(
         "{RULES}[[agent]]\nname = 'java-agent'\nexe = '**/java'\n"
     )));
     let (server, argv) = spawn(&mut w, INIT, "java -cp", "serve");
     let tool = w.spawn(server, "npm");
     let inner = w.spawn(tool, "claude");
-    assert!(reads(&mut w, server, &argv).is_empty());
+    assert!(read_arguments(&mut w, server, &argv).is_empty());
     assert_eq!(w.root_of(tool), Some(server));
-    w.dies_by_signal(server);
+    w.kill(server);
     assert_eq!(
         [tool, inner].map(|key| w.why(key)),
         ["reap root_exited", "keep root_alive"]

@@ -1,11 +1,11 @@
-//! Commands of `reaper run`, which ends what they leave.
+//! Commands of `reaper run`, which ends the leftovers of its command itself.
 
-use super::rules::{marked, read, world};
+use super::rules::{read, set_markers, world};
 use super::world::{INIT, World};
 use crate::event::{ExitStatus, ProcessKey};
 use crate::facts::Fact;
 
-/// A run whose command is an agent, with what that has started: a shell, and another agent with a shell.
+/// A run whose command is an agent with a shell, below which a nested agent has a shell too.
 fn tree() -> (World, [ProcessKey; 5]) {
     let mut w = world(read("[[agent]]\nname = 'reaper-run'\ncomm = 'reaper'\n"));
     let run = w.spawn(INIT, "reaper");
@@ -14,60 +14,60 @@ fn tree() -> (World, [ProcessKey; 5]) {
     let nested = w.spawn(shell, "claude");
     let inside = w.spawn(nested, "bash");
     for key in [shell, nested, inside] {
-        marked(&mut w, key, Fact::Known(0));
+        set_markers(&mut w, key, Fact::Known(0));
     }
     (w, [run, agent, shell, nested, inside])
 }
 
 #[test]
-fn what_a_command_leaves_is_due_when_its_run_exits() {
+fn leftovers_of_a_command_are_due_when_its_run_exits() {
     let (mut w, [run, agent, shell, nested, inside]) = tree();
     let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
-    w.end(agent, killed, Some(run));
+    w.exit_with(agent, killed, Some(run));
     for key in [shell, nested, inside] {
         assert!(w.why(key).starts_with("keep "), "{}", w.why(key));
     }
-    w.dies_by_signal(run);
+    w.kill(run);
     for key in [shell, nested, inside] {
         assert_eq!(w.why(key), "reap root_exited");
     }
 }
 
 #[test]
-fn command_below_a_fork_of_its_run_is_left_to_it() {
+fn command_below_a_fork_of_its_run_is_due_with_the_run() {
     let mut w = world(read("[[agent]]\nname = 'reaper-run'\ncomm = 'reaper'\n"));
     let run = w.spawn(INIT, "reaper");
     let supervisor = w.fork(run);
     let agent = w.spawn(supervisor, "claude");
     let shell = w.spawn(agent, "bash");
-    marked(&mut w, shell, Fact::Known(0));
-    w.dies_by_signal(agent);
+    set_markers(&mut w, shell, Fact::Known(0));
+    w.kill(agent);
     assert!(w.why(shell).starts_with("keep "), "{}", w.why(shell));
-    w.dies_by_signal(run);
+    w.kill(run);
     assert_eq!(w.why(shell), "reap root_exited");
 }
 
 #[test]
-fn what_an_agent_below_a_command_leaves_is_due_at_once() {
+fn leftovers_of_a_nested_agent_are_due_at_once() {
     let (mut w, [_, _, shell, nested, inside]) = tree();
-    w.dies_by_signal(nested);
+    w.kill(nested);
     assert_eq!(w.why(inside), "reap root_exited");
     assert_eq!(w.why(shell), "keep root_alive");
 }
 
 #[test]
-fn kernel_signals_nothing_of_a_command_while_its_run_lives() {
+fn members_are_not_kernel_killable_while_their_run_lives() {
     let (mut w, [run, agent, shell, _, inside]) = tree();
     let other = w.spawn(INIT, "claude");
     let others = w.spawn(other, "bash");
-    marked(&mut w, others, Fact::Known(0));
+    set_markers(&mut w, others, Fact::Known(0));
     let killable = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
     assert!(killable(&w, others));
     assert!(!killable(&w, shell) && !killable(&w, inside));
-    w.dies_by_signal(run);
+    w.kill(run);
     assert!(w.model.tree.get(agent).is_some());
     assert!(killable(&w, shell) && killable(&w, inside));
 }

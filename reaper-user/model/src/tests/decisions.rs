@@ -1,4 +1,4 @@
-//! What is never reaped, what is kept, and what is in scope.
+//! Processes that are never reaped, keeps, and the scope.
 
 use super::world::{INIT, OWN_PID, USER, World, image};
 use crate::Scope;
@@ -14,16 +14,16 @@ const ROOT_USER: Uids = Uids {
 };
 
 #[test]
-fn this_program_and_its_ancestors_are_not_reaped_inside_an_agents_session_either() {
+fn service_and_its_ancestors_in_a_session_are_never_reaped() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     w.fork_as(OWN, shell, shell);
     w.exec(OWN, "reaper");
     let below = w.spawn(OWN, "helper");
-    let beside = w.spawn(shell, "npm");
-    w.dies_by_signal(agent);
-    let keys = [OWN, shell, below, beside];
+    let sibling = w.spawn(shell, "npm");
+    w.kill(agent);
+    let keys = [OWN, shell, below, sibling];
     assert_eq!(
         keys.map(|key| w.why(key)),
         [
@@ -36,12 +36,12 @@ fn this_program_and_its_ancestors_are_not_reaped_inside_an_agents_session_either
 }
 
 #[test]
-fn an_ancestor_of_this_program_that_is_known_from_its_fork_only_is_not_reaped_either() {
+fn ancestor_known_only_from_a_late_fork_is_never_reaped() {
     for program in ["bash", "tmux"] {
         let mut w = World::new();
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
-        // Found in /proc with an adopter, before the fork was read.
+        // Discovered in /proc below an adopter, before the fork event is read.
         let parent = ProcessKey {
             pid: 70,
             start: 99 * TICK_NS,
@@ -56,13 +56,13 @@ fn an_ancestor_of_this_program_that_is_known_from_its_fork_only_is_not_reaped_ei
             "reaper",
         );
         w.fork_as(parent, shell, shell);
-        w.dies_by_signal(agent);
+        w.kill(agent);
         assert_eq!(w.why(shell), "keep never_self");
     }
 }
 
 #[test]
-fn pid_1_is_not_reaped_though_it_should_be_an_agent() {
+fn pid_1_is_never_reaped_even_if_it_is_an_agent() {
     let mut w = World::new();
     w.exec(INIT, "claude");
     assert_eq!(w.why(INIT), "keep never_pid1");
@@ -71,7 +71,7 @@ fn pid_1_is_not_reaped_though_it_should_be_an_agent() {
 }
 
 #[test]
-fn a_kernel_thread_is_not_reaped_though_its_parent_should_be_a_member() {
+fn kernel_thread_below_a_member_is_never_reaped() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let thread = ProcessKey {
@@ -79,12 +79,12 @@ fn a_kernel_thread_is_not_reaped_though_its_parent_should_be_a_member() {
         start: 9 * TICK_NS,
     };
     w.row_with(thread, agent.pid, "kworker", |row| row.kernel_thread = true);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(thread), "keep never_kernel_thread");
 }
 
 #[test]
-fn another_uid_is_kept_and_so_is_what_is_below_it() {
+fn other_uid_is_kept_with_its_descendants() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     w.uids = ROOT_USER;
@@ -92,7 +92,7 @@ fn another_uid_is_kept_and_so_is_what_is_below_it() {
     let daemon = w.spawn(sudo, "dockerd");
     w.uids = USER;
     let user = w.spawn(daemon, "npm");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     let keys = [sudo, daemon, user];
     assert_eq!(
         keys.map(|key| w.why(key)),
@@ -102,15 +102,15 @@ fn another_uid_is_kept_and_so_is_what_is_below_it() {
             "keep ancestor_kept other-uid"
         ]
     );
-    assert!(w.decide(user).due.is_some(), "it is due all the same");
+    assert!(w.decide(user).due.is_some(), "a kept member is due too");
 }
 
 #[test]
-fn a_real_or_an_effective_uid_of_its_own_is_another_uid() {
+fn different_real_or_effective_uid_is_another_uid() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     for uids in [
         Uids { real: 0, ..USER },
         Uids {
@@ -126,13 +126,13 @@ fn a_real_or_an_effective_uid_of_its_own_is_another_uid() {
 }
 
 #[test]
-fn what_a_kept_process_runs_is_kept_until_that_is_gone() {
+fn descendants_of_a_kept_process_are_kept_until_it_exits() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let apt = w.spawn(agent, "apt");
     let script = w.spawn(apt, "sh");
     let deep = w.spawn(script, "ldconfig");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [apt, script, deep].map(|key| w.why(key)),
         [
@@ -149,11 +149,11 @@ fn what_a_kept_process_runs_is_kept_until_that_is_gone() {
 }
 
 #[test]
-fn a_keep_holds_for_what_a_process_runs_now() {
+fn keep_applies_to_the_current_program() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "apt");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.exec(tool, "node");
     assert_eq!(w.why(tool), "reap root_exited");
     w.exec(tool, "apt");
@@ -161,11 +161,11 @@ fn a_keep_holds_for_what_a_process_runs_now() {
 }
 
 #[test]
-fn what_is_born_after_the_end_is_told_apart() {
+fn child_forked_after_root_exit_has_its_own_reason() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let trap = w.spawn(agent, "sh");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     let cleanup = w.spawn(trap, "rm");
     assert_eq!(
         [trap, cleanup].map(|key| w.why(key)),
@@ -174,12 +174,12 @@ fn what_is_born_after_the_end_is_told_apart() {
 }
 
 #[test]
-fn what_exited_and_what_never_was_is_no_member() {
+fn exited_or_unknown_process_is_no_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.dies_by_signal(agent);
-    w.dies_by_signal(tool);
+    w.kill(agent);
+    w.kill(tool);
     let never = ProcessKey { pid: 9, start: 9 };
     assert_eq!(
         [tool, never].map(|key| w.why(key)),
@@ -188,7 +188,7 @@ fn what_exited_and_what_never_was_is_no_member() {
 }
 
 #[test]
-fn outside_the_scope_there_are_no_agents() {
+fn agent_outside_the_scope_opens_no_session() {
     let scope = |key| Scope {
         roots: vec![key],
         ..Scope::default()
@@ -200,7 +200,7 @@ fn outside_the_scope_there_are_no_agents() {
     let agents = [inside, INIT].map(|parent| w.spawn(parent, "claude"));
     let tools = agents.map(|agent| w.spawn(agent, "npm"));
     w.exit(inside);
-    agents.into_iter().for_each(|agent| w.dies_by_signal(agent));
+    agents.into_iter().for_each(|agent| w.kill(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
         ["reap root_exited", "keep not_a_member"]
@@ -208,7 +208,7 @@ fn outside_the_scope_there_are_no_agents() {
 }
 
 #[test]
-fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
+fn scope_by_cgroup_covers_its_processes_and_descendants() {
     let mut w = World::scoped(Scope {
         cgroups: vec![77],
         ..Scope::default()
@@ -222,9 +222,7 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
     });
     let other = w.spawn(INIT, "claude");
     let tools = [agent, other].map(|agent| w.spawn(agent, "npm"));
-    [agent, other]
-        .into_iter()
-        .for_each(|agent| w.dies_by_signal(agent));
+    [agent, other].into_iter().for_each(|agent| w.kill(agent));
     assert_eq!(
         tools.map(|key| w.why(key)),
         ["reap root_exited", "keep not_a_member"]
@@ -232,7 +230,7 @@ fn a_cgroup_in_scope_brings_in_what_runs_there_and_descends_from_that() {
 }
 
 #[test]
-fn scope_is_widened_by_a_cgroup_that_is_added() {
+fn added_cgroup_widens_the_scope() {
     let mut w = World::scoped(Scope {
         cgroups: vec![77],
         ..Scope::default()
@@ -241,7 +239,7 @@ fn scope_is_widened_by_a_cgroup_that_is_added() {
         let agent = w.fork(INIT);
         let mut image = Image::clone(&image("claude", 0));
         image.cgroup_id = 78;
-        w.runs(agent, image);
+        w.exec_image(agent, image);
         w.is_member(agent)
     };
     assert!(!runs(&mut w));
@@ -250,7 +248,7 @@ fn scope_is_widened_by_a_cgroup_that_is_added() {
 }
 
 #[test]
-fn of_a_users_own_service_nobody_elses_are_agents() {
+fn user_service_ignores_agents_of_other_uids() {
     let mut w = World::scoped(Scope {
         uid: Some(1000),
         ..Scope::default()
@@ -264,7 +262,7 @@ fn of_a_users_own_service_nobody_elses_are_agents() {
             };
         })
     });
-    // Nor what somebody else becomes below one.
+    // Nor an agent of another uid below a member.
     let shell = w.spawn(agents[0], "sh");
     w.uids = Uids {
         real: 1001,
@@ -277,10 +275,10 @@ fn of_a_users_own_service_nobody_elses_are_agents() {
 }
 
 #[test]
-fn a_root_of_which_only_the_vanishing_is_known_is_gone() {
+fn exit_of_root_with_unknown_status_makes_members_due() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.end(agent, ExitStatus::Unknown, None);
+    w.exit_with(agent, ExitStatus::Unknown, None);
     assert_eq!(w.why(tool), "reap root_exited");
 }

@@ -1,4 +1,4 @@
-//! Lookups of sessions. [`assert_consistent`] compares each of them with a scan of all sessions.
+//! Indexed lookups of sessions. [`assert_consistent`] compares each of them with a scan of all sessions.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn lookups_find_what_a_scan_finds(
+    fn session_lookups_agree_with_a_full_scan(
         steps in prop::collection::vec((0..12_u8, any::<[prop::sample::Index; 2]>()), 0..120),
     ) {
         let mut w = World::new();
@@ -25,7 +25,7 @@ proptest! {
                 6 if key != INIT => w.exec(key, "app-server"),
                 7 if key != INIT => w.exec(key, "tmux"),
                 8 if key != INIT => w.exit(key),
-                9 if key != INIT => w.dies_by_signal(key),
+                9 if key != INIT => w.kill(key),
                 10 if !sessions.is_empty() => {
                     let states = [Succession::Awaited, Succession::Unknown, Succession::Excluded];
                     w.model.set_succession(*one.get(&sessions), *other.get(&states));

@@ -1,4 +1,4 @@
-//! Whose those are who came and lost their makers between two looks at the process table.
+//! Membership of processes that started and lost their parents between two scans of the process table.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::Scope;
 use crate::event::{ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS};
 use crate::policy::Reason;
 
-/// Looks, and finds `agent` below a shell, with a tool; all began in ticks of their own.
-fn looked() -> (World, ProcessKey, ProcessKey) {
+/// Scans an agent below a shell, with a tool. Their start times are in different ticks. Returns the agent and the tool.
+fn scanned() -> (World, ProcessKey, ProcessKey) {
     with_rules("")
 }
 
 fn with_rules(rules: &str) -> (World, ProcessKey, ProcessKey) {
     let mut w = world(read(&format!("honor_keep = false\n{rules}")));
     w.model.set_infers_membership(true);
-    let shell = found(&mut w, 1, "bash", |_| {});
-    let agent = found(&mut w, shell.pid, "claude", |_| {});
-    let tool = found(&mut w, agent.pid, "npm", |_| {});
+    let shell = discover(&mut w, 1, "bash", |_| {});
+    let agent = discover(&mut w, shell.pid, "claude", |_| {});
+    let tool = discover(&mut w, agent.pid, "npm", |_| {});
     assert!(
         w.is_member(tool)
             && w.model
@@ -33,8 +33,8 @@ fn with_rules(rules: &str) -> (World, ProcessKey, ProcessKey) {
     (w, agent, tool)
 }
 
-/// Somebody is found, in a session of the kernel of his own unless `change` says otherwise.
-pub(super) fn found(
+/// Reports a process discovered by a scan. It leads its own kernel session, unless `change` sets another.
+pub(super) fn discover(
     w: &mut World,
     parent: u32,
     program: &str,
@@ -42,11 +42,11 @@ pub(super) fn found(
 ) -> ProcessKey {
     w.now += TICK_NS;
     let key = w.new_key();
-    w.row_with(key, parent, program, |seen: &mut ProcEntry| {
-        let mut image = Image::clone(&seen.image);
+    w.row_with(key, parent, program, |entry: &mut ProcEntry| {
+        let mut image = Image::clone(&entry.image);
         (image.sid, image.pgid) = (key.pid, key.pid);
         change(&mut image);
-        seen.image = Arc::new(image);
+        entry.image = Arc::new(image);
     })
 }
 
@@ -62,16 +62,16 @@ fn is_inferred(w: &World, key: ProcessKey) -> bool {
 }
 
 #[test]
-fn by_the_group_or_session_that_a_member_began_one_is_its_own() {
-    let (mut w, agent, tool) = looked();
-    let of_group = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
-    let of_session = found(&mut w, 1, "server", |image| {
+fn process_group_or_session_of_a_member_infers_membership() {
+    let (mut w, agent, tool) = scanned();
+    let of_group = discover(&mut w, 1, "server", |image| image.pgid = tool.pid);
+    let of_session = discover(&mut w, 1, "server", |image| {
         (image.sid, image.pgid) = (tool.pid, 7);
     });
-    let below = found(&mut w, of_group.pid, "worker", |_| {});
-    // Also of one that has just left.
+    let below = discover(&mut w, of_group.pid, "worker", |_| {});
+    // Also if the group leader has just exited.
     w.exit(tool);
-    let of_gone = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
+    let of_gone = discover(&mut w, 1, "server", |image| image.pgid = tool.pid);
     for key in [of_group, of_session, below, of_gone] {
         assert_eq!(w.root_of(key), Some(agent), "{}", key.pid);
         assert!(is_inferred(&w, key));
@@ -79,63 +79,63 @@ fn by_the_group_or_session_that_a_member_began_one_is_its_own() {
         let node = w.model.tree.get(key).unwrap();
         assert_eq!(node.provenance, Provenance::Inferred);
     }
-    let seen = found(&mut w, agent.pid, "npm", |_| {});
-    assert!(w.is_member(seen) && !is_inferred(&w, seen));
+    let child = discover(&mut w, agent.pid, "npm", |_| {});
+    assert!(w.is_member(child) && !is_inferred(&w, child));
 }
 
 #[test]
-fn what_proves_nothing_makes_nobody_a_member() {
-    let (mut w, agent, tool) = looked();
+fn inconclusive_ids_infer_no_membership() {
+    let (mut w, agent, tool) = scanned();
     let shell = w.model.tree.get(agent).unwrap().parent.unwrap();
-    // The shell's terminal, which the agent is in too.
-    let beside = found(&mut w, 1, "vim", |image| image.sid = shell.pid);
-    // `claude | tee log`: the shell's own child in the agent's group.
-    let tee = found(&mut w, shell.pid, "tee", |image| {
+    // In the session of the shell's terminal, which the agent is in too.
+    let beside = discover(&mut w, 1, "vim", |image| image.sid = shell.pid);
+    // `claude | tee log`: a child of the shell in the agent's process group.
+    let tee = discover(&mut w, shell.pid, "tee", |image| {
         (image.sid, image.pgid) = (shell.pid, agent.pid);
     });
-    let nobody = found(&mut w, 1, "x", |image| (image.sid, image.pgid) = (0, 0));
-    let unknown = found(&mut w, 1, "x", |image| image.pgid = 9999);
-    // It was there before whoever has that pid now.
+    let no_ids = discover(&mut w, 1, "x", |image| (image.sid, image.pgid) = (0, 0));
+    let unknown = discover(&mut w, 1, "x", |image| image.pgid = 9999);
+    // Started before the process that has this pid now.
     let old = ProcessKey {
         start: tool.start - TICK_NS,
         ..w.new_key()
     };
-    let old = w.row_with(old, 1, "x", |seen| {
-        seen.image = Arc::new(Image {
+    let old = w.row_with(old, 1, "x", |entry| {
+        entry.image = Arc::new(Image {
             pgid: tool.pid,
-            ..Image::clone(&seen.image)
+            ..Image::clone(&entry.image)
         });
     });
-    for key in [beside, tee, nobody, unknown, old] {
+    for key in [beside, tee, no_ids, unknown, old] {
         assert!(!w.is_member(key), "{}", key.pid);
     }
 }
 
 #[test]
-fn where_the_kernel_tells_nothing_is_concluded() {
-    let (mut w, _, tool) = looked();
+fn membership_is_not_inferred_if_forks_are_reported() {
+    let (mut w, _, tool) = scanned();
     w.model.set_infers_membership(false);
-    let orphan = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
+    let orphan = discover(&mut w, 1, "server", |image| image.pgid = tool.pid);
     assert!(!w.is_member(orphan));
 }
 
 #[test]
-fn a_cgroup_that_is_the_sessions_own_tells_too() {
+fn exclusive_cgroup_of_a_session_infers_membership() {
     let mut w = world(read(""));
     w.model.set_infers_membership(true);
-    let shell = found(&mut w, 1, "bash", |image| image.cgroup_id = 10);
-    let agent = found(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
-    let own = found(&mut w, 1, "server", |image| image.cgroup_id = 20);
-    let other = found(&mut w, 1, "server", |image| image.cgroup_id = 10);
+    let shell = discover(&mut w, 1, "bash", |image| image.cgroup_id = 10);
+    let agent = discover(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
+    let own = discover(&mut w, 1, "server", |image| image.cgroup_id = 20);
+    let other = discover(&mut w, 1, "server", |image| image.cgroup_id = 10);
     assert_eq!((w.root_of(own), w.is_member(other)), (Some(agent), false));
-    // Not where it shares that with others from the beginning.
-    let codex = found(&mut w, shell.pid, "codex", |image| image.cgroup_id = 10);
-    let other = found(&mut w, 1, "server", |image| image.cgroup_id = 10);
+    // Not if the agent shares the cgroup with other processes from its start.
+    let codex = discover(&mut w, shell.pid, "codex", |image| image.cgroup_id = 10);
+    let other = discover(&mut w, 1, "server", |image| image.cgroup_id = 10);
     assert!(w.is_member(codex) && !w.is_member(other));
 }
 
 #[test]
-fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_outside() {
+fn cgroup_infers_no_membership_outside_the_scope() {
     let orphan = |scoped: bool, pgid: bool| {
         let shell = ProcessKey {
             pid: 50,
@@ -147,9 +147,9 @@ fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_o
         };
         let mut w = World::scoped(scope);
         w.model.set_infers_membership(true);
-        let shell = w.row_with(shell, 1, "bash", |seen| set_cgroup(seen, 10));
-        let agent = found(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
-        let orphan = found(&mut w, 1, "server", |image| {
+        let shell = w.row_with(shell, 1, "bash", |entry| set_cgroup(entry, 10));
+        let agent = discover(&mut w, shell.pid, "claude", |image| image.cgroup_id = 20);
+        let orphan = discover(&mut w, 1, "server", |image| {
             image.cgroup_id = 20;
             if pgid {
                 image.pgid = agent.pid;
@@ -158,45 +158,45 @@ fn a_cgroup_tells_nothing_of_who_is_not_in_scope_as_it_may_be_that_of_an_agent_o
         w.root_of(orphan) == Some(agent)
     };
     assert!(orphan(false, false) && !orphan(true, false));
-    // A member began its group: that holds everywhere.
+    // A process group that a member leads is evidence in any scope.
     assert!(orphan(true, true));
 }
 
-fn set_cgroup(seen: &mut ProcEntry, id: u64) {
-    let mut image = Image::clone(&seen.image);
-    (image.cgroup_id, image.sid, image.pgid) = (id, seen.key.pid, seen.key.pid);
-    seen.image = Arc::new(image);
+fn set_cgroup(entry: &mut ProcEntry, id: u64) {
+    let mut image = Image::clone(&entry.image);
+    (image.cgroup_id, image.sid, image.pgid) = (id, entry.key.pid, entry.key.pid);
+    entry.image = Arc::new(image);
 }
 
 #[test]
-fn boundaries_and_agents_are_what_they_are() {
+fn boundaries_and_agents_are_never_inferred_members() {
     let (mut w, agent, tool) = with_rules("[[boundary]]\nname = 'tmux'\ncomm = 'tmux'\n");
-    let tmux = found(&mut w, 1, "tmux", |image| image.pgid = tool.pid);
-    let pane = found(&mut w, tmux.pid, "bash", |_| {});
+    let tmux = discover(&mut w, 1, "tmux", |image| image.pgid = tool.pid);
+    let pane = discover(&mut w, tmux.pid, "bash", |_| {});
     assert!(!w.is_member(tmux) && !w.is_member(pane));
-    let codex = found(&mut w, 1, "codex", |image| image.pgid = tool.pid);
+    let codex = discover(&mut w, 1, "codex", |image| image.pgid = tool.pid);
     assert_eq!(w.root_of(codex), Some(codex));
     assert!(!is_inferred(&w, codex));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         w.why(codex),
         "keep root_alive",
-        "evidence makes it nobody's"
+        "evidence does not nest a session"
     );
 }
 
 #[test]
-fn only_a_rule_that_says_so_reaps_on_evidence() {
+fn only_rules_with_inferred_true_reap_inferred_members() {
     let due = |rules: &str| {
         let (mut w, agent, tool) = with_rules(rules);
-        let orphan = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
-        let below = found(&mut w, orphan.pid, "worker", |_| {});
-        w.end(agent, ExitStatus::Exited(0), Some(INIT));
+        let orphan = discover(&mut w, 1, "server", |image| image.pgid = tool.pid);
+        let below = discover(&mut w, orphan.pid, "worker", |_| {});
+        w.exit_with(agent, ExitStatus::Exited(0), Some(INIT));
         assert_eq!(w.why(below), w.why(orphan));
         assert_ne!(
             w.decide(tool).reason,
             Reason::Inferred,
-            "its birth was seen"
+            "its fork was reported"
         );
         w.why(orphan)
     };
@@ -230,9 +230,9 @@ fn only_a_rule_that_says_so_reaps_on_evidence() {
         due(&rule("action = 'keep'\ncomm = ['server', 'worker']")),
         "keep keep_rule r"
     );
-    // Under a living agent it lives by right of that, whatever a rule says of others.
+    // While the root is alive, a rule without `inferred` does not reap it.
     let greedy = rule("action = 'reap'\nsession = 'any'\ncomm = 'server'");
     let (mut w, _, tool) = with_rules(&greedy);
-    let orphan = found(&mut w, 1, "server", |image| image.pgid = tool.pid);
+    let orphan = discover(&mut w, 1, "server", |image| image.pgid = tool.pid);
     assert_eq!(w.why(orphan), "keep root_alive");
 }

@@ -1,8 +1,8 @@
-//! What users want kept with all that descends from it, however that comes to be known.
+//! Keeps of users, which cover a process and its descendants, even those discovered late.
 
 use reaper_common::{MEMBER_KEPT, MEMBER_TRACKED};
 
-use super::rules::{MINUTE, marked, pass, read, world};
+use super::rules::{MINUTE, advance, read, set_markers, world};
 use super::world::{INIT, World};
 use crate::event::{Membership, ProcessKey, TICK_NS};
 use crate::facts::{Fact, FactSet, Facts};
@@ -11,7 +11,7 @@ use crate::user_keep::{StoredKeep, UserKeep};
 const KEPT: &str = "keep kept_by_user";
 const REAPED: &str = "reap root_exited";
 
-fn wish(made: u64) -> UserKeep {
+fn keep_made_at(made: u64) -> UserKeep {
     UserKeep {
         until_monotonic_ns: None,
         with_descendants: true,
@@ -20,10 +20,10 @@ fn wish(made: u64) -> UserKeep {
     }
 }
 
-/// An agent with a shell that runs a server, and another shell.
+/// Returns an agent with a shell that runs a server, and with another shell.
 fn tree() -> (World, [ProcessKey; 4]) {
     let mut w = World::new();
-    pass(&mut w, 0);
+    advance(&mut w, 0);
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let server = w.spawn(shell, "vite");
@@ -35,48 +35,50 @@ fn whys(w: &World, all: &[ProcessKey]) -> Vec<String> {
     all.iter().map(|key| w.why(*key)).collect()
 }
 
-/// What the service before this one has written down of a member of the session of `root`.
-fn noted(key: ProcessKey, root: ProcessKey, asked: bool, keep: UserKeep) -> StoredKeep {
+/// Returns a keep that an earlier service stored, for a member of the session of `root`.
+fn stored_keep(key: ProcessKey, root: ProcessKey, is_direct: bool, keep: UserKeep) -> StoredKeep {
     let session = root;
     StoredKeep {
         key,
         session,
-        is_direct: asked,
+        is_direct,
         keep,
     }
 }
 
-/// What the kernel's map has for a member of the session of `root`.
-fn mark(root: ProcessKey, flags: u32) -> Option<Membership> {
+/// Returns the map entry of a member of the session of `root`.
+fn membership(root: ProcessKey, flags: u32) -> Option<Membership> {
     Some(Membership {
         session: Some(root),
         flags: MEMBER_TRACKED | flags,
     })
 }
 
-/// A member is found with this parent, and with this in its mark.
-fn found(w: &mut World, root: ProcessKey, parent: ProcessKey, flags: u32) -> ProcessKey {
-    found_with(w, parent, mark(root, flags))
+/// Discovers a member with this parent and these flags in the map.
+fn discover(w: &mut World, root: ProcessKey, parent: ProcessKey, flags: u32) -> ProcessKey {
+    discover_with(w, parent, membership(root, flags))
 }
 
-fn found_with(w: &mut World, parent: ProcessKey, mark: Option<Membership>) -> ProcessKey {
+fn discover_with(w: &mut World, parent: ProcessKey, membership: Option<Membership>) -> ProcessKey {
     let key = w.new_key();
     w.now += 20_000_000;
-    w.row_with(key, parent.pid, "worker", |seen| seen.membership = mark)
+    w.row_with(key, parent.pid, "worker", |entry| {
+        entry.membership = membership
+    })
 }
 
 #[test]
-fn who_is_found_after_a_gap_is_kept_where_it_may_descend_from_a_kept_one() {
-    // Who has it when it is found, what its mark says, and whether it is kept.
+fn discovered_process_is_kept_if_it_may_descend_from_a_keep() {
+    // Index of the parent, flags in the map (`None`: no data), and whether the process is kept.
     let cases: [(usize, Option<u32>, bool); 9] = [
         (2, Some(0), true),
         (2, None, true),
         (4, Some(MEMBER_KEPT), true),
         (4, Some(0), false),
         (3, Some(0), false),
-        // The other shell would not adopt from one that it is no ancestor of.
+        // The other shell cannot adopt the process, because it is no ancestor of the kept shell.
         (3, None, false),
-        // Adopted by the agent, for all that is known.
+        // The agent may have adopted the process.
         (0, Some(MEMBER_KEPT), true),
         (0, None, true),
         (0, Some(0), false),
@@ -84,109 +86,119 @@ fn who_is_found_after_a_gap_is_kept_where_it_may_descend_from_a_kept_one() {
     for (parent, flags, kept) in cases {
         let (mut w, [agent, shell, server, other]) = tree();
         let now = w.now;
-        pass(&mut w, 0);
-        assert_eq!(w.model.keep(shell, wish(now)), 2);
+        advance(&mut w, 0);
+        assert_eq!(w.model.keep(shell, keep_made_at(now)), 2);
         let parent = [agent, shell, server, other, INIT][parent];
-        let marked = flags.and_then(|flags| mark(agent, flags));
-        let worker = found_with(&mut w, parent, marked);
-        w.dies_by_signal(agent);
-        let said = if kept { KEPT } else { REAPED };
-        assert_eq!(w.why(worker), said, "below {parent} with {flags:?}");
+        let entry = flags.and_then(|flags| membership(agent, flags));
+        let worker = discover_with(&mut w, parent, entry);
+        w.kill(agent);
+        let expected = if kept { KEPT } else { REAPED };
+        assert_eq!(w.why(worker), expected, "below {parent} with {flags:?}");
         assert_eq!(whys(&w, &[shell, server, other]), [KEPT, KEPT, REAPED]);
     }
 }
 
 #[test]
-fn who_was_born_before_it_was_asked_for_and_is_found_after_that_may_be_meant() {
+fn older_process_discovered_after_the_keep_may_be_covered() {
     let (mut w, [agent, shell, _, _]) = tree();
     let lost = w.new_key();
     w.now += 50_000_000;
-    pass(&mut w, 0);
-    assert_eq!(w.model.keep(shell, wish(1)), 2);
-    let lost = w.row_with(lost, 1, "worker", |seen| seen.membership = mark(agent, 0));
-    // Older than what is kept: no descendant of it.
+    advance(&mut w, 0);
+    assert_eq!(w.model.keep(shell, keep_made_at(1)), 2);
+    let lost = w.row_with(lost, 1, "worker", |entry| {
+        entry.membership = membership(agent, 0)
+    });
+    // Older than the kept process, so no descendant of it.
     let old = ProcessKey {
         pid: 90,
         start: shell.start - 500_000_000,
     };
-    let old = w.row_with(old, 1, "worker", |seen| seen.membership = mark(agent, 0));
-    w.dies_by_signal(agent);
+    let old = w.row_with(old, 1, "worker", |entry| {
+        entry.membership = membership(agent, 0)
+    });
+    w.kill(agent);
     assert_eq!(whys(&w, &[lost, old]), [KEPT, REAPED]);
 }
 
 #[test]
-fn birth_at_the_time_of_a_wish_is_not_later() {
-    for (later, said) in [(0, KEPT), (TICK_NS, REAPED)] {
+fn process_forked_at_the_time_of_a_keep_is_covered() {
+    for (later, expected) in [(0, KEPT), (TICK_NS, REAPED)] {
         let (mut w, [agent, shell, _, _]) = tree();
         w.now = w.now.next_multiple_of(TICK_NS);
-        pass(&mut w, 0);
-        assert_eq!(w.model.keep(shell, wish(1)), 2);
+        advance(&mut w, 0);
+        assert_eq!(w.model.keep(shell, keep_made_at(1)), 2);
         let lost = ProcessKey {
             start: w.now + later,
             ..w.new_key()
         };
         w.now += 50_000_000;
-        let lost = w.row_with(lost, 1, "worker", |seen| seen.membership = mark(agent, 0));
-        w.dies_by_signal(agent);
-        assert_eq!(w.why(lost), said, "{later}");
+        let lost = w.row_with(lost, 1, "worker", |entry| {
+            entry.membership = membership(agent, 0)
+        });
+        w.kill(agent);
+        assert_eq!(w.why(lost), expected, "{later}");
     }
 }
 
 #[test]
-fn children_of_one_that_died_unseen_are_kept_and_those_of_an_adopter_are_not() {
+fn late_reported_children_of_exited_kept_process_are_kept() {
     let (mut w, [agent, shell, server, other]) = tree();
-    assert_eq!(w.model.keep(shell, wish(1)), 2);
+    assert_eq!(w.model.keep(shell, keep_made_at(1)), 2);
     w.exit(server);
     w.exit(shell);
-    // Both makers are gone: the one is remembered, of the other nobody has told.
-    let told = w.new_key();
-    w.fork_as(told, INIT, server);
-    let unheard = ProcessKey {
+    // Both creators have exited: the tree remembers the server, and the other was never reported.
+    let late = w.new_key();
+    w.fork_as(late, INIT, server);
+    let unreported = ProcessKey {
         pid: 3_000,
         start: w.now,
     };
     let child = w.new_key();
-    w.row_with(child, 1, "worker", |seen| {
-        seen.membership = mark(agent, MEMBER_KEPT)
+    w.row_with(child, 1, "worker", |entry| {
+        entry.membership = membership(agent, MEMBER_KEPT)
     });
-    w.fork_as(child, unheard, unheard);
+    w.fork_as(child, unreported, unreported);
     let plain = w.fork(other);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
-        whys(&w, &[told, child, plain, other]),
+        whys(&w, &[late, child, plain, other]),
         [KEPT, KEPT, REAPED, REAPED]
     );
 }
 
 #[test]
-fn descendants_that_have_left_the_tree_before_are_kept_with_it() {
+fn reparented_descendants_are_kept_with_their_ancestor() {
     let (mut w, [agent, shell, server, other]) = tree();
     let daemon = w.spawn(server, "daemon");
     w.exit(server);
-    assert_eq!(w.model.keep(shell, wish(1)), 2, "the shell and the daemon");
+    assert_eq!(
+        w.model.keep(shell, keep_made_at(1)),
+        2,
+        "the shell and the daemon"
+    );
     w.exit(shell);
     let worker = w.fork(daemon);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(whys(&w, &[daemon, worker, other]), [KEPT, KEPT, REAPED]);
 }
 
 #[test]
-fn a_root_is_kept_with_all_its_members_and_their_children() {
+fn keep_of_a_root_covers_all_members() {
     let (mut w, [agent, shell, server, other]) = tree();
     let nested = w.spawn(other, "codex");
-    assert_eq!(w.model.keep(agent, wish(1)), 5);
+    assert_eq!(w.model.keep(agent, keep_made_at(1)), 5);
     let with = |w: &World, key| w.model.kept_with(key);
     assert_eq!((with(&w, shell), with(&w, agent)), (Some(agent), None));
     let all = [shell, server, other, nested].map(|parent| w.fork(parent));
-    let lost = found(&mut w, agent, INIT, MEMBER_KEPT);
+    let lost = discover(&mut w, agent, INIT, MEMBER_KEPT);
     w.exit(shell);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     let late = w.fork(all[1]);
     let kept = [server, other, nested, lost, late];
     assert_eq!(whys(&w, &kept), [KEPT; 5]);
     assert_eq!(whys(&w, &all), [KEPT; 4]);
-    assert_eq!(with(&w, nested), None, "who it was asked for is gone");
-    assert_eq!(w.model.unkeep(nested), 9, "all that lives of it");
+    assert_eq!(with(&w, nested), None, "the kept root has exited");
+    assert_eq!(w.model.unkeep(nested), 9, "all living members");
     let born = w.fork(server);
     assert_eq!(whys(&w, &kept[..4]), [REAPED; 4]);
     assert_eq!(whys(&w, &[late, born]), ["reap forked_after_root_exit"; 2]);
@@ -194,21 +206,21 @@ fn a_root_is_kept_with_all_its_members_and_their_children() {
 }
 
 #[test]
-fn the_longer_wish_stands_and_another_takes_its_place_when_it_is_taken_back() {
+fn longest_keep_is_in_force_until_it_is_revoked() {
     let (mut w, [agent, shell, server, _]) = tree();
     let hour = UserKeep {
         until_monotonic_ns: Some(w.now + 60 * MINUTE),
-        ..wish(1)
+        ..keep_made_at(1)
     };
     let alone = UserKeep {
         with_descendants: false,
-        ..wish(2)
+        ..keep_made_at(2)
     };
     w.model.keep(server, alone);
-    assert_eq!(w.model.keep(shell, hour), 2, "the server for longer");
-    // Of one that is kept for itself the tree goes on.
+    assert_eq!(w.model.keep(shell, hour), 2, "the shell and the server");
+    // The keep of the shell goes on for descendants of the server, which has its own keep.
     let child = w.fork(server);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.decide(child).until, hour.until_monotonic_ns);
     assert_eq!(
         (w.decide(server).until, w.why(server).as_str()),
@@ -216,50 +228,50 @@ fn the_longer_wish_stands_and_another_takes_its_place_when_it_is_taken_back() {
     );
     assert_eq!(w.model.unkeep(server), 1);
     assert_eq!(w.decide(server).until, hour.until_monotonic_ns);
-    // Asked for anew, for less.
+    // The renewed keep is shorter.
     let minute = UserKeep {
         until_monotonic_ns: Some(w.now + MINUTE),
-        ..wish(3)
+        ..keep_made_at(3)
     };
     assert_eq!(w.model.keep(shell, minute), 3);
-    pass(&mut w, MINUTE);
+    advance(&mut w, MINUTE);
     assert_eq!(whys(&w, &[shell, server]), [REAPED; 2]);
 }
 
 #[test]
-fn a_service_that_comes_after_keeps_who_was_born_since_though_all_that_was_asked_for_is_gone() {
+fn restarted_service_keeps_descendants_of_exited_kept_process() {
     let (w, [agent, shell, server, other]) = tree();
-    let said =
-        [(shell, true), (server, false)].map(|(key, asked)| noted(key, agent, asked, wish(1)));
-    // Another service: all is found, and the two that were asked for are gone.
+    let stored = [(shell, true), (server, false)]
+        .map(|(key, is_direct)| stored_keep(key, agent, is_direct, keep_made_at(1)));
+    // The next service: it discovers the processes, and the shell and the server have exited.
     let mut after = World::new();
     after.now = w.now;
-    // Pids that nobody has had.
+    // Skip the pids that are in use.
     for _ in 0..50 {
         after.new_key();
     }
-    pass(&mut after, 0);
+    advance(&mut after, 0);
     let agent = after.row(agent, 1, "claude");
-    let other = after.row_with(other, agent.pid, "bash", |seen| {
-        seen.membership = mark(agent, 0)
+    let other = after.row_with(other, agent.pid, "bash", |entry| {
+        entry.membership = membership(agent, 0)
     });
-    let spared = found(&mut after, agent, INIT, MEMBER_KEPT);
-    let plain = found(&mut after, agent, INIT, 0);
-    let below = found(&mut after, agent, spared, MEMBER_KEPT);
-    after.model.restore_keeps(said.to_vec());
-    let late = found(&mut after, agent, INIT, MEMBER_KEPT);
-    after.dies_by_signal(agent);
+    let kept_one = discover(&mut after, agent, INIT, MEMBER_KEPT);
+    let plain = discover(&mut after, agent, INIT, 0);
+    let below = discover(&mut after, agent, kept_one, MEMBER_KEPT);
+    after.model.restore_keeps(stored.to_vec());
+    let late = discover(&mut after, agent, INIT, MEMBER_KEPT);
+    after.kill(agent);
     assert_eq!(
-        whys(&after, &[spared, below, late, plain, other]),
+        whys(&after, &[kept_one, below, late, plain, other]),
         [KEPT, KEPT, KEPT, REAPED, REAPED]
     );
     assert_eq!(after.model.unkeep(below), 3);
-    assert_eq!(whys(&after, &[spared, below, late]), [REAPED; 3]);
+    assert_eq!(whys(&after, &[kept_one, below, late]), [REAPED; 3]);
 }
 
 #[test]
-fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
-    // Whether its row could be read at first, and whether its agent was one by then.
+fn stored_keep_applies_whenever_its_process_is_discovered() {
+    // `read`: its row comes before the keeps are restored. `opened`: the agent is known as one from the start.
     for (tree, read, opened) in [
         (false, false, true),
         (true, false, true),
@@ -268,14 +280,16 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
         (true, false, false),
     ] {
         let mut w = World::new();
-        pass(&mut w, 0);
+        advance(&mut w, 0);
         let [agent, server, worker, other] = [(); 4].map(|()| {
             w.now += 20_000_000;
             w.new_key()
         });
-        let mark = mark(agent, 0);
+        let membership = membership(agent, 0);
         let row = |w: &mut World, key, parent: ProcessKey, program| {
-            w.row_with(key, parent.pid, program, |seen| seen.membership = mark)
+            w.row_with(key, parent.pid, program, |entry| {
+                entry.membership = membership
+            })
         };
         let agent = row(&mut w, agent, INIT, if opened { "claude" } else { "node" });
         if read {
@@ -283,10 +297,10 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
         }
         let keep = UserKeep {
             with_descendants: tree,
-            ..wish(1)
+            ..keep_made_at(1)
         };
         w.model
-            .restore_keeps(vec![noted(server, agent, true, keep)]);
+            .restore_keeps(vec![stored_keep(server, agent, true, keep)]);
         if !read {
             row(&mut w, server, agent, "vite");
         }
@@ -296,7 +310,7 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
             w.exec(agent, "claude");
         }
         let born = w.fork(server);
-        w.dies_by_signal(agent);
+        w.kill(agent);
         let below = if tree { KEPT } else { REAPED };
         assert_eq!(
             whys(&w, &[server, worker, born, other]),
@@ -307,30 +321,30 @@ fn who_is_named_by_a_wish_from_before_is_kept_whenever_it_turns_up() {
 }
 
 #[test]
-fn each_wish_stands_until_it_is_taken_back_itself() {
+fn each_keep_lasts_until_it_is_revoked() {
     for (whole, own_first) in [(false, true), (true, true), (false, false), (true, false)] {
         let (mut w, [agent, shell, server, _]) = tree();
         let child = w.fork(server);
         let own = UserKeep {
             until_monotonic_ns: Some(w.now + 60 * MINUTE),
             with_descendants: whole,
-            ..wish(1)
+            ..keep_made_at(1)
         };
-        let mut asked = [(server, own), (shell, wish(2))];
+        let mut keeps = [(server, own), (shell, keep_made_at(2))];
         if !own_first {
-            asked.reverse();
+            keeps.reverse();
         }
-        for (key, keep) in asked {
+        for (key, keep) in keeps {
             w.model.keep(key, keep);
         }
-        w.dies_by_signal(agent);
+        w.kill(agent);
         let until = |w: &World| [server, child].map(|key| (w.why(key), w.decide(key).until));
-        let for_good = (KEPT.to_owned(), None);
-        assert_eq!(until(&w), [for_good.clone(), for_good]);
+        let permanent = (KEPT.to_owned(), None);
+        assert_eq!(until(&w), [permanent.clone(), permanent]);
         assert_eq!(
             w.model.keep_to_revoke(server),
             Some(own),
-            "its own comes first"
+            "its direct keep comes first"
         );
         assert_eq!(w.model.unkeep(shell), 3);
         assert_eq!(w.why(shell), REAPED);
@@ -348,17 +362,17 @@ fn each_wish_stands_until_it_is_taken_back_itself() {
 }
 
 #[test]
-fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
+fn renewed_keep_still_covers_the_descendants() {
     for unrelated in [false, true] {
         let (mut w, [agent, shell, server, other]) = tree();
         if unrelated {
-            w.model.keep(other, wish(9));
+            w.model.keep(other, keep_made_at(9));
         }
-        assert_eq!(w.model.keep(shell, wish(1)), 2);
+        assert_eq!(w.model.keep(shell, keep_made_at(1)), 2);
         let hour = UserKeep {
             until_monotonic_ns: Some(w.now + 60 * MINUTE),
             with_descendants: false,
-            ..wish(2)
+            ..keep_made_at(2)
         };
         assert_eq!(w.model.keep(shell, hour), 2);
         assert_eq!(
@@ -369,7 +383,7 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
             })
         );
         let born = w.fork(server);
-        w.dies_by_signal(agent);
+        w.kill(agent);
         let all = [shell, server, born];
         assert_eq!(whys(&w, &all), [KEPT; 3]);
         assert_eq!(
@@ -379,12 +393,12 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
         assert_eq!(w.model.unkeep(shell), 3);
         assert_eq!(whys(&w, &all), [REAPED; 3]);
         assert_eq!(w.why(other), if unrelated { KEPT } else { REAPED });
-        // What is over or taken back is no tree to go on with.
+        // A revoked keep no longer covers the descendants.
         w.model.keep(
             shell,
             UserKeep {
                 with_descendants: false,
-                ..wish(3)
+                ..keep_made_at(3)
             },
         );
         assert_eq!(whys(&w, &all), [KEPT, REAPED, REAPED]);
@@ -392,18 +406,18 @@ fn what_is_kept_with_its_tree_stays_so_when_it_is_asked_for_anew() {
 }
 
 #[test]
-fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
+fn keeps_are_dropped_after_expiry_or_session_close() {
     let mut w = World::new();
-    pass(&mut w, 0);
+    advance(&mut w, 0);
     for n in 0..200 {
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
         let minute = UserKeep {
             until_monotonic_ns: Some(w.now + MINUTE),
-            ..wish(2 * n)
+            ..keep_made_at(2 * n)
         };
         w.model.keep(agent, minute);
-        w.model.keep(shell, wish(2 * n + 1));
+        w.model.keep(shell, keep_made_at(2 * n + 1));
         let keeps = w
             .model
             .tree
@@ -416,42 +430,44 @@ fn wishes_are_forgotten_with_their_sessions_and_when_they_are_over() {
         assert_eq!((keeps, w.model.kept_by_users().count()), (2, 2));
         w.exit(shell);
         w.exit(agent);
-        // One that has closed lately may have members of whom nothing has been told yet.
+        // The keeps of recently closed sessions stay, because members may still be reported late.
         assert!(w.model.wishes() <= 2 * 64, "{} after {n}", w.model.wishes());
-        pass(&mut w, MINUTE);
+        advance(&mut w, MINUTE);
     }
-    // Of the many that one wish was noted for it is one.
+    // A keep that is stored for many members is one keep.
     let agent = w.spawn(INIT, "claude");
     let all: Vec<ProcessKey> = (0..100).map(|_| w.fork(agent)).collect();
-    w.model.keep(agent, wish(1_000));
+    w.model.keep(agent, keep_made_at(1_000));
     let before = w.model.wishes();
-    let all = all.iter().map(|key| noted(*key, agent, false, wish(1_001)));
+    let all = all
+        .iter()
+        .map(|key| stored_keep(*key, agent, false, keep_made_at(1_001)));
     w.model.restore_keeps(all.collect());
     assert_eq!(w.model.wishes(), before + 1);
 }
 
 #[test]
-fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
+fn keep_marker_or_unreadable_environment_keeps() {
     let mut w = world(read(""));
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     assert_eq!(
         w.why(shell),
         "keep root_alive",
-        "nothing is read before it matters"
+        "no fact is read while the root is alive"
     );
-    marked(&mut w, shell, Fact::Known(1));
-    // The environment is inherited, and another program may be given another.
+    set_markers(&mut w, shell, Fact::Known(1));
+    // A fork inherits the environment, an exec may set another.
     let (copy, other) = (w.fork(shell), w.spawn(shell, "env"));
     let below = w.spawn(other, "sleep");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!([shell, copy].map(|key| w.why(key)), ["keep keep_marker"; 2]);
     assert_eq!(
         (w.decide(other).needs, w.decide(below).needs),
         (FactSet::MARKERS, FactSet::MARKERS)
     );
-    marked(&mut w, other, Fact::Known(0));
-    marked(&mut w, below, Fact::Unreadable);
+    set_markers(&mut w, other, Fact::Known(0));
+    set_markers(&mut w, below, Fact::Unreadable);
     assert_eq!(
         [other, below].map(|key| w.why(key)),
         ["reap root_exited", "keep unreadable"]
@@ -459,7 +475,7 @@ fn what_is_marked_to_be_kept_is_and_so_is_what_nobody_could_read() {
 }
 
 #[test]
-fn what_was_read_before_an_exec_says_nothing_of_what_came_after_it() {
+fn facts_read_before_an_exec_are_dropped() {
     let mut w = world(read(""));
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
@@ -471,64 +487,64 @@ fn what_was_read_before_an_exec_says_nothing_of_what_came_after_it() {
         listening: Fact::Known(true),
         ..Facts::NOTHING
     };
-    let asked = FactSet::MARKERS | FactSet::LISTENING;
-    w.model.set_facts(shell, asked, found.clone(), before);
+    let needs = FactSet::MARKERS | FactSet::LISTENING;
+    w.model.set_facts(shell, needs, found.clone(), before);
     let facts = w.model.tree.get(shell).unwrap().facts().unwrap();
     assert_eq!(
         (facts.markers, facts.listening),
         (Fact::Unread, Fact::Known(true))
     );
-    // Nor of a child that was born before.
+    // Facts read after the fork do not apply to the child.
     let child = w.fork(shell);
     let now = w.now + 10;
-    w.model.set_facts(shell, asked, found, now);
+    w.model.set_facts(shell, needs, found, now);
     w.now = now + 10;
     let later = w.fork(shell);
-    let marks = |w: &World, key| w.model.tree.get(key).unwrap().facts().map(|f| f.markers);
+    let markers = |w: &World, key| w.model.tree.get(key).unwrap().facts().map(|f| f.markers);
     assert_eq!(
-        [child, later].map(|key| marks(&w, key)),
+        [child, later].map(|key| markers(&w, key)),
         [None, Some(Fact::Known(1))]
     );
 }
 
 #[test]
-fn a_user_keeps_one_process_or_all_that_comes_of_it_for_a_while() {
+fn user_keep_covers_a_process_or_its_tree_until_it_expires() {
     let mut w = World::new();
-    pass(&mut w, 0);
+    advance(&mut w, 0);
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let server = w.spawn(shell, "vite");
-    let stranger = w.spawn(INIT, "bash");
+    let untracked = w.spawn(INIT, "bash");
     let keep = UserKeep {
         until_monotonic_ns: Some(w.now + MINUTE),
         with_descendants: true,
         by_uid: 1000,
         made_at: 1,
     };
-    assert_eq!(w.model.keep(stranger, keep), 0);
+    assert_eq!(w.model.keep(untracked, keep), 0);
     assert_eq!(w.model.keep(shell, keep), 2);
     let later = w.spawn(server, "esbuild");
     w.exit(server);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [shell, later].map(|key| w.why(key)),
         ["keep kept_by_user"; 2]
     );
     assert_eq!(w.decide(shell).until, keep.until_monotonic_ns);
     assert_eq!(w.model.kept_by_users().count(), 2);
-    pass(&mut w, MINUTE);
+    advance(&mut w, MINUTE);
     assert_eq!(
         [shell, later].map(|key| w.why(key)),
         ["reap root_exited"; 2]
     );
     assert_eq!(w.model.kept_by_users().count(), 0);
-    let for_good = UserKeep {
+    let permanent = UserKeep {
         until_monotonic_ns: None,
         with_descendants: false,
         by_uid: 0,
         made_at: 1,
     };
-    assert_eq!(w.model.keep(shell, for_good), 1);
+    assert_eq!(w.model.keep(shell, permanent), 1);
     let child = w.fork(shell);
     assert_eq!(
         [shell, child].map(|key| w.why(key)),

@@ -1,18 +1,18 @@
-//! Programs that are reported some time after their exec, and what was forked in between.
+//! Programs that are reported some time after their exec, and the children forked in between.
 
 use super::world::{INIT, World, image};
 use crate::event::{Event, EventKind, ExitStatus, Image, ProcessKey, Provenance};
 use crate::policy::{Reason, Verdict};
 
 impl World {
-    /// A process runs a program that could not be read yet. Returns the time of the exec.
+    /// Reports the exec of a program that could not be read yet. Returns the time of the exec.
     fn exec_unread(&mut self, key: ProcessKey) -> u64 {
-        self.runs(key, Image::unread());
+        self.exec_image(key, Image::unread());
         self.now
     }
 
-    /// What was run at a time has been read.
-    fn read_late(&mut self, key: ProcessKey, time: u64, image: Image) {
+    /// Reports the program of an earlier exec at `time`.
+    fn report_image_late(&mut self, key: ProcessKey, time: u64, image: Image) {
         self.apply(Event {
             time,
             provenance: Provenance::Kernel,
@@ -27,9 +27,9 @@ impl World {
         });
     }
 
-    fn is_read_late(&mut self, key: ProcessKey, time: u64, program: &str) {
+    fn report_program_late(&mut self, key: ProcessKey, time: u64, program: &str) {
         let image = Image::clone(&image(program, self.tty));
-        self.read_late(key, time, image);
+        self.report_image_late(key, time, image);
     }
 
     fn reason(&self, key: ProcessKey) -> (Verdict, Reason) {
@@ -38,7 +38,7 @@ impl World {
     }
 }
 
-/// A shell that has started a server, and then a program that could not be read yet.
+/// Returns a shell that has started a server and then executed a program that could not be read yet.
 fn shell_with_unread(w: &mut World) -> (ProcessKey, ProcessKey, u64) {
     let shell = w.spawn(INIT, "sh");
     let server = w.spawn(shell, "server");
@@ -46,7 +46,7 @@ fn shell_with_unread(w: &mut World) -> (ProcessKey, ProcessKey, u64) {
     (shell, server, time)
 }
 
-/// An agent with a child that runs a program which could not be read yet.
+/// Returns an agent with a child that has executed a program that could not be read yet.
 fn agent_with_unread(w: &mut World) -> (ProcessKey, ProcessKey, u64) {
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
@@ -71,7 +71,7 @@ fn descendants_of_late_agent_are_members() {
     let nested = w.spawn(tool, "codex");
     let of_nested = w.spawn(nested, "bash");
     assert!(!w.is_member(tool));
-    w.is_read_late(agent, time, "claude");
+    w.report_program_late(agent, time, "claude");
     for key in [agent, tool, below, copy] {
         assert_eq!(w.root_of(key), Some(agent), "{key}");
     }
@@ -79,38 +79,38 @@ fn descendants_of_late_agent_are_members() {
         assert!(!w.is_member(key), "{key}");
     }
     assert_eq!(w.root_of(of_nested), Some(nested));
-    // What it forks from then on is a member at once, and the report may come twice.
+    // Later children are members at once. The report may come twice.
     let later = w.spawn(agent, "sleep");
     w.repeat(3);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     for key in [tool, below, nested, of_nested, later] {
         assert_eq!(w.reason(key), REAPED, "{key}");
     }
-    // A copy runs the program of its parent, and is no agent of its own.
+    // A fork without an exec runs its parent's program, but is no root.
     assert_eq!(w.reason(copy), REAPED);
     assert_eq!(w.root_of(copy), Some(agent));
     assert_eq!(w.reason(server), NOT_A_MEMBER);
 }
 
 #[test]
-fn child_from_before_an_exec_is_not_the_late_agents() {
+fn child_forked_before_the_exec_is_no_member_of_late_agent() {
     let mut w = World::new();
     let (agent, _, _) = shell_with_unread(&mut w);
     let server = w.spawn(agent, "server");
-    // The unread program is never reported: the process runs another by now.
+    // The unread program is never reported, because the process has executed another one.
     w.exec(agent, "claude");
     assert!(!w.is_member(server));
 }
 
 #[test]
-fn child_that_lost_its_parent_before_the_reading_is_kept() {
+fn orphan_from_before_the_late_program_report_is_kept() {
     let mut w = World::new();
     let (agent, _, time) = shell_with_unread(&mut w);
     let tool = w.spawn(agent, "bash");
     let orphan = w.spawn(tool, "node");
     w.exit(tool);
-    w.is_read_late(agent, time, "claude");
-    w.dies_by_signal(agent);
+    w.report_program_late(agent, time, "claude");
+    w.kill(agent);
     assert_eq!(w.reason(orphan), NOT_A_MEMBER);
 
     let mut w = World::new();
@@ -118,8 +118,8 @@ fn child_that_lost_its_parent_before_the_reading_is_kept() {
     let tool = w.spawn(child, "bash");
     let orphan = w.spawn(tool, "node");
     w.exit(tool);
-    w.is_read_late(child, time, "npm");
-    w.dies_by_signal(agent);
+    w.report_program_late(child, time, "npm");
+    w.kill(agent);
     assert_eq!((w.reason(child), w.reason(orphan)), (REAPED, KEPT));
 }
 
@@ -130,17 +130,17 @@ fn nothing_below_an_unread_member_is_reaped() {
     let tool = w.spawn(child, "bash");
     let below = w.spawn(tool, "node");
     let copy = w.fork(child);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!((w.reason(child), w.reason(copy)), (UNREADABLE, UNREADABLE));
     assert_eq!((w.reason(tool), w.reason(below)), (KEPT, KEPT));
-    w.is_read_late(child, time, "npm");
+    w.report_program_late(child, time, "npm");
     for key in [child, tool, below, copy] {
         assert_eq!(w.reason(key), REAPED, "{key}");
     }
 }
 
 #[test]
-fn late_boundary_takes_its_descendants_along() {
+fn late_boundary_releases_its_descendants() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.spawn(agent, "sh");
@@ -149,8 +149,8 @@ fn late_boundary_takes_its_descendants_along() {
     let shell = w.spawn(child, "bash");
     let nested = w.spawn(shell, "codex");
     let copy = w.fork(child);
-    w.is_read_late(child, time, "tmux");
-    w.dies_by_signal(agent);
+    w.report_program_late(child, time, "tmux");
+    w.kill(agent);
     for key in [child, shell, copy] {
         assert_eq!(w.reason(key), NOT_A_MEMBER, "{key}");
     }
@@ -159,30 +159,30 @@ fn late_boundary_takes_its_descendants_along() {
 }
 
 #[test]
-fn late_nested_agent_takes_its_descendants_along() {
+fn late_nested_agent_takes_its_descendants() {
     let mut w = World::new();
     let (agent, child, time) = agent_with_unread(&mut w);
     let tool = w.spawn(child, "bash");
     let nested = w.spawn(tool, "codex");
-    w.is_read_late(child, time, "codex");
+    w.report_program_late(child, time, "codex");
     assert_eq!(w.root_of(tool), Some(child));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     for key in [child, tool, nested] {
         assert_eq!(w.reason(key), REAPED, "{key}");
     }
 }
 
 #[test]
-fn each_unread_program_decides_about_what_is_below_it() {
+fn descendant_waits_for_each_unread_program_above_it() {
     let mut w = World::new();
     let (agent, upper, upper_time) = agent_with_unread(&mut w);
     let lower = w.fork(upper);
     let lower_time = w.exec_unread(lower);
     let tool = w.spawn(lower, "node");
-    w.dies_by_signal(agent);
-    w.is_read_late(lower, lower_time, "npm");
-    assert_eq!(w.reason(tool), KEPT, "the upper one may be a boundary");
-    w.is_read_late(upper, upper_time, "make");
+    w.kill(agent);
+    w.report_program_late(lower, lower_time, "npm");
+    assert_eq!(w.reason(tool), KEPT, "`upper` may be a boundary");
+    w.report_program_late(upper, upper_time, "make");
     assert_eq!(w.reason(tool), REAPED);
 
     let mut w = World::new();
@@ -190,21 +190,21 @@ fn each_unread_program_decides_about_what_is_below_it() {
     let lower = w.fork(upper);
     let lower_time = w.exec_unread(lower);
     let tool = w.spawn(lower, "node");
-    w.dies_by_signal(agent);
-    w.is_read_late(upper, upper_time, "make");
-    assert_eq!(w.reason(tool), KEPT, "the lower one may be a boundary");
-    w.is_read_late(lower, lower_time, "npm");
+    w.kill(agent);
+    w.report_program_late(upper, upper_time, "make");
+    assert_eq!(w.reason(tool), KEPT, "`lower` may be a boundary");
+    w.report_program_late(lower, lower_time, "npm");
     assert_eq!(w.reason(tool), REAPED);
 }
 
 #[test]
-fn program_that_is_never_read_leaves_its_children_as_they_were() {
+fn unreadable_program_does_not_change_its_children() {
     let mut w = World::new();
     let (agent, child, time) = agent_with_unread(&mut w);
     let tool = w.spawn(child, "bash");
-    // It has exited, or runs another program by now: no boundary is known of.
-    w.read_late(child, time, Image::default());
-    w.dies_by_signal(agent);
+    // The process has exited or executed another program, so the program stays unknown.
+    w.report_image_late(child, time, Image::default());
+    w.kill(agent);
     assert_eq!(w.reason(child), UNREADABLE);
     assert_eq!(w.reason(tool), (Verdict::Keep, Reason::AncestorKept));
     w.exit(child);
@@ -212,8 +212,8 @@ fn program_that_is_never_read_leaves_its_children_as_they_were() {
 }
 
 #[test]
-fn agent_that_is_read_after_the_exit_of_its_agent_is_kept() {
-    for ended in [
+fn late_nested_agent_is_kept_after_exit_of_outer_root() {
+    for status in [
         ExitStatus::Exited(0),
         ExitStatus::Signalled {
             signal: 9,
@@ -223,19 +223,19 @@ fn agent_that_is_read_after_the_exit_of_its_agent_is_kept() {
         let mut w = World::new();
         let (agent, child, time) = agent_with_unread(&mut w);
         let tool = w.spawn(child, "bash");
-        w.end(agent, ended, Some(INIT));
-        w.is_read_late(child, time, "claude");
+        w.exit_with(agent, status, Some(INIT));
+        w.report_program_late(child, time, "claude");
         assert_eq!(w.root_of(tool), Some(child));
         for key in [child, tool] {
             assert_eq!(w.reason(key), (Verdict::Keep, Reason::RootAlive), "{key}");
         }
-        w.dies_by_signal(child);
+        w.kill(child);
         assert_eq!(w.reason(tool), REAPED);
     }
 }
 
 #[test]
-fn row_that_names_an_unread_agent_settles_what_it_has_forked() {
+fn scan_row_of_an_unread_agent_classifies_its_children() {
     let mut w = World::new();
     let (agent, server, _) = shell_with_unread(&mut w);
     let tool = w.spawn(agent, "bash");

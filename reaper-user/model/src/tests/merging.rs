@@ -1,10 +1,10 @@
-//! What /proc says and what the probes say of the same processes, and what comes twice, late or not at all.
+//! Merging of scans and events about the same processes, with events that are repeated, late or lost.
 
 use super::world::{INIT, OWN_PID, USER, World, image, rules};
 use crate::Scope;
 use crate::event::{EventKind, ExitStatus, ProcessKey, Provenance, TICK_NS, Uids};
 
-/// A start that is no whole tick, and a pid.
+/// Returns a key whose start is not a multiple of the clock tick.
 pub(super) fn key(pid: u32) -> ProcessKey {
     ProcessKey {
         pid,
@@ -13,12 +13,12 @@ pub(super) fn key(pid: u32) -> ProcessKey {
 }
 
 #[test]
-fn what_ran_before_is_a_session_like_any_other() {
+fn pre_existing_agent_opens_a_session() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
     let shell = w.row(key(11), 10, "bash");
     let server = w.fork(shell);
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     assert_eq!(
         [shell, server].map(|key| w.why(key)),
         ["reap root_exited"; 2]
@@ -26,38 +26,38 @@ fn what_ran_before_is_a_session_like_any_other() {
     assert_eq!(w.why(agent), "keep not_a_member");
 }
 
-/// Its end may be known by its pidfd before all is read that it has done.
+/// A pidfd can report an exit before all events of the process are read.
 #[test]
-fn whoever_is_told_of_after_the_end_of_its_maker_runs_what_that_ran() {
-    for restless in [false, true] {
+fn fork_reported_after_its_parents_exit_has_the_same_program() {
+    for had_child in [false, true] {
         let mut w = World::new();
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
-        if restless {
+        if had_child {
             w.fork(shell);
         }
         w.exit(shell);
         let server = w.fork(shell);
         assert_eq!(w.model.tree.comm(server), b"bash");
-        // Which is told last of all, where it is told late.
+        // An exec may be reported after the exit too. The last one counts.
         let boundary = w.spawn(agent, "bash");
         w.exit(boundary);
         w.exec(boundary, "tmux");
-        let nobodys = w.fork(boundary);
+        let no_member = w.fork(boundary);
         let other = w.spawn(agent, "bash");
         w.exit(other);
         w.exec(other, "dash");
-        let dashs = w.fork(other);
-        assert_eq!(w.model.tree.comm(dashs), b"dash");
-        w.dies_by_signal(agent);
+        let child_of_dash = w.fork(other);
+        assert_eq!(w.model.tree.comm(child_of_dash), b"dash");
+        w.kill(agent);
         assert_eq!(w.why(server), "reap root_exited");
-        assert_eq!(w.why(dashs), "reap root_exited");
-        assert_eq!(w.why(nobodys), "keep not_a_member");
+        assert_eq!(w.why(child_of_dash), "reap root_exited");
+        assert_eq!(w.why(no_member), "keep not_a_member");
     }
 }
 
 #[test]
-fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
+fn seeded_process_is_found_by_its_exact_start_too() {
     let mut w = World::new();
     let known = w.row(key(10), 1, "claude");
     let tool = w.fork(key(10));
@@ -65,126 +65,125 @@ fn the_exact_start_of_a_seeded_process_is_told_later_and_names_it_too() {
     assert_eq!(w.session_events(), ["opened claude"]);
     assert_eq!(w.model.tree.get(key(10)).unwrap().key, known);
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(known));
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn what_the_kernel_says_of_a_start_known_to_the_tick_names_nobody_exactly() {
-    for told in ["exec", "reparent"] {
+fn event_with_a_tick_start_sets_no_exact_key() {
+    for event in ["exec", "reparent"] {
         let mut w = World::new();
         let known = w.row(key(10), 1, "claude");
         let tool = w.fork(known);
-        let mark = None;
-        w.kernel(match told {
+        w.kernel(match event {
             "exec" => EventKind::Exec {
                 key: known,
                 parent: None,
                 uids: USER,
                 pidfd_inode: 0,
                 image: image("claude --resume", 0),
-                membership: mark,
+                membership: None,
             },
             _ => EventKind::Reparent {
                 child: known,
                 old_parent: None,
                 adopter: Some(INIT),
-                membership: mark,
+                membership: None,
             },
         });
         let node = |w: &World| w.model.tree.get(key(10)).map(|node| node.exact_key());
-        assert_eq!(node(&w), Some(None), "{told}");
+        assert_eq!(node(&w), Some(None), "{event}");
         w.fork_as(key(10), INIT, INIT);
-        assert_eq!(node(&w), Some(Some(key(10))), "{told}");
-        w.dies_by_signal(key(10));
-        assert_eq!(w.why(tool), "reap root_exited", "{told}");
-        // Remembered by its exact start.
-        let successor = ProcessKey {
+        assert_eq!(node(&w), Some(Some(key(10))), "{event}");
+        w.kill(key(10));
+        assert_eq!(w.why(tool), "reap root_exited", "{event}");
+        // The exited process is remembered by its exact start.
+        let reused = ProcessKey {
             start: key(10).start + 1,
             ..known
         };
-        w.fork_as(successor, INIT, INIT);
-        assert!(w.model.tree.get(successor).is_some(), "{told}");
+        w.fork_as(reused, INIT, INIT);
+        assert!(w.model.tree.get(reused).is_some(), "{event}");
     }
 }
 
 #[test]
-fn an_end_told_by_the_tick_is_that_of_a_process_found_by_the_tick() {
+fn exit_with_a_tick_start_ends_a_seeded_process() {
     let mut w = World::new();
     let known = w.row(key(10), 1, "claude");
     let tool = w.fork(known);
-    w.dies_by_signal(known);
+    w.kill(known);
     assert_eq!(w.why(tool), "reap root_exited");
     assert!(w.model.tree.get(known).is_none());
 }
 
 #[test]
-fn a_successor_in_the_same_tick_is_another_process() {
+fn reused_pid_in_the_same_tick_is_another_process() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
     let victim = w.fork(agent);
-    w.dies_by_signal(agent);
-    w.dies_by_signal(victim);
-    let successor = ProcessKey {
+    w.kill(agent);
+    w.kill(victim);
+    let reused = ProcessKey {
         start: victim.start + 1,
         ..victim
     };
-    assert!(successor.has_same_tick(victim));
-    w.fork_as(successor, INIT, INIT);
+    assert!(reused.has_same_tick(victim));
+    w.fork_as(reused, INIT, INIT);
     assert_eq!(
-        [victim, successor].map(|key| w.why(key)),
+        [victim, reused].map(|key| w.why(key)),
         ["keep not_a_member"; 2]
     );
     assert!(w.model.tree.get(victim).is_none());
-    assert!(w.model.tree.get(successor).is_some());
+    assert!(w.model.tree.get(reused).is_some());
 }
 
 #[test]
-fn a_successor_in_the_same_tick_as_a_seeded_process_is_another_process() {
+fn reused_pid_in_the_tick_of_a_seeded_process_is_another() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     let victim = w.row(key(11), 10, "npm");
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     assert_eq!(w.why(victim), "reap root_exited");
-    w.dies_by_signal(key(11));
-    let successor = ProcessKey {
+    w.kill(key(11));
+    let reused = ProcessKey {
         start: key(11).start + 7,
         ..key(11)
     };
-    w.fork_as(successor, INIT, INIT);
+    w.fork_as(reused, INIT, INIT);
     assert!(
         w.model.tree.get(victim).is_none(),
-        "the name of the first is not its"
+        "the key of the exited process finds nothing"
     );
-    assert_eq!(w.why(successor), "keep not_a_member");
+    assert_eq!(w.why(reused), "keep not_a_member");
 }
 
 #[test]
-fn a_pid_that_is_given_away_ends_its_old_owner() {
+fn reused_pid_ends_the_old_process() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    let successor = w.new_key();
-    let successor = ProcessKey {
+    let reused = w.new_key();
+    let reused = ProcessKey {
         pid: agent.pid,
-        ..successor
+        ..reused
     };
-    w.fork_as(successor, INIT, INIT);
+    w.fork_as(reused, INIT, INIT);
     assert_eq!(w.why(tool), "reap root_exited");
-    assert_eq!(w.why(successor), "keep not_a_member");
+    assert_eq!(w.why(reused), "keep not_a_member");
 }
 
 #[test]
-fn a_fork_that_is_read_after_the_row_tells_whose_child_it_is() {
+fn fork_read_after_the_scan_row_sets_the_birth_parent() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
-    // Orphaned between its fork and the look at /proc, which finds it with the init.
+    // Orphaned between its fork and the scan, which discovers it below init.
     let orphan = w.row(key(12), 1, "server");
     assert!(!w.is_member(orphan));
     w.fork_as(key(11), agent, agent);
     w.fork_as(key(12), key(11), key(11));
     assert!(w.is_member(orphan));
-    w.end(key(11), ExitStatus::Exited(0), Some(INIT));
+    w.exit_with(key(11), ExitStatus::Exited(0), Some(INIT));
     let node = w.model.tree.get(orphan).unwrap();
     assert_eq!(
         (node.parent, node.birth_parent),
@@ -194,28 +193,28 @@ fn a_fork_that_is_read_after_the_row_tells_whose_child_it_is() {
 }
 
 #[test]
-fn a_seeded_agent_is_nested_once_it_is_known_whose_child_it_is() {
+fn seeded_agent_is_nested_when_its_fork_is_read() {
     let mut w = World::new();
     let inner = w.row(key(12), 1, "codex");
     let outer = w.spawn(INIT, "claude");
     w.fork_as(key(12), outer, outer);
-    w.dies_by_signal(outer);
+    w.kill(outer);
     assert_eq!(w.why(inner), "reap root_exited");
 }
 
 #[test]
-fn a_fork_that_is_read_after_the_row_brings_back_no_old_uids() {
+fn fork_read_after_the_scan_row_keeps_newer_uids() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
     let root = Uids::default();
     let sudo = w.row_with(key(11), 10, "dockerd", |row| row.uids = root);
     w.fork_as(key(11), agent, agent);
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     assert_eq!(w.why(sudo), "keep other_uid other-uid");
 }
 
 #[test]
-fn a_fork_told_twice_brings_back_no_old_uids() {
+fn repeated_fork_keeps_newer_uids() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let sudo = w.fork(agent);
@@ -223,24 +222,24 @@ fn a_fork_told_twice_brings_back_no_old_uids() {
     w.uids = Uids::default();
     w.exec(sudo, "dockerd");
     w.apply(fork);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(sudo), "keep other_uid other-uid");
 }
 
 #[test]
-fn what_is_told_twice_is_told_once() {
+fn repeated_events_change_nothing() {
     let mut once = World::new();
     let mut twice = World::new();
     for (w, again) in [(&mut once, false), (&mut twice, true)] {
-        let story: [fn(&mut World); 6] = [
+        let steps: [fn(&mut World); 6] = [
             |w| _ = w.row(key(10), 1, "claude"),
             |w| w.fork_as(key(11), key(10), key(10)),
             |w| w.exec(key(11), "codex"),
             |w| w.fork_as(key(12), key(11), key(11)),
-            |w| w.dies_by_signal(key(11)),
+            |w| w.kill(key(11)),
             |w| w.exec(key(12), "npm"),
         ];
-        for step in story {
+        for step in steps {
             let before = w.events.len();
             step(w);
             if again {
@@ -253,79 +252,79 @@ fn what_is_told_twice_is_told_once() {
 }
 
 #[test]
-fn what_is_told_of_an_exited_process_does_not_bring_it_back() {
+fn repeated_events_of_exited_process_do_not_revive_it() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    let told = w.events.clone();
-    w.dies_by_signal(tool);
+    let repeated = w.events.clone();
+    w.kill(tool);
     let living = w.model.tree.len();
-    told.into_iter().for_each(|event| w.apply(event));
-    // The child had told of its own exit, but was still on its parent's list when that exited.
-    w.end(agent, ExitStatus::Exited(0), None);
+    repeated.into_iter().for_each(|event| w.apply(event));
+    // The child's exit was reported, but the child was still in its parent's list when the parent exited.
+    w.exit_with(agent, ExitStatus::Exited(0), None);
     w.adopt(tool, agent, INIT);
     assert_eq!(w.model.tree.len(), living - 1);
     assert_eq!(w.session_events().last().unwrap(), "closed claude");
 }
 
 #[test]
-fn a_row_of_what_has_just_exited_does_not_bring_it_back() {
+fn scan_row_of_exited_process_does_not_revive_it() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.dies_by_signal(tool);
+    w.kill(tool);
     w.row(tool, agent.pid, "npm");
     w.row(key(10), 1, "bash");
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     w.row(key(10), 1, "bash");
     assert_eq!(w.model.tree.len(), 2);
 }
 
 #[test]
-fn an_unknown_child_of_a_member_becomes_one_when_it_is_orphaned() {
+fn reparented_unknown_child_of_a_member_is_a_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
-    w.end(shell, ExitStatus::Exited(0), None);
+    w.exit_with(shell, ExitStatus::Exited(0), None);
     let lost = w.new_key();
     w.adopt(lost, shell, INIT);
     assert_eq!(w.why(lost), "keep detached");
-    w.dies_by_signal(agent);
-    // Nothing else is known of it until the look at /proc that follows a loss.
+    w.kill(agent);
+    // Its uids are unknown until the scan that follows lost events.
     assert_eq!(w.why(lost), "keep other_uid other-uid");
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_exited");
 }
 
 #[test]
-fn an_unknown_child_of_a_seeded_member_becomes_one_when_it_is_orphaned() {
+fn reparented_unknown_child_of_seeded_member_is_a_member() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     w.row(key(11), 10, "bash");
-    w.end(key(11), ExitStatus::Exited(0), None);
+    w.exit_with(key(11), ExitStatus::Exited(0), None);
     w.adopt(key(12), key(11), INIT);
     assert_eq!(w.why(key(12)), "keep detached");
 }
 
 #[test]
-fn an_unknown_child_of_the_last_member_is_found_after_the_end_of_the_session() {
+fn unknown_child_is_discovered_after_its_session_closed() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let lost = w.new_key();
-    w.dies_by_signal(agent);
-    w.end(shell, ExitStatus::Exited(0), None);
+    w.kill(agent);
+    w.exit_with(shell, ExitStatus::Exited(0), None);
     assert_eq!(w.session_events().last().unwrap(), "closed claude");
     w.adopt(lost, shell, INIT);
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_exited");
     w.session_events();
-    w.dies_by_signal(lost);
+    w.kill(lost);
     assert_eq!(w.session_events(), ["closed claude"]);
 }
 
 #[test]
-fn an_unknown_child_is_in_the_scope_of_its_session() {
+fn unknown_child_is_in_the_scope_of_its_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let mut w = World::scoped(Scope {
@@ -334,14 +333,14 @@ fn an_unknown_child_is_in_the_scope_of_its_session() {
     });
     assert_eq!(w.spawn(INIT, "claude"), agent);
     let lost = w.new_key();
-    w.end(agent, ExitStatus::Exited(0), None);
+    w.exit_with(agent, ExitStatus::Exited(0), None);
     w.adopt(lost, agent, INIT);
     w.row(lost, 1, "npm");
     assert_eq!(w.why(lost), "reap root_exited");
 }
 
 #[test]
-fn an_unknown_process_that_runs_something_is_what_its_parent_is() {
+fn exec_of_unknown_process_joins_its_parents_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let lost = w.new_key();
@@ -357,14 +356,14 @@ fn an_unknown_process_that_runs_something_is_what_its_parent_is() {
 }
 
 #[test]
-fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
+fn orphan_of_a_namespace_init_is_in_an_ending_namespace() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let init = w.namespace(agent);
-    // One of them was adopted by the init, and the record of one child comes before that of the init's exit.
+    // `adopted` was adopted by the init. The reparenting of `early` is reported before the init's exit.
     let shell = w.fork(init);
     let (early, adopted) = (w.fork(init), w.fork(shell));
-    w.end(shell, ExitStatus::Exited(0), Some(init));
+    w.exit_with(shell, ExitStatus::Exited(0), Some(init));
     let ending = |w: &World, key| {
         let orphaned = w.model.tree.get(key).and_then(|node| node.orphaned);
         orphaned.map(|from| from.namespace_ending)
@@ -380,21 +379,21 @@ fn child_of_a_namespace_init_that_exits_is_in_an_ending_namespace() {
         membership: None,
     });
     assert_eq!(ending(&w, early), Some(true));
-    w.end(init, ExitStatus::Exited(0), None);
+    w.exit_with(init, ExitStatus::Exited(0), None);
     assert_eq!(ending(&w, adopted), Some(true));
 }
 
 #[test]
-fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
+fn process_from_outside_a_pid_namespace_is_no_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let init = w.namespace(agent);
     let own = w.fork(init);
-    // `nsenter` from elsewhere: its first process is known, and the init adopts what that leaves.
+    // `nsenter` from outside: its first process is known, and the init adopts its child.
     let nsenter = w.spawn(INIT, "nsenter");
     let known = w.fork(nsenter);
-    w.end(nsenter, ExitStatus::Exited(0), Some(init));
-    // Of others only the outcome is seen: by a look at /proc, by an exec, by the end of the init.
+    w.exit_with(nsenter, ExitStatus::Exited(0), Some(init));
+    // Other processes become known later: by a scan, by an exec, or by the exit of the init.
     let found = w.new_key();
     w.row(found, init.pid, "sh");
     let ran = w.new_key();
@@ -406,8 +405,8 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
         image: image("sh", 0),
         membership: None,
     });
-    w.dies_by_signal(agent);
-    w.end(init, ExitStatus::Exited(0), None);
+    w.kill(agent);
+    w.exit_with(init, ExitStatus::Exited(0), None);
     let left = w.new_key();
     w.adopt(left, init, INIT);
     assert_eq!(w.why(own), "reap root_exited");
@@ -417,7 +416,7 @@ fn what_is_brought_into_a_pid_namespace_is_not_taken_for_a_member() {
 }
 
 #[test]
-fn an_adopter_that_is_told_before_the_exit_is_taken_though_the_parent_was_seeded() {
+fn adopter_reported_before_exit_of_seeded_parent_is_used() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
     let tool = w.fork(agent);
@@ -426,13 +425,13 @@ fn an_adopter_that_is_told_before_the_exit_is_taken_though_the_parent_was_seeded
 }
 
 #[test]
-fn a_late_adoption_does_not_undo_a_later_one() {
+fn repeated_reparenting_does_not_undo_a_later_one() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let subreaper = w.spawn(agent, "tini");
     let shell = w.spawn(subreaper, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, ExitStatus::Exited(0), Some(subreaper));
+    w.exit_with(shell, ExitStatus::Exited(0), Some(subreaper));
     let late = w.events.last().unwrap().clone();
     w.exit(subreaper);
     w.apply(late);
@@ -440,7 +439,7 @@ fn a_late_adoption_does_not_undo_a_later_one() {
 }
 
 #[test]
-fn a_process_that_the_probes_tell_of_without_its_parent_is_nobodys() {
+fn fork_without_a_known_parent_is_no_member() {
     let mut w = World::new();
     let child = w.new_key();
     w.kernel(EventKind::Fork {
@@ -456,28 +455,28 @@ fn a_process_that_the_probes_tell_of_without_its_parent_is_nobodys() {
 }
 
 #[test]
-fn agents_that_are_each_others_children_make_no_loop() {
+fn agents_that_are_each_others_children_form_no_loop() {
     let mut w = World::new();
     let [a, b] = [10, 11].map(|pid| w.row(key(pid), 1, "claude"));
     w.fork_as(key(10), b, b);
     w.fork_as(key(11), a, a);
-    w.dies_by_signal(key(11));
+    w.kill(key(11));
     assert_eq!(w.why(a), "reap root_exited");
-    w.dies_by_signal(key(10));
+    w.kill(key(10));
     assert_eq!(w.model.sessions.iter().count(), 0);
 }
 
 #[test]
-fn damaged_keys_make_no_loops() {
+fn damaged_keys_form_no_loops() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let [a, b] = [w.fork(agent), w.fork(agent)];
     w.fork_as(key(90), key(90), key(90));
     w.adopt(a, agent, b);
     w.adopt(b, agent, a);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!([a, b].map(|key| w.why(key)), ["reap root_exited"; 2]);
-    w.tell(
+    w.report(
         Provenance::Inferred,
         EventKind::Exit {
             key: a,
@@ -487,13 +486,13 @@ fn damaged_keys_make_no_loops() {
             membership: None,
         },
     );
-    w.dies_by_signal(b);
-    w.dies_by_signal(key(90));
+    w.kill(b);
+    w.kill(key(90));
     assert_eq!(w.model.tree.len(), 1);
 }
 
 #[test]
-fn tree_is_empty_until_a_process_is_found() {
+fn tree_is_empty_until_a_process_is_discovered() {
     let model = crate::Model::new(rules(), Scope::default(), OWN_PID);
     assert!(model.tree.is_empty());
     assert!(!World::new().model.tree.is_empty());

@@ -1,6 +1,7 @@
-//! What follows from which events, as tables of little stories. See [`world::World`] for their words.
+//! Tests of the whole model: events go in, decisions and session events come out. [`world::World`] reports the events.
 
 mod arguments;
+mod attribution;
 mod commands;
 mod decisions;
 mod idle;
@@ -8,8 +9,7 @@ mod index;
 mod inferred;
 mod keeps;
 mod late_program;
-mod looks;
-mod marks;
+mod map_entries;
 mod merging;
 mod moves;
 mod properties;
@@ -18,12 +18,12 @@ mod restart;
 mod restored;
 mod rule_properties;
 mod rules;
+mod scans;
 mod scripts;
 mod servers;
 mod sessions;
 mod successors;
 mod survival;
-mod traces;
 mod truth;
 mod units;
 mod world;

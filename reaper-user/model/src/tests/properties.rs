@@ -1,4 +1,5 @@
-//! What holds whatever happens: random lives of random trees, told truly, twice, with gaps, out of order.
+//! Properties of the model with random process trees, whose events are reported correctly, twice, with gaps, or out of
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ use crate::event::{
 use crate::policy::Verdict;
 use crate::{Model, Scope};
 
-fn told(own_pid: u32, events: &[Event]) -> Model {
+fn model_of(own_pid: u32, events: &[Event]) -> Model {
     let mut model = Model::new(rules(), Scope::default(), own_pid);
     for event in events {
         model.apply(event, &mut Vec::new());
@@ -22,7 +23,7 @@ fn told(own_pid: u32, events: &[Event]) -> Model {
     model
 }
 
-/// By exact key, which is what the pids of a truth stand for: none of them is used twice.
+/// Returns the pids of due processes. A [`Truth`] uses no pid twice.
 fn due(model: &Model) -> BTreeSet<u32> {
     let due = model
         .tree
@@ -46,9 +47,9 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_is_due_is_who_truly_is(acts in acts()) {
+    fn due_members_match_the_reference_model(acts in acts()) {
         let truth = Truth::of(&acts, 100);
-        let model = told(OWN_PID, &truth.events);
+        let model = model_of(OWN_PID, &truth.events);
         prop_assert_eq!(model.tree.len(), truth.live.len());
         prop_assert_eq!(due(&model), pids(&truth.due()));
         prop_assert!(reaped(&model).is_subset(&pids(&truth.due())));
@@ -62,8 +63,8 @@ proptest! {
         } else {
             [&events[..], &events[..]].concat()
         };
-        let (once, twice) = (told(OWN_PID, &events), told(OWN_PID, &doubled));
-        // A whole life told again brings no exec of the past back into force but the last one.
+        let (once, twice) = (model_of(OWN_PID, &events), model_of(OWN_PID, &doubled));
+        // If the whole history is repeated, old execs apply again, so only the processes are compared.
         if at_once {
             prop_assert_eq!(decisions(&once), decisions(&twice));
         } else {
@@ -72,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn trees_that_have_nothing_in_common_do_not_mind_each_other(
+    fn unrelated_trees_do_not_affect_each_other(
         a in acts(),
         b in acts(),
         order in prop::collection::vec(any::<bool>(), 600),
@@ -92,19 +93,19 @@ proptest! {
                 break;
             }
         }
-        let mut apart = decisions(&told(OWN_PID, &a));
-        apart.extend(decisions(&told(OWN_PID, &b)));
-        prop_assert_eq!(decisions(&told(OWN_PID, &mixed)), apart);
+        let mut apart = decisions(&model_of(OWN_PID, &a));
+        apart.extend(decisions(&model_of(OWN_PID, &b)));
+        prop_assert_eq!(decisions(&model_of(OWN_PID, &mixed)), apart);
     }
 
-    /// The probes were attached before anything happened, and /proc was read somewhere on the way.
+    /// The probes are attached from the start, and /proc is scanned once in between.
     #[test]
-    fn a_look_at_proc_on_the_way_makes_nobody_due_who_is_not(
+    fn scan_between_events_makes_no_wrong_process_due(
         acts in acts(),
-        looked in 0..120_usize,
+        scanned in 0..120_usize,
         drained in 0..600_usize,
     ) {
-        let before = Truth::of(&acts[..looked.min(acts.len())], 100);
+        let before = Truth::of(&acts[..scanned.min(acts.len())], 100);
         let truth = Truth::of(&acts, 100);
         let drained = drained.min(before.events.len());
         let mut events = truth.events[..drained].to_vec();
@@ -112,9 +113,9 @@ proptest! {
         rows.sort_by_key(|process| process.key.pid);
         events.extend(rows.into_iter().map(|process| before.row(process)));
         events.extend_from_slice(&truth.events[drained..]);
-        let model = told(OWN_PID, &events);
+        let model = model_of(OWN_PID, &events);
         prop_assert_eq!(model.tree.len(), truth.live.len());
-        // What the table shows of a parent may be what it became after its child was born.
+        // The scan may show a program that a parent executed after it had forked its child.
         prop_assert!(due(&model).is_subset(&below_agents(&truth.events)));
         prop_assert!(pids(&truth.due()).is_subset(&due(&model)) || drained < before.events.len());
         if drained == before.events.len() {
@@ -122,9 +123,9 @@ proptest! {
         }
     }
 
-    /// Events doubled, dropped and out of order: nothing panics, what was never a member is not reaped.
+    /// Events are doubled, dropped and out of order. Nothing panics, and only descendants of agents are reaped.
     #[test]
-    fn damage_reaps_no_stranger(
+    fn damaged_events_reap_no_unrelated_process(
         acts in acts(),
         damage in prop::collection::vec((0..8_u8, any::<prop::sample::Index>()), 600),
         own in any::<prop::sample::Index>(),
@@ -146,47 +147,47 @@ proptest! {
         let kernel_thread = truth.live.values().find(|process| process.key.pid == thread);
         if let Some(process) = kernel_thread {
             let mut row = truth.row(process);
-            let EventKind::Discovered(seen) = &mut row.kind else { unreachable!() };
-            seen.kernel_thread = true;
+            let EventKind::Discovered(entry) = &mut row.kind else { unreachable!() };
+            entry.kernel_thread = true;
             events.insert(0, row);
         }
-        let model = told(own, &events);
-        // A lost exec may have been that of a boundary, so only lineage counts here.
+        let model = model_of(own, &events);
+        // A lost exec may have been that of a boundary, so only the lineage is checked.
         let lineage = below_agents(&truth.events);
         for node in model.tree.iter() {
             if model.decide(node.key).verdict == Verdict::Reap {
-                prop_assert!(lineage.contains(&node.key.pid), "{} is a stranger", node.key);
+                prop_assert!(lineage.contains(&node.key.pid), "{} descends from no agent", node.key);
                 prop_assert!(node.key.pid > 1 && node.key.pid != own && !node.kernel_thread);
                 let mut above = model.tree.by_pid(own).and_then(|own| own.parent);
                 for _ in 0..model.tree.len() {
-                    prop_assert_ne!(above, Some(node.key), "an ancestor of this program");
+                    prop_assert_ne!(above, Some(node.key), "an ancestor of the service");
                     above = above.and_then(|key| model.tree.get(key)?.parent);
                 }
             }
         }
     }
 
-    /// Events about nobody in particular: keys that contradict each other in every way.
+    /// Random events, whose keys contradict each other.
     #[test]
-    fn nonsense_is_survived(events in prop::collection::vec(nonsense(), 0..200)) {
-        let mut model = told(3, &events);
+    fn random_events_never_panic(events in prop::collection::vec(random_event(), 0..200)) {
+        let mut model = model_of(3, &events);
         for node in model.tree.iter() {
             let reaped = model.decide(node.key).verdict == Verdict::Reap;
             prop_assert!(!reaped || node.key.pid > 1 && node.key.pid != 3 && !node.kernel_thread);
-            let session = model.wanted_membership(node.key).and_then(|mark| mark.session);
+            let session = model.wanted_membership(node.key).and_then(|membership| membership.session);
             prop_assert_eq!(session.is_some(), node.state.member.session.is_some());
         }
         model.finish_restore(&mut Vec::new());
         let before: BTreeSet<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
-        let foreign: BTreeSet<ProcessKey> = before.iter().copied().filter(|key| model.is_untracked(*key)).collect();
+        let untracked: BTreeSet<ProcessKey> = before.iter().copied().filter(|key| model.is_untracked(*key)).collect();
         model.forget_untracked();
         assert_consistent(&model);
         let after = model.tree.iter().map(|node| node.key).collect();
-        prop_assert_eq!(&before - &foreign, after);
+        prop_assert_eq!(&before - &untracked, after);
     }
 }
 
-fn nonsense() -> impl Strategy<Value = Event> {
+fn random_event() -> impl Strategy<Value = Event> {
     let key = || {
         (0..6_u32, 0..4_u64).prop_map(|(pid, start)| ProcessKey {
             pid,
@@ -220,10 +221,10 @@ fn nonsense() -> impl Strategy<Value = Event> {
             image,
             membership: None
         }),
-        (key(), any::<bool>()).prop_map(|(key, own_accord)| EventKind::Exit {
+        (key(), any::<bool>()).prop_map(|(key, exited_normally)| EventKind::Exit {
             key,
             parent: None,
-            exit_status: if own_accord {
+            exit_status: if exited_normally {
                 ExitStatus::Exited(0)
             } else {
                 ExitStatus::Unknown
@@ -286,27 +287,16 @@ fn nonsense() -> impl Strategy<Value = Event> {
                 }))
             }),
     ];
-    let mark = (maybe(), 0..1024_u32).prop_map(|(session, flags)| Membership { session, flags });
-    let kind = (kind, prop::option::of(mark)).prop_map(|(mut kind, told)| {
+    let membership =
+        (maybe(), 0..1024_u32).prop_map(|(session, flags)| Membership { session, flags });
+    let kind = (kind, prop::option::of(membership)).prop_map(|(mut kind, entry)| {
         match &mut kind {
-            EventKind::Fork {
-                membership: mark, ..
-            }
-            | EventKind::Exec {
-                membership: mark, ..
-            }
-            | EventKind::Exit {
-                membership: mark, ..
-            }
-            | EventKind::Reparent {
-                membership: mark, ..
-            }
-            | EventKind::Move {
-                membership: mark, ..
-            }
-            | EventKind::Discovered(ProcEntry {
-                membership: mark, ..
-            }) => *mark = told,
+            EventKind::Fork { membership, .. }
+            | EventKind::Exec { membership, .. }
+            | EventKind::Exit { membership, .. }
+            | EventKind::Reparent { membership, .. }
+            | EventKind::Move { membership, .. }
+            | EventKind::Discovered(ProcEntry { membership, .. }) => *membership = entry,
             EventKind::SignalSent { .. } | EventKind::Restored(_) => {}
         }
         kind
@@ -320,9 +310,9 @@ fn nonsense() -> impl Strategy<Value = Event> {
     })
 }
 
-/// What is remembered of the dead is bounded, however many there are and however they descend.
+/// The number of remembered exited processes is bounded, whatever their number and descent.
 #[test]
-fn the_dead_are_forgotten() {
+fn memory_for_exited_processes_is_bounded() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let mut last = agent;
@@ -348,7 +338,7 @@ fn the_dead_are_forgotten() {
             peak_rss: 0,
             membership: None,
         };
-        // The chain moves on: each dies when it has a child, but for the agent.
+        // Each process except the agent exits when it has a child.
         let kinds = [Some(fork), (last != agent).then_some(exit)];
         for kind in kinds.into_iter().flatten() {
             w.now = time;
@@ -368,9 +358,9 @@ fn the_dead_are_forgotten() {
     assert!(kept[0] <= 16_384 && kept[1] <= 2 * 16_384 + 1, "{kept:?}");
     assert!(kept[2] <= 1024 && kept[3] <= 1024, "{kept:?}");
     assert!(w.is_member(last));
-    // With the end of the chain, its story goes.
-    w.dies_by_signal(last);
+    // The last process of the chain exits, and its history is dropped.
+    w.kill(last);
     assert!(w.model.tree.kept()[0] <= 16_384);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.model.sessions.iter().count(), 0);
 }

@@ -1,5 +1,5 @@
-//! A restart loses nothing: a model that is built from what the service before it has left, and from
-//! what the kernel has kept, comes to what one comes to that has seen it all.
+//! A restart loses nothing: a model restored from the kernel's maps and the backlog has the same sessions as a model that
+//! applied all events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::policy::Verdict;
 use crate::session::Session;
 use crate::{Model, Scope};
 
-/// Programs of whose names some rule knows.
+/// Programs that the name table of the rules contains.
 const NAMED: [&[u8]; 4] = [b"claude", b"codex", b"tmux", b"apt"];
 const AGENTS: [&[u8]; 2] = [b"claude", b"codex"];
 
@@ -31,7 +31,7 @@ impl Map {
         self.0.get(&key).copied().unwrap_or_default()
     }
 
-    /// Does what a probe does at an event, whose record then carries what the map has.
+    /// Updates the map like a probe at this event. Returns the event with the map entry.
     fn record(&mut self, event: &Event) -> Event {
         let mut event = event.clone();
         match &mut event.kind {
@@ -106,7 +106,7 @@ impl Map {
         all.any(|(key, mark)| key.pid == pid && mark.has(MEMBER_UNCERTAIN))
     }
 
-    /// Does what the service does after an event.
+    /// Writes the wanted entries of all processes, like the service after an event.
     fn write(&mut self, model: &mut Model) {
         let keys: Vec<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
         for key in keys {
@@ -120,7 +120,7 @@ impl Map {
     }
 }
 
-/// A session by names that hold over a restart.
+/// A session, described by keys that are the same after a restart.
 #[derive(Debug, PartialEq, Eq)]
 struct Known {
     root: ProcessKey,
@@ -130,7 +130,7 @@ struct Known {
     members: BTreeSet<u32>,
 }
 
-/// By their first roots.
+/// Returns the sessions by their first roots.
 fn sessions(model: &Model) -> BTreeMap<ProcessKey, Known> {
     let name = |id| model.sessions.get(id).map(|session| session.first_root);
     let known = |session: &Session| Known {
@@ -145,8 +145,8 @@ fn sessions(model: &Model) -> BTreeMap<ProcessKey, Known> {
         .collect()
 }
 
-/// What the service leaves in the map of sessions.
-fn left(model: &Model) -> Vec<RestoredSession> {
+/// Returns the sessions as the service stores them in the kernel's map.
+fn stored_sessions(model: &Model) -> Vec<RestoredSession> {
     let of = |id| model.sessions.get(id).map(|session| session.first_root);
     model
         .sessions
@@ -168,85 +168,85 @@ fn left(model: &Model) -> Vec<RestoredSession> {
         .collect()
 }
 
-/// A history, and what is left of it to one that takes over at its end from one that ended at some point.
-struct Story {
+/// A history of events, and the data that a later service gets if the first one ends in between.
+struct Scenario {
     truth: Truth,
     whole: Model,
-    left: Vec<RestoredSession>,
+    stored: Vec<RestoredSession>,
     map: Map,
     backlog: Vec<Event>,
 }
 
-impl Story {
-    fn of(truth: Truth, ended: usize, probe_writes: bool) -> Story {
+impl Scenario {
+    fn of(truth: Truth, service_end: usize, probe_writes_exits: bool) -> Scenario {
         let mut whole = Model::new(rules(), Scope::default(), OWN_PID);
         let (mut with_service, mut alone) = (Map::default(), Map::default());
-        let (mut restored, mut backlog) = (vec![], vec![]);
+        let (mut stored, mut backlog) = (vec![], vec![]);
         for (n, event) in truth.events.iter().enumerate() {
-            if n == ended {
-                restored = left(&whole);
+            if n == service_end {
+                stored = stored_sessions(&whole);
             }
-            if n >= ended {
+            if n >= service_end {
                 backlog.push(alone.record(event));
             }
             whole.apply(&with_service.record(event), &mut Vec::new());
             with_service.write(&mut whole);
             assert_consistent(&whole);
-            if n < ended {
+            if n < service_end {
                 alone.0.clone_from(&with_service.0);
             }
         }
-        if probe_writes {
+        if probe_writes_exits {
             for event in &backlog {
                 if let EventKind::Exit {
-                    key,
-                    exit_status: ended,
-                    ..
+                    key, exit_status, ..
                 } = event.kind
                 {
-                    let living = restored.iter_mut().filter(|left| left.root == key);
-                    living.for_each(|left| _ = left.exited.get_or_insert((event.time, ended)));
+                    let of_root = stored.iter_mut().filter(|session| session.root == key);
+                    of_root.for_each(|session| {
+                        _ = session.exited.get_or_insert((event.time, exit_status));
+                    });
                 }
             }
         }
-        Story {
+        Scenario {
             truth,
             whole,
-            left: restored,
+            stored,
             map: alone,
             backlog,
         }
     }
 
-    /// The model of the next service, once it has caught up.
+    /// Returns the model of the next service after it has caught up. `keep` says how often an event is reported.
     fn restart(&self, keep: impl Fn(usize) -> usize) -> Model {
         let mut model = Model::new(rules(), Scope::default(), OWN_PID);
         model.begin_restore();
         let now = self.truth.now;
-        let mut tell = |event: &Event| {
+        let mut apply = |event: &Event| {
             model.apply(event, &mut Vec::new());
             assert_consistent(&model);
         };
-        for left in &self.left {
-            tell(&Event {
+        for session in &self.stored {
+            apply(&Event {
                 time: now,
                 provenance: Provenance::Inferred,
-                kind: EventKind::Restored(Box::new(left.clone())),
+                kind: EventKind::Restored(Box::new(session.clone())),
             });
         }
         let mut rows: Vec<_> = self.truth.live.values().collect();
         rows.sort_by_key(|process| process.key.pid);
         for process in rows {
             let mut row = self.truth.row(process);
-            if let EventKind::Discovered(seen) = &mut row.kind {
-                seen.key = process.key;
-                seen.exact = true;
-                seen.membership = Some(self.map.get(process.key));
+            if let EventKind::Discovered(entry) = &mut row.kind {
+                entry.key = process.key;
+                entry.exact = true;
+                entry.membership = Some(self.map.get(process.key));
             }
-            tell(&row);
+            apply(&row);
         }
         for (n, event) in self.backlog.iter().enumerate() {
-            (0..keep(n)).for_each(|_| tell(event));
+            (0..keep(n)).for_each(|_| apply(event));
         }
         let vanished: Vec<ProcessKey> = model.tree.iter().map(|node| node.key).collect();
         for key in vanished
@@ -276,23 +276,23 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_restart_comes_to_what_there_would_be_without_one(
+    fn restart_results_in_the_same_sessions(
         acts in acts(),
-        ended in any::<prop::sample::Index>(),
-        probe_writes in any::<bool>(),
+        service_end in any::<prop::sample::Index>(),
+        probe_writes_exits in any::<bool>(),
         times in 1..3_usize,
     ) {
         let truth = Truth::of(&acts, 100);
-        let ended = ended.index(truth.events.len());
-        let story = Story::of(truth, ended, probe_writes);
-        let model = story.restart(|_| times);
-        let stops = story.backlog.iter().any(|event| {
+        let service_end = service_end.index(truth.events.len());
+        let scenario = Scenario::of(truth, service_end, probe_writes_exits);
+        let model = scenario.restart(|_| times);
+        let stops = scenario.backlog.iter().any(|event| {
             matches!(&event.kind, EventKind::Exec { image, .. } if image.comm == b"tmux")
         });
-        let (found, whole) = (sessions(&model), sessions(&story.whole));
-        // What was born below a name, to one that has become a boundary since, cannot be told from what
-        // was born below the boundary: it is kept.
-        let doubt = |pid: &u32| stops && story.map.is_unsure(*pid);
+        let (found, whole) = (sessions(&model), sessions(&scenario.whole));
+        // If a process with a matched name became a boundary, its children from before cannot be distinguished from those
+        // after, so all are kept.
+        let doubt = |pid: &u32| stops && scenario.map.is_unsure(*pid);
         if !stops {
             prop_assert_eq!(&found, &whole);
         }
@@ -309,37 +309,37 @@ proptest! {
             prop_assert!(whole.members.difference(members).all(doubt));
             prop_assert!(found.contains_key(name) || whole.gone);
         }
-        for node in story.whole.tree.iter() {
+        for node in scenario.whole.tree.iter() {
             let key = node.key;
             let found = model.tree.get(key);
-            prop_assert!(found.is_some(), "{} lives", key);
+            prop_assert!(found.is_some(), "{} is missing", key);
             if node.state.member.boundary.is_some() {
                 prop_assert!(found.is_some_and(|found| found.state.member.watched && found.state.member.session.is_none()));
             }
             if !stops && node.state.member.session.is_some() {
-                prop_assert_eq!(model.wanted_membership(key), story.whole.wanted_membership(key));
+                prop_assert_eq!(model.wanted_membership(key), scenario.whole.wanted_membership(key));
             }
         }
-        prop_assert_eq!(model.tree.len(), story.whole.tree.len());
+        prop_assert_eq!(model.tree.len(), scenario.whole.tree.len());
     }
 
-    /// Also where the ring was too small for what happened meanwhile.
+    /// The ring was too small for the backlog.
     #[test]
-    fn a_restart_after_a_loss_reaps_no_stranger(
+    fn restart_after_lost_events_reaps_no_unrelated_process(
         acts in acts(),
-        ended in any::<prop::sample::Index>(),
+        service_end in any::<prop::sample::Index>(),
         kept in prop::collection::vec(any::<bool>(), 600),
     ) {
         let truth = Truth::of(&acts, 100);
         let lineage = below_agents(&truth.events);
-        let ended = ended.index(truth.events.len());
-        let story = Story::of(truth, ended, true);
-        let model = story.restart(|n| kept[n % kept.len()].into());
+        let service_end = service_end.index(truth.events.len());
+        let scenario = Scenario::of(truth, service_end, true);
+        let model = scenario.restart(|n| kept[n % kept.len()].into());
         for node in model.tree.iter() {
             if model.decide(node.key).verdict == Verdict::Reap {
-                prop_assert!(lineage.contains(&node.key.pid), "{} is a stranger", node.key);
+                prop_assert!(lineage.contains(&node.key.pid), "{} descends from no agent", node.key);
             }
         }
-        prop_assert_eq!(model.tree.len(), story.truth.live.len());
+        prop_assert_eq!(model.tree.len(), scenario.truth.live.len());
     }
 }

@@ -1,23 +1,23 @@
-//! What holds of rules, whatever they ask for and in whatever order it is told.
+//! Properties of decisions by rules, with random facts in random order.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::rules::{MINUTE, pass, read, world};
+use super::rules::{MINUTE, advance, read, world};
 use super::world::{INIT, World};
 use crate::event::{ExitStatus, Image, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts, KernelSession};
 use crate::policy::Verdict;
 use crate::user_keep::UserKeep;
 
-/// Something that is told of one of a few members, and has nothing to do with what is told of the others.
+/// A change about one member, or the exit of the root. The steps are independent of each other.
 #[derive(Clone, Debug)]
-enum Told {
+enum Step {
     Facts(usize, FactSet, Facts),
     Keep(usize),
     Uid(usize, u32),
-    Gone(ExitStatus),
+    RootExit(ExitStatus),
 }
 
 fn fact<T: Clone + std::fmt::Debug + 'static>(
@@ -33,17 +33,17 @@ fn fact<T: Clone + std::fmt::Debug + 'static>(
 fn facts() -> impl Strategy<Value = Facts> {
     let unit = prop_oneof![Just(""), Just("session-1.scope"), Just("web.service")];
     let unit = fact(unit.prop_map(std::sync::Arc::from));
-    let marks = fact(0u64..8);
+    let markers = fact(0u64..8);
     let session = fact((0u32..3, 0u32..2).prop_map(|(sid, tty)| KernelSession { sid, tty }));
-    let (listening, input) = (fact(any::<bool>()), fact(any::<bool>()));
-    (marks, unit, listening, fact(0u32..200), session, input).prop_map(
-        |(marks, unit, listening, cpu, session, input)| Facts {
-            markers: marks,
+    let (listening, stdin) = (fact(any::<bool>()), fact(any::<bool>()));
+    (markers, unit, listening, fact(0u32..200), session, stdin).prop_map(
+        |(markers, unit, listening, cpu, session, stdin)| Facts {
+            markers,
             unit,
             listening,
             cpu,
             kernel_session: session,
-            stdin_is_terminal: input,
+            stdin_is_terminal: stdin,
             inherited: Fact::Unread,
             conversations: Fact::Unread,
             activity: Fact::Unread,
@@ -63,7 +63,7 @@ const ALL: [FactSet; 6] = [
     FactSet::KERNEL_SESSION,
 ];
 
-fn ends() -> impl Strategy<Value = ExitStatus> {
+fn exit_statuses() -> impl Strategy<Value = ExitStatus> {
     prop_oneof![
         Just(ExitStatus::Exited(0)),
         Just(ExitStatus::Exited(1)),
@@ -75,21 +75,25 @@ fn ends() -> impl Strategy<Value = ExitStatus> {
     ]
 }
 
-/// For each member what is read of it, bit by bit, and perhaps more; the agent ends somewhere in between.
-fn story() -> impl Strategy<Value = Vec<Told>> {
+/// Generates facts for each member, some keeps and uids, and possibly the root's exit.
+fn steps() -> impl Strategy<Value = Vec<Step>> {
     let of_one = (facts(), any::<bool>(), prop::option::of(0u32..2));
-    (prop::collection::vec(of_one, 4), prop::option::of(ends())).prop_map(|(members, end)| {
-        let mut told: Vec<Told> = end.into_iter().map(Told::Gone).collect();
-        for (nth, (facts, keep, uid)) in members.into_iter().enumerate() {
-            told.extend(ALL.map(|needs| Told::Facts(nth, needs, facts.clone())));
-            told.extend((keep && nth == 0).then_some(Told::Keep(nth)));
-            told.extend(uid.map(|uid| Told::Uid(nth, 1000 + uid)));
-        }
-        told
-    })
+    (
+        prop::collection::vec(of_one, 4),
+        prop::option::of(exit_statuses()),
+    )
+        .prop_map(|(members, exit)| {
+            let mut steps: Vec<Step> = exit.into_iter().map(Step::RootExit).collect();
+            for (nth, (facts, keep, uid)) in members.into_iter().enumerate() {
+                steps.extend(ALL.map(|needs| Step::Facts(nth, needs, facts.clone())));
+                steps.extend((keep && nth == 0).then_some(Step::Keep(nth)));
+                steps.extend(uid.map(|uid| Step::Uid(nth, 1000 + uid)));
+            }
+            steps
+        })
 }
 
-/// Greedy ones among them.
+/// Rules with many conditions, one of which reaps members of any session.
 const MANY: &str = "[[rule]]\nname = 'greedy'\naction = 'reap'\nsession = 'any'\nargv = ['tool*', 'bash*', 'server*', 'claude*', 'init*']\nenvironment = ['A=1']\n\
     [[keep]]\nname = 'other'\nuid = 'other'\n\
     [[rule]]\nname = 'own'\naction = 'keep'\nown_unit = true\n\
@@ -97,8 +101,10 @@ const MANY: &str = "[[rule]]\nname = 'greedy'\naction = 'reap'\nsession = 'any'\
     [[rule]]\nname = 'busy'\naction = 'reap'\nsession = 'alive'\norphan = true\nmin_cpu = 90\n\
     [[rule]]\nname = 'look'\naction = 'report'\nnew_session = true\n";
 
-/// Members of an agent, others, and one of whom only evidence says that it is a member. The others live below a boundary, beside the agent, or above it.
-fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, ProcessKey) {
+/// Applies the steps to a tree. Returns the members, the other processes, and an inferred member.
+///
+/// The other processes are below a boundary, or are siblings or ancestors of the agent.
+fn apply(steps: &[Step], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, ProcessKey) {
     let rules = read(&format!(
         "{MANY}[[boundary]]\nname = 'tmux'\ncomm = 'tmux'\n"
     ));
@@ -122,10 +128,10 @@ fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, 
     let member = w.spawn(agent, "bash");
     w.model.set_infers_membership(true);
     let escaped = w.new_key();
-    let escaped = w.row_with(escaped, 1, "server", |seen| {
-        seen.image = Arc::new(Image {
+    let escaped = w.row_with(escaped, 1, "server", |entry| {
+        entry.image = Arc::new(Image {
             pgid: tool.pid,
-            ..Image::clone(&seen.image)
+            ..Image::clone(&entry.image)
         });
     });
     assert!(
@@ -140,17 +146,17 @@ fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, 
     );
     let members = vec![below, detached, last, member];
     let others = vec![INIT, shell, beside, tmux, pane];
-    for told in story {
-        match told {
-            Told::Facts(nth, needs, facts) => {
+    for step in steps {
+        match step {
+            Step::Facts(nth, needs, facts) => {
                 let at = w.now;
                 w.model.set_facts(members[*nth], *needs, facts.clone(), at);
-                // Also of those that no rule is about.
+                // The same facts about processes that no rule applies to.
                 for other in [others[*nth + 1], escaped] {
                     w.model.set_facts(other, *needs, facts.clone(), at);
                 }
             }
-            Told::Keep(nth) => {
+            Step::Keep(nth) => {
                 let keep = UserKeep {
                     until_monotonic_ns: None,
                     with_descendants: false,
@@ -159,24 +165,24 @@ fn told(story: &[Told], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>, 
                 };
                 assert_eq!(w.model.keep(members[*nth], keep), 1);
             }
-            Told::Uid(nth, uid) => {
+            Step::Uid(nth, uid) => {
                 let uids = crate::event::Uids {
                     real: *uid,
                     effective: *uid,
                 };
                 w.model.set_uids(members[*nth], uids);
             }
-            Told::Gone(ended) => w.end(agent, *ended, Some(INIT)),
+            Step::RootExit(status) => w.exit_with(agent, *status, Some(INIT)),
         }
     }
-    pass(&mut w, time);
+    advance(&mut w, time);
     (w, members, others, escaped)
 }
 
 proptest! {
     #[test]
-    fn nobody_but_a_member_is_ever_reaped(story in story(), time in 0..2 * MINUTE) {
-        let (w, _, others, _) = told(&story, time);
+    fn only_members_are_reaped(steps in steps(), time in 0..2 * MINUTE) {
+        let (w, _, others, _) = apply(&steps, time);
         for key in others {
             prop_assert_eq!(w.decide(key).verdict, Verdict::Keep, "{}", w.why(key));
             prop_assert_eq!(w.decide(key).needs, FactSet::NONE);
@@ -184,37 +190,37 @@ proptest! {
     }
 
     #[test]
-    fn on_evidence_alone_nobody_is_reaped(story in story(), time in 0..2 * MINUTE) {
-        let (w, _, _, escaped) = told(&story, time);
+    fn inferred_member_is_not_reaped(steps in steps(), time in 0..2 * MINUTE) {
+        let (w, _, _, escaped) = apply(&steps, time);
         prop_assert_ne!(w.decide(escaped).verdict, Verdict::Reap, "{}", w.why(escaped));
         prop_assert!(!w.model.is_kernel_killable(w.model.tree.get(escaped).unwrap()));
     }
 
     #[test]
-    fn what_is_told_in_another_order_is_decided_alike(
-        (first, second) in story().prop_flat_map(|story| (Just(story.clone()), Just(story).prop_shuffle())),
+    fn order_of_facts_does_not_change_decisions(
+        (first, second) in steps().prop_flat_map(|steps| (Just(steps.clone()), Just(steps).prop_shuffle())),
         later in any::<bool>(),
     ) {
         let time = if later { 2 * MINUTE } else { 0 };
-        let (one, members, ..) = told(&first, time);
-        let (other, ..) = told(&second, time);
+        let (one, members, ..) = apply(&first, time);
+        let (other, ..) = apply(&second, time);
         for key in members {
-            let said = |w: &World| (w.why(key), w.decide(key).needs);
-            prop_assert_eq!(said(&one), said(&other));
+            let decision = |w: &World| (w.why(key), w.decide(key).needs);
+            prop_assert_eq!(decision(&one), decision(&other));
         }
     }
 
     #[test]
-    fn what_is_clear_is_reaped_at_once_when_a_signal_ends_its_agent(story in story()) {
-        let story: Vec<Told> = story.into_iter().filter(|told| !matches!(told, Told::Gone(_))).collect();
-        let (mut w, members, ..) = told(&story, 0);
-        let clear: Vec<ProcessKey> = members
+    fn kernel_killable_member_is_reaped_when_its_root_is_killed(steps in steps()) {
+        let steps: Vec<Step> = steps.into_iter().filter(|step| !matches!(step, Step::RootExit(_))).collect();
+        let (mut w, members, ..) = apply(&steps, 0);
+        let killable: Vec<ProcessKey> = members
             .into_iter()
             .filter(|key| w.model.is_kernel_killable(w.model.tree.get(*key).unwrap()))
             .collect();
         let agent = w.model.sessions.iter().next().unwrap().root;
-        w.dies_by_signal(agent);
-        for key in clear {
+        w.kill(agent);
+        for key in killable {
             prop_assert_eq!(w.decide(key).verdict, Verdict::Reap, "{}", w.why(key));
         }
     }

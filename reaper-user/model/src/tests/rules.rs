@@ -1,4 +1,4 @@
-//! Rules over the state of sessions and processes, and over what has to be read.
+//! Conditions of rules on sessions, processes and facts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,16 +15,17 @@ use crate::user_keep::UserKeep;
 
 pub(super) const MINUTE: u64 = 60_000_000_000;
 
-/// Agents `claude` and `codex`, and the rules that are given; nothing that is built in, and marks mean nothing.
+/// Returns rules with the agents `claude` and `codex`, without built-in rules and without `REAPER_KEEP`.
 pub(super) fn ruled(rules: &str) -> Ruleset {
     read(&format!("honor_keep = false\n{rules}"))
 }
 
 thread_local! {
-    /// What [`read`] has read: a property asks for the same in each of its cases.
+    /// Cache of [`read`], because a property reads the same rules for each of its cases.
     static READ: RefCell<HashMap<String, Ruleset>> = RefCell::default();
 }
 
+/// Like [`ruled`], with `honor_keep` as in the text.
 pub(super) fn read(rules: &str) -> Ruleset {
     let parse = || {
         let text = format!(
@@ -49,77 +50,84 @@ pub(super) fn world(rules: Ruleset) -> World {
     w
 }
 
-/// Lets time pass.
-pub(super) fn pass(w: &mut World, time: u64) {
+/// Advances the clock.
+pub(super) fn advance(w: &mut World, time: u64) {
     w.now += time;
     w.model.set_now(w.now);
 }
 
-pub(super) fn tell(w: &mut World, key: ProcessKey, needs: FactSet, found: Facts) {
+pub(super) fn set_facts(w: &mut World, key: ProcessKey, needs: FactSet, found: Facts) {
     let now = w.now;
     w.model.set_facts(key, needs, found, now);
 }
 
-pub(super) fn listens(w: &mut World, key: ProcessKey, listens: bool) {
+pub(super) fn set_listening(w: &mut World, key: ProcessKey, listens: bool) {
     let found = Facts {
         listening: Fact::Known(listens),
         ..Facts::NOTHING
     };
-    tell(w, key, FactSet::LISTENING, found);
+    set_facts(w, key, FactSet::LISTENING, found);
 }
 
-pub(super) fn unit(w: &mut World, key: ProcessKey, unit: &str) {
+pub(super) fn set_unit(w: &mut World, key: ProcessKey, unit: &str) {
     let found = Facts {
         unit: Fact::Known(unit.into()),
         ..Facts::NOTHING
     };
-    tell(w, key, FactSet::UNIT, found);
+    set_facts(w, key, FactSet::UNIT, found);
 }
 
-pub(super) fn marked(w: &mut World, key: ProcessKey, marks: Fact<u64>) {
+pub(super) fn set_markers(w: &mut World, key: ProcessKey, markers: Fact<u64>) {
     let found = Facts {
-        markers: marks,
+        markers: markers,
         ..Facts::NOTHING
     };
-    tell(w, key, FactSet::MARKERS, found);
+    set_facts(w, key, FactSet::MARKERS, found);
 }
 
 const SERVERS: &str = "[[rule]]\nname = 'asked-for'\naction = 'reap'\nafter = '10min'\nsession = 'ok'\nlistening = true\n";
 
 #[test]
-fn a_server_that_was_just_asked_for_has_its_time_and_nothing_else_has() {
+fn only_a_listening_member_gets_the_delay_after_exit_0() {
     let mut w = world(ruled(SERVERS));
     let agent = w.spawn(INIT, "claude");
     let (server, test) = (w.spawn(agent, "vite"), w.spawn(agent, "jest"));
     w.exit(agent);
-    pass(&mut w, 0);
-    let asks = w.decide(server);
-    assert_eq!((asks.verdict, asks.reason), (Verdict::Wait, Reason::Unread));
+    advance(&mut w, 0);
+    let unread = w.decide(server);
     assert_eq!(
-        (asks.needs, asks.rule.as_deref()),
+        (unread.verdict, unread.reason),
+        (Verdict::Wait, Reason::Unread)
+    );
+    assert_eq!(
+        (unread.needs, unread.rule.as_deref()),
         (FactSet::LISTENING, Some("asked-for"))
     );
-    listens(&mut w, server, true);
-    listens(&mut w, test, false);
+    set_listening(&mut w, server, true);
+    set_listening(&mut w, test, false);
     assert_eq!(w.why(test), "reap root_exited");
-    let waits = w.decide(server);
+    let waiting = w.decide(server);
     assert_eq!(w.why(server), "wait rule_delay asked-for");
-    let due = waits.due.unwrap().at;
+    let due = waiting.due.unwrap().at;
     assert_eq!(
-        (waits.until, waits.needs),
+        (waiting.until, waiting.needs),
         (Some(due + 10 * MINUTE), FactSet::NONE)
     );
-    pass(&mut w, 9 * MINUTE);
+    advance(&mut w, 9 * MINUTE);
     assert_eq!(w.why(server), "wait rule_delay asked-for");
-    pass(&mut w, MINUTE);
+    advance(&mut w, MINUTE);
     w.model.forget_volatile(server);
-    assert_eq!(w.decide(server).needs, FactSet::LISTENING, "asked anew");
-    listens(&mut w, server, true);
+    assert_eq!(
+        w.decide(server).needs,
+        FactSet::LISTENING,
+        "read again after the delay"
+    );
+    set_listening(&mut w, server, true);
     assert_eq!(w.why(server), "reap root_exited asked-for");
 }
 
 #[test]
-fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
+fn listening_member_gets_no_delay_after_a_crash() {
     let ends = [
         (ExitStatus::Exited(1), FactSet::NONE),
         (
@@ -129,52 +137,56 @@ fn a_server_dies_at_once_with_an_agent_that_crashed_and_unread_it_is_kept() {
             },
             FactSet::NONE,
         ),
-        // Perhaps it was quit in peace: nobody knows.
+        // The agent may have exited with status 0.
         (ExitStatus::Unknown, FactSet::LISTENING),
     ];
     for (ended, needs) in ends {
         let mut w = world(ruled(SERVERS));
         let agent = w.spawn(INIT, "claude");
         let server = w.spawn(agent, "vite");
-        w.end(agent, ended, Some(INIT));
-        pass(&mut w, 0);
+        w.exit_with(agent, ended, Some(INIT));
+        advance(&mut w, 0);
         assert_eq!(w.decide(server).needs, needs, "{ended:?}");
         let verdict = w.decide(server).verdict;
         assert_eq!(verdict == Verdict::Reap, needs.is_empty(), "{ended:?}");
         if !needs.is_empty() {
-            listens(&mut w, server, true);
+            set_listening(&mut w, server, true);
             assert_eq!(w.why(server), "wait rule_delay asked-for");
-            pass(&mut w, 11 * MINUTE);
+            advance(&mut w, 11 * MINUTE);
             assert_eq!(w.why(server), "reap root_exited");
-            tell(&mut w, server, FactSet::LISTENING, Facts::unreadable());
+            set_facts(&mut w, server, FactSet::LISTENING, Facts::unreadable());
             assert_eq!(w.why(server), "keep unreadable asked-for");
         }
     }
 }
 
 #[test]
-fn what_was_slept_through_is_not_waited_for() {
+fn delay_does_not_run_during_suspend() {
     let mut w = world(ruled(SERVERS));
     w.model.set_suspended(0);
     let agent = w.spawn(INIT, "claude");
     let server = w.spawn(agent, "vite");
     w.exit(agent);
-    pass(&mut w, MINUTE);
-    listens(&mut w, server, true);
+    advance(&mut w, MINUTE);
+    set_listening(&mut w, server, true);
     let until = w.decide(server).until.unwrap();
-    pass(&mut w, 60 * MINUTE);
+    advance(&mut w, 60 * MINUTE);
     w.model.set_suspended(59 * MINUTE);
     assert_eq!(w.why(server), "wait rule_delay asked-for");
-    assert_eq!(w.decide(server).until, Some(until), "monotonic time");
-    pass(&mut w, 9 * MINUTE);
+    assert_eq!(
+        w.decide(server).until,
+        Some(until),
+        "the deadline is monotonic"
+    );
+    advance(&mut w, 9 * MINUTE);
     assert_eq!(w.why(server), "reap root_exited asked-for");
 }
 
 #[test]
-fn the_first_rule_that_holds_decides_whatever_it_does() {
+fn first_rule_that_applies_decides() {
     let rules = "[[keep]]\nname = 'a'\ncomm = 'a'\n[[rule]]\nname = 'b'\naction = 'reap'\nsession = 'failed'\nargv = '* x'\n\
                  [[rule]]\nname = 'c'\naction = 'report'\nagent = 'codex'\n[[keep]]\nname = 'd'\nargv = '* x'\n";
-    for (agent, status, said) in [
+    for (agent, status, expected) in [
         (
             "claude",
             0,
@@ -199,13 +211,13 @@ fn the_first_rule_that_holds_decides_whatever_it_does() {
         let root = w.spawn(INIT, agent);
         let all = ["a", "y x", "y z"].map(|program| w.spawn(root, program));
         assert_eq!(w.why(all[0]), "keep root_alive");
-        w.end(root, ExitStatus::Exited(status), Some(INIT));
-        assert_eq!(all.map(|key| w.why(key)), said, "{agent} {status}");
+        w.exit_with(root, ExitStatus::Exited(status), Some(INIT));
+        assert_eq!(all.map(|key| w.why(key)), expected, "{agent} {status}");
     }
 }
 
 #[test]
-fn under_a_living_agent_only_what_a_rule_says_and_not_what_something_keeps() {
+fn reap_rule_below_a_living_root_respects_earlier_keeps() {
     let rules = "[[keep]]\nname = 'apt'\ncomm = 'apt'\n\
                  [[rule]]\nname = 'busy'\naction = 'reap'\nafter = '30min'\nsession = 'alive'\norphan = true\nmin_cpu = 90\n";
     let mut w = world(ruled(rules));
@@ -219,19 +231,22 @@ fn under_a_living_agent_only_what_a_rule_says_and_not_what_something_keeps() {
     let script = w.spawn(apt, "dpkg");
     let held = w.spawn(agent, "node");
     w.exit(shell);
-    pass(&mut w, MINUTE);
+    advance(&mut w, MINUTE);
     assert_eq!(w.why(apt), "keep detached");
     assert_eq!(w.why(held), "keep root_alive");
-    let waits = w.decide(busy);
-    assert_eq!((waits.verdict, waits.needs), (Verdict::Wait, FactSet::NONE));
-    pass(&mut w, 30 * MINUTE);
+    let waiting = w.decide(busy);
+    assert_eq!(
+        (waiting.verdict, waiting.needs),
+        (Verdict::Wait, FactSet::NONE)
+    );
+    advance(&mut w, 30 * MINUTE);
     assert_eq!(w.decide(busy).needs, FactSet::CPU);
     for (key, cpu) in [(busy, 97), (idle, 3), (apt, 99)] {
         let found = Facts {
             cpu: Fact::Known(cpu),
             ..Facts::NOTHING
         };
-        tell(&mut w, key, FactSet::CPU, found);
+        set_facts(&mut w, key, FactSet::CPU, found);
     }
     let keys = [busy, idle, apt, script];
     assert_eq!(
@@ -243,12 +258,12 @@ fn under_a_living_agent_only_what_a_rule_says_and_not_what_something_keeps() {
             "keep root_alive"
         ]
     );
-    tell(&mut w, busy, FactSet::CPU, Facts::unreadable());
+    set_facts(&mut w, busy, FactSet::CPU, Facts::unreadable());
     assert_eq!(w.why(busy), "keep unreadable busy");
 }
 
 #[test]
-fn a_living_agent_is_no_prey_of_a_rule() {
+fn living_root_is_not_reaped_by_a_member_rule() {
     let rules =
         "[[rule]]\nname = 'all'\naction = 'reap'\nsession = 'any'\nargv = ['claude*', 'codex*']\n";
     let mut w = world(ruled(rules));
@@ -265,7 +280,7 @@ fn a_living_agent_is_no_prey_of_a_rule() {
 }
 
 #[test]
-fn ages_terminals_children_and_sessions_are_asked_for() {
+fn each_condition_of_a_rule_is_evaluated() {
     let conditions = [
         ("min_age = '5min'", "keep keep_rule r"),
         ("max_age = '5min'", "reap root_exited"),
@@ -283,14 +298,14 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
         ("environment = ['CI=*']", "reap root_exited"),
         ("unit = 'docker-*.scope'", "keep keep_rule r"),
     ];
-    for (condition, said) in conditions {
+    for (condition, expected) in conditions {
         let mut w = world(ruled(&format!(
             "[[rule]]\nname = 'r'\naction = 'keep'\n{condition}\n"
         )));
         let agent = w.spawn(INIT, "claude");
         let tool = w.spawn(agent, "x");
-        w.dies_by_signal(agent);
-        pass(&mut w, 0);
+        w.kill(agent);
+        advance(&mut w, 0);
         let found = Facts {
             markers: Fact::Known(0),
             unit: Fact::Known("docker-12.scope".into()),
@@ -299,7 +314,7 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
         };
         let all = FactSet::MARKERS | FactSet::UNIT | FactSet::KERNEL_SESSION;
         if !w.decide(tool).needs.is_empty() {
-            tell(&mut w, tool, all, found);
+            set_facts(&mut w, tool, all, found);
         }
         if condition.starts_with("m") && condition.contains("_age") {
             let young = if condition.starts_with("min") {
@@ -308,15 +323,15 @@ fn ages_terminals_children_and_sessions_are_asked_for() {
                 "keep keep_rule r"
             };
             assert_eq!(w.why(tool), young, "{condition}");
-            pass(&mut w, 5 * MINUTE);
+            advance(&mut w, 5 * MINUTE);
         }
-        assert_eq!(w.why(tool), said, "{condition}");
+        assert_eq!(w.why(tool), expected, "{condition}");
     }
 }
 
 #[test]
-fn new_session_is_one_that_the_agent_is_not_in() {
-    for (sid, said) in [(4, "reap root_exited"), (5, "keep keep_rule r")] {
+fn new_session_compares_with_the_roots_session_id() {
+    for (sid, expected) in [(4, "reap root_exited"), (5, "keep keep_rule r")] {
         let mut w = world(ruled(
             "[[rule]]\nname = 'r'\naction = 'keep'\nnew_session = true\n",
         ));
@@ -325,30 +340,30 @@ fn new_session_is_one_that_the_agent_is_not_in() {
             sid: 4,
             ..Image::clone(&image("claude", 0))
         };
-        w.runs(agent, image);
+        w.exec_image(agent, image);
         let tool = w.spawn(agent, "x");
-        w.dies_by_signal(agent);
-        pass(&mut w, 0);
+        w.kill(agent);
+        advance(&mut w, 0);
         let found = Facts {
             kernel_session: Fact::Known(KernelSession { sid, tty: 0 }),
             ..Facts::NOTHING
         };
-        tell(&mut w, tool, FactSet::KERNEL_SESSION, found);
-        assert_eq!(w.why(tool), said, "{sid}");
+        set_facts(&mut w, tool, FactSet::KERNEL_SESSION, found);
+        assert_eq!(w.why(tool), expected, "{sid}");
     }
 }
 
 #[test]
-fn only_what_nothing_could_spare_is_left_to_the_probes() {
-    let clear = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
+fn member_is_kernel_killable_only_if_no_rule_may_keep_it() {
+    let is_killable = |w: &World, key| w.model.is_kernel_killable(w.model.tree.get(key).unwrap());
     let mut w = world(read(SERVERS));
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
-    assert!(!clear(&w, shell), "its marks are not known");
-    marked(&mut w, shell, Fact::Known(0));
+    assert!(!is_killable(&w, shell), "its markers are unread");
+    set_markers(&mut w, shell, Fact::Known(0));
     assert!(
-        clear(&w, shell),
-        "servers have their time after a quiet end only"
+        is_killable(&w, shell),
+        "the delay needs an exit with status 0"
     );
     let keep = UserKeep {
         until_monotonic_ns: None,
@@ -357,7 +372,7 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
         made_at: 1,
     };
     w.model.keep(shell, keep);
-    assert!(!clear(&w, shell));
+    assert!(!is_killable(&w, shell));
     for (rule, is) in [
         ("action = 'report'\ntty = true", false),
         (
@@ -375,17 +390,17 @@ fn only_what_nothing_could_spare_is_left_to_the_probes() {
         let mut w = world(read(&format!("[[rule]]\nname = 'r'\n{rule}\n")));
         let agent = w.spawn(INIT, "claude");
         let shell = w.spawn(agent, "bash");
-        marked(&mut w, shell, Fact::Known(0));
-        assert_eq!(clear(&w, shell), is, "{rule}");
+        set_markers(&mut w, shell, Fact::Known(0));
+        assert_eq!(is_killable(&w, shell), is, "{rule}");
     }
 }
 
 #[test]
-fn other_rules_are_for_the_sessions_that_there_are_too() {
+fn changed_rules_apply_to_open_sessions() {
     let mut w = world(ruled("[[keep]]\nname = 'x'\ncomm = 'x'\n"));
     let agent = w.spawn(INIT, "claude");
     let (x, y) = (w.spawn(agent, "x"), w.spawn(agent, "y"));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [x, y].map(|key| w.why(key)),
         ["keep keep_rule x", "reap root_exited"]

@@ -1,9 +1,9 @@
-//! Interpreters whose script shows what they are only when its path is resolved.
+//! Interpreters that rules recognise only by the resolved path of their script.
 
 use reaper_common::{MEMBER_CANDIDATE, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_TRACKED};
 
-use super::rules::{ruled, tell, world};
-use super::world::{self, INIT, World, named};
+use super::rules::{ruled, set_facts, world};
+use super::world::{self, INIT, World, session_event_names};
 use crate::Reclassified;
 use crate::event::{ExitStatus, Membership, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
@@ -18,24 +18,24 @@ fn start() -> World {
     world(ruled(RULES))
 }
 
-fn learn(w: &mut World, key: ProcessKey, script: Option<&str>) -> Reclassified {
+fn resolve_script(w: &mut World, key: ProcessKey, script: Option<&str>) -> Reclassified {
     let node = w.model.tree.get(key).unwrap();
     let matched = |path: &str| w.model.rules.matched_script(&node.image, path.into());
     let found = Facts {
         script: script.map_or(Fact::Unreadable, |path| Fact::Known(matched(path))),
         ..Facts::NOTHING
     };
-    tell(w, key, FactSet::SCRIPT, found);
+    set_facts(w, key, FactSet::SCRIPT, found);
     let now = w.now;
     let mut out = Vec::new();
     let all = w.model.reclassify(key, now, &mut out);
-    w.session_events.extend(named(&w.model, &out));
+    w.session_events.extend(session_event_names(&w.model, &out));
     world::assert_consistent(&w.model);
     all
 }
 
 #[test]
-fn only_a_script_that_shows_nothing_as_given_is_resolved() {
+fn only_script_without_a_match_as_given_is_resolved() {
     for (program, expected) in [
         ("node my-tool", true),
         ("node ./x/a.js", true),
@@ -47,7 +47,7 @@ fn only_a_script_that_shows_nothing_as_given_is_resolved() {
         let mut w = start();
         let key = w.spawn(INIT, program);
         assert_eq!(w.model.is_awaited(key), expected, "{program}");
-        // A copy has not run the program itself.
+        // The copy has not executed the program itself.
         let copy = w.fork(key);
         assert!(!w.model.is_awaited(copy));
         w.exit(key);
@@ -56,7 +56,7 @@ fn only_a_script_that_shows_nothing_as_given_is_resolved() {
 }
 
 #[test]
-fn agent_by_its_resolved_script_owns_what_it_started_before() {
+fn agent_by_resolved_script_owns_its_earlier_children() {
     let mut w = start();
     let agent = w.spawn(INIT, "node my-tool");
     let shell = w.spawn(agent, "sh");
@@ -66,13 +66,13 @@ fn agent_by_its_resolved_script_owns_what_it_started_before() {
     let inner = w.spawn(agent, "claude");
     let inner_tool = w.spawn(inner, "sh");
     w.session_events();
-    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    let all = resolve_script(&mut w, agent, Some("/lib/gemini.js"));
     assert_eq!(w.session_events(), ["opened gemini"]);
     assert_eq!(all.joined, [tool, mux]);
     assert_eq!([tool, mux].map(|key| w.root_of(key)), [Some(agent); 2]);
     assert_eq!(w.root_of(inner_tool), Some(inner));
     assert!(!w.model.is_awaited(agent));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     // The inner agent's session is nested in the one that opened later.
     for key in [tool, mux, inner, inner_tool] {
         assert_eq!(w.why(key), "reap root_exited");
@@ -80,7 +80,7 @@ fn agent_by_its_resolved_script_owns_what_it_started_before() {
 }
 
 #[test]
-fn agent_by_its_script_does_not_own_what_ran_before_its_exec() {
+fn agent_by_resolved_script_does_not_own_children_before_exec() {
     let mut w = start();
     let agent = w.spawn(INIT, "node wrapper");
     let server = w.spawn(agent, "sh");
@@ -90,15 +90,15 @@ fn agent_by_its_script_does_not_own_what_ran_before_its_exec() {
     // The exec may be reported once more.
     let exec = w.events[w.events.len() - 3].clone();
     w.apply(exec);
-    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    let all = resolve_script(&mut w, agent, Some("/lib/gemini.js"));
     assert_eq!(all.joined, [tool]);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!([server, of_server].map(|key| w.root_of(key)), [None; 2]);
 }
 
 #[test]
-fn awaited_processes_may_be_below_each_other() {
+fn awaited_scripts_may_be_nested() {
     for (outer_is_agent, inner_first) in
         [(true, true), (true, false), (false, true), (false, false)]
     {
@@ -107,18 +107,18 @@ fn awaited_processes_may_be_below_each_other() {
         let shell = w.spawn(outer, "sh");
         let inner = w.spawn(shell, "node other");
         let tool = w.spawn(inner, "npm");
-        let answer = |w: &mut World, key| {
+        let resolve = |w: &mut World, key| {
             let script = match (key == outer, outer_is_agent) {
                 (true, true) => "/lib/gemini.js",
                 (true, false) => "/x/other.js",
                 (false, true) => "/x/other.js",
                 (false, false) => "/lib/gemini.js",
             };
-            learn(w, key, Some(script));
+            resolve_script(w, key, Some(script));
         };
         match inner_first {
-            true => [inner, outer].map(|key| answer(&mut w, key)),
-            false => [outer, inner].map(|key| answer(&mut w, key)),
+            true => [inner, outer].map(|key| resolve(&mut w, key)),
+            false => [outer, inner].map(|key| resolve(&mut w, key)),
         };
         let root = if outer_is_agent { outer } else { inner };
         let expected = outer_is_agent.then_some(outer);
@@ -129,35 +129,35 @@ fn awaited_processes_may_be_below_each_other() {
 }
 
 #[test]
-fn boundary_below_an_awaited_agent_stays_one() {
+fn boundary_below_an_awaited_agent_stays_a_boundary() {
     let mut w = start();
     let agent = w.spawn(INIT, "node my-tool");
     let editor = w.spawn(agent, "node /x/editor.js");
     let work = w.spawn(editor, "sh");
-    let all = learn(&mut w, agent, Some("/lib/gemini.js"));
+    let all = resolve_script(&mut w, agent, Some("/lib/gemini.js"));
     assert_eq!(all.joined, []);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!([editor, work].map(|key| w.root_of(key)), [None; 2]);
 }
 
 #[test]
-fn script_that_no_rule_knows_leaves_everything_as_it_was() {
+fn script_without_a_rule_changes_nothing() {
     for script in [Some("/x/other.js"), None] {
         let mut w = start();
         let key = w.spawn(INIT, "node my-tool");
         let child = w.spawn(key, "sh");
-        let all = learn(&mut w, key, script);
+        let all = resolve_script(&mut w, key, script);
         assert_eq!(all.joined, []);
         assert_eq!(w.model.take_released(), [child, key]);
         assert_eq!(w.session_events(), Vec::<String>::new());
         assert!(!w.model.is_awaited(key));
-        w.dies_by_signal(key);
+        w.kill(key);
         assert_eq!(w.decide(child).verdict, Verdict::Keep);
     }
 }
 
 #[test]
-fn answer_about_an_earlier_script_says_nothing() {
+fn resolved_path_of_an_earlier_script_is_ignored() {
     let mut w = start();
     let key = w.spawn(INIT, "node my-tool");
     let before = w.model.tree.get(key).unwrap().image.clone();
@@ -170,17 +170,17 @@ fn answer_about_an_earlier_script_says_nothing() {
         ),
         ..Facts::NOTHING
     };
-    tell(&mut w, key, FactSet::SCRIPT, found);
+    set_facts(&mut w, key, FactSet::SCRIPT, found);
     let now = w.now;
     let all = w.model.reclassify(key, now, &mut Vec::new());
     assert_eq!(all, Reclassified::default());
-    assert!(w.model.is_awaited(key), "it is asked again");
+    assert!(w.model.is_awaited(key), "the path is requested again");
     w.exec(key, "bash");
     assert!(!w.model.is_awaited(key));
 }
 
 #[test]
-fn other_rules_await_the_same_script_or_no_longer() {
+fn changed_rules_determine_which_scripts_are_awaited() {
     let mut w = start();
     let key = w.spawn(INIT, "node my-tool");
     w.model.set_rules(ruled(RULES));
@@ -194,7 +194,7 @@ fn other_rules_await_the_same_script_or_no_longer() {
 }
 
 #[test]
-fn kernel_follows_an_awaited_tree_until_the_answer() {
+fn kernel_tracks_an_awaited_tree_until_it_is_resolved() {
     let mut w = start();
     let key = w.spawn(INIT, "node my-tool");
     let child = w.spawn(key, "sh");
@@ -207,7 +207,7 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
         assert_eq!(w.model.wanted_membership(key), Some(candidate));
         assert!(!w.model.is_untracked(key));
     }
-    learn(&mut w, key, Some("/lib/gemini.js"));
+    resolve_script(&mut w, key, Some("/lib/gemini.js"));
     for (key, flags) in [(key, MEMBER_TRACKED | MEMBER_ROOT), (child, MEMBER_TRACKED)] {
         let wanted = w.model.wanted_membership(key).unwrap();
         assert_eq!(wanted.flags & !MEMBER_KERNEL_KILLABLE, flags);
@@ -217,7 +217,7 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
     let mut w = start();
     let key = w.spawn(INIT, "node my-tool");
     let child = w.spawn(key, "sh");
-    learn(&mut w, key, None);
+    resolve_script(&mut w, key, None);
     for key in [key, child] {
         assert_eq!(w.model.wanted_membership(key), None);
         assert!(w.model.is_untracked(key));
@@ -225,26 +225,26 @@ fn kernel_follows_an_awaited_tree_until_the_answer() {
 }
 
 #[test]
-fn member_is_what_its_resolved_script_shows() {
+fn member_is_reclassified_by_its_resolved_script() {
     let mut w = start();
     let outer = w.spawn(INIT, "claude");
     let agent = w.spawn(outer, "node my-tool");
     let server = w.spawn(outer, "node other");
     let tool = w.spawn(server, "sh");
     let daemon = w.spawn(outer, "node my-daemon");
-    // As the service has written it: the map has what a member was born as.
+    // The service has already written the entry that the process had as a member.
     w.model
         .set_membership(agent, w.model.wanted_membership(agent));
-    learn(&mut w, agent, Some("/lib/gemini.js"));
-    let all = learn(&mut w, server, Some("/lib/serve.js"));
+    resolve_script(&mut w, agent, Some("/lib/gemini.js"));
+    let all = resolve_script(&mut w, server, Some("/lib/serve.js"));
     assert_eq!(all.left, [tool]);
-    learn(&mut w, daemon, Some("/lib/daemon.js"));
+    resolve_script(&mut w, daemon, Some("/lib/daemon.js"));
     assert_eq!(w.root_of(agent), Some(agent));
     assert_eq!(w.root_of(tool), Some(server));
-    w.dies_by_signal(outer);
+    w.kill(outer);
     assert_eq!(w.why(agent), "reap root_exited");
     assert_eq!(w.why(server), "keep root_alive");
     assert_eq!(w.why(daemon), "keep keep_rule daemon");
-    w.end(server, ExitStatus::Exited(0), None);
+    w.exit_with(server, ExitStatus::Exited(0), None);
     assert_eq!(w.why(tool), "reap root_exited");
 }

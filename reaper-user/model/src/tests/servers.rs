@@ -1,4 +1,4 @@
-//! Agents' servers: roots of sessions that are nested in no other and have none nested in them.
+//! Agents' servers: their sessions are nested in no other, and no session is nested in them.
 
 use reaper_common::{MEMBER_NAME_MATCHED, MEMBER_TRACKED};
 
@@ -8,7 +8,7 @@ use crate::event::Membership;
 use crate::ruleset::SessionKind;
 
 #[test]
-fn server_survives_its_starter_and_owns_what_runs_below_it() {
+fn server_outlives_its_starter_and_owns_its_descendants() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "codex");
     let own_tool = w.spawn(agent, "npm");
@@ -16,12 +16,12 @@ fn server_survives_its_starter_and_owns_what_runs_below_it() {
     let server_tool = w.spawn(server, "npm");
     assert_eq!(w.session_events(), ["opened codex", "opened app-server"]);
     assert_eq!(w.root_of(server_tool), Some(server));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [own_tool, server, server_tool].map(|key| w.why(key)),
         ["reap root_exited", "keep root_alive", "keep root_alive"]
     );
-    w.dies_by_signal(server);
+    w.kill(server);
     assert_eq!(w.why(server_tool), "reap root_exited");
 }
 
@@ -44,7 +44,7 @@ fn agent_below_a_server_is_not_nested_in_it() {
     let worker = w.spawn(shell, "claude");
     let tool = w.spawn(worker, "npm");
     let nested = w.spawn(worker, "codex");
-    w.dies_by_signal(server);
+    w.kill(server);
     assert_eq!(
         [shell, worker, tool, nested].map(|key| w.why(key)),
         [
@@ -54,7 +54,7 @@ fn agent_below_a_server_is_not_nested_in_it() {
             "keep root_alive"
         ]
     );
-    w.dies_by_signal(worker);
+    w.kill(worker);
     assert_eq!(
         [tool, nested].map(|key| w.why(key)),
         ["reap root_exited"; 2]
@@ -67,7 +67,7 @@ fn server_below_another_server_is_not_nested_in_it() {
     let launcher = w.spawn(INIT, "app-server");
     let server = w.spawn(launcher, "app-server --native");
     let tool = w.spawn(server, "npm");
-    w.dies_by_signal(launcher);
+    w.kill(launcher);
     assert_eq!(
         [server, tool].map(|key| w.why(key)),
         ["keep root_alive", "keep root_alive"]
@@ -81,7 +81,7 @@ fn nested_agent_that_becomes_a_server_leaves_the_outer_session() {
     let shim = w.spawn(outer, "codex");
     w.exec(shim, "app-server");
     let tool = w.spawn(shim, "npm");
-    w.dies_by_signal(outer);
+    w.kill(outer);
     assert_eq!(
         [shim, tool].map(|key| w.why(key)),
         ["keep root_alive", "keep root_alive"]
@@ -89,18 +89,18 @@ fn nested_agent_that_becomes_a_server_leaves_the_outer_session() {
 }
 
 #[test]
-fn agent_nested_in_a_root_that_becomes_a_server_lives_on() {
+fn agent_nested_in_a_root_that_becomes_a_server_is_not_due() {
     let mut w = World::new();
     let root = w.spawn(INIT, "codex");
     let nested = w.spawn(root, "claude");
     let tool = w.spawn(nested, "npm");
     w.exec(root, "app-server");
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!([nested, tool].map(|key| w.why(key)), ["keep root_alive"; 2]);
 }
 
 #[test]
-fn server_found_running_below_an_agent_is_not_nested_in_it() {
+fn discovered_server_below_an_agent_is_not_nested_in_it() {
     let mut w = World::new();
     let agent = w.new_key();
     let agent = w.row(agent, 1, "codex");
@@ -108,32 +108,32 @@ fn server_found_running_below_an_agent_is_not_nested_in_it() {
     let server = w.row(server, agent.pid, "app-server");
     let tool = w.new_key();
     let tool = w.row(tool, server.pid, "npm");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [server, tool].map(|key| w.why(key)),
         ["keep root_alive", "keep root_alive"]
     );
-    w.dies_by_signal(server);
+    w.kill(server);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
-/// The process table lists a child before its parent where pids have wrapped around.
+/// A scan reads a child before its parent if pids have wrapped around.
 #[test]
-fn server_found_before_its_starter_is_not_nested_in_it() {
+fn server_discovered_before_its_starter_is_not_nested_in_it() {
     let mut w = World::new();
     let agent = w.new_key();
     w.now += 50_000_000;
     let server = w.new_key();
-    let mark = |key| Membership {
+    let membership = |key| Membership {
         session: Some(key),
         flags: MEMBER_TRACKED | MEMBER_NAME_MATCHED,
     };
-    let named = mark(agent);
+    let matched = membership(agent);
     let server = w.row_with(server, agent.pid, "app-server", |row| {
-        row.membership = Some(named)
+        row.membership = Some(matched)
     });
-    let agent = w.row_with(agent, 1, "codex", |row| row.membership = Some(named));
-    w.dies_by_signal(agent);
+    let agent = w.row_with(agent, 1, "codex", |row| row.membership = Some(matched));
+    w.kill(agent);
     assert_eq!(w.why(server), "keep root_alive");
 }
 
@@ -147,6 +147,6 @@ fn server_of_another_user_ends_membership_in_a_user_service() {
     w.uids.real = 1001;
     let server = w.spawn(agent, "app-server");
     assert!(!w.is_member(server));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(server), "keep not_a_member");
 }

@@ -5,7 +5,7 @@ use crate::event::ExitStatus;
 use crate::facts::{Fact, FactSet, Facts};
 
 #[test]
-fn an_agent_and_all_that_descends_from_it_are_a_session() {
+fn agent_and_its_descendants_form_a_session() {
     let mut w = World::new();
     let shell = w.spawn(INIT, "bash");
     let agent = w.spawn(shell, "claude");
@@ -23,7 +23,7 @@ fn an_agent_and_all_that_descends_from_it_are_a_session() {
 }
 
 #[test]
-fn a_child_is_a_member_before_it_runs_anything() {
+fn child_is_a_member_before_its_exec() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
@@ -32,22 +32,22 @@ fn a_child_is_a_member_before_it_runs_anything() {
 }
 
 #[test]
-fn the_end_of_the_root_makes_every_member_due_and_the_last_one_closes_the_session() {
+fn root_exit_makes_members_due_and_last_exit_closes_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let npm = w.spawn(agent, "npm");
     let node = w.spawn(npm, "node");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.session_events(), ["opened claude", "root_exited claude"]);
     assert_eq!([npm, node].map(|key| w.why(key)), ["reap root_exited"; 2]);
-    w.dies_by_signal(npm);
-    w.dies_by_signal(node);
+    w.kill(npm);
+    w.kill(node);
     assert_eq!(w.session_events(), ["closed claude"]);
     assert_eq!(w.why(node), "keep not_a_member");
 }
 
 #[test]
-fn a_root_without_members_leaves_nothing() {
+fn exit_of_root_without_members_closes_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     w.exit(agent);
@@ -58,7 +58,7 @@ fn a_root_without_members_leaves_nothing() {
 }
 
 #[test]
-fn a_double_fork_stays_a_member() {
+fn double_forked_daemon_stays_a_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let middle = w.fork(agent);
@@ -71,25 +71,25 @@ fn a_double_fork_stays_a_member() {
 }
 
 #[test]
-fn an_orphan_is_one_though_nobody_tells_who_has_it_now() {
+fn orphan_without_a_reported_adopter_is_an_orphan() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, ExitStatus::Exited(0), None);
+    w.exit_with(shell, ExitStatus::Exited(0), None);
     assert_eq!(w.why(server), "keep detached");
-    w.end(agent, ExitStatus::Exited(0), None);
+    w.exit_with(agent, ExitStatus::Exited(0), None);
     assert_eq!(w.why(server), "reap root_exited");
 }
 
 #[test]
-fn a_subreaper_in_the_session_takes_an_orphan_and_it_stays_one() {
+fn orphan_adopted_by_a_member_stays_an_orphan() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let subreaper = w.spawn(agent, "tini");
     let shell = w.spawn(subreaper, "bash");
     let server = w.spawn(shell, "server");
-    w.end(shell, ExitStatus::Exited(0), Some(subreaper));
+    w.exit_with(shell, ExitStatus::Exited(0), Some(subreaper));
     let node = w.model.tree.get(server).unwrap();
     assert_eq!(
         (node.parent, node.birth_parent),
@@ -99,28 +99,28 @@ fn a_subreaper_in_the_session_takes_an_orphan_and_it_stays_one() {
 }
 
 #[test]
-fn clone_parent_makes_a_member_of_what_its_creator_is() {
+fn clone_parent_child_joins_its_creators_session() {
     let mut w = World::new();
     let shell = w.spawn(INIT, "bash");
     let agent = w.spawn(shell, "claude");
     let sibling = w.clone_parent(agent, shell);
     assert_eq!(w.root_of(sibling), Some(agent));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(sibling), "reap root_exited");
 }
 
 #[test]
-fn clone_parent_below_a_boundary_makes_no_member() {
+fn clone_parent_child_of_a_boundary_is_no_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
     let pane = w.clone_parent(tmux, agent);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(pane), "keep not_a_member");
 }
 
 #[test]
-fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
+fn agent_below_a_boundary_is_not_nested() {
     let mut w = World::new();
     let outer = w.spawn(INIT, "claude");
     let tmux = w.spawn(outer, "tmux");
@@ -131,7 +131,7 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
         w.session_events(),
         ["opened claude", "boundary tmux in claude", "opened claude"]
     );
-    w.dies_by_signal(outer);
+    w.kill(outer);
     let keys = [tmux, pane, inner, tool];
     assert_eq!(
         keys.map(|key| w.why(key)),
@@ -142,17 +142,17 @@ fn membership_stops_at_a_boundary_and_an_agent_below_it_is_of_its_own() {
             "keep root_alive"
         ]
     );
-    w.dies_by_signal(inner);
+    w.kill(inner);
     assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(pane), "keep not_a_member");
 }
 
 #[test]
-fn the_last_member_of_a_gone_root_that_becomes_a_boundary_closes_the_session() {
+fn last_due_member_that_becomes_a_boundary_closes_session() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(child), "reap root_exited");
     w.exec(child, "tmux");
     assert_eq!(w.why(child), "keep not_a_member");
@@ -160,7 +160,7 @@ fn the_last_member_of_a_gone_root_that_becomes_a_boundary_closes_the_session() {
 }
 
 #[test]
-fn a_root_that_becomes_a_boundary_is_no_member_and_its_end_is_the_end_of_its_session() {
+fn exit_of_root_that_became_a_boundary_makes_members_due() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     let tool = w.spawn(root, "npm");
@@ -171,7 +171,7 @@ fn a_root_that_becomes_a_boundary_is_no_member_and_its_end_is_the_end_of_its_ses
         keys.map(|key| w.why(key)),
         ["keep not_a_member", "keep not_a_member", "keep root_alive"]
     );
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!(
         [pane, tool].map(|key| w.why(key)),
         ["keep not_a_member", "reap root_exited"]
@@ -179,11 +179,11 @@ fn a_root_that_becomes_a_boundary_is_no_member_and_its_end_is_the_end_of_its_ses
 }
 
 #[test]
-fn a_root_that_becomes_a_boundary_and_leaves_nothing_closes_its_session() {
+fn exit_of_lone_root_that_became_a_boundary_closes_session() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     w.exec(root, "tmux");
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!(
         w.session_events(),
         [
@@ -197,27 +197,27 @@ fn a_root_that_becomes_a_boundary_and_leaves_nothing_closes_its_session() {
 }
 
 #[test]
-fn a_boundary_that_was_a_root_and_becomes_an_agent_again_has_members_again() {
+fn root_that_was_a_boundary_in_between_has_members_again() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     w.exec(root, "tmux");
     w.exec(root, "claude");
     let tool = w.spawn(root, "npm");
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
+fn exit_of_nested_root_makes_only_its_members_due() {
     let mut w = World::new();
     let outer = w.spawn(INIT, "claude");
     let shell = w.spawn(outer, "bash");
     let inner = w.spawn(shell, "codex");
     let tool = w.spawn(inner, "npm");
-    w.dies_by_signal(inner);
+    w.kill(inner);
     assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!([outer, shell].map(|key| w.why(key)), ["keep root_alive"; 2]);
-    w.dies_by_signal(tool);
+    w.kill(tool);
     assert_eq!(
         w.session_events(),
         [
@@ -230,32 +230,32 @@ fn the_end_of_a_nested_root_makes_only_its_own_members_due() {
 }
 
 #[test]
-fn the_end_of_the_outer_root_takes_the_nested_ones_too() {
+fn exit_of_outer_root_makes_nested_sessions_due() {
     let mut w = World::new();
     let outer = w.spawn(INIT, "claude");
     let shell = w.spawn(outer, "bash");
     let inner = w.spawn(shell, "codex");
     let tool = w.spawn(inner, "npm");
-    w.dies_by_signal(outer);
+    w.kill(outer);
     assert_eq!(
         [shell, inner, tool].map(|key| w.why(key)),
         ["reap root_exited"; 3]
     );
-    let ladder = |key| {
+    let due_session_root = |key| {
         let session = w.model.tree.get(key).unwrap().state.member.session.unwrap();
         w.model.sessions.due(session).unwrap().0.root
     };
-    assert_eq!([shell, inner, tool].map(ladder), [outer; 3]);
+    assert_eq!([shell, inner, tool].map(due_session_root), [outer; 3]);
 }
 
 #[test]
-fn an_outer_session_closes_after_the_nested_ones() {
+fn outer_session_closes_after_nested_ones() {
     let mut w = World::new();
     let outer = w.spawn(INIT, "claude");
     let inner = w.spawn(outer, "codex");
-    w.dies_by_signal(outer);
+    w.kill(outer);
     w.session_events();
-    w.dies_by_signal(inner);
+    w.kill(inner);
     assert_eq!(
         w.session_events(),
         ["root_exited codex", "closed codex", "closed claude"]
@@ -263,11 +263,11 @@ fn an_outer_session_closes_after_the_nested_ones() {
 }
 
 #[test]
-fn what_becomes_an_agent_while_it_is_due_stays_due() {
+fn due_member_that_becomes_an_agent_stays_due() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.fork(agent);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.exec(child, "claude");
     let tool = w.fork(child);
     assert_eq!(
@@ -276,7 +276,7 @@ fn what_becomes_an_agent_while_it_is_due_stays_due() {
     );
 }
 
-/// A root, its child that runs the same program, and a tool below that.
+/// Returns a root, a child with the same program, and a tool below the child.
 fn relaunch(w: &mut World, child_tty: u32) -> [crate::event::ProcessKey; 3] {
     w.tty = 7;
     let root = w.spawn(INIT, "claude");
@@ -288,7 +288,7 @@ fn relaunch(w: &mut World, child_tty: u32) -> [crate::event::ProcessKey; 3] {
 }
 
 #[test]
-fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
+fn child_in_the_same_terminal_succeeds_its_root() {
     let mut w = World::new();
     let [root, child, tool] = relaunch(&mut w, 7);
     w.exit(root);
@@ -299,7 +299,7 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
     );
     w.exit(child);
     assert_eq!(w.why(tool), "reap root_exited");
-    w.dies_by_signal(tool);
+    w.kill(tool);
     assert_eq!(
         w.session_events(),
         [
@@ -312,18 +312,18 @@ fn a_root_that_leaves_hands_over_to_its_child_in_the_same_terminal() {
 }
 
 #[test]
-fn a_member_of_the_first_root_lives_as_long_as_the_second_one() {
+fn member_of_the_first_root_is_due_when_its_successor_exits() {
     let mut w = World::new();
     let [root, child, _] = relaunch(&mut w, 7);
     let server = w.spawn(root, "server");
     w.exit(root);
     assert_eq!(w.why(server), "keep detached");
-    w.dies_by_signal(child);
+    w.kill(child);
     assert_eq!(w.why(server), "reap root_exited");
 }
 
 #[test]
-fn a_relaunch_can_be_relaunched() {
+fn relaunched_root_can_be_relaunched() {
     let mut w = World::new();
     let [first, second, tool] = relaunch(&mut w, 7);
     let third = w.spawn(second, "claude --again");
@@ -335,15 +335,15 @@ fn a_relaunch_can_be_relaunched() {
 }
 
 #[test]
-fn a_killed_root_hands_over_to_nobody() {
+fn killed_root_has_no_successor() {
     let mut w = World::new();
     let [root, child, tool] = relaunch(&mut w, 7);
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!([child, tool].map(|key| w.why(key)), ["reap root_exited"; 2]);
 }
 
 #[test]
-fn a_child_in_another_terminal_or_in_none_is_no_heir() {
+fn child_in_another_terminal_or_none_is_no_successor() {
     for tty in [0, 8] {
         let mut w = World::new();
         let [root, child, tool] = relaunch(&mut w, tty);
@@ -353,10 +353,10 @@ fn a_child_in_another_terminal_or_in_none_is_no_heir() {
 }
 
 #[test]
-fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_terminal() {
-    let reads = |w: &mut World, key, input| {
+fn child_that_does_not_read_the_terminal_is_no_successor() {
+    let set_stdin = |w: &mut World, key, stdin| {
         let found = Facts {
-            stdin_is_terminal: input,
+            stdin_is_terminal: stdin,
             ..Facts::NOTHING
         };
         let now = w.now;
@@ -366,9 +366,9 @@ fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_te
     for (of_root, of_child, hands_over) in [
         (Known(true), Known(false), false),
         (Known(true), Known(true), true),
-        // Both were started so.
+        // Neither reads the terminal.
         (Known(false), Known(false), true),
-        // What is not known speaks for it.
+        // An unknown value does not exclude the child.
         (Unread, Known(false), true),
         (Unreadable, Known(false), true),
         (Known(true), Unread, true),
@@ -376,21 +376,21 @@ fn a_child_that_reads_from_elsewhere_is_no_heir_of_a_root_that_reads_from_the_te
     ] {
         let mut w = World::new();
         let [root, child, tool] = relaunch(&mut w, 7);
-        reads(&mut w, root, of_root);
-        reads(&mut w, child, of_child);
+        set_stdin(&mut w, root, of_root);
+        set_stdin(&mut w, child, of_child);
         w.exit(root);
         let expected = if hands_over {
             ["keep root_alive", "keep root_alive"]
         } else {
             ["reap root_exited"; 2]
         };
-        let told = [child, tool].map(|key| w.why(key));
-        assert_eq!(told, expected, "{of_root:?} {of_child:?}");
+        let decisions = [child, tool].map(|key| w.why(key));
+        assert_eq!(decisions, expected, "{of_root:?} {of_child:?}");
     }
 }
 
 #[test]
-fn roots_without_a_terminal_have_no_heirs() {
+fn root_without_a_terminal_has_no_successor() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     let child = w.spawn(root, "claude --relaunched");
@@ -399,7 +399,7 @@ fn roots_without_a_terminal_have_no_heirs() {
 }
 
 #[test]
-fn a_grandchild_or_another_agent_is_no_heir() {
+fn grandchild_or_other_agent_is_no_successor() {
     let mut w = World::new();
     w.tty = 7;
     let root = w.spawn(INIT, "claude");
@@ -414,13 +414,13 @@ fn a_grandchild_or_another_agent_is_no_heir() {
 }
 
 #[test]
-fn a_shim_that_becomes_the_agent_is_the_agent() {
+fn shim_that_execs_the_agent_is_the_root() {
     let mut w = World::new();
     let shim = w.spawn(INIT, "node");
     let early = w.spawn(shim, "npm");
     w.exec(shim, "claude");
     let tool = w.spawn(shim, "npm");
-    w.dies_by_signal(shim);
+    w.kill(shim);
     assert_eq!(
         [early, tool].map(|key| w.why(key)),
         ["keep not_a_member", "reap root_exited"]
@@ -428,19 +428,19 @@ fn a_shim_that_becomes_the_agent_is_the_agent() {
 }
 
 #[test]
-fn a_root_that_becomes_another_agent_keeps_its_session() {
+fn root_that_execs_another_agent_keeps_its_session() {
     let mut w = World::new();
     let root = w.spawn(INIT, "claude");
     let tool = w.spawn(root, "npm");
     w.exec(root, "codex");
     assert_eq!(w.session_events(), ["opened claude"]);
-    w.dies_by_signal(root);
+    w.kill(root);
     assert_eq!(w.session_events(), ["root_exited codex"]);
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
 #[test]
-fn a_shim_that_starts_the_agent_and_exits_is_no_root() {
+fn shim_that_starts_the_agent_and_exits_is_no_root() {
     let mut w = World::new();
     let shim = w.spawn(INIT, "node");
     let agent = w.spawn(shim, "claude");
@@ -452,9 +452,9 @@ fn a_shim_that_starts_the_agent_and_exits_is_no_root() {
     );
 }
 
-/// A thread that is no leader takes the leader's pid and start time: the same key runs on.
+/// A thread that calls execve(2) takes over the pid and start time of the leader, so the key stays.
 #[test]
-fn an_exec_by_another_thread_is_an_exec_of_the_process() {
+fn exec_by_another_thread_is_an_exec_of_the_process() {
     let mut w = World::new();
     let launcher = w.spawn(INIT, "node");
     w.exec(launcher, "claude");

@@ -1,4 +1,4 @@
-//! Sessions that another agent continues after the exit of their root.
+//! Sessions that another agent, the successor, continues after the exit of their root.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::session::{SessionId, Succession, SuccessorSearch};
 const OLD: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
 const NEW: &str = "22ab6b57-9254-4a06-8f04-56c08376a054";
 
-/// A world in which `claude` can leave its conversation, and `codex` cannot.
+/// Returns a world in which `claude` can hand over its conversation and `codex` cannot.
 fn world() -> World {
     let agent = |name: &str| {
         let condition = Condition {
@@ -34,17 +34,21 @@ fn world() -> World {
 }
 
 fn session(w: &World, root: ProcessKey) -> SessionId {
-    w.model.sessions.by_root(root).expect("it is a root").id
+    w.model
+        .sessions
+        .by_root(root)
+        .expect("the process is a root")
+        .id
 }
 
-/// Tells the model what was read of a process.
-fn reads(w: &mut World, key: ProcessKey, change: impl FnOnce(&mut Conversations)) {
+/// Delivers the conversations of a process.
+fn set_conversations(w: &mut World, key: ProcessKey, change: impl FnOnce(&mut Conversations)) {
     let mut found = Conversations::default();
     change(&mut found);
-    learns(w, key, Fact::Known(Arc::new(found)));
+    set_conversations_fact(w, key, Fact::Known(Arc::new(found)));
 }
 
-fn learns(w: &mut World, key: ProcessKey, conversations: Fact<Arc<Conversations>>) {
+fn set_conversations_fact(w: &mut World, key: ProcessKey, conversations: Fact<Arc<Conversations>>) {
     let facts = Facts {
         conversations,
         ..Facts::default()
@@ -53,16 +57,16 @@ fn learns(w: &mut World, key: ProcessKey, conversations: Fact<Arc<Conversations>
     w.model.set_facts(key, FactSet::CONVERSATIONS, facts, now);
 }
 
-fn carries(w: &mut World, key: ProcessKey, id: &str) {
-    reads(w, key, |all| all.inherited.insert_from(id.as_bytes()));
+fn set_inherited_id(w: &mut World, key: ProcessKey, id: &str) {
+    set_conversations(w, key, |all| all.inherited.insert_from(id.as_bytes()));
 }
 
-/// An agent with a job that carries the id of its conversation, and another agent of the same user.
+/// Returns an agent, a job that inherited the id of its conversation, and another agent of the same user.
 fn two_agents(w: &mut World) -> (ProcessKey, ProcessKey, ProcessKey) {
     let agent = w.spawn(INIT, "claude");
     let job = w.spawn(agent, "server");
     let other = w.spawn(INIT, "claude");
-    carries(w, job, OLD);
+    set_inherited_id(w, job, OLD);
     (agent, job, other)
 }
 
@@ -88,20 +92,20 @@ fn nothing_is_due_while_a_successor_is_awaited() {
 }
 
 #[test]
-fn nested_agent_that_is_killed_meanwhile_is_due() {
+fn members_of_a_killed_nested_agent_are_due_meanwhile() {
     let mut w = world();
     let (agent, job, _) = two_agents(&mut w);
     let nested = w.spawn(job, "codex");
     let tool = w.spawn(nested, "npm");
     w.exit(agent);
-    w.dies_by_signal(nested);
+    w.kill(nested);
     assert_eq!(w.why(tool), "reap root_exited");
     assert_eq!(w.why(job), "wait successor_awaited");
 }
 
 #[test]
-fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
-    for (program, ended, expected) in [
+fn successor_is_awaited_only_after_status_0_or_unknown() {
+    for (program, status, expected) in [
         ("claude", ExitStatus::Exited(0), Succession::Awaited),
         ("claude", ExitStatus::Unknown, Succession::Awaited),
         ("claude", ExitStatus::Exited(1), Succession::Excluded),
@@ -119,22 +123,26 @@ fn only_exit_with_status_0_of_such_an_agent_is_awaited() {
         let agent = w.spawn(INIT, program);
         let job = w.spawn(agent, "server");
         let id = session(&w, agent);
-        w.end(agent, ended, Some(INIT));
+        w.exit_with(agent, status, Some(INIT));
         assert_eq!(
             w.model.succession(id),
             Some(expected),
-            "{program} {ended:?}"
+            "{program} {status:?}"
         );
         let due = w.why(job) == "reap root_exited";
-        assert_eq!(due, expected == Succession::Excluded, "{program} {ended:?}");
+        assert_eq!(
+            due,
+            expected == Succession::Excluded,
+            "{program} {status:?}"
+        );
     }
 }
 
 #[test]
-fn exit_that_was_not_seen_is_not_waited_for() {
+fn unknown_exit_status_leaves_no_time_for_a_successor() {
     let mut w = world();
     let (agent, job, _) = two_agents(&mut w);
-    w.end(agent, ExitStatus::Unknown, Some(INIT));
+    w.exit_with(agent, ExitStatus::Unknown, Some(INIT));
     assert!(w.decide(job).until.unwrap() <= w.now);
 }
 
@@ -150,12 +158,12 @@ fn agent_that_resumes_the_conversation_is_the_new_root() {
     );
     w.exit(agent);
     for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
-        reads(&mut w, key, |_| {});
+        set_conversations(&mut w, key, |_| {});
     }
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(worker));
     assert_eq!(w.model.set_successor(id, worker).len(), 1);
     assert_eq!(w.why(job), "keep detached");
-    w.dies_by_signal(worker);
+    w.kill(worker);
     assert_eq!(w.why(job), "reap root_exited");
 }
 
@@ -171,7 +179,7 @@ fn registry_of_a_living_agent_names_the_successor() {
         let (agent, job, other) = two_agents(&mut w);
         let id = session(&w, agent);
         w.exit(agent);
-        reads(&mut w, other, |all| names(all, job));
+        set_conversations(&mut w, other, |all| names(all, job));
         assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(other));
     }
 }
@@ -182,7 +190,7 @@ fn marker_in_the_environment_of_an_agent_names_no_successor() {
     let (agent, _, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
-    carries(&mut w, other, OLD);
+    set_inherited_id(&mut w, other, OLD);
     assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
@@ -192,7 +200,7 @@ fn agent_that_names_another_conversation_is_no_successor() {
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
-    reads(&mut w, other, |all| {
+    set_conversations(&mut w, other, |all| {
         all.registered.insert_from(NEW.as_bytes());
         all.adopt(ProcessKey {
             start: job.start + 2 * TICK_NS,
@@ -218,20 +226,20 @@ fn agent_of_another_user_rule_or_below_is_no_successor() {
     w.uids = USER;
     w.exit(agent);
     for key in w.model.sessions.iter().map(|s| s.root).collect::<Vec<_>>() {
-        reads(&mut w, key, |_| {});
+        set_conversations(&mut w, key, |_| {});
     }
     assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
-fn what_has_not_been_read_is_asked_for_once() {
+fn successor_search_requests_unread_facts_once() {
     let mut w = world();
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
     let needs = vec![(other, FactSet::CONVERSATIONS)];
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Needs(needs));
-    reads(&mut w, other, |_| {});
+    set_conversations(&mut w, other, |_| {});
     assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
     w.model.forget_conversations(id);
     let both = vec![
@@ -242,41 +250,41 @@ fn what_has_not_been_read_is_asked_for_once() {
 }
 
 #[test]
-fn what_cannot_be_read_keeps() {
+fn unreadable_conversations_keep_the_members() {
     let mut w = world();
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
     w.exit(agent);
-    reads(&mut w, other, |all| all.registry_unreadable = true);
+    set_conversations(&mut w, other, |all| all.registry_unreadable = true);
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
-    learns(&mut w, other, Fact::Unreadable);
+    set_conversations_fact(&mut w, other, Fact::Unreadable);
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
-    reads(&mut w, other, |_| {});
-    reads(&mut w, job, |all| all.registry_unreadable = true);
+    set_conversations(&mut w, other, |_| {});
+    set_conversations(&mut w, job, |all| all.registry_unreadable = true);
     assert_eq!(
         w.model.find_successor(id),
         SuccessorSearch::NotFound,
-        "it is no agent"
+        "only the registry of an agent matters"
     );
-    learns(&mut w, job, Fact::Unreadable);
+    set_conversations_fact(&mut w, job, Fact::Unreadable);
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Unreadable);
     w.model.set_succession(id, Succession::Unknown);
     assert_eq!(w.why(job), "keep successor_unknown");
 }
 
 #[test]
-fn without_another_agent_nothing_is_read() {
+fn successor_search_needs_another_agent() {
     let mut w = world();
     let agent = w.spawn(INIT, "claude");
     let job = w.spawn(agent, "server");
     let id = session(&w, agent);
     w.exit(agent);
-    learns(&mut w, job, Fact::Unreadable);
+    set_conversations_fact(&mut w, job, Fact::Unreadable);
     assert_eq!(w.model.find_successor(id), SuccessorSearch::NotFound);
 }
 
 #[test]
-fn successor_hands_over_in_its_turn() {
+fn successor_can_have_a_successor() {
     let mut w = world();
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
@@ -286,16 +294,16 @@ fn successor_hands_over_in_its_turn() {
     assert_eq!(w.model.succession(id), Some(Succession::Awaited));
     assert_eq!(w.why(job), "wait successor_awaited");
     let third = w.spawn(INIT, &format!("claude --resume={OLD}"));
-    reads(&mut w, third, |_| {});
+    set_conversations(&mut w, third, |_| {});
     assert_eq!(w.model.find_successor(id), SuccessorSearch::Found(third));
 }
 
 #[test]
-fn handover_that_is_not_open_is_refused() {
+fn successor_is_rejected_if_none_is_awaited() {
     let mut w = world();
     let (agent, job, other) = two_agents(&mut w);
     let id = session(&w, agent);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert!(w.model.set_successor(id, other).is_empty());
     assert_eq!(w.why(job), "reap root_exited");
 }

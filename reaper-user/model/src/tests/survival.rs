@@ -1,4 +1,4 @@
-//! What the marks of the kernel's map and exact starts say of processes that nothing else is known of.
+//! Processes that are known only from their entry in the kernel's map of members, and exact start times.
 
 use reaper_common::{
     MEMBER_CANDIDATE, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_NAME_MATCHED, MEMBER_ROOT,
@@ -12,7 +12,7 @@ use crate::event::{
 };
 use crate::{Output, Scope};
 
-/// A start that is no whole tick, and a pid.
+/// Returns a key whose start is not a multiple of the clock tick.
 pub(super) fn key(pid: u32) -> ProcessKey {
     ProcessKey {
         pid,
@@ -20,41 +20,41 @@ pub(super) fn key(pid: u32) -> ProcessKey {
     }
 }
 
-pub(super) fn mark(session: Option<ProcessKey>, flags: u32) -> Option<Membership> {
+pub(super) fn membership(session: Option<ProcessKey>, flags: u32) -> Option<Membership> {
     let flags = flags | MEMBER_TRACKED;
     Some(Membership { session, flags })
 }
 
-/// Not in the map.
-pub(super) const NOBODY: Option<Membership> = Some(Membership {
+/// Entry of a process that is not in the map.
+pub(super) const NOT_IN_MAP: Option<Membership> = Some(Membership {
     session: None,
     flags: 0,
 });
 
-pub(super) fn exact(
+pub(super) fn exact_row(
     w: &mut World,
     key: ProcessKey,
     parent: u32,
     program: &str,
-    mark: Option<Membership>,
+    membership: Option<Membership>,
 ) {
     w.row_with(key, parent, program, |row| {
         *row = ProcEntry {
             key,
             exact: true,
-            membership: mark,
+            membership,
             ..row.clone()
         };
     });
 }
 
-/// A fork that nothing is known of but what the record says.
+/// Reports a fork with this map entry.
 fn fork(
     w: &mut World,
     child: ProcessKey,
     creator: Option<ProcessKey>,
     parent: Option<ProcessKey>,
-    mark: Option<Membership>,
+    membership: Option<Membership>,
 ) {
     w.kernel(EventKind::Fork {
         child,
@@ -63,7 +63,7 @@ fn fork(
         uids: USER,
         pidfd_inode: 0,
         namespace_init: false,
-        membership: mark,
+        membership,
     });
 }
 
@@ -72,7 +72,7 @@ pub(super) fn exec(
     key: ProcessKey,
     parent: Option<ProcessKey>,
     program: &str,
-    mark: Option<Membership>,
+    membership: Option<Membership>,
 ) {
     w.kernel(EventKind::Exec {
         key,
@@ -80,27 +80,31 @@ pub(super) fn exec(
         uids: USER,
         pidfd_inode: 0,
         image: image(program, 0),
-        membership: mark,
+        membership,
     });
 }
 
-pub(super) fn exit(w: &mut World, key: ProcessKey, mark: Option<Membership>) -> Vec<&'static str> {
+pub(super) fn exit(
+    w: &mut World,
+    key: ProcessKey,
+    membership: Option<Membership>,
+) -> Vec<&'static str> {
     let (parent, ended, peak_rss) = (None, ExitStatus::Exited(0), 0);
-    told(
+    changes(
         w,
         EventKind::Exit {
             key,
             parent,
             exit_status: ended,
             peak_rss,
-            membership: mark,
+            membership,
         },
     )
 }
 
-/// What an event changes in the tree, and whether of a member.
-fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
-    let mut told = vec![];
+/// Applies an event and returns the changes of the tree.
+fn changes(w: &mut World, kind: EventKind) -> Vec<&'static str> {
+    let mut changes = vec![];
     let event = Event {
         time: w.now,
         provenance: Provenance::Kernel,
@@ -110,7 +114,7 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
     w.model.apply(&event, &mut out);
     for output in &out {
         if let Output::Tree(change) = output {
-            told.push(match change {
+            changes.push(match change {
                 TreeChange::Born { .. } => "born",
                 TreeChange::Execed { .. } => "execed",
                 TreeChange::Moved { .. } => "moved",
@@ -124,25 +128,25 @@ fn told(w: &mut World, kind: EventKind) -> Vec<&'static str> {
             });
         }
     }
-    told
+    changes
 }
 
 #[test]
-fn a_fork_by_nobody_known_is_what_the_map_says() {
-    let stranger = Some(key(90));
+fn fork_by_unknown_creator_follows_its_map_entry() {
+    let other = Some(key(90));
     for (by, flags, member) in [
         (None, 0, true),
-        (stranger, 0, true),
-        (stranger, MEMBER_NAME_MATCHED, true),
-        // Perhaps: it is kept.
-        (stranger, MEMBER_UNCERTAIN, true),
+        (other, 0, true),
+        (other, MEMBER_NAME_MATCHED, true),
+        // The lineage is uncertain: the member is kept.
+        (other, MEMBER_UNCERTAIN, true),
     ] {
         let mut w = World::new();
         let agent = w.spawn(INIT, "claude");
         let child = w.new_key();
-        fork(&mut w, child, by, by, mark(Some(agent), flags));
+        fork(&mut w, child, by, by, membership(Some(agent), flags));
         assert_eq!(w.is_member(child), member, "{by:?} {flags}");
-        let unsure = w
+        let uncertain = w
             .model
             .tree
             .get(child)
@@ -150,63 +154,67 @@ fn a_fork_by_nobody_known_is_what_the_map_says() {
             .state
             .member
             .is_lineage_uncertain;
-        assert_eq!(unsure, flags == MEMBER_UNCERTAIN);
+        assert_eq!(uncertain, flags == MEMBER_UNCERTAIN);
     }
     let mut w = World::new();
     let child = w.new_key();
-    fork(&mut w, child, None, None, mark(Some(key(91)), 0));
-    assert!(!w.is_member(child), "of a session that nobody knows");
+    fork(&mut w, child, None, None, membership(Some(key(91)), 0));
+    assert!(!w.is_member(child), "the session is unknown");
 }
 
 #[test]
-fn what_is_known_of_the_maker_is_worth_more_than_the_map() {
+fn known_creator_takes_precedence_over_the_map() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let [ours, theirs] = [w.new_key(), key(70)];
-    fork(&mut w, ours, Some(agent), Some(agent), NOBODY);
-    let stranger = w.spawn(INIT, "bash");
+    fork(&mut w, ours, Some(agent), Some(agent), NOT_IN_MAP);
+    let other = w.spawn(INIT, "bash");
     fork(
         &mut w,
         theirs,
-        Some(stranger),
+        Some(other),
         Some(agent),
-        mark(Some(agent), 0),
+        membership(Some(agent), 0),
     );
     assert_eq!([ours, theirs].map(|key| w.is_member(key)), [true, false]);
 }
 
 #[test]
-fn the_map_is_worth_more_than_the_parent_of_one_whose_maker_is_not_known() {
+fn map_takes_precedence_over_the_parent_of_a_fork() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let child = w.new_key();
-    fork(&mut w, child, Some(key(90)), Some(agent), NOBODY);
+    fork(&mut w, child, Some(key(90)), Some(agent), NOT_IN_MAP);
     assert!(!w.is_member(child));
 }
 
 #[test]
-fn a_row_of_nobody_known_is_what_the_map_says_if_it_is_sure() {
+fn scan_row_of_unknown_process_follows_a_certain_map_entry() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let inner = w.spawn(agent, "codex");
-    let of = |flags| mark(Some(agent), flags);
+    let entry = |flags| membership(Some(agent), flags);
     let rows = [
-        (INIT, of(0), Some(agent)),
-        (INIT, of(MEMBER_NAME_MATCHED), Some(agent)),
-        (inner, of(0), Some(agent)),
-        (agent, NOBODY, None),
+        (INIT, entry(0), Some(agent)),
+        (INIT, entry(MEMBER_NAME_MATCHED), Some(agent)),
+        (inner, entry(0), Some(agent)),
+        (agent, NOT_IN_MAP, None),
         (agent, None, Some(agent)),
         (INIT, None, None),
-        // Not sure: what its parent is, if that can be.
-        (agent, of(MEMBER_UNCERTAIN), Some(agent)),
-        (inner, of(MEMBER_UNCERTAIN), Some(inner)),
-        // And if it cannot, perhaps of what it names.
-        (INIT, of(MEMBER_UNCERTAIN), Some(agent)),
-        (agent, mark(Some(inner), MEMBER_UNCERTAIN), Some(inner)),
+        // An uncertain entry: the parent's session, if the process can belong to it.
+        (agent, entry(MEMBER_UNCERTAIN), Some(agent)),
+        (inner, entry(MEMBER_UNCERTAIN), Some(inner)),
+        // Otherwise the session of the entry, with uncertain lineage.
+        (INIT, entry(MEMBER_UNCERTAIN), Some(agent)),
+        (
+            agent,
+            membership(Some(inner), MEMBER_UNCERTAIN),
+            Some(inner),
+        ),
     ];
-    for (n, (parent, mark, root)) in rows.into_iter().enumerate() {
+    for (n, (parent, membership, root)) in rows.into_iter().enumerate() {
         let key = key(50 + n as u32);
-        exact(&mut w, key, parent.pid, "npm", mark);
+        exact_row(&mut w, key, parent.pid, "npm", membership);
         assert_eq!(w.root_of(key), root, "row {n}");
         assert_eq!(
             w.model
@@ -223,21 +231,21 @@ fn a_row_of_nobody_known_is_what_the_map_says_if_it_is_sure() {
 }
 
 #[test]
-fn what_runs_or_is_orphaned_and_is_not_known_is_what_the_map_says() {
+fn exec_or_reparenting_of_unknown_process_follows_the_map() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    let of = mark(Some(agent), 0);
-    let named = mark(Some(agent), MEMBER_NAME_MATCHED);
+    let entry = membership(Some(agent), 0);
+    let named = membership(Some(agent), MEMBER_NAME_MATCHED);
     let keys = [60, 61, 62, 63, 64].map(key);
-    exec(&mut w, keys[0], Some(INIT), "npm", of);
-    exec(&mut w, keys[1], Some(agent), "npm", NOBODY);
+    exec(&mut w, keys[0], Some(INIT), "npm", entry);
+    exec(&mut w, keys[1], Some(agent), "npm", NOT_IN_MAP);
     exec(&mut w, keys[2], Some(INIT), "tmux", named);
-    for (child, mark) in [(keys[3], of), (keys[4], NOBODY)] {
+    for (child, membership) in [(keys[3], entry), (keys[4], NOT_IN_MAP)] {
         w.kernel(EventKind::Reparent {
             child,
             old_parent: Some(agent),
             adopter: Some(INIT),
-            membership: mark,
+            membership,
         });
     }
     let members = keys.map(|key| w.is_member(key));
@@ -255,59 +263,59 @@ fn what_runs_or_is_orphaned_and_is_not_known_is_what_the_map_says() {
 }
 
 #[test]
-fn the_end_of_a_member_that_nothing_else_was_told_of_is_told() {
+fn exit_of_a_member_known_only_from_the_map_is_reported() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let (known, lost) = (w.spawn(agent, "npm"), w.new_key());
-    let of = mark(Some(agent), 0);
-    assert_eq!(exit(&mut w, known, of), ["member exited"]);
-    assert_eq!(exit(&mut w, known, of), [""; 0], "told twice");
-    assert_eq!(exit(&mut w, lost, of), ["born", "member exited"]);
-    assert_eq!(exit(&mut w, lost, of), [""; 0], "told twice");
-    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
-    for mark in [None, NOBODY, unsure, mark(Some(key(90)), 0)] {
-        let stranger = w.new_key();
-        assert_eq!(exit(&mut w, stranger, mark), [""; 0], "{mark:?}");
+    let entry = membership(Some(agent), 0);
+    assert_eq!(exit(&mut w, known, entry), ["member exited"]);
+    assert_eq!(exit(&mut w, known, entry), [""; 0], "repeated");
+    assert_eq!(exit(&mut w, lost, entry), ["born", "member exited"]);
+    assert_eq!(exit(&mut w, lost, entry), [""; 0], "repeated");
+    let uncertain = membership(Some(agent), MEMBER_UNCERTAIN);
+    for membership in [None, NOT_IN_MAP, uncertain, membership(Some(key(90)), 0)] {
+        let other = w.new_key();
+        assert_eq!(exit(&mut w, other, membership), [""; 0], "{membership:?}");
     }
 }
 
 #[test]
-fn the_scope_is_handed_on_by_the_map() {
+fn scope_is_inherited_through_the_map() {
     let roots = vec![key(90)];
     let mut w = World::scoped(Scope {
         roots,
         ..Scope::default()
     });
     for (pid, flags, opened) in [(60, MEMBER_SCOPE, true), (61, 0, false)] {
-        exec(&mut w, key(pid), None, "claude", mark(None, flags));
+        exec(&mut w, key(pid), None, "claude", membership(None, flags));
         assert_eq!(w.is_member(key(pid)), opened);
     }
 }
 
-/// `node -c '(sleep &)'`, of which the records were lost: those between are gone.
+/// `node -c '(sleep &)'`: the records were lost, and the processes in between have exited.
 #[test]
-fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
+fn uncertain_lineage_keeps_until_the_fork_is_read() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
+    let uncertain = membership(Some(agent), MEMBER_UNCERTAIN);
     let [orphan, child, tmux, pane, editor, inner] = [61, 62, 63, 64, 65, 66].map(key);
-    exact(&mut w, orphan, 1, "sleep", unsure);
-    exact(&mut w, child, orphan.pid, "sleep", unsure);
-    // What is below a boundary is nobody's.
-    exact(&mut w, tmux, 1, "tmux", unsure);
-    exact(&mut w, pane, tmux.pid, "bash", unsure);
-    exact(&mut w, editor, pane.pid, "vi", unsure);
+    exact_row(&mut w, orphan, 1, "sleep", uncertain);
+    exact_row(&mut w, child, orphan.pid, "sleep", uncertain);
+    // Processes below a boundary are no members.
+    exact_row(&mut w, tmux, 1, "tmux", uncertain);
+    exact_row(&mut w, pane, tmux.pid, "bash", uncertain);
+    exact_row(&mut w, editor, pane.pid, "vi", uncertain);
     let later = w.fork(child);
-    // It may be an agent that is nested in nothing.
-    exact(
+    // This agent may not be nested.
+    exact_row(
         &mut w,
         inner,
         1,
         "codex",
-        mark(Some(agent), MEMBER_UNCERTAIN | MEMBER_NAME_MATCHED),
+        membership(Some(agent), MEMBER_UNCERTAIN | MEMBER_NAME_MATCHED),
     );
     let tool = w.fork(inner);
-    w.dies_by_signal(agent);
+    w.kill(agent);
     for key in [orphan, child, later] {
         assert_eq!(w.why(key), "keep lineage_uncertain", "{}", key.pid);
         let flags = MEMBER_TRACKED | MEMBER_UNCERTAIN | MEMBER_KEPT;
@@ -326,59 +334,59 @@ fn what_may_descend_from_an_agent_is_kept_and_says_so_until_it_is_known() {
             (Some(inner), "keep root_alive")
         );
     }
-    // Its maker is gone; what that made goes on.
+    // Descendants stay uncertain after their parent's exit.
     w.exit(child);
     let last = w.fork(later);
     assert_eq!(w.why(last), "keep lineage_uncertain");
-    // Of some the fork is read after all.
-    fork(&mut w, orphan, Some(agent), Some(agent), unsure);
+    // The fork event is read after all.
+    fork(&mut w, orphan, Some(agent), Some(agent), uncertain);
     assert_eq!(w.why(orphan), "reap root_exited");
     let wanted = w.model.wanted_membership(orphan).unwrap();
     assert_eq!(wanted.flags, MEMBER_TRACKED | MEMBER_KERNEL_KILLABLE);
 }
 
-/// What the service knows to be nobody's, the kernel may have handed on before it heard of that.
+/// The kernel may pass a session on below a boundary before the service has updated the map.
 #[test]
-fn what_was_handed_on_below_a_boundary_is_not_suspected() {
+fn uncertain_entry_below_a_boundary_makes_no_member() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
     let shell = w.new_key();
-    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
+    let uncertain = membership(Some(agent), MEMBER_UNCERTAIN);
     let forget = |w: &mut World, key| {
         assert!(!w.is_member(key));
         w.model.set_membership(key, None);
         w.model.forget(key);
         assert!(w.model.tree.get(key).is_none());
     };
-    fork(&mut w, shell, Some(tmux), Some(tmux), unsure);
+    fork(&mut w, shell, Some(tmux), Some(tmux), uncertain);
     forget(&mut w, shell);
     let child = w.new_key();
-    fork(&mut w, child, Some(shell), Some(shell), unsure);
+    fork(&mut w, child, Some(shell), Some(shell), uncertain);
     forget(&mut w, child);
-    exec(&mut w, child, Some(shell), "vi", unsure);
+    exec(&mut w, child, Some(shell), "vi", uncertain);
     forget(&mut w, child);
-    exact(&mut w, child, 1, "vi", unsure);
+    exact_row(&mut w, child, 1, "vi", uncertain);
     forget(&mut w, child);
     let other = w.new_key();
-    exec(&mut w, other, Some(shell), "vi", unsure);
+    exec(&mut w, other, Some(shell), "vi", uncertain);
     forget(&mut w, other);
 }
 
-/// The agent came and went, and its rows are read before the ring tells of it.
+/// A scan discovers the children of a candidate before the candidate itself is known.
 #[test]
-fn what_descends_from_a_candidate_waits_for_it() {
-    let candidate = |flags| mark(Some(key(60)), MEMBER_CANDIDATE | flags);
-    // It lives, and its row comes last; it is gone, and the ring tells of it.
+fn descendants_of_a_candidate_join_it_when_it_is_discovered() {
+    let candidate = |flags| membership(Some(key(60)), MEMBER_CANDIDATE | flags);
+    // Either the candidate lives and its row comes last, or it has exited and the ring reports it.
     for lives in [true, false] {
         let mut w = World::new();
         let subreaper = w.spawn(INIT, "claude");
         w.model.begin_restore();
-        exact(&mut w, key(61), subreaper.pid, "server", candidate(0));
-        exact(&mut w, key(62), 1, "server", candidate(0));
+        exact_row(&mut w, key(61), subreaper.pid, "server", candidate(0));
+        exact_row(&mut w, key(62), 1, "server", candidate(0));
         assert!(!w.is_member(key(61)));
         if lives {
-            exact(&mut w, key(60), 1, "claude", candidate(MEMBER_ROOT));
+            exact_row(&mut w, key(60), 1, "claude", candidate(MEMBER_ROOT));
         } else {
             exec(&mut w, key(60), None, "claude", candidate(MEMBER_ROOT));
             exit(&mut w, key(60), candidate(MEMBER_ROOT));
@@ -390,13 +398,19 @@ fn what_descends_from_a_candidate_waits_for_it() {
 }
 
 #[test]
-fn a_fork_that_is_read_after_the_row_says_better_whose_it_is_unless_the_map_was_sure() {
+fn late_fork_takes_precedence_over_an_uncertain_map_entry() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tmux = w.spawn(agent, "tmux");
-    let unsure = mark(Some(agent), MEMBER_UNCERTAIN);
-    exact(&mut w, key(61), agent.pid, "npm", unsure);
-    exact(&mut w, key(62), agent.pid, "npm", mark(Some(agent), 0));
+    let uncertain = membership(Some(agent), MEMBER_UNCERTAIN);
+    exact_row(&mut w, key(61), agent.pid, "npm", uncertain);
+    exact_row(
+        &mut w,
+        key(62),
+        agent.pid,
+        "npm",
+        membership(Some(agent), 0),
+    );
     assert!(w.is_member(key(61)));
     for pid in [61, 62] {
         fork(&mut w, key(pid), Some(tmux), Some(tmux), None);
@@ -405,16 +419,16 @@ fn a_fork_that_is_read_after_the_row_says_better_whose_it_is_unless_the_map_was_
 }
 
 #[test]
-fn an_orphan_that_still_is_a_copy_of_an_agent_is_no_agent() {
+fn orphan_that_is_a_fork_of_an_agent_is_no_agent() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
-    exact(&mut w, key(61), 1, "codex", mark(Some(agent), 0));
-    exact(
+    exact_row(&mut w, key(61), 1, "codex", membership(Some(agent), 0));
+    exact_row(
         &mut w,
         key(62),
         1,
         "codex",
-        mark(Some(agent), MEMBER_NAME_MATCHED),
+        membership(Some(agent), MEMBER_NAME_MATCHED),
     );
     assert_eq!(
         [61, 62].map(|pid| w.root_of(key(pid))),
@@ -423,26 +437,26 @@ fn an_orphan_that_still_is_a_copy_of_an_agent_is_no_agent() {
 }
 
 #[test]
-fn exact_rows_are_told_apart_within_a_tick() {
+fn exact_scan_rows_are_distinguished_within_a_tick() {
     let mut w = World::new();
-    exact(&mut w, key(60), 1, "claude", None);
+    exact_row(&mut w, key(60), 1, "claude", None);
     let tool = w.fork(key(60));
     let later = ProcessKey {
         start: key(60).start + 1,
         ..key(60)
     };
     assert!(later.has_same_tick(key(60)));
-    exact(&mut w, key(60), 1, "claude", None);
+    exact_row(&mut w, key(60), 1, "claude", None);
     assert_eq!(w.session_events(), ["opened claude"]);
-    exact(&mut w, later, 1, "bash", None);
+    exact_row(&mut w, later, 1, "bash", None);
     assert_eq!(w.session_events(), ["root_exited claude"]);
     assert_eq!(w.why(tool), "reap root_exited");
-    exact(&mut w, key(60), 1, "claude", None);
-    assert!(w.model.tree.get(key(60)).is_none(), "it has a successor");
+    exact_row(&mut w, key(60), 1, "claude", None);
+    assert!(w.model.tree.get(key(60)).is_none(), "its pid was reused");
 }
 
 #[test]
-fn an_exact_row_completes_one_that_was_not() {
+fn exact_scan_row_completes_an_inexact_one() {
     let mut w = World::new();
     let coarse = w.row(key(60), 1, "claude");
     w.row_with(key(60), 1, "claude", |row| {
@@ -460,7 +474,7 @@ fn an_exact_row_completes_one_that_was_not() {
 }
 
 #[test]
-fn who_tells_of_an_orphan_first_says_so() {
+fn first_report_of_an_orphan_is_marked_as_such() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
@@ -471,26 +485,26 @@ fn who_tells_of_an_orphan_first_says_so() {
         adopter: Some(INIT),
         membership: None,
     };
-    // The exit's record was lost, or comes later.
-    assert_eq!(told(&mut w, reparent(late)), ["orphaned"]);
-    assert_eq!(told(&mut w, reparent(late)), [""; 0]);
-    w.end(shell, ExitStatus::Exited(0), None);
-    assert_eq!(told(&mut w, reparent(known)), ["reparented"]);
-    assert_eq!(told(&mut w, reparent(key(60))), ["born", "orphaned"]);
+    // The record of the exit was lost or comes later.
+    assert_eq!(changes(&mut w, reparent(late)), ["orphaned"]);
+    assert_eq!(changes(&mut w, reparent(late)), [""; 0]);
+    w.exit_with(shell, ExitStatus::Exited(0), None);
+    assert_eq!(changes(&mut w, reparent(known)), ["reparented"]);
+    assert_eq!(changes(&mut w, reparent(key(60))), ["born", "orphaned"]);
 }
 
 #[test]
-fn signals_of_the_probes_are_told_of_the_living() {
+fn probe_signal_is_reported_for_living_processes_only() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     let signalled = |signal| EventKind::SignalSent { key: tool, signal };
     let has = |w: &World| w.model.tree.get(tool).unwrap().state.member.signals_sent;
-    assert_eq!(told(&mut w, signalled(15)), ["signalled"]);
+    assert_eq!(changes(&mut w, signalled(15)), ["signalled"]);
     assert_eq!(has(&w), MEMBER_SIGTERM_SENT);
     w.model
         .on_signal_sent(tool, MEMBER_SIGKILL_SENT | MEMBER_ROOT);
     assert_eq!(has(&w), MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
-    w.dies_by_signal(tool);
-    assert_eq!(told(&mut w, signalled(9)), [""; 0]);
+    w.kill(tool);
+    assert_eq!(changes(&mut w, signalled(9)), [""; 0]);
 }

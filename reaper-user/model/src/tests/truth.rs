@@ -1,4 +1,4 @@
-//! Random lives of random trees, with the simplest possible account of who truly belongs to whom.
+//! Reference model: random process trees with a simple record of their sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,38 +9,44 @@ use crate::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenan
 
 pub const PROGRAMS: [&str; 6] = ["claude", "codex", "tmux", "apt", "npm", "bash"];
 
-/// One thing that happens to one of the living.
+/// A random action of a living process.
 #[derive(Clone, Copy, Debug)]
 pub struct Act {
-    what: u8,
-    who: u8,
-    how: u8,
+    action: u8,
+    /// Index of the process, modulo the number of processes.
+    process: u8,
+    /// Program of an exec, or kind of an exit status.
+    variant: u8,
 }
 
 pub fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = (any::<u8>(), any::<u8>(), any::<u8>());
     prop::collection::vec(
-        act.prop_map(|(what, who, how)| Act { what, who, how }),
+        act.prop_map(|(action, process, variant)| Act {
+            action,
+            process,
+            variant,
+        }),
         1..120,
     )
 }
 
-/// A process as it truly is.
+/// A living process.
 #[derive(Clone, Debug)]
 pub struct Proc {
     pub key: ProcessKey,
     pub parent: ProcessKey,
     pub program: &'static str,
-    /// The root of its session, then that of the session that one is nested in, and so on.
+    /// Root of its session, then that of the session around it, and so on.
     roots: Vec<ProcessKey>,
 }
 
-/// What truly happens, with the simplest possible account of who belongs to whom.
+/// Living processes, and the events so far.
 #[derive(Default)]
 pub struct Truth {
     pub live: BTreeMap<ProcessKey, Proc>,
-    /// Roots that have exited.
-    gone: BTreeSet<ProcessKey>,
+    /// Processes that have exited.
+    exited: BTreeSet<ProcessKey>,
     pub events: Vec<Event>,
     pub now: u64,
     pub next_pid: u32,
@@ -53,17 +59,17 @@ impl Truth {
             next_pid: first_pid,
             ..Truth::default()
         };
-        truth.born(INIT, INIT, "bash", vec![]);
+        truth.fork(INIT, INIT, "bash", vec![]);
         acts.iter().for_each(|act| truth.act(*act));
         truth
     }
 
     fn act(&mut self, act: Act) {
-        let at = usize::from(act.who) % self.live.len();
+        let at = usize::from(act.process) % self.live.len();
         let Some(process) = self.live.values().nth(at).cloned() else {
             return;
         };
-        match act.what % 8 {
+        match act.action % 8 {
             0..=2 => {
                 let Proc {
                     key,
@@ -71,9 +77,9 @@ impl Truth {
                     roots,
                     ..
                 } = process;
-                self.born(key, key, program, roots);
+                self.fork(key, key, program, roots);
             }
-            // CLONE_PARENT
+            // A fork with `CLONE_PARENT`.
             3 => {
                 let Proc {
                     key,
@@ -86,15 +92,15 @@ impl Truth {
                 } else {
                     INIT
                 };
-                self.born(parent, key, program, roots);
+                self.fork(parent, key, program, roots);
             }
-            4 | 5 => self.exec(process, PROGRAMS[usize::from(act.how) % PROGRAMS.len()]),
-            _ if self.live.len() > 1 => self.exit(&process, act.how),
+            4 | 5 => self.exec(process, PROGRAMS[usize::from(act.variant) % PROGRAMS.len()]),
+            _ if self.live.len() > 1 => self.exit(&process, act.variant),
             _ => {}
         }
     }
 
-    fn tell(&mut self, kind: EventKind) {
+    fn report(&mut self, kind: EventKind) {
         self.now += 1_000_000;
         let time = self.now;
         let provenance = Provenance::Kernel;
@@ -105,7 +111,7 @@ impl Truth {
         });
     }
 
-    fn born(
+    fn fork(
         &mut self,
         parent: ProcessKey,
         creator: ProcessKey,
@@ -126,7 +132,7 @@ impl Truth {
                 roots,
             },
         );
-        self.tell(EventKind::Fork {
+        self.report(EventKind::Fork {
             child: key,
             parent: Some(parent),
             creator: Some(creator),
@@ -144,11 +150,11 @@ impl Truth {
             mut roots,
             ..
         } = process;
-        let was_root = self.was_root(key);
+        let is_root = self.is_root(key);
         match program {
-            "tmux" if was_root => return,
+            "tmux" if is_root => return,
             "tmux" => roots.clear(),
-            "claude" | "codex" if !was_root => roots.insert(0, key),
+            "claude" | "codex" if !is_root => roots.insert(0, key),
             _ => {}
         }
         self.live.insert(
@@ -160,7 +166,7 @@ impl Truth {
                 roots,
             },
         );
-        self.tell(EventKind::Exec {
+        self.report(EventKind::Exec {
             key,
             parent: Some(parent),
             uids: USER,
@@ -170,25 +176,25 @@ impl Truth {
         });
     }
 
-    fn was_root(&self, key: ProcessKey) -> bool {
+    fn is_root(&self, key: ProcessKey) -> bool {
         self.live[&key].roots.first() == Some(&key)
     }
 
-    fn exit(&mut self, process: &Proc, how: u8) {
+    fn exit(&mut self, process: &Proc, variant: u8) {
         let key = process.key;
         self.live.remove(&key);
-        self.gone.insert(key);
-        let ended = match how % 2 {
+        self.exited.insert(key);
+        let status = match variant % 2 {
             0 => ExitStatus::Exited(0),
             _ => ExitStatus::Signalled {
                 signal: 9,
                 core: false,
             },
         };
-        self.tell(EventKind::Exit {
+        self.report(EventKind::Exit {
             key,
             parent: None,
-            exit_status: ended,
+            exit_status: status,
             peak_rss: 0,
             membership: None,
         });
@@ -200,7 +206,7 @@ impl Truth {
             .collect();
         for child in children {
             self.live.get_mut(&child).unwrap().parent = INIT;
-            self.tell(EventKind::Reparent {
+            self.report(EventKind::Reparent {
                 child,
                 old_parent: Some(key),
                 adopter: Some(INIT),
@@ -209,9 +215,9 @@ impl Truth {
         }
     }
 
-    /// The living whose root, or a root further out, is gone.
+    /// Returns the living processes whose root, or the root of an outer session, has exited.
     pub fn due(&self) -> BTreeSet<ProcessKey> {
-        let is_due = |process: &&Proc| process.roots.iter().any(|root| self.gone.contains(root));
+        let is_due = |process: &&Proc| process.roots.iter().any(|root| self.exited.contains(root));
         self.live
             .values()
             .filter(is_due)
@@ -219,6 +225,7 @@ impl Truth {
             .collect()
     }
 
+    /// Returns the row of a scan for a process.
     pub fn row(&self, process: &Proc) -> Event {
         let ProcessKey { pid, start } = process.key;
         let start = start - start % TICK_NS;
@@ -245,7 +252,7 @@ pub fn pids(keys: &BTreeSet<ProcessKey>) -> BTreeSet<u32> {
     keys.iter().map(|key| key.pid).collect()
 }
 
-/// Pids of agents, and of what was ever made by one or by its descendants.
+/// Returns the pids of agents and of all processes that descend from one.
 pub fn below_agents(events: &[Event]) -> BTreeSet<u32> {
     let agents = events.iter().filter_map(|event| match &event.kind {
         EventKind::Exec { key, image, .. }
@@ -258,7 +265,7 @@ pub fn below_agents(events: &[Event]) -> BTreeSet<u32> {
     let mut below: BTreeSet<u32> = agents.collect();
     for event in events {
         if let EventKind::Fork { child, creator: Some(creator), parent, .. } = event.kind
-            // Of a creator that is unknown because of a loss only the parent is left.
+            // The model uses the parent if it does not know the creator because of lost events.
             && (below.contains(&creator.pid) || parent.is_some_and(|p| below.contains(&p.pid)))
         {
             below.insert(child.pid);

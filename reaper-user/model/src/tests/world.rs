@@ -1,8 +1,8 @@
-//! A little world to tell stories in: processes fork, run programs and exit, and the model is told so.
+//! A simulated host for tests: processes fork, exec and exit, and each event is reported to the model.
 //!
-//! Programs are named by their comm. `claude` and `codex` are agents, `app-server` is a server, `tmux` is a boundary, `apt` is kept,
-//! and so is what runs under another uid than its agent; all else is plain. After each event the whole
-//! model is checked for consistency.
+//! A program is named by its comm. `claude` and `codex` are agents, `app-server` is a server, `tmux` is a boundary, and
+//! `apt` is kept. A process with another uid than its agent is kept too. After each event the model is checked for
+//! consistency.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, 
 use crate::session::SessionEvent;
 use crate::{Model, Output, Scope};
 
-/// Pid of the program itself; nobody has it unless a story says so.
+/// Pid of the service. No process has it unless a test adds one.
 pub const OWN_PID: u32 = 4_000_000;
-/// The init of the world: seeded, as in any.
+/// Init, which each world starts with.
 pub const INIT: ProcessKey = ProcessKey { pid: 1, start: 0 };
-/// The user that runs everything unless a story says otherwise.
+/// User of all processes, unless a test sets another.
 pub const USER: Uids = Uids {
     real: 1000,
     effective: 1000,
@@ -64,15 +64,15 @@ pub fn image(program: &str, tty: u32) -> Arc<Image> {
 
 pub struct World {
     pub model: Model,
-    /// Terminal of the programs that are run from here on.
+    /// Terminal of the programs that start from now on.
     pub tty: u32,
-    /// Who runs the programs from here on.
+    /// Uids of the processes that start from now on.
     pub uids: Uids,
-    /// What became of sessions: `opened claude`, `root_exited claude`, …
+    /// Session events so far: `opened claude`, `root_exited claude`, …
     pub session_events: Vec<String>,
-    /// All that was told, in order.
+    /// Reported events in their order.
     pub events: Vec<Event>,
-    /// Children by the kernel's account, which the stories are told from.
+    /// Living children of each process.
     children: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     pub now: u64,
     next_pid: u32,
@@ -98,8 +98,8 @@ impl World {
         world
     }
 
-    /// Tells the model one thing, one millisecond after the last.
-    pub fn tell(&mut self, provenance: Provenance, kind: EventKind) {
+    /// Reports an event to the model, one millisecond after the last one.
+    pub fn report(&mut self, provenance: Provenance, kind: EventKind) {
         self.now += 1_000_000;
         let event = Event {
             time: self.now,
@@ -110,24 +110,25 @@ impl World {
     }
 
     pub fn kernel(&mut self, kind: EventKind) {
-        self.tell(Provenance::Kernel, kind);
+        self.report(Provenance::Kernel, kind);
     }
 
     pub fn apply(&mut self, event: Event) {
         let mut out = Vec::new();
         self.model.apply(&event, &mut out);
-        self.session_events.extend(named(&self.model, &out));
+        self.session_events
+            .extend(session_event_names(&self.model, &out));
         self.events.push(event);
         assert_consistent(&self.model);
     }
 
-    /// Tells the last `n` events once more.
+    /// Reports the last `n` events once more.
     pub fn repeat(&mut self, n: usize) {
         let again = self.events[self.events.len() - n..].to_vec();
         again.into_iter().for_each(|event| self.apply(event));
     }
 
-    /// A key nobody has had.
+    /// Returns an unused key.
     pub fn new_key(&mut self) -> ProcessKey {
         self.next_pid += 1;
         ProcessKey {
@@ -142,7 +143,7 @@ impl World {
         child
     }
 
-    /// A fork with `CLONE_PARENT`: the child is its creator's sibling.
+    /// Forks with `CLONE_PARENT`: the child is a sibling of its creator.
     pub fn clone_parent(&mut self, creator: ProcessKey, parent: ProcessKey) -> ProcessKey {
         let child = self.new_key();
         self.fork_as(child, parent, creator);
@@ -153,7 +154,7 @@ impl World {
         self.fork_event(child, parent, creator, false);
     }
 
-    /// A child that is the init of a pid namespace.
+    /// Forks a child that is the init of a new pid namespace.
     pub fn namespace(&mut self, parent: ProcessKey) -> ProcessKey {
         let child = self.new_key();
         self.fork_event(child, parent, parent, true);
@@ -182,11 +183,11 @@ impl World {
 
     pub fn exec(&mut self, key: ProcessKey, program: &str) {
         let image = Image::clone(&image(program, self.tty));
-        self.runs(key, image);
+        self.exec_image(key, image);
     }
 
-    /// Runs this program.
-    pub fn runs(&mut self, key: ProcessKey, image: Image) {
+    /// Executes a program.
+    pub fn exec_image(&mut self, key: ProcessKey, image: Image) {
         let uids = self.uids;
         let has = |(parent, children): (&ProcessKey, &Vec<ProcessKey>)| {
             children.contains(&key).then_some(*parent)
@@ -208,26 +209,26 @@ impl World {
         child
     }
 
-    /// Exits with status 0; its children go to the world's init.
+    /// Exits with status 0. Init adopts the children.
     pub fn exit(&mut self, key: ProcessKey) {
-        self.end(key, ExitStatus::Exited(0), Some(INIT));
+        self.exit_with(key, ExitStatus::Exited(0), Some(INIT));
     }
 
-    /// Is ended by SIGKILL.
-    pub fn dies_by_signal(&mut self, key: ProcessKey) {
-        let ended = ExitStatus::Signalled {
+    /// Exits by SIGKILL. Init adopts the children.
+    pub fn kill(&mut self, key: ProcessKey) {
+        let status = ExitStatus::Signalled {
             signal: 9,
             core: false,
         };
-        self.end(key, ended, Some(INIT));
+        self.exit_with(key, status, Some(INIT));
     }
 
-    /// Ends; `None` for an adopter: what becomes of the children is not told.
-    pub fn end(&mut self, key: ProcessKey, ended: ExitStatus, adopter: Option<ProcessKey>) {
+    /// Exits with a status. Without an adopter, no reparenting of the children is reported.
+    pub fn exit_with(&mut self, key: ProcessKey, status: ExitStatus, adopter: Option<ProcessKey>) {
         self.kernel(EventKind::Exit {
             key,
             parent: None,
-            exit_status: ended,
+            exit_status: status,
             peak_rss: 0,
             membership: None,
         });
@@ -255,7 +256,7 @@ impl World {
         });
     }
 
-    /// A row of the process table; gives the key under which it is known from there.
+    /// Reports a row of a scan of /proc and returns its key, in which the start is exact only to the clock tick.
     pub fn row(&mut self, key: ProcessKey, parent: u32, program: &str) -> ProcessKey {
         self.row_with(key, parent, program, |_| {})
     }
@@ -269,7 +270,7 @@ impl World {
     ) -> ProcessKey {
         let start = key.start - key.start % TICK_NS;
         let key = ProcessKey { start, ..key };
-        let mut seen = ProcEntry {
+        let mut entry = ProcEntry {
             read_at: self.now,
             exact: false,
             pidfd_inode: 0,
@@ -281,8 +282,8 @@ impl World {
             kernel_thread: false,
             namespace_init: false,
         };
-        change(&mut seen);
-        self.tell(Provenance::Procfs, EventKind::Discovered(seen));
+        change(&mut entry);
+        self.report(Provenance::Procfs, EventKind::Discovered(entry));
         key
     }
 
@@ -290,7 +291,7 @@ impl World {
         self.model.decide(key)
     }
 
-    /// The decision in words: `reap root_exited`, `keep keep_rule apt`.
+    /// Returns the decision as text: `reap root_exited`, `keep keep_rule apt`.
     pub fn why(&self, key: ProcessKey) -> String {
         let decision = self.decide(key);
         let verdict = decision.verdict.name();
@@ -302,7 +303,7 @@ impl World {
         )
     }
 
-    /// The root of the innermost session of a process.
+    /// Returns the root of the session of a process.
     pub fn root_of(&self, key: ProcessKey) -> Option<ProcessKey> {
         let session = self.model.tree.get(key)?.state.member.session?;
         Some(self.model.sessions.get(session)?.root)
@@ -316,15 +317,15 @@ impl World {
         std::mem::take(&mut self.session_events)
     }
 
-    /// All decisions about all that lives.
+    /// Returns the decisions about all living processes.
     pub fn decisions(&self) -> BTreeMap<ProcessKey, String> {
         let keys = self.model.tree.iter().map(|node| node.key);
         keys.map(|key| (key, self.why(key))).collect()
     }
 }
 
-/// Names of what has happened to sessions.
-pub fn named(model: &Model, out: &[Output]) -> Vec<String> {
+/// Returns the session events among outputs, as text.
+pub fn session_event_names(model: &Model, out: &[Output]) -> Vec<String> {
     let session_events = out.iter().filter_map(|output| match output {
         Output::Session(session_event) => Some(name(model, session_event)),
         Output::Tree(_) | Output::Settled { .. } => None,
@@ -335,9 +336,7 @@ pub fn named(model: &Model, out: &[Output]) -> Vec<String> {
 fn name(model: &Model, session_event: &SessionEvent) -> String {
     let agent = |id| {
         let session = model.sessions.find(id);
-        session.map_or("of a closed one".into(), |session| {
-            session.agent.to_string()
-        })
+        session.map_or("(closed)".into(), |session| session.agent.to_string())
     };
     match session_event {
         SessionEvent::Opened { session, .. } => format!("opened {}", agent(*session)),
@@ -351,27 +350,30 @@ fn name(model: &Model, session_event: &SessionEvent) -> String {
     }
 }
 
-/// Everything that must hold between the parts of a model, whatever it has been told.
+/// Checks the invariants between the parts of a model, which hold after any events.
 pub fn assert_consistent(model: &Model) {
     let tree = &model.tree;
     let cgroups = tree.iter().map(|node| (node.image.cgroup_id, node.key.pid));
     assert_eq!(*tree.cgroups(), cgroups.collect());
     for node in tree.iter() {
         for pid in node.children() {
-            let child = tree.by_pid(*pid).expect("a listed child lives");
+            let child = tree.by_pid(*pid).expect("a listed child is alive");
             assert_eq!(
                 child.parent,
                 Some(node.key),
-                "{pid} is listed by its parent"
+                "{pid} is listed as a child of its parent"
             );
         }
         if let Some(parent) = node.parent {
-            let parent = tree.get(parent).expect("a parent lives");
+            let parent = tree.get(parent).expect("a parent is alive");
             let times = parent.children().iter().filter(|pid| **pid == node.key.pid);
             assert_eq!(times.count(), 1, "{} is listed once", node.key);
         }
         if let Some(id) = node.state.member.session {
-            let session = model.sessions.get(id).expect("a member's session is known");
+            let session = model
+                .sessions
+                .get(id)
+                .expect("the session of a member is open");
             assert!(session.members().any(|pid| pid == node.key.pid));
             assert!(
                 node.state.member.boundary.is_none() && node.state.member.in_scope,
@@ -387,19 +389,19 @@ pub fn assert_consistent(model: &Model) {
     }
     for session in model.sessions.iter() {
         for pid in session.members() {
-            let node = tree.by_pid(pid).expect("a member lives");
+            let node = tree.by_pid(pid).expect("a member is alive");
             assert_eq!(node.state.member.session, Some(session.id), "{}", node.key);
         }
         let nested = |outer| model.sessions.iter().any(|s| s.outer == Some(outer));
-        let over = session.is_empty() && session.root_exit.is_some();
+        let is_finished = session.is_empty() && session.root_exit.is_some();
         assert!(
-            !over || nested(session.id) || model.sessions.is_restoring,
-            "a session that is over is closed"
+            !is_finished || nested(session.id) || model.sessions.is_restoring,
+            "a session without root and members is closed"
         );
         let root = tree.get(session.root);
         assert!(
             root.is_some() || session.root_exit.is_some(),
-            "a root lives or is gone"
+            "a root is alive or its exit is known"
         );
         assert!(session.outer != Some(session.id));
     }

@@ -1,4 +1,4 @@
-//! What the kernel's map should have for whom, and who is foreign where only the followed are told of.
+//! Entries that the kernel's map of members should have, and untracked processes, which the model may forget.
 
 use reaper_common::{
     MEMBER_CANDIDATE, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_NAME_MATCHED, MEMBER_ROOT,
@@ -10,19 +10,20 @@ use super::world::{INIT, OWN_PID, World, assert_consistent};
 use crate::Scope;
 use crate::event::{EventKind, Membership, ProcessKey, Uids};
 
-/// The session that a mark names and its flags, without the one that all have and the one that members have of
-/// whom nothing more is to be known: here, where no rule asks for more, all but those who are kept.
+/// Returns the session and the flags of the wanted entry, without `MEMBER_TRACKED` and `MEMBER_KERNEL_KILLABLE`.
+///
+/// With the rules of these tests, all members are kernel-killable, unless they are kept.
 fn wanted(w: &World, key: ProcessKey) -> Option<(Option<ProcessKey>, u32)> {
-    let mark = w.model.wanted_membership(key)?;
-    assert!(mark.has(MEMBER_TRACKED));
-    let kept = mark.flags & (MEMBER_KEPT | MEMBER_UNCERTAIN) != 0;
+    let entry = w.model.wanted_membership(key)?;
+    assert!(entry.has(MEMBER_TRACKED));
+    let kept = entry.flags & (MEMBER_KEPT | MEMBER_UNCERTAIN) != 0;
     assert_eq!(
-        mark.has(MEMBER_KERNEL_KILLABLE),
-        mark.session.is_some() && !kept
+        entry.has(MEMBER_KERNEL_KILLABLE),
+        entry.session.is_some() && !kept
     );
     Some((
-        mark.session,
-        mark.flags & !(MEMBER_TRACKED | MEMBER_KERNEL_KILLABLE),
+        entry.session,
+        entry.flags & !(MEMBER_TRACKED | MEMBER_KERNEL_KILLABLE),
     ))
 }
 
@@ -35,7 +36,7 @@ fn scoped(roots: Vec<ProcessKey>, cgroups: Vec<u64>) -> World {
 }
 
 #[test]
-fn a_mark_says_whose_a_process_is_and_what_the_probes_may_do() {
+fn map_entry_has_the_session_and_flags_of_a_process() {
     let mut w = World::new();
     let shell = w.spawn(INIT, "bash");
     let agent = w.spawn(shell, "claude");
@@ -46,7 +47,7 @@ fn a_mark_says_whose_a_process_is_and_what_the_probes_may_do() {
     let pane = w.spawn(tmux, "bash");
     let apt = w.spawn(agent, "apt");
     let script = w.spawn(apt, "dpkg");
-    let stranger = w.spawn(shell, "ls");
+    let untracked = w.spawn(shell, "ls");
     let table = [
         (shell, Some((None, MEMBER_WATCHED))),
         (agent, Some((Some(agent), MEMBER_ROOT))),
@@ -57,17 +58,17 @@ fn a_mark_says_whose_a_process_is_and_what_the_probes_may_do() {
         (pane, None),
         (apt, Some((Some(agent), MEMBER_KEPT))),
         (script, Some((Some(agent), MEMBER_KEPT))),
-        (stranger, None),
+        (untracked, None),
     ];
-    for (key, mark) in table {
-        assert_eq!(wanted(&w, key), mark, "{}", key.pid);
+    for (key, entry) in table {
+        assert_eq!(wanted(&w, key), entry, "{}", key.pid);
     }
-    w.dies_by_signal(tool);
-    assert_eq!(wanted(&w, tool), None, "it is not in the map any more");
+    w.kill(tool);
+    assert_eq!(wanted(&w, tool), None, "an exited process has no entry");
 }
 
 #[test]
-fn what_is_never_signalled_is_spared() {
+fn map_entry_of_never_signalled_process_says_kept() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let shell = w.spawn(agent, "bash");
@@ -87,7 +88,7 @@ fn what_is_never_signalled_is_spared() {
 }
 
 #[test]
-fn what_has_been_sent_stands_in_the_mark() {
+fn map_entry_has_the_sent_signals() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
@@ -102,21 +103,21 @@ fn what_has_been_sent_stands_in_the_mark() {
 }
 
 #[test]
-fn the_heir_of_a_root_is_one_and_the_session_keeps_its_name() {
+fn successor_is_a_root_and_session_keeps_its_first_root() {
     let mut w = World::new();
     w.tty = 7;
     let first = w.spawn(INIT, "claude");
     let tool = w.spawn(first, "npm");
-    let heir = w.spawn(first, "claude --relaunched");
+    let successor = w.spawn(first, "claude --relaunched");
     w.exit(first);
-    assert_eq!(wanted(&w, heir), Some((Some(heir), MEMBER_ROOT)));
+    assert_eq!(wanted(&w, successor), Some((Some(successor), MEMBER_ROOT)));
     assert_eq!(wanted(&w, tool), Some((Some(first), 0)));
     let session = w.model.sessions.by_first_root(first).unwrap();
-    assert_eq!(session.root, heir);
+    assert_eq!(session.root, successor);
 }
 
 #[test]
-fn a_scope_by_pid_is_for_the_kernel_and_others_are_not() {
+fn only_a_scope_by_pid_is_in_the_map() {
     let first = World::new().new_key();
     for (mut w, flag) in [
         (scoped(vec![first], vec![]), MEMBER_SCOPE),
@@ -136,7 +137,7 @@ fn a_scope_by_pid_is_for_the_kernel_and_others_are_not() {
 }
 
 #[test]
-fn a_node_knows_what_the_map_has_for_it() {
+fn node_stores_its_current_map_entry() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let known = |w: &World| w.model.tree.get(agent).unwrap().membership;
@@ -146,44 +147,47 @@ fn a_node_knows_what_the_map_has_for_it() {
         | MEMBER_NAME_MATCHED
         | MEMBER_UNCERTAIN
         | MEMBER_SIGTERM_SENT;
-    let mark = Membership {
+    let entry = Membership {
         session: Some(agent),
         flags,
     };
-    w.row_with(agent, 1, "claude", |row| row.membership = Some(mark));
-    assert_eq!(known(&w), Some(mark));
+    w.row_with(agent, 1, "claude", |row| row.membership = Some(entry));
+    assert_eq!(known(&w), Some(entry));
     let settled = Some((Some(agent), MEMBER_ROOT | MEMBER_SIGTERM_SENT));
-    assert_eq!(wanted(&w, agent), settled, "a signal was sent all the same");
+    assert_eq!(wanted(&w, agent), settled, "sent signals stay");
     w.model
         .set_membership(agent, w.model.wanted_membership(agent));
     assert_eq!(known(&w), w.model.wanted_membership(agent));
     w.row(agent, 1, "claude");
-    assert!(known(&w).is_some(), "a row without one says nothing of it");
+    assert!(
+        known(&w).is_some(),
+        "a row without an entry changes nothing"
+    );
     w.row_with(agent, 1, "claude", |row| {
         row.membership = Some(Membership::default())
     });
-    assert_eq!(known(&w), None, "it is not in there");
+    assert_eq!(known(&w), None, "the map has no entry");
 }
 
 #[test]
-fn who_is_foreign_is_forgotten_and_who_matters_is_watched() {
+fn untracked_processes_are_forgotten_and_parents_watched() {
     let mut w = World::new();
     let login = w.spawn(INIT, "login");
     let shell = w.spawn(login, "bash");
-    let stranger = w.spawn(shell, "make");
-    let below = w.spawn(stranger, "cc");
+    let untracked = w.spawn(shell, "make");
+    let below = w.spawn(untracked, "cc");
     let agent = w.spawn(shell, "claude");
     let tool = w.spawn(agent, "npm");
     let tmux = w.spawn(agent, "tmux");
     let pane = w.spawn(tmux, "bash");
-    let container = w.namespace(stranger);
+    let container = w.namespace(untracked);
     let own = ProcessKey {
         pid: OWN_PID,
         start: 5,
     };
     let service = w.spawn(INIT, "systemd");
     w.fork_as(own, service, service);
-    let gone = [stranger, below, pane];
+    let gone = [untracked, below, pane];
     let stay = [INIT, login, shell, tmux, container, own, service];
     for key in gone {
         assert!(w.model.is_untracked(key), "{}", key.pid);
@@ -208,14 +212,14 @@ fn who_is_foreign_is_forgotten_and_who_matters_is_watched() {
     assert!(!w.model.tree.get(tool).unwrap().state.member.watched);
     let left = w.model.tree.get(container).unwrap();
     assert_eq!((left.parent, left.orphaned), (None, None));
-    // Nobody took it for dead: what is told of it brings it back.
-    w.exec(stranger, "claude");
-    assert!(w.is_member(stranger));
+    // A forgotten process does not count as exited, so an event adds it again.
+    w.exec(untracked, "claude");
+    assert!(w.is_member(untracked));
     assert!(w.model.tree.get(shell).unwrap().state.member.watched);
 }
 
 #[test]
-fn what_is_in_a_scope_by_pid_is_not_foreign() {
+fn process_in_a_scope_by_pid_is_tracked() {
     let first = World::new().new_key();
     let mut w = scoped(vec![first], vec![]);
     let shell = w.spawn(INIT, "bash");
@@ -226,11 +230,14 @@ fn what_is_in_a_scope_by_pid_is_not_foreign() {
     let mut w = scoped(vec![], vec![0]);
     let inside = w.spawn(INIT, "npm");
     w.model.forget_untracked();
-    assert!(w.model.tree.get(inside).is_none(), "the kernel cannot tell");
+    assert!(
+        w.model.tree.get(inside).is_none(),
+        "a scope by cgroup is not in the map"
+    );
 }
 
 #[test]
-fn a_dismissed_candidate_is_forgotten_and_no_other() {
+fn dismissed_candidate_is_forgotten_unless_it_has_members() {
     let mut w = World::new();
     let candidate = w.spawn(INIT, "bash");
     let child = w.spawn(candidate, "npm");
@@ -238,7 +245,7 @@ fn a_dismissed_candidate_is_forgotten_and_no_other() {
     w.model.forget(candidate);
     w.model.forget(agent);
     assert_eq!(w.model.tree.len(), 4, "a member descends from it");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     w.model.forget(candidate);
     assert_consistent(&w.model);
     let child = w.model.tree.get(child).unwrap();
@@ -247,7 +254,7 @@ fn a_dismissed_candidate_is_forgotten_and_no_other() {
 }
 
 #[test]
-fn the_parent_of_a_root_is_watched() {
+fn parent_of_a_root_is_watched() {
     let mut w = World::new();
     let shell = w.spawn(INIT, "bash");
     let agent = w.spawn(shell, "claude");

@@ -1,4 +1,4 @@
-//! What a look at /proc finds to have changed, and what it does not undo.
+//! Scans of /proc: the changes that they discover, and the later events that they do not undo.
 
 use reaper_common::{MEMBER_NAME_MATCHED, MEMBER_TRACKED, MEMBER_UNCERTAIN};
 
@@ -7,14 +7,14 @@ use super::world::{INIT, USER, World, image};
 use crate::event::{EventKind, ExitStatus, Membership, Uids};
 
 #[test]
-fn a_look_at_proc_finds_an_exec_that_was_lost() {
+fn scan_discovers_a_lost_exec() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let server = w.fork(agent);
     let shell = w.spawn(agent, "bash");
     w.row(server, agent.pid, "tmux");
     w.row(shell, agent.pid, "apt");
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(
         [server, shell].map(|key| w.why(key)),
         ["keep not_a_member", "keep keep_rule apt"]
@@ -22,17 +22,17 @@ fn a_look_at_proc_finds_an_exec_that_was_lost() {
 }
 
 #[test]
-fn a_look_at_proc_finds_uids_that_changed() {
+fn scan_discovers_changed_uids() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
     w.row_with(tool, agent.pid, "npm", |row| row.uids = Uids::default());
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(tool), "keep other_uid other-uid");
 }
 
 #[test]
-fn a_look_at_proc_changes_nothing_of_what_is_known_already() {
+fn scan_of_known_processes_changes_nothing() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm run");
@@ -45,19 +45,17 @@ fn a_look_at_proc_changes_nothing_of_what_is_known_already() {
     assert!(w.session_events().is_empty());
 }
 
-/// It was looked at, ran another program, of which the probes told, and only then the look is taken in.
+/// The scan reads the process, the process executes another program, and only then the scan's row is applied.
 #[test]
-fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
+fn scan_does_not_undo_a_later_exec() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "bash");
-    let (looked, root) = (w.now, Uids::default());
-    let flags = MEMBER_TRACKED;
-    let [old, new] =
-        [flags | MEMBER_UNCERTAIN, flags | MEMBER_NAME_MATCHED].map(|flags| Membership {
-            session: Some(agent),
-            flags,
-        });
+    let (scanned_at, root) = (w.now, Uids::default());
+    let [old, new] = [MEMBER_UNCERTAIN, MEMBER_NAME_MATCHED].map(|flag| Membership {
+        session: Some(agent),
+        flags: MEMBER_TRACKED | flag,
+    });
     w.uids = root;
     w.kernel(EventKind::Exec {
         key: tool,
@@ -68,23 +66,23 @@ fn a_look_at_proc_does_not_undo_an_exec_that_came_after_it() {
         membership: Some(new),
     });
     w.row_with(tool, agent.pid, "bash", |row| {
-        (row.read_at, row.uids, row.membership) = (looked, USER, Some(old));
+        (row.read_at, row.uids, row.membership) = (scanned_at, USER, Some(old));
     });
     let node = w.model.tree.get(tool).unwrap();
     let known = (&node.image.comm[..], node.uids, node.membership);
     assert_eq!(known, (&b"apt"[..], root, Some(new)));
-    w.dies_by_signal(agent);
+    w.kill(agent);
     assert_eq!(w.why(tool), "keep keep_rule apt");
 }
 
-/// The ring still tells of an exec from before the look; of the ones between, the records were lost.
+/// The ring still has an exec from before the scan. The records of the execs in between were lost.
 #[test]
-fn an_exec_from_before_a_look_at_proc_does_not_undo_what_was_found() {
+fn exec_from_before_a_scan_does_not_undo_it() {
     for (program, now, why) in [
         ("bash", "apt", "keep keep_rule apt"),
         ("bash", "tmux", "keep not_a_member"),
         ("claude", "tmux", "keep not_a_member"),
-        // What it has been counts.
+        // The program before counts too.
         ("tmux", "bash", "keep not_a_member"),
         ("codex", "bash", "reap root_exited"),
         ("npm", "bash", "reap root_exited"),
@@ -103,17 +101,17 @@ fn an_exec_from_before_a_look_at_proc_does_not_undo_what_was_found() {
         w.now = old.time + 1;
         w.row(tool, agent.pid, now);
         w.apply(old);
-        let inner = w.root_of(tool);
+        let root = w.root_of(tool);
         let found = w.model.tree.get(tool).unwrap();
         assert_eq!((&found.image.comm[..], found.uids), (now.as_bytes(), USER));
-        assert_eq!(inner == Some(tool), program == "codex", "{program} {now}");
-        w.dies_by_signal(agent);
+        assert_eq!(root == Some(tool), program == "codex", "{program} {now}");
+        w.kill(agent);
         assert_eq!(w.why(tool), why, "{program} {now}");
     }
 }
 
 #[test]
-fn a_title_that_a_program_gives_itself_is_no_exec() {
+fn changed_process_title_is_no_exec() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let worker = w.spawn(agent, "node");
@@ -124,19 +122,19 @@ fn a_title_that_a_program_gives_itself_is_no_exec() {
 }
 
 #[test]
-fn a_look_at_proc_finds_the_adopter_of_an_orphan() {
+fn scan_discovers_the_adopter_of_an_orphan() {
     let mut w = World::new();
     let agent = w.spawn(INIT, "claude");
     let tool = w.spawn(agent, "npm");
-    w.end(agent, ExitStatus::Exited(0), None);
+    w.exit_with(agent, ExitStatus::Exited(0), None);
     w.row(tool, 1, "npm");
     assert_eq!(w.model.tree.get(tool).unwrap().parent, Some(INIT));
     assert_eq!(w.why(tool), "reap root_exited");
 }
 
-/// Between a fork and an exec, /proc shows the parent's program in the child.
+/// Between its fork and its exec, /proc shows the parent's program for a child.
 #[test]
-fn a_copy_of_an_agent_that_has_not_run_anything_yet_is_no_nested_agent() {
+fn fork_of_an_agent_before_its_exec_is_no_nested_agent() {
     let mut w = World::new();
     w.row(key(10), 1, "claude");
     let child = w.row(key(11), 10, "claude");
